@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Write the lock files anew: exact versions and hashes, and nothing about where they were fetched from.
+# Usage: tools/lock.sh (needs pip-compile, of pip-tools, on the PATH)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+compile() {
+    local output=$1
+    shift
+    pip-compile --quiet --strip-extras --allow-unsafe --generate-hashes --no-header --no-annotate \
+        --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-emit-options \
+        --output-file "$output" "$@"
+    sed -i "/^#/d;/^$/d" "$output"
+}
+
+# The build tools come first and apart: sdists in the other locks are built with them, without build isolation.
+compile requirements-build.lock tools/build.in
+compile requirements.lock --extra dev --extra spark pyproject.toml tools/build.in
+compile requirements-bench.lock --extra bench --constraint requirements.lock pyproject.toml
