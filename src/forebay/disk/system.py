@@ -1,0 +1,201 @@
+"""The machine's disk. Knows paths and system calls, nothing of what the bytes mean."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import threading
+
+from forebay.disk import machine
+from forebay.disk.descriptors import Descriptors, SystemFile
+
+if sys.platform != "win32":
+    import fcntl
+
+DESCRIPTORS_MAX = 128
+
+_fork_gate = threading.Lock()
+"""Held from the opening of a lock file until it is registered, and by every fork: else a child could inherit
+a lock that `abandon` does not know of, and keep it alive after its owner's death."""
+
+if sys.platform != "win32":
+    os.register_at_fork(
+        before=_fork_gate.acquire, after_in_parent=_fork_gate.release, after_in_child=_fork_gate.release
+    )
+
+
+class SystemDisk:
+    """A `Disk` on the machine's file systems; safe for threads.
+
+    At most `descriptors_max` files stay open, apart from those with unsynced writes.
+    """
+
+    def __init__(self, descriptors_max: int = DESCRIPTORS_MAX) -> None:
+        machine.refuse_windows()
+        self._descriptors = Descriptors(max(1, descriptors_max))
+        self._locks: dict[int, SystemLock] = {}
+        self._filesystems: dict[int, int] = {}
+        self._boot = machine.boot()
+        self._abandoned = False
+
+    @property
+    def descriptors_open(self) -> int:
+        """How many files are open now, locks not counted."""
+        return len(self._descriptors)
+
+    def create(self, path: str) -> SystemFile:
+        return self._writable(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
+
+    def open(self, path: str, *, writable: bool = False) -> SystemFile:
+        if writable:
+            return self._writable(path, os.O_RDWR | os.O_CLOEXEC)
+        self._refuse_if_abandoned(path)
+        return self._descriptors.adopt(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def rename(self, source: str, target: str) -> None:
+        os.rename(source, target)
+
+    def link(self, source: str, target: str) -> None:
+        os.link(source, target)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def make_directory(self, path: str) -> None:
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            if not os.path.isdir(path):
+                raise
+
+    def remove_directory(self, path: str) -> None:
+        os.rmdir(path)
+
+    def list_directory(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def exists(self, path: str) -> bool:
+        # Not os.path.exists: that one takes every error for "no".
+        try:
+            os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def sync_directory(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            machine.flush_directory(fd)
+        finally:
+            os.close(fd)
+
+    def sync_filesystem(self, path: str) -> None:
+        device = os.stat(path).st_dev
+        dirty = self._descriptors.dirty_on(device)
+        for file in dirty:
+            file.expect_sync()
+        synced = False
+        try:
+            if not machine.flush_filesystem(self._filesystem(path, device)):
+                for file in dirty:
+                    file.sync()
+            synced = True
+        finally:
+            for file in dirty:
+                file.end_sync(synced=synced)
+        self._descriptors.trim()
+
+    def lock(self, path: str) -> SystemLock | None:
+        self._refuse_if_abandoned(path)
+        while True:
+            with _fork_gate:
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                lock = SystemLock(fd, self._locks)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _still_named(fd, path):
+                    return lock
+            except BlockingIOError:
+                lock.close()
+                return None
+            except BaseException:
+                lock.close()
+                raise
+            lock.close()
+
+    def free_bytes(self, path: str) -> int:
+        status = os.statvfs(path)
+        return status.f_bavail * status.f_frsize
+
+    def identity(self, path: str) -> str:
+        return f"{self._boot}:{machine.mount(path)}"
+
+    def release_idle(self) -> None:
+        """Give back every descriptor that is clean and not in use; the handles stay good."""
+        self._descriptors.release_idle()
+
+    def abandon(self) -> None:
+        """Close every descriptor and lock with no other effect, and refuse to open more.
+
+        For a forked child, where no other thread runs: the parent's locks stay the parent's.
+        """
+        self._abandoned = True
+        self._descriptors.abandon()
+        while self._locks:
+            self._locks.popitem()[1].close()
+        while self._filesystems:
+            os.close(self._filesystems.popitem()[1])
+
+    def _writable(self, path: str, flags: int) -> SystemFile:
+        self._refuse_if_abandoned(path)
+        file = self._descriptors.adopt(path, flags)
+        if file.device not in self._filesystems:
+            # Opened before the first write, because the system reports to a descriptor only later failures.
+            self._filesystem(os.path.dirname(path) or ".", file.device)
+        return file
+
+    def _filesystem(self, path: str, device: int) -> int:
+        fd = self._filesystems.get(device)
+        if fd is None:
+            opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = self._filesystems.setdefault(device, opened)
+            if fd != opened:
+                os.close(opened)
+        return fd
+
+    def _refuse_if_abandoned(self, path: str) -> None:
+        if self._abandoned:
+            raise OSError(errno.EBADF, "this disk was abandoned after a fork: open another", path)
+
+
+class SystemLock:
+    """A lock by `flock`, held by one descriptor."""
+
+    def __init__(self, fd: int, registry: dict[int, SystemLock]) -> None:
+        self._fd = fd
+        self._registry = registry
+        registry[fd] = self
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            # Unlocked by word and not only by closing: a forked child may still share the descriptor.
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            self.close()
+
+    def close(self) -> None:
+        """Give the descriptor back without unlocking what a parent process may share."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            self._registry.pop(fd, None)
+            os.close(fd)
+
+
+def _still_named(fd: int, path: str) -> bool:
+    """Whether the file we locked still has this name; if not, somebody else may lock the new one."""
+    try:
+        named = os.stat(path)
+    except FileNotFoundError:
+        return False
+    held = os.fstat(fd)
+    return (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)
