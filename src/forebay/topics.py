@@ -1,0 +1,203 @@
+"""What a topic is: its name, its definition, and which partition a record goes to.
+
+A `TopicName` that exists is valid; the inside never checks it again. Names of users appear in
+metadata keys only; files and objects are named by topic id. Knows nothing of disks or stores.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from forebay.errors import Invalid, Unsupported
+
+NAMESPACE_DEFAULT = "default"
+PART_CHARACTERS_MAX = 100
+PARTITIONS_MAX = 1024
+ZSTD_LEVEL_DEFAULT = 1
+ZSTD_LEVEL_MAX = 19
+
+_ALLOWED = f'write "topic" or "namespace/topic", each part 1 to {PART_CHARACTERS_MAX} of A-Z a-z 0-9 . _ -'
+_FORBIDDEN = re.compile(r"[^A-Za-z0-9._-]")
+_TOPIC_ID = re.compile(r"[0-9a-f]{32}")
+_LEVEL = re.compile(r"[1-9][0-9]?")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TopicName:
+    """A namespace and a topic in it, both valid. `str()` gives `namespace/topic`."""
+
+    namespace: str
+    topic: str
+
+    def __post_init__(self) -> None:
+        for part in (self.namespace, self.topic):
+            flaw = _flaw(part)
+            if flaw is not None:
+                raise Invalid(f"{_shown(f'{self.namespace}/{self.topic}')} is not a topic name: {flaw}; {_ALLOWED}")
+
+    @classmethod
+    def parse(cls, text: str) -> TopicName:
+        """`/ns/topic` and `ns/topic` are one name; `topic` is `default/topic`. Raises `Invalid` that says why."""
+        if not isinstance(text, str):
+            raise Invalid(f"a topic name is a str, not {type(text).__name__}; {_ALLOWED}")
+        parts = text.removeprefix("/").split("/")
+        if len(parts) > 2 and "" not in parts:
+            raise Invalid(f"{_shown(text)} is not a topic name: it has {len(parts)} parts; {_ALLOWED}")
+        for part in parts:
+            flaw = _flaw(part)
+            if flaw is not None:
+                raise Invalid(f"{_shown(text)} is not a topic name: {flaw}; {_ALLOWED}")
+        return cls(NAMESPACE_DEFAULT, parts[0]) if len(parts) == 1 else cls(*parts)
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.topic}"
+
+
+def _flaw(part: str) -> str | None:
+    """What is wrong with one part of a name, if anything."""
+    if not part:
+        return "it has an empty part"
+    if part in (".", ".."):
+        return f'a part may not be "{part}"'
+    if len(part) > PART_CHARACTERS_MAX:
+        return f"a part has {len(part)} characters"
+    forbidden = _FORBIDDEN.search(part)
+    if forbidden is not None:
+        return f"character {forbidden[0]!a} (U+{ord(forbidden[0]):04X}) is not allowed"
+    return None
+
+
+def _shown(text: str) -> str:
+    return ascii(text if len(text) <= 80 else f"{text[:77]}...")
+
+
+class Durability(enum.StrEnum):
+    """When an append returns, and so what it survives."""
+
+    EPHEMERAL = "ephemeral"
+    """In memory only; records end with the process."""
+    MEMORY = "memory"
+    """Queued for the log; may survive."""
+    DISK = "disk"
+    """Written to the log; survives the end of the process."""
+    FSYNC = "fsync"
+    """Synced; survives power loss."""
+    REPLICATED = "replicated"
+    """In the shared store as well; survives the loss of the machine. Not offered yet."""
+
+    @classmethod
+    def parse(cls, text: str) -> Durability:
+        """The class of that name; `Unsupported` for one that is not offered yet."""
+        offered = tuple(member.value for member in cls if member is not cls.REPLICATED)
+        if text == cls.REPLICATED:
+            raise Unsupported(f'durability "replicated" is not offered yet; use one of {", ".join(offered)}')
+        if text not in offered:
+            raise Invalid(f"durability is {_shown(str(text))}; use one of {', '.join(offered)}")
+        return cls(text)
+
+
+class Engine(enum.StrEnum):
+    """Where the records of a topic are kept."""
+
+    SEGMENT = "segment"
+    """The log and its sealed segments."""
+    MEMORY = "memory"
+    """Memory alone: the class `ephemeral`."""
+
+    @classmethod
+    def parse(cls, text: str) -> Engine:
+        """The engine of that name; `Unsupported` for one that is not offered yet."""
+        if text == "rocksdb":
+            raise Unsupported('engine "rocksdb" is not offered yet; use "segment"')
+        if text not in tuple(cls):
+            raise Invalid(f"engine is {_shown(str(text))}; use one of {', '.join(cls)}")
+        return cls(text)
+
+
+class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The definition of a topic, as stored. `topic_id` is its incarnation: new at every creation."""
+
+    namespace: str
+    topic: str
+    topic_id: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
+    partitions: Annotated[int, Meta(ge=1, le=PARTITIONS_MAX)]
+    generation: Annotated[int, Meta(ge=1)] = 1
+    """Counts the changes of `partitions`."""
+    engine: Engine = Engine.SEGMENT
+    durability: Durability = Durability.DISK
+    compression: str = "none"
+    created_at: int = 0
+    """Milliseconds since 1970 UTC."""
+
+    @classmethod
+    def create(
+        cls,
+        name: TopicName,
+        *,
+        topic_id: str,
+        created_at: int,
+        partitions: int = 1,
+        engine: str | None = None,
+        durability: str | None = None,
+        compression: str = "none",
+    ) -> TopicSpec:
+        """The checked definition of a new topic. Of engine and durability, one may follow from the other."""
+        if not _TOPIC_ID.fullmatch(topic_id):
+            raise Invalid(f"topic id is {_shown(topic_id)}; it is 32 hexadecimal digits")
+        if not isinstance(partitions, int) or not 1 <= partitions <= PARTITIONS_MAX:
+            raise Invalid(f"partitions is {partitions!r} for {name}; allowed: 1 to {PARTITIONS_MAX}")
+        parse_compression(compression)
+        chosen_engine, chosen_durability = _engine_and_durability(engine, durability)
+        return cls(
+            namespace=name.namespace,
+            topic=name.topic,
+            topic_id=topic_id,
+            partitions=partitions,
+            engine=chosen_engine,
+            durability=chosen_durability,
+            compression=compression,
+            created_at=created_at,
+        )
+
+    @property
+    def name(self) -> TopicName:
+        return TopicName(self.namespace, self.topic)
+
+
+def _engine_and_durability(engine: str | None, durability: str | None) -> tuple[Engine, Durability]:
+    asked_engine = None if engine is None else Engine.parse(engine)
+    asked = None if durability is None else Durability.parse(durability)
+    in_memory = asked_engine is Engine.MEMORY or (asked_engine is None and asked is Durability.EPHEMERAL)
+    if not in_memory and asked is Durability.EPHEMERAL:
+        raise Invalid('durability "ephemeral" is never written to disk: leave the engine out or use engine "memory"')
+    if in_memory and asked not in (None, Durability.EPHEMERAL):
+        raise Invalid(f'engine "memory" keeps no records on disk: durability "{asked}" needs engine "segment"')
+    if in_memory:
+        return Engine.MEMORY, Durability.EPHEMERAL
+    return Engine.SEGMENT, asked or Durability.DISK
+
+
+def parse_compression(text: str) -> int | None:
+    """The zstd level that `none`, `zstd` or `zstd:<level>` asks for; `None` for no compression."""
+    codec, colon, level = text.partition(":")
+    if text == "none":
+        return None
+    if codec == "zstd" and not colon:
+        return ZSTD_LEVEL_DEFAULT
+    if codec == "zstd" and _LEVEL.fullmatch(level) and int(level) <= ZSTD_LEVEL_MAX:
+        return int(level)
+    allowed = f'use "none", "zstd" or "zstd:<level>" with a level of 1 to {ZSTD_LEVEL_MAX}'
+    if codec in ("gzip", "lz4", "snappy"):
+        raise Unsupported(f'compression "{codec}" is not offered; {allowed}')
+    raise Invalid(f"compression is {_shown(text)}; {allowed}")
+
+
+def shard_id(topic_id: str, partition: int) -> str:
+    """The name of one partition's shard: of its directory, its objects, its place in the engines."""
+    return f"{topic_id}_{partition}"
