@@ -1,0 +1,192 @@
+"""Settings: where they come from, which source wins, and what a refusal says."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from forebay.errors import Invalid
+from forebay.settings import FILE_BYTES_MAX, MIB, Settings, WalSettings, all_settings, settings_of
+
+ROOT = Path(__file__).parent.parent
+
+
+def load_file(directory: Path, text: str, environment: dict[str, str] | None = None) -> Settings:
+    path = directory / "forebay.yaml"
+    path.write_text(text, encoding="utf-8")
+    return Settings.load(str(path), environment=environment or {})
+
+
+def test_nothing_given_means_defaults() -> None:
+    assert Settings.load() == Settings()
+    assert Settings().wal.sync_interval_ms == 1_000
+    assert Settings().wal.frame_bytes_max == 8 * MIB
+    assert Settings().metadata.prefix == "/forebay"
+
+
+def test_later_sources_win(tmp_path: Path) -> None:
+    path = tmp_path / "forebay.yaml"
+    path.write_text("wal: {flush_interval_ms: 1, sync_interval_ms: 1, mark_interval_ms: 1}\n", encoding="utf-8")
+
+    settings = Settings.load(
+        str(path),
+        overrides={"wal": {"mark_interval_ms": 3}},
+        environment={"FOREBAY_WAL__SYNC_INTERVAL_MS": "2", "FOREBAY_WAL__MARK_INTERVAL_MS": "2"},
+    )
+
+    assert (settings.wal.flush_interval_ms, settings.wal.sync_interval_ms, settings.wal.mark_interval_ms) == (1, 2, 3)
+    assert settings.wal.rotate_bytes_max == WalSettings().rotate_bytes_max
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "wal:\n", "wal: {}\n", "{}"])
+def test_empty_files_and_groups_mean_defaults(tmp_path: Path, text: str) -> None:
+    assert load_file(tmp_path, text) == Settings()
+
+
+def test_variables_are_expanded_in_file_and_overrides_but_not_in_variables(tmp_path: Path) -> None:
+    environment = {"DIR": "/srv/${X}", "MS": "7", "FOREBAY_METADATA__PREFIX": "/p"}
+
+    settings = load_file(tmp_path, "metadata: {path: '${DIR}/$${m}'}\nwal: {sync_interval_ms: '${MS}'}", environment)
+
+    assert settings.metadata.path == "/srv/${X}/${m}"
+    assert settings.metadata.prefix == "/p"
+    assert settings.wal.sync_interval_ms == 7
+    overrides = {"metadata": {"path": "${MS}"}}
+    assert Settings.load(overrides=overrides, environment={"MS": "7"}).metadata.path == "7"
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("${NOWHERE}/x", "environment variable NOWHERE, which is not set"),
+        ("${", "names no variable; write \\${NAME}"),
+        ("a${B C}", "'\\${B C}' names no variable"),
+        ("${}", "names no variable"),
+    ],
+)
+def test_a_bad_reference_is_named(path: str, message: str) -> None:
+    with pytest.raises(Invalid, match=message):
+        Settings.load(overrides={"metadata": {"path": path}})
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"wal": {"sync_intervall_ms": 1}}, "overrides: wal.sync_intervall_ms .* did you mean wal.sync_interval_ms\\?"),
+        ({"wall": {"sync_interval_ms": 1}}, "overrides: wall .* did you mean wal\\?"),
+        ({"sync_interval_ms": 1}, "sync_interval_ms .* did you mean wal.sync_interval_ms\\?"),
+        ({"xyzzy": 1}, "xyzzy is not a setting; the groups are wal, memory, metadata, runtime"),
+        ({7: {}}, "7 is not a setting"),
+        ({"wal": {None: 1}}, "wal.None is not a setting"),
+    ],
+)
+def test_an_unknown_key_is_named_with_the_nearest_known_one(tree: dict[str, object], message: str) -> None:
+    with pytest.raises(Invalid, match=message):
+        Settings.load(overrides=tree)
+
+
+def test_an_unknown_variable_with_a_double_underscore_is_refused_and_others_are_not_ours() -> None:
+    with pytest.raises(Invalid, match="the environment: wal.sync_ms .* did you mean wal.sync_interval_ms"):
+        Settings.load(environment={"FOREBAY_WAL__SYNC_MS": "1"})
+    assert Settings.load(environment={"FOREBAY_SERVICE_HOST": "10.0.0.1", "HOME": "/", "X__Y": "1"}) == Settings()
+
+
+@pytest.mark.parametrize("value", [0, 600_001, -1, 2**70, "x", "", "1.5", 1.5, True, None, [1], {"a": 1}])
+def test_a_value_out_of_range_is_named_with_path_value_and_range(value: object) -> None:
+    with pytest.raises(Invalid) as refusal:
+        Settings.load(overrides={"wal": {"sync_interval_ms": value}})
+
+    expected = f"overrides: wal.sync_interval_ms is {value!r}; allowed: 1 to 600000 milliseconds"
+    assert str(refusal.value) == expected
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "value", "message"),
+    [
+        ("metadata", "backend", "paper", "metadata.backend is 'paper'; allowed: sqlite or memory"),
+        ("metadata", "prefix", "forebay", "metadata.prefix is 'forebay'; allowed: one to eight parts"),
+        ("metadata", "prefix", "/a/", "metadata.prefix is '/a/'"),
+        ("metadata", "prefix", "/a\n", "metadata.prefix is"),
+        ("metadata", "path", 7, "metadata.path is 7; allowed: text, or left out"),
+    ],
+)
+def test_texts_are_checked_too(group: str, name: str, value: object, message: str) -> None:
+    with pytest.raises(Invalid, match=message):
+        Settings.load(overrides={group: {name: value}})
+
+
+@pytest.mark.parametrize("setting", all_settings(), ids=lambda setting: setting.path)
+def test_every_range_holds_at_its_ends_and_not_beyond(setting: object) -> None:
+    from forebay.settings import Setting
+
+    assert isinstance(setting, Setting)
+    if setting.meta.ge is None or setting.meta.le is None:
+        return
+    low, high = int(setting.meta.ge), int(setting.meta.le)
+
+    for value in (low, high, setting.default):
+        assert setting.parse(value, source="test", strict=True) == value
+    for value in (low - 1, high + 1):
+        with pytest.raises(Invalid, match=setting.path):
+            Settings.load(environment={setting.environment_name: str(value)})
+
+
+def test_settings_made_in_code_are_checked_too() -> None:
+    with pytest.raises(Invalid, match="wal.sync_interval_ms is 0"):
+        WalSettings(sync_interval_ms=0)
+    with pytest.raises(Invalid, match="wal.sync_interval_ms is 0"):
+        msgspec.structs.replace(WalSettings(), sync_interval_ms=0)
+    with pytest.raises(Invalid, match="reframe_bytes_min is 8192, above wal.reframe_bytes_max 4096"):
+        Settings.load(overrides={"wal": {"reframe_bytes_min": 8192, "reframe_bytes_max": 4096}})
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        Settings().wal.sync_interval_ms = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("wal: [1", "is not YAML"),
+        ("wal: {sync_interval_ms: 1}\nwal: {}\n", "wal is given twice"),
+        ("- wal\n", "not groups of settings"),
+        ("wal: 3\n", "wal is 3, not a group such as wal.flush_interval_ms"),
+        ("\x00", "is not YAML"),
+        ("!!python/object/apply:os.system ['true']", "is not YAML"),
+        ("? [a]\n: 1", "is not YAML|not a setting"),
+        ("[" * 5_000, "is not YAML"),
+        ("#" * (FILE_BYTES_MAX + 1), "is larger than"),
+    ],
+)
+def test_a_bad_file_is_refused_with_its_name(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(Invalid, match=message) as refusal:
+        load_file(tmp_path, text)
+
+    assert "forebay.yaml" in str(refusal.value)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match="cannot read settings file .*absent.yaml: No such file"):
+        Settings.load(str(tmp_path / "absent.yaml"))
+
+
+def test_every_number_carries_its_unit_and_every_setting_its_meaning() -> None:
+    for setting in all_settings():
+        assert setting.meaning.endswith("."), setting.path
+        assert setting.unit or setting.type is not int, setting.path
+
+
+def test_the_settings_page_is_up_to_date() -> None:
+    spec = importlib.util.spec_from_file_location("settings_docs", ROOT / "tools" / "settings_docs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+
+    assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8") == tool.page(), "run tools/settings_docs.py"
+    for setting in settings_of(WalSettings):
+        assert setting.environment_name in tool.page()
