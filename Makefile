@@ -1,0 +1,44 @@
+# One door to everything. No root needed: all that is installed goes into .venv.
+.DEFAULT_GOAL := help
+SHELL := bash
+READY := .venv/.ready
+READY_BENCH := .venv/.ready-bench
+SOURCES := $(wildcard src tests tools demo bench)
+
+.PHONY: help setup demo test check soak bench fmt clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY) ## create .venv from the lock files (once; again when they change)
+
+$(READY): requirements-build.lock requirements.lock pyproject.toml tools/setup.sh
+	@tools/setup.sh
+	@touch $@
+
+$(READY_BENCH): requirements-bench.lock $(READY)
+	@.venv/bin/python -m pip install --quiet --require-hashes -r requirements-bench.lock
+	@touch $@
+
+demo: $(READY) ## show Forebay at work, start to finish
+	@.venv/bin/python -m demo
+
+test: $(READY) ## every check there is: lint, format, types, import contracts, docs, all tests
+	@tools/run_tests.sh all
+
+check: $(READY) ## the quick checks: lint, types, contracts, tests that are neither slow nor Spark
+	@tools/run_tests.sh quick
+
+soak: $(READY) ## the randomised tests again, for long
+	@FOREBAY_SOAK=1 .venv/bin/python -m pytest -n 2 --timeout 3600 -m "not spark"
+
+bench: $(READY_BENCH) ## measure Forebay beside its peers
+	@.venv/bin/python -m bench
+
+fmt: $(READY) ## format the code and apply the safe fixes
+	@.venv/bin/ruff check --fix --quiet $(SOURCES) || true
+	@.venv/bin/ruff format $(SOURCES)
+
+clean: ## remove .venv, caches and build output
+	@rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
