@@ -75,7 +75,7 @@ def generation(fd: int, status: os.stat_result) -> int:
 
 
 def boot() -> str:
-    """Names this boot of the machine. Where the system does not say, a new name each time: never equal, never trusted."""
+    """Names this boot of the machine. Where the system does not say, a new name each time, so that none is trusted."""
     if sys.platform == "darwin":
         return _darwin_boot_session()
     try:
