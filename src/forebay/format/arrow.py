@@ -1,0 +1,293 @@
+"""Columns by way of Arrow: many rows in, and frames out as record batches. Knows no frames and no disk.
+
+The layout is that of `columns`; Arrow's own buffers already have it, so nothing is rebuilt unless an
+array is sliced, of a wide type, or hides bytes behind a null. Imported only where it is used:
+loading Arrow costs more than small batches ever gain from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from forebay.errors import Corrupt, Invalid
+from forebay.format import columns as column_format
+from forebay.format import layout
+from forebay.format.columns import ColumnBytes, Columns, Parts
+from forebay.format.layout import Layout, Span
+from forebay.records import Headers
+
+HEADER_TYPE: Final = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])
+ARROW_SCHEMA: Final = pa.schema(
+    [
+        pa.field("partition", pa.int32(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("timestamp", pa.timestamp("ms", "UTC"), nullable=False),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("tag", pa.string()),
+        pa.field("headers", pa.list_(pa.field("item", HEADER_TYPE, nullable=False)), nullable=False),
+    ]
+)
+_BINARY: Final = pa.binary()
+_STRING: Final = pa.string()
+_TIMESTAMP: Final = ARROW_SCHEMA.field("timestamp").type
+_HEADERS: Final = ARROW_SCHEMA.field("headers").type
+_ASSIGNED: Final = frozenset({"partition", "offset", "topic"})
+"""Columns a reader gets and the log assigns: accepted and not stored."""
+_KNOWN: Final = frozenset({"value", "key", "tag", "headers", "timestamp"}) | _ASSIGNED
+_UNIT_NS: Final = {"us": 1_000, "ns": 1_000_000}
+
+
+def encode_large(columns: Columns) -> ColumnBytes:
+    """Build each column with Arrow: the cost per row is small, the cost per batch is not."""
+    stamps = np.ascontiguousarray(columns.timestamps, dtype="<i8")
+    out = Parts()
+    out.add_array(stamps)
+    flags = column_format.VALUE_NULLS if _add(out, _binary(columns.values)) else 0
+    if column_format.present(columns.keys):
+        flags |= column_format.KEYS | (column_format.KEY_NULLS if _add(out, _binary(columns.keys)) else 0)
+    if column_format.present(columns.tags):
+        tags = pa.array(columns.tags, pa.string())
+        flags |= column_format.TAGS | (column_format.TAG_NULLS if _add(out, tags) else 0)
+    if columns.headers is not None and any(columns.headers):
+        flags |= _add_headers(out, columns.headers)
+    return ColumnBytes(flags, len(stamps), out.parts, out.size, int(stamps.min()), int(stamps.max()))
+
+
+def _binary(column: Sequence[bytes | None]) -> pa.Array:
+    array = pa.array(column, pa.binary())
+    if isinstance(array, pa.ChunkedArray):
+        raise Invalid("a column is larger than 2 GiB: append fewer records at once")
+    return array
+
+
+def _add_headers(out: Parts, headers: Sequence[Headers | None]) -> int:
+    lists, names, values = column_format.flatten(headers)
+    out.add_array(np.array(lists, dtype="<i4"))
+    _add(out, pa.array(names, pa.string()))
+    return column_format.HEADERS | (column_format.HEADER_NULLS if _add(out, _binary(values)) else 0)
+
+
+def _add(out: Parts, array: pa.Array) -> bool:
+    """Add one binary or utf8 array in canonical form; say whether it holds a null."""
+    count = len(array)
+    nulls = bool(array.null_count)
+    offsets = _offsets(array, count)
+    if nulls:
+        valid = np.asarray(array.is_valid().to_numpy(zero_copy_only=False), dtype=bool)
+        if (offsets[1:] - offsets[:-1])[~valid].any():
+            array = pc.fill_null(array, pa.scalar(b"" if pa.types.is_binary(array.type) else "", array.type))
+            offsets = _offsets(array, count)
+        out.add_array(np.packbits(valid, bitorder="little"))
+    first, last = int(offsets[0]), int(offsets[-1])
+    out.add_array(offsets - offsets[0] if first else offsets)
+    filling = array.buffers()[2]
+    out.add(memoryview(filling).cast("B")[first:last] if filling is not None and last > first else b"")
+    return nulls
+
+
+def _offsets(array: pa.Array, count: int) -> npt.NDArray[np.int32]:
+    return np.frombuffer(array.buffers()[1], "<i4", count=count + 1, offset=array.offset * 4)
+
+
+def encode_arrow(batch: pa.RecordBatch, timestamp: int) -> ColumnBytes:
+    """The columns of a record batch, found by name; `timestamp` (ms) is for records that bring none.
+
+    Raises `Invalid` for a batch without rows or a value column, an unknown column or a wrong type.
+    """
+    names = batch.schema.names
+    unknown = sorted(set(names) - _KNOWN)
+    if unknown or len(set(names)) != len(names):
+        wrong = f"unknown column {unknown[0]!r}" if unknown else "a column name is used twice"
+        raise Invalid(f"{wrong}: a batch has value and optionally key, tag, headers, timestamp")
+    if "value" not in names:
+        raise Invalid(f"the batch has no column 'value', only {', '.join(map(repr, names)) or 'none at all'}")
+    if not batch.num_rows:
+        raise Invalid("the batch has no rows")
+    try:
+        return _encode_batch(batch, timestamp)
+    except pa.ArrowException as error:
+        raise Invalid(f"the batch cannot be stored: {error}") from error
+
+
+def _encode_batch(batch: pa.RecordBatch, timestamp: int) -> ColumnBytes:
+    found: dict[str, pa.Array] = dict(zip(batch.schema.names, batch.columns, strict=True))
+    stamps = _timestamps(found.get("timestamp"), batch.num_rows, timestamp)
+    out = Parts()
+    out.add_array(stamps)
+    flags = column_format.VALUE_NULLS if _add(out, _cast("value", found["value"], pa.binary())) else 0
+    for name, kind, flag, null_flag in (
+        ("key", pa.binary(), column_format.KEYS, column_format.KEY_NULLS),
+        ("tag", pa.string(), column_format.TAGS, column_format.TAG_NULLS),
+    ):
+        array = found.get(name)
+        if array is not None:
+            array = _cast(name, array, kind)
+            if array.null_count < len(array):
+                flags |= flag | (null_flag if _add(out, array) else 0)
+    if "headers" in found:
+        flags |= _add_header_lists(out, found["headers"])
+    return ColumnBytes(flags, len(stamps), out.parts, out.size, int(stamps.min()), int(stamps.max()))
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    """The array without dictionary, run-end or extension around its entries."""
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if isinstance(array, pa.DictionaryArray):
+        return array.dictionary_decode()
+    if isinstance(array, pa.RunEndEncodedArray):
+        return pc.run_end_decode(array)
+    return array
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(
+        types.is_binary(kind)
+        or types.is_large_binary(kind)
+        or types.is_binary_view(kind)
+        or types.is_fixed_size_binary(kind)
+    )
+
+
+def _cast(name: str, array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The array as plain binary or utf8; text may become bytes, never the other way round."""
+    array = _plain(array)
+    found = array.type
+    fits = _is_text(found) or pa.types.is_null(found) or (pa.types.is_binary(kind) and _is_bytes(found))
+    if not fits:
+        raise Invalid(f"column {name!r} is {found}, it must be {kind}")
+    if _is_text(found) or not pa.types.is_binary(kind):
+        array.validate(full=True)
+    return array if found == kind else array.cast(kind)
+
+
+def _timestamps(array: pa.Array | None, count: int, default: int) -> npt.NDArray[np.int64]:
+    """Milliseconds per record; finer units are rounded down, times without a zone are UTC."""
+    if array is None:
+        return np.full(count, default, dtype="<i8")
+    array = _plain(array)
+    kind = array.type
+    divisor = 1
+    if pa.types.is_timestamp(kind):
+        if kind.unit == "s":
+            array = array.cast(pa.timestamp("ms", kind.tz))
+        divisor = _UNIT_NS.get(kind.unit, 1)
+    elif not pa.types.is_integer(kind) and not pa.types.is_null(kind):
+        raise Invalid(f"column 'timestamp' is {kind}, it must be int64 milliseconds or a timestamp")
+    numbers = array.cast(pa.int64())
+    if divisor > 1:
+        stamps = pc.fill_null(numbers, 0).to_numpy(zero_copy_only=False) // divisor
+        if numbers.null_count:
+            stamps[numbers.is_null().to_numpy(zero_copy_only=False)] = default
+    else:
+        stamps = pc.fill_null(numbers, default).to_numpy(zero_copy_only=False)
+    return np.ascontiguousarray(stamps, dtype="<i8")
+
+
+def _add_header_lists(out: Parts, array: pa.Array) -> int:
+    """Add the headers column, or nothing if no record has a header."""
+    array = _plain(array)
+    kind = array.type
+    if pa.types.is_null(kind):
+        return 0
+    types = pa.types
+    if types.is_map(kind):
+        array = array.cast(pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)])))
+    elif not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
+        raise Invalid(f"column 'headers' is {kind}, it must be a list of struct<key, value>")
+    pairs = array.flatten()
+    if not types.is_struct(pairs.type) or {field.name for field in pairs.type} != {"key", "value"}:
+        raise Invalid(f"column 'headers' is {kind}, it must be a list of struct<key, value>")
+    if not len(pairs):
+        return 0
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+    return _add_pairs(out, pairs, lengths)
+
+
+def _add_pairs(out: Parts, pairs: pa.StructArray, lengths: npt.NDArray[Any]) -> int:
+    fields = dict(zip((field.name for field in pairs.type), pairs.flatten(), strict=True))
+    names = _cast("headers.key", fields["key"], pa.string())
+    if names.null_count:
+        raise Invalid("a header has no name")
+    lists = np.zeros(len(lengths) + 1, dtype="<i4")
+    np.cumsum(lengths, out=lists[1:])
+    out.add_array(lists)
+    _add(out, names)
+    values = _cast("headers.value", fields["value"], pa.binary())
+    return column_format.HEADERS | (column_format.HEADER_NULLS if _add(out, values) else 0)
+
+
+def record_batch(found: Layout, base: int, count: int, first: int, partition: int) -> pa.RecordBatch:
+    """Rows `[first, first + count)` with `ARROW_SCHEMA`; columns that are there are not copied."""
+    whole = pa.py_buffer(found.buffer)
+    stamps = whole.slice(found.start, 8 * found.rows)
+    columns = [
+        pa.array(np.full(count, partition, dtype=np.int32)),
+        pa.array(np.arange(base, base + count, dtype=np.int64)),
+        pa.Array.from_buffers(_TIMESTAMP, count, [None, stamps], 0, first),
+        _view(whole, found.key, found.rows, first, count, _BINARY),
+        _view(whole, found.value, found.rows, first, count, _BINARY),
+        _view(whole, found.tag, found.rows, first, count, _STRING),
+        _header_view(whole, found, first, count),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=ARROW_SCHEMA)
+
+
+def _view(whole: pa.Buffer, span: Span | None, entries: int, first: int, count: int, kind: pa.DataType) -> pa.Array:
+    """A column of bytes or text as an array over the frame's own buffer."""
+    if span is None:
+        return _absent(count, kind)
+    bits = None if span.bits < 0 else whole.slice(span.bits, (entries + 7) // 8)
+    offsets = whole.slice(span.offsets, 4 * (entries + 1))
+    buffers = [bits, offsets, whole.slice(span.filling, span.size)]
+    array = pa.Array.from_buffers(kind, count, buffers, 0 if bits is None else -1, first)
+    if kind is _STRING:
+        _check_text(array)
+    return array
+
+
+def _check_text(array: pa.Array) -> None:
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise Corrupt(f"a column of text is not utf8: {error}") from error
+
+
+def _absent(count: int, kind: pa.DataType) -> pa.Array:
+    """Nulls of a kind, cut from one array where that is long enough."""
+    return _NULLS[kind][:count] if count <= _NULLS_LONG else pa.nulls(count, kind)
+
+
+def _header_view(whole: pa.Buffer, found: Layout, first: int, count: int) -> pa.Array:
+    if found.names is None:
+        if count <= _NULLS_LONG:
+            return _NO_HEADERS[:count]
+        return _lists(pa.py_buffer(bytes(4 * count + 4)), count, 0, _NO_PAIRS)
+    rows = layout.offsets_at(found.buffer, found.lists, 0, found.rows)
+    total = int(rows[-1])
+    names = _view(whole, found.names, total, 0, total, _STRING)
+    values = _view(whole, found.header_values, total, 0, total, _BINARY)
+    pairs = pa.Array.from_buffers(HEADER_TYPE, total, [None], 0, 0, [names, values])
+    return _lists(whole.slice(found.lists, 4 * (found.rows + 1)), count, first, pairs)
+
+
+def _lists(offsets: pa.Buffer, count: int, first: int, pairs: pa.Array) -> pa.Array:
+    return pa.Array.from_buffers(_HEADERS, count, [None, offsets], 0, first, [pairs])
+
+
+_NULLS_LONG: Final = 16_384
+_NULLS: Final = {kind: pa.nulls(_NULLS_LONG, kind) for kind in (_BINARY, _STRING)}
+_NO_PAIRS: Final = pa.array([], HEADER_TYPE)
+_NO_HEADERS: Final = _lists(pa.py_buffer(bytes(4 * _NULLS_LONG + 4)), _NULLS_LONG, 0, _NO_PAIRS)

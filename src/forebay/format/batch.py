@@ -1,0 +1,253 @@
+"""Batches: the records of one data frame, seen through its columns. Knows frames and columns, no disk.
+
+A `Batch` is a view of the bytes it was decoded from: slicing it, or handing it to Arrow, copies no
+record. The encoders of `columns` and `arrow` are offered here too, beside the frame they end in.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+import zstandard
+
+from forebay.errors import Corrupt
+from forebay.format import layout
+from forebay.format.columns import (
+    PADDING,
+    ColumnBytes,
+    Columns,
+    Row,
+    encode_columns,
+    encode_row,
+    encode_rows,
+)
+from forebay.format.frame import Codec, FrameHead, Kind, encode_frame, payload_start
+from forebay.format.layout import Layout
+from forebay.format.merging import merge_layouts
+from forebay.records import OFFSET_MAX, Bytes, Headers, Record, Run
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "RAW_BYTES_MAX",
+    "Batch",
+    "ColumnBytes",
+    "Columns",
+    "Row",
+    "batch_of",
+    "decode",
+    "encode_arrow",
+    "encode_columns",
+    "encode_data_frame",
+    "encode_row",
+    "encode_rows",
+    "merge",
+]
+
+RAW_BYTES_MAX: Final = 64 * 1024 * 1024
+"""No frame's columns are larger once decompressed."""
+
+_SIZES: Final = struct.Struct("<II")
+_STAMP: Final = struct.Struct("<q")
+_NONE: Final = int(Codec.NONE)
+_ZSTD: Final = int(Codec.ZSTD)
+_DATA: Final = int(Kind.DATA)
+
+
+class Batch:
+    """Consecutive records `[base, end)`. Cheap to slice; equal slices of equal bytes give equal records."""
+
+    __slots__ = ("_first", "_layout", "appended_at", "base", "count", "epoch")
+
+    def __init__(self, base: int, count: int, epoch: int, appended_at: int, found: Layout, first: int = 0) -> None:
+        self.base = base
+        self.count = count
+        self.epoch = epoch
+        self.appended_at = appended_at
+        self._layout = found
+        self._first = first
+
+    @property
+    def end(self) -> int:
+        """The offset after the last record."""
+        return self.base + self.count
+
+    def __repr__(self) -> str:
+        return f"Batch([{self.base}, {self.end}), epoch {self.epoch})"
+
+    def slice(self, start_offset: int, stop_offset: int) -> Batch:
+        """The records of this batch with offsets in `[start_offset, stop_offset)`, at least one."""
+        start = max(start_offset, self.base)
+        count = min(stop_offset, self.base + self.count) - start
+        assert count > 0, "the slice lies outside the batch"
+        first = self._first + start - self.base
+        return Batch(start, count, self.epoch, self.appended_at, self._layout, first)
+
+    def timestamps(self) -> npt.NDArray[np.int64]:
+        """Milliseconds per record; a view, not to be written to."""
+        found = self._layout
+        return np.frombuffer(found.buffer, "<i8", count=self.count, offset=found.start + 8 * self._first)
+
+    def values(self) -> list[bytes | None]:
+        """The value of each record."""
+        return layout.entries(self._layout.buffer, self._layout.value, self._first, self._first + self.count)
+
+    def keys(self) -> list[bytes | None] | None:
+        """The key of each record, or `None` if none has one."""
+        span = self._layout.key
+        return span and layout.entries(self._layout.buffer, span, self._first, self._first + self.count)
+
+    def tags(self) -> list[str | None] | None:
+        """The tag of each record, or `None` if none has one."""
+        span = self._layout.tag
+        return span and layout.texts(self._layout.buffer, span, self._first, self._first + self.count)
+
+    def headers(self) -> list[Headers] | None:
+        """The headers of each record, or `None` if none has any."""
+        found = self._layout
+        return layout.header_rows(found, self._first, self._first + self.count) if found.names else None
+
+    def records(self, partition: int) -> list[Record]:
+        """Every record as an object of its own."""
+        rows: Iterator[Record] = map(
+            Record,
+            repeat(partition),
+            range(self.base, self.base + self.count),
+            self.timestamps().tolist(),
+            self.keys() or repeat(None),
+            self.values(),
+            self.tags() or repeat(None),
+            self.headers() or repeat(()),
+        )
+        return list(rows)
+
+    def columns(self) -> Columns:
+        """The records by column, as Python sequences."""
+        return Columns(self.values(), self.timestamps(), self.keys(), self.tags(), self.headers())
+
+    def columns_bytes(self) -> ColumnBytes:
+        """The encoded columns of these records; no copy if the batch is a frame's whole content."""
+        return merge([self])
+
+    def to_arrow(self, partition: int) -> pa.RecordBatch:
+        """The records with the schema `arrow.ARROW_SCHEMA`; values, keys, tags and headers are not copied."""
+        from forebay.format import arrow  # noqa: PLC0415 - loaded only where it is used
+
+        return arrow.record_batch(self._layout, self.base, self.count, self._first, partition)
+
+
+def decode(buffer: Bytes, position: int, head: FrameHead) -> Batch:
+    """The records of the whole data frame at `position`; they refer to the buffer's bytes."""
+    assert head.kind == _DATA, "only data frames hold records"
+    start = payload_start(position, head)
+    stop = position + head.length
+    if head.base + head.count > OFFSET_MAX:
+        raise Corrupt(f"frame at byte {position}: offset {head.base} + {head.count} is too large")
+    if head.codec == _NONE:
+        found = layout.find(buffer, start, stop, head.columns, head.count)
+    else:
+        raw = _decompress(buffer, start, stop)
+        found = layout.find(raw, 0, len(raw), head.columns, head.count)
+    return Batch(head.base, head.count, head.epoch, head.appended_at, found)
+
+
+def batch_of(columns: ColumnBytes, *, base: int, epoch: int, appended_at: int) -> Batch:
+    """The batch that a frame of these columns would decode to, without a frame around it."""
+    whole = columns.parts[0] if len(columns.parts) == 1 else b"".join(columns.parts)
+    found = layout.find(whole, 0, columns.size, columns.flags, columns.count)
+    return Batch(base, columns.count, epoch, appended_at, found)
+
+
+def encode_arrow(batch: pa.RecordBatch, timestamp: int) -> ColumnBytes:
+    """The columns of a record batch; `timestamp` (ms) is for records that bring none. See `arrow.encode_arrow`."""
+    from forebay.format import arrow  # noqa: PLC0415 - loaded only where it is used
+
+    return arrow.encode_arrow(batch, timestamp)
+
+
+def encode_data_frame(
+    *,
+    salt_crc: int,
+    base: int,
+    epoch: int,
+    durable: int,
+    appended_at: int,
+    runs: Sequence[Run],
+    columns: ColumnBytes,
+    zstd_level: int | None,
+) -> bytes:
+    """One data frame; compressed only where a level is given and the result is smaller."""
+    payload = columns.parts
+    codec = _NONE
+    if zstd_level is not None:
+        compressed = _compress(columns, zstd_level)
+        if compressed is not None:
+            payload, codec = compressed, _ZSTD
+    return encode_frame(
+        salt_crc=salt_crc,
+        base=base,
+        kind=_DATA,
+        codec=codec,
+        columns=columns.flags,
+        count=columns.count,
+        epoch=epoch,
+        durable=durable,
+        appended_at=appended_at,
+        runs=runs,
+        payload=payload,
+    )
+
+
+class _Compressors(threading.local):
+    """One compressor per level and one decompressor for each thread: they are not safe to share."""
+
+    def __init__(self) -> None:
+        self.by_level: dict[int, zstandard.ZstdCompressor] = {}
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_COMPRESSORS: Final = _Compressors()
+
+
+def _compress(columns: ColumnBytes, level: int) -> list[Bytes] | None:
+    """The compressed payload, or `None` if it would not be smaller."""
+    compressor = _COMPRESSORS.by_level.get(level)
+    if compressor is None:
+        compressor = _COMPRESSORS.by_level[level] = zstandard.ZstdCompressor(level=level, write_content_size=True)
+    stored = compressor.compress(b"".join(columns.parts))
+    padding = PADDING[len(stored) & 7]
+    if _SIZES.size + len(stored) + len(padding) >= columns.size:
+        return None
+    return [_SIZES.pack(columns.size, len(stored)), stored, padding]
+
+
+def _decompress(buffer: Bytes, start: int, stop: int) -> bytes:
+    """The columns behind a size prefix; bounded before anything is allocated, and exact."""
+    if stop - start < _SIZES.size:
+        raise Corrupt("a compressed frame ends inside its sizes")
+    raw_size, stored_size = _SIZES.unpack_from(buffer, start)
+    if raw_size > RAW_BYTES_MAX or (stored_size + 7) & ~7 != stop - start - _SIZES.size:
+        raise Corrupt(f"a compressed frame claims {stored_size} stored and {raw_size} raw bytes")
+    stored = memoryview(buffer)[start + _SIZES.size : start + _SIZES.size + stored_size]
+    try:
+        # The size inside the zstd header is what gets allocated, so it is compared first.
+        if zstandard.frame_content_size(stored) != raw_size:
+            raise Corrupt(f"a compressed frame does not hold the {raw_size} raw bytes it claims")
+        raw = _COMPRESSORS.decompressor.decompress(stored, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise Corrupt(f"a compressed frame does not decompress: {error}") from error
+    if len(raw) != raw_size:
+        raise Corrupt(f"a compressed frame holds {len(raw)} bytes and not {raw_size}")
+    return raw
+
+
+def merge(batches: Sequence[Batch]) -> ColumnBytes:
+    """The columns of consecutive batches as if all their records had been encoded at once."""
+    return merge_layouts([(batch._layout, batch._first, batch.count) for batch in batches])
