@@ -1,0 +1,34 @@
+"""What every test shares: the ledger, how hard hypothesis tries, and one worker for all of Spark."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+
+from tests.ledger import Ledger, LedgerPlugin, enclose
+
+# No deadline: a shared machine is slow at moments, which says nothing about the code.
+hypothesis.settings.register_profile("normal", deadline=None)
+hypothesis.settings.register_profile("soak", deadline=None, max_examples=5_000)
+hypothesis.settings.load_profile("soak" if os.environ.get("FOREBAY_SOAK") else "normal")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(LedgerPlugin(), "forebay-ledger")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("spark"):
+            item.add_marker(pytest.mark.xdist_group("spark"))  # one JVM for the run, not one per worker
+
+
+@pytest.fixture
+def ledger(request: pytest.FixtureRequest) -> Iterator[Ledger]:
+    """Where a test counts what it has shown: `ledger.count("kills")`."""
+    ledger = Ledger()
+    yield ledger
+    enclose(ledger, request.node)

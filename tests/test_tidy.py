@@ -1,0 +1,107 @@
+"""Style as a test that only tightens: sizes, names and words that no linter rule covers."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Final, TypeAlias
+
+_ROOT: Final = Path(__file__).parents[1]
+_FUNCTION_LINES_MAX: Final = 50
+_MODULE_LINES_MAX: Final = 400
+_ANYWHERE: Final = {"handler", "helper", "helpers", "manager", "util", "utils"}
+_AS_A_THING: Final = _ANYWHERE | {"base", "common", "data", "info", "process"}
+_FOREIGN_NAMES: Final = re.compile(r"data_?(source|frame|loss)", re.IGNORECASE)  # Spark's own words
+_WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_UNFINISHED: Final = re.compile(r"\bTO[D]O\b|\bFIX[M]E\b|\bX{3}\b")
+_OUTSIDE: Final = re.compile(r"\bissue\s*#|(?<![\w.])/(?:home|opt|root|work)/", re.IGNORECASE)
+
+Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def test_modules_are_short() -> None:
+    lengths = {_name(path): len(path.read_text().splitlines()) for path in _modules("src")}
+
+    assert {name: lines for name, lines in lengths.items() if lines > _MODULE_LINES_MAX} == {}
+
+
+def test_functions_are_short() -> None:
+    long = [
+        f"{where}: {function.name} has {lines} lines"
+        for where, function in _functions("src", "tests", "tools")
+        if (lines := (function.end_lineno or function.lineno) - function.lineno + 1) > _FUNCTION_LINES_MAX
+    ]
+
+    assert long == []
+
+
+def test_every_module_says_what_it_is() -> None:
+    assert [_name(path) for path in _modules("src", "tests") if not ast.get_docstring(_tree(path))] == []
+
+
+def test_modules_and_classes_are_nouns_of_the_domain() -> None:
+    vague = [_name(path) for path in _modules("src") if _words(path.stem) & _AS_A_THING]
+    for path in _modules("src", "tests"):
+        classes = (node for node in ast.walk(_tree(path)) if isinstance(node, ast.ClassDef))
+        vague += [f"{_name(path)}: {node.name}" for node in classes if _words(node.name) & _AS_A_THING]
+
+    assert vague == []
+
+
+def test_functions_are_named_for_what_they_do() -> None:
+    functions = _functions("src", "tests", "tools")
+
+    assert [f"{where}: {node.name}" for where, node in functions if _words(node.name) & _ANYWHERE] == []
+
+
+def test_nothing_is_left_unfinished() -> None:
+    assert list(_lines_with(_UNFINISHED)) == []
+
+
+def test_project_speaks_of_itself_alone() -> None:
+    assert list(_lines_with(_OUTSIDE)) == []
+
+
+def test_locks_name_no_address() -> None:
+    assert [path.name for path in _ROOT.glob("*.lock") if "/" in path.read_text()] == []
+
+
+def _modules(*directories: str) -> list[Path]:
+    return [path for directory in directories for path in sorted((_ROOT / directory).rglob("*.py"))]
+
+
+def _functions(*directories: str) -> Iterator[tuple[str, Function]]:
+    for path in _modules(*directories):
+        for node in ast.walk(_tree(path)):
+            if isinstance(node, Function):
+                yield f"{_name(path)}:{node.lineno}", node
+
+
+def _lines_with(pattern: re.Pattern[str]) -> Iterator[str]:
+    for path in _texts():
+        for number, line in enumerate(path.read_text().splitlines(), start=1):
+            if pattern.search(line):
+                yield f"{_name(path)}:{number}: {line.strip()}"
+
+
+def _texts() -> Iterator[Path]:
+    yield from (_ROOT / "Makefile", _ROOT / "pyproject.toml", _ROOT / ".ci" / "run", *sorted(_ROOT.glob("*.md")))
+    for directory in ("src", "tests", "tools", "docs", "demo", "bench"):
+        for suffix in ("py", "md", "sh", "yaml"):
+            yield from sorted((_ROOT / directory).rglob(f"*.{suffix}"))
+
+
+def _words(identifier: str) -> set[str]:
+    return {word.lower() for word in _WORD.findall(_FOREIGN_NAMES.sub("", identifier))}
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(_ROOT))
+
+
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), filename=str(path))
