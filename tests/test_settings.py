@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from forebay.errors import Invalid
-from forebay.settings import FILE_BYTES_MAX, MIB, Settings, WalSettings, all_settings, settings_of
+from forebay.settings import FILE_BYTES_MAX, MIB, Setting, Settings, WalSettings, all_settings, settings_of
 
 ROOT = Path(__file__).parent.parent
 
@@ -119,10 +119,7 @@ def test_texts_are_checked_too(group: str, name: str, value: object, message: st
 
 
 @pytest.mark.parametrize("setting", all_settings(), ids=lambda setting: setting.path)
-def test_every_range_holds_at_its_ends_and_not_beyond(setting: object) -> None:
-    from forebay.settings import Setting
-
-    assert isinstance(setting, Setting)
+def test_every_range_holds_at_its_ends_and_not_beyond(setting: Setting) -> None:
     if setting.meta.ge is None or setting.meta.le is None:
         return
     low, high = int(setting.meta.ge), int(setting.meta.le)

@@ -274,7 +274,8 @@ def all_settings() -> tuple[Setting, ...]:
 class _UniqueKeys(yaml.SafeLoader):
     """YAML in which a key given twice is an error and not a silent overwrite."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+    # The signature is PyYAML's.
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002
         seen: set[object] = set()
         for key_node, _ in node.value:
             key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
