@@ -1,0 +1,185 @@
+"""Control frames: what a shard's log says about itself between the records. Knows frames, no disk.
+
+    state := reserved_end u64, previous_end u64, earliest u64, evict_floor u64, flags u32,
+             identity length u32, identity utf8 padded to 8, entries u32, 0 u32, entry*
+    entry := producer u64, sequence u64, appends u32, count u32, offset u64
+    gap   := start u64, stop u64, reason u32, 0 u32
+    mark  := flags u32, 0 u32
+
+They follow a frame's head. A control frame has no records: its base is the next data offset and it
+uses none up. State flags: 1 the idempotence window is restated here from nothing, 2 it continues in
+the next state frame. Mark flag: 1 clean, nothing follows.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+import msgspec
+
+from forebay.errors import Corrupt, UnsupportedFormat
+from forebay.format.columns import PADDING
+from forebay.format.frame import BODY_MIN, FrameHead, Kind, encode_frame, payload_start
+from forebay.records import Bytes, Gap, Reason
+
+_STATE: Final = struct.Struct("<QQQQII")
+_ENTRIES: Final = struct.Struct("<II")
+_ENTRY: Final = struct.Struct("<QQIIQ")
+_GAP: Final = struct.Struct("<QQII")
+_MARK: Final = struct.Struct("<II")
+assert (_STATE.size, _ENTRY.size, _GAP.size) == (40, 32, 24)
+
+_RESTATED: Final = 1
+_CONTINUES: Final = 2
+_CLEAN: Final = 1
+
+
+class WindowEntry(NamedTuple):
+    """Appends of one producer with rising sequences, `count` records each, whose offsets follow each other."""
+
+    producer: int
+    sequence: int
+    appends: int
+    count: int  # type: ignore[assignment]
+    offset: int
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """A shard's local state. `identity` names the boot and mount under which bytes survive a killed process."""
+
+    reserved_end: int
+    previous_end: int
+    earliest: int
+    evict_floor: int
+    identity: str
+    window: tuple[WindowEntry, ...] = ()
+    restated: bool = False
+    continues: bool = False
+
+
+def encode_state(
+    state: State,
+    *,
+    frame_bytes_max: int,
+    salt_crc: int,
+    next_offset: int,
+    epoch: int,
+    durable: int,
+    appended_at: int,
+) -> list[bytes]:
+    """The state as one frame, or as several where its window is too large for one."""
+    identity = state.identity.encode()
+    identity += PADDING[len(identity) & 7]
+    room = (frame_bytes_max - BODY_MIN - _STATE.size - len(identity) - _ENTRIES.size) // _ENTRY.size
+    assert room > 0, "frame_bytes_max leaves no room for a window entry"
+    frames = []
+    for first in range(0, max(1, len(state.window)), room):
+        part = state.window[first : first + room]
+        continues = state.continues or first + room < len(state.window)
+        flags = (_RESTATED if state.restated and not first else 0) | (_CONTINUES if continues else 0)
+        payload = _state_payload(state, identity, part, flags)
+        frames.append(_control(Kind.STATE, payload, salt_crc, next_offset, epoch, durable, appended_at))
+    return frames
+
+
+def _state_payload(state: State, identity: bytes, window: tuple[WindowEntry, ...], flags: int) -> bytes:
+    size = len(state.identity.encode())
+    head = _STATE.pack(state.reserved_end, state.previous_end, state.earliest, state.evict_floor, flags, size)
+    return b"".join([head, identity, _ENTRIES.pack(len(window), 0), *[_ENTRY.pack(*entry) for entry in window]])
+
+
+def encode_gap(gap: Gap, *, salt_crc: int, next_offset: int, epoch: int, durable: int, appended_at: int) -> bytes:
+    """A frame that says why `[gap.start, gap.stop)` holds no record."""
+    payload = _GAP.pack(gap.start, gap.stop, gap.reason, 0)
+    return _control(Kind.GAP, payload, salt_crc, next_offset, epoch, durable, appended_at)
+
+
+def encode_mark(*, clean: bool, salt_crc: int, next_offset: int, epoch: int, durable: int, appended_at: int) -> bytes:
+    """A frame whose head carries the durable mark; `clean` says that the log was closed here."""
+    payload = _MARK.pack(_CLEAN if clean else 0, 0)
+    return _control(Kind.MARK, payload, salt_crc, next_offset, epoch, durable, appended_at)
+
+
+def _control(
+    kind: Kind, payload: bytes, salt_crc: int, next_offset: int, epoch: int, durable: int, appended_at: int
+) -> bytes:
+    return encode_frame(
+        salt_crc=salt_crc,
+        base=next_offset,
+        kind=kind,
+        codec=0,
+        columns=0,
+        count=0,
+        epoch=epoch,
+        durable=durable,
+        appended_at=appended_at,
+        runs=(),
+        payload=(payload,),
+    )
+
+
+def decode_state(buffer: Bytes, position: int, head: FrameHead) -> State:
+    """The state in the whole state frame at `position`."""
+    assert head.kind == Kind.STATE
+    body = _payload(buffer, position, head)
+    if len(body) < _STATE.size:
+        raise Corrupt(f"state frame at byte {position} is too short: {len(body)} bytes")
+    reserved_end, previous_end, earliest, evict_floor, flags, size = _STATE.unpack_from(body)
+    entries = _STATE.size + ((size + 7) & ~7) + _ENTRIES.size
+    if entries > len(body):
+        raise Corrupt(f"state frame at byte {position}: an identity of {size} bytes does not fit")
+    count, _ = _ENTRIES.unpack_from(body, entries - _ENTRIES.size)
+    if entries + count * _ENTRY.size != len(body):
+        raise Corrupt(f"state frame at byte {position}: {count} window entries do not fit its length")
+    return State(
+        reserved_end=reserved_end,
+        previous_end=previous_end,
+        earliest=earliest,
+        evict_floor=evict_floor,
+        identity=_text(bytes(body[_STATE.size : _STATE.size + size]), position),
+        window=tuple(map(WindowEntry._make, _ENTRY.iter_unpack(body[entries:]))),
+        restated=bool(flags & _RESTATED),
+        continues=bool(flags & _CONTINUES),
+    )
+
+
+def decode_gap(buffer: Bytes, position: int, head: FrameHead) -> Gap:
+    """The hole named by the whole gap frame at `position`."""
+    assert head.kind == Kind.GAP
+    body = _payload(buffer, position, head)
+    if len(body) != _GAP.size:
+        raise Corrupt(f"gap frame at byte {position} has {len(body)} bytes, expected {_GAP.size}")
+    start, stop, reason, _ = _GAP.unpack(body)
+    if start > stop:
+        raise Corrupt(f"gap frame at byte {position} ends at {stop}, before its start {start}")
+    return Gap(start, stop, reason_of(reason))
+
+
+def reason_of(number: int) -> Reason:
+    """The reason with this stored number."""
+    try:
+        return Reason(number)
+    except ValueError:
+        raise UnsupportedFormat(f"a gap has the reason {number}, known only to a newer version: upgrade") from None
+
+
+def decode_mark(buffer: Bytes, position: int, head: FrameHead) -> bool:
+    """Whether the whole mark frame at `position` says that the log was closed there."""
+    assert head.kind == Kind.MARK
+    body = _payload(buffer, position, head)
+    if len(body) != _MARK.size:
+        raise Corrupt(f"mark frame at byte {position} has {len(body)} bytes, expected {_MARK.size}")
+    flags, _ = _MARK.unpack(body)
+    return bool(flags & _CLEAN)
+
+
+def _payload(buffer: Bytes, position: int, head: FrameHead) -> memoryview:
+    return memoryview(buffer)[payload_start(position, head) : position + head.length]
+
+
+def _text(text: bytes, position: int) -> str:
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise Corrupt(f"state frame at byte {position}: its identity is not utf8: {error}") from error

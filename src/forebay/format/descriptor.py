@@ -1,0 +1,177 @@
+"""Descriptors: what the metadata store says of a shard and of each piece of its history. Knows no store.
+
+Stored with `value`. A descriptor has all that a reader needs to plan without opening the object, in
+at most 4 KiB. The functions for keys live in `keys` and are offered here too.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from forebay.format.control import reason_of
+from forebay.format.index import FrameEntries, find_offset
+from forebay.format.keys import cur_key, segment_key, segments_prefix, state_key
+from forebay.records import Gap
+
+__all__ = [
+    "DESCRIPTOR_BYTES_MAX",
+    "SPARSE_ENTRIES_MAX",
+    "Cur",
+    "DescriptorKind",
+    "Phase",
+    "SegmentDescriptor",
+    "ShardState",
+    "SparseEntry",
+    "Status",
+    "cur_key",
+    "gap_descriptor",
+    "segment_key",
+    "segments_prefix",
+    "sparse_index",
+    "sparse_position",
+    "state_key",
+]
+
+DESCRIPTOR_BYTES_MAX: Final = 4096
+SPARSE_ENTRIES_MAX: Final = 64
+SPARSE_RECORDS_MIN: Final = 1000
+
+
+class DescriptorKind(enum.StrEnum):
+    """What stands behind a descriptor."""
+
+    FRAMES = "frames"
+    PARQUET = "parquet"
+    GAP = "gap"
+    MANIFEST = "manifest"
+
+
+class Status(enum.StrEnum):
+    """How far a segment has come."""
+
+    SEALED = "sealed"
+    EXPORTED = "exported"
+    COMPACTED = "compacted"
+
+
+class Phase(enum.StrEnum):
+    """What may happen to a shard."""
+
+    OPEN = "open"
+    SEALING = "sealing"
+    SEALED = "sealed"
+    DELETING = "deleting"
+
+
+class SparseEntry(msgspec.Struct, frozen=True, array_like=True):
+    """A place to start reading: how far behind the segment's start an offset lies, and its byte."""
+
+    records: int
+    position: int
+
+
+class SegmentDescriptor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One piece `[start, end)` of a shard's history. `bytes` and below are empty for a gap.
+
+    The offset of a record is its frame's base − `header_start` + `start`; in segments born in the log
+    `header_start` equals `start`.
+    """
+
+    kind: DescriptorKind
+    topic_id: str
+    start: int
+    end: int
+    epoch: int
+    segment_id: str = ""
+    reason: int = 0
+    bytes: int = 0
+    records: int = 0
+    live_records: int = 0
+    time_min: int = 0
+    time_max: int = 0
+    content_hash: str = ""
+    store: str = ""
+    object_key: str = ""
+    etag: str | None = None
+    object_version: str | None = None
+    leader: str = ""
+    status: Status = Status.SEALED
+    created_at: int = 0
+    completed: bool = True
+    header_start: int | None = None
+    index_bytes: int = 0
+    load_id: str | None = None
+    sparse: tuple[SparseEntry, ...] = ()
+
+    @property
+    def gap(self) -> Gap | None:
+        """The hole that this descriptor names, if it names one."""
+        return Gap(self.start, self.end, reason_of(self.reason)) if self.kind is DescriptorKind.GAP else None
+
+
+class Cur(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of catalogued history: the newest descriptor starts at `start`, the next will at `next`."""
+
+    start: int
+    next: int
+    epoch: int
+
+
+class ShardState(msgspec.Struct, frozen=True, kw_only=True):
+    """Who owns a shard and how far its offsets go. `incarnation` is the topic id; `owner` a session.
+
+    `holder` is the directory that has the local log, since epoch `holder_since`.
+    """
+
+    incarnation: str
+    epoch: int = 0
+    owner: str | None = None
+    holder: str | None = None
+    holder_since: int = 0
+    phase: Phase = Phase.OPEN
+    next_offset: int = 0
+    reserved_end: int = 0
+    sealed_by: str | None = None
+    sealed_at: int | None = None
+
+
+def gap_descriptor(gap: Gap, *, topic_id: str, epoch: int, created_at: int) -> SegmentDescriptor:
+    """The descriptor of offsets that hold no record."""
+    return SegmentDescriptor(
+        kind=DescriptorKind.GAP,
+        topic_id=topic_id,
+        start=gap.start,
+        end=gap.stop,
+        epoch=epoch,
+        reason=int(gap.reason),
+        created_at=created_at,
+    )
+
+
+def sparse_index(entries: FrameEntries, start: int) -> tuple[SparseEntry, ...]:
+    """At most 64 frames of a segment, about every 1000 records or wider, the first one included."""
+    if not len(entries):
+        return ()
+    first = int(entries["offset"][0])
+    end = int(entries["offset"][-1]) + int(entries["count"][-1])
+    step = max(SPARSE_RECORDS_MIN, -(-(end - first) // SPARSE_ENTRIES_MAX))
+    places = sorted({min(find_offset(entries, offset), len(entries) - 1) for offset in range(first, end, step)})
+    return tuple(_entry(entries, place, start) for place in places)
+
+
+def _entry(entries: FrameEntries, place: int, start: int) -> SparseEntry:
+    return SparseEntry(int(entries["offset"][place]) - start, int(entries["position"][place]))
+
+
+def sparse_position(sparse: Sequence[SparseEntry], records: int) -> int | None:
+    """A byte at or before the frame with the record so far behind the start; `None` if there is no index."""
+    position = None
+    for entry in sparse:
+        if entry.records > records:
+            break
+        position = entry.position
+    return position

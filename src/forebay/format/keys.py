@@ -1,0 +1,76 @@
+"""Keys of the metadata store: one function per kind of key. Knows no store and no values.
+
+Names of topics and subscriptions were parsed before and hold no "/". Offsets are padded to 20
+digits, so that keys sort like offsets. A prefix that ends in "/" holds exactly the keys below it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+PREFIX: Final = "/forebay"
+
+
+def topic_key(namespace: str, topic: str, *, prefix: str = PREFIX) -> str:
+    """The definition of a topic."""
+    return f"{prefix}/topics/{namespace}/{topic}"
+
+
+def topics_prefix(namespace: str | None = None, *, prefix: str = PREFIX) -> str:
+    """All topics, or those of one namespace."""
+    return f"{prefix}/topics/" if namespace is None else f"{prefix}/topics/{namespace}/"
+
+
+def deleted_key(topic_id: str, *, prefix: str = PREFIX) -> str:
+    """The note that a topic is being deleted."""
+    return f"{prefix}/deleted/{topic_id}"
+
+
+def shard_prefix(namespace: str, topic: str, partition: int, *, prefix: str = PREFIX) -> str:
+    """Everything stored about one shard."""
+    return f"{prefix}/storage/topics/{namespace}/{topic}/{partition}/"
+
+
+def state_key(namespace: str, topic: str, partition: int, *, prefix: str = PREFIX) -> str:
+    """The state of a shard."""
+    return f"{shard_prefix(namespace, topic, partition, prefix=prefix)}state"
+
+
+def segments_prefix(namespace: str, topic: str, partition: int, *, prefix: str = PREFIX) -> str:
+    """The descriptors of a shard's history, and `cur`, which sorts behind them."""
+    return f"{shard_prefix(namespace, topic, partition, prefix=prefix)}segments/"
+
+
+def segment_key(namespace: str, topic: str, partition: int, start: int, *, prefix: str = PREFIX) -> str:
+    """The descriptor of the segment that starts at this offset."""
+    return f"{segments_prefix(namespace, topic, partition, prefix=prefix)}{start:020d}"
+
+
+def cur_key(namespace: str, topic: str, partition: int, *, prefix: str = PREFIX) -> str:
+    """The end of a shard's history."""
+    return f"{segments_prefix(namespace, topic, partition, prefix=prefix)}cur"
+
+
+def deletes_prefix(namespace: str, topic: str, partition: int, *, prefix: str = PREFIX) -> str:
+    """The deletion vectors of a shard."""
+    return f"{shard_prefix(namespace, topic, partition, prefix=prefix)}deletes/"
+
+
+def deletes_key(namespace: str, topic: str, partition: int, start: int, *, prefix: str = PREFIX) -> str:
+    """The deletion vector of the window that starts at this offset."""
+    return f"{deletes_prefix(namespace, topic, partition, prefix=prefix)}{start:020d}"
+
+
+def progress_key(namespace: str, topic: str, reader: str, partition: int, *, prefix: str = PREFIX) -> str:
+    """The cursor of a subscription or group."""
+    return f"{prefix}/progress/{namespace}/{topic}/{reader}/{partition}"
+
+
+def load_key(load_id: str, *, prefix: str = PREFIX) -> str:
+    """A bulk load."""
+    return f"{prefix}/loads/{load_id}"
+
+
+def sink_key(query_id: str, namespace: str, topic: str, *, prefix: str = PREFIX) -> str:
+    """The last batch that a streaming query wrote into a topic."""
+    return f"{prefix}/sinks/{query_id}/{namespace}/{topic}"
