@@ -112,19 +112,18 @@ class SimulatedDisk:
         if shared_with is not None:
             self._share(shared_with)
             return
-        self.boot = boot
         self.mutex = threading.RLock()
         self.volume = Volume(Image(files={}, directories={ROOT: {}}), next_inode=ROOT + 1, free=free)
         for path in directories:
             self.volume.make_directory(path)
-        self.trace = Trace(start=self.volume.image())
+        self.trace = Trace(start=self.volume.image(), boot=boot)
         self._faults = Faults()
         self._holders: dict[int, SimulatedLock] = {}
 
     @classmethod
-    def restored(cls, image: Image, history: Trace, *, boot: str, free: int, next_inode: int) -> SimulatedDisk:
+    def restored(cls, image: Image, history: Trace, *, free: int, next_inode: int) -> SimulatedDisk:
         """A disk that holds `image` and goes on with `history`."""
-        disk = cls(boot=boot, free=free)
+        disk = cls()
         disk.volume = Volume(image, next_inode=next_inode, free=free)
         disk.trace = history
         return disk
@@ -186,6 +185,15 @@ class SimulatedDisk:
             return f"{self.boot}:1"
 
         return self.perform("identity", path, effect)
+
+    @property
+    def boot(self) -> str:
+        """The name of this boot of the machine; settable, as a reboot changes it."""
+        return self.trace.boot
+
+    @boot.setter
+    def boot(self, name: str) -> None:
+        self.trace.boot = name
 
     @property
     def free(self) -> int:
@@ -315,7 +323,7 @@ class SimulatedDisk:
         return None if inode in self._holders else SimulatedLock(self._holders, inode, self)
 
     def _share(self, other: SimulatedDisk) -> None:
-        self.boot, self.mutex, self.volume, self.trace = other.boot, other.mutex, other.volume, other.trace
+        self.mutex, self.volume, self.trace = other.mutex, other.volume, other.trace
         self._faults, self._holders = other._faults, other._holders
 
 

@@ -118,12 +118,14 @@ class Trace:
     """Everything since `start`. It only grows, so a prefix means the same for ever.
 
     `begins` is where the present life of the process began: 0, or after a kill the length of the life before.
+    `boot` names the present boot of the machine.
     """
 
     start: Image
     operations: list[Operation] = field(default_factory=list)
     earlier_notes: tuple[Note, ...] = ()
     begins: int = 0
+    boot: str = "boot-1"
 
     def __len__(self) -> int:
         return len(self.operations)

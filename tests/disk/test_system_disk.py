@@ -1,0 +1,349 @@
+"""The machine's disk: few descriptors for many handles, locks over a fork, and what names a boot."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from forebay.disk import SystemDisk, machine
+from forebay.errors import Unsupported
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    return str(tmp_path)
+
+
+@pytest.fixture
+def disk() -> Iterator[SystemDisk]:
+    disk = SystemDisk(descriptors_max=4)
+    yield disk
+    disk.abandon()
+
+
+def test_many_clean_handles_share_few_descriptors(disk: SystemDisk, root: str) -> None:
+    files = [disk.create(f"{root}/{number}") for number in range(20)]
+    for number, file in enumerate(files):
+        file.write_at(b"%d" % number, 0)
+        file.sync()
+
+    assert [file.read_at(9, 0) for file in files] == [b"%d" % number for number in range(20)]
+    assert disk.descriptors_open <= 4
+
+
+def test_a_handle_used_again_and_again_keeps_its_descriptor(disk: SystemDisk, root: str) -> None:
+    hot = disk.create(f"{root}/hot")
+    for number in range(20):
+        disk.create(f"{root}/{number}")
+        assert hot.size() == 0
+
+    disk.unlink(f"{root}/hot")
+
+    assert hot.size() == 0
+
+
+def test_dirty_handles_keep_their_descriptors_until_they_are_synced(disk: SystemDisk, root: str) -> None:
+    files = [disk.create(f"{root}/{number}") for number in range(10)]
+    for file in files:
+        file.write_at(b"unsynced", 0)
+    disk.release_idle()
+    assert disk.descriptors_open == 10
+
+    for file in files:
+        file.sync()
+
+    assert disk.descriptors_open <= 4
+
+
+def test_a_truncated_handle_is_dirty_too(disk: SystemDisk, root: str) -> None:
+    disk.create(f"{root}/a").truncate(100)
+
+    disk.release_idle()
+
+    assert disk.descriptors_open == 1
+
+
+def test_syncing_the_file_system_cleans_every_handle(disk: SystemDisk, root: str) -> None:
+    for number in range(10):
+        disk.create(f"{root}/{number}").write_at(b"unsynced", 0)
+
+    disk.sync_filesystem(root)
+
+    assert disk.descriptors_open <= 4
+
+
+def test_a_file_system_that_cannot_be_synced_leaves_the_handles_dirty(
+    disk: SystemDisk, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(fd: int) -> bool:
+        raise OSError(errno.EIO, "write-back failed")
+
+    disk.create(f"{root}/a").write_at(b"unsynced", 0)
+    monkeypatch.setattr(machine, "flush_filesystem", fail)
+
+    with pytest.raises(OSError):
+        disk.sync_filesystem(root)
+
+    disk.release_idle()
+    assert disk.descriptors_open == 1
+
+
+def test_where_the_file_system_tells_no_errors_every_dirty_file_is_asked(
+    disk: SystemDisk, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    for number in range(3):
+        disk.create(f"{root}/{number}").write_at(b"unsynced", 0)
+    monkeypatch.setattr(machine, "flush_filesystem", lambda fd: False)
+    monkeypatch.setattr(machine, "flush", asked.append)
+
+    disk.sync_filesystem(root)
+
+    assert len(asked) == 3
+
+
+def test_a_failed_sync_leaves_the_handle_dirty(disk: SystemDisk, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(fd: int) -> None:
+        raise OSError(errno.EIO, "write-back failed")
+
+    file = disk.create(f"{root}/a")
+    file.write_at(b"unsynced", 0)
+    monkeypatch.setattr(machine, "flush", fail)
+
+    with pytest.raises(OSError):
+        file.sync()
+
+    disk.release_idle()
+    assert disk.descriptors_open == 1
+
+
+def test_closing_gives_every_descriptor_back(disk: SystemDisk, root: str) -> None:
+    files = [disk.create(f"{root}/{number}") for number in range(10)]
+    for file in files:
+        file.write_at(b"unsynced", 0)
+
+    for file in files:
+        file.close()
+
+    assert disk.descriptors_open == 0
+
+
+def test_a_failed_opening_leaks_nothing(disk: SystemDisk, root: str) -> None:
+    before = len(os.listdir("/dev/fd"))
+
+    for _ in range(3):
+        with pytest.raises(IsADirectoryError):
+            disk.open(root)
+        with pytest.raises(FileNotFoundError):
+            disk.open(f"{root}/none")
+
+    assert len(os.listdir("/dev/fd")) == before
+
+
+def test_threads_never_read_another_file_while_descriptors_change_hands(root: str) -> None:
+    disk = SystemDisk(descriptors_max=2)
+    files = [disk.create(f"{root}/{number}") for number in range(8)]
+    for number, file in enumerate(files):
+        file.write_at(bytes([number]) * 64, 0)
+        file.sync()
+    wrong: list[object] = []
+
+    def read(start: int) -> None:
+        try:
+            for turn in range(400):
+                number = (start + turn) % 8
+                if files[number].read_at(64, 0) != bytes([number]) * 64:
+                    wrong.append(number)
+                files[number].write_at(bytes([number]) * 64, 0)
+                files[number].sync()
+        except OSError as error:
+            wrong.append(error)
+
+    _with_eager_switching([threading.Thread(target=read, args=(start,)) for start in (0, 3, 5)])
+
+    assert wrong == []
+    assert disk.descriptors_open <= 4
+    disk.abandon()
+
+
+def test_closing_beside_running_calls_leaks_nothing_and_only_says_closed(root: str) -> None:
+    disk = SystemDisk()
+    errors: list[int | None] = []
+
+    for number in range(30):
+        file = disk.create(f"{root}/{number}")
+
+        def write(file: object = file) -> None:
+            try:
+                for _ in range(50):
+                    file.write_at(b"x", 0)  # type: ignore[attr-defined]
+            except OSError as error:
+                errors.append(error.errno)
+
+        _with_eager_switching([threading.Thread(target=write), threading.Thread(target=file.close)])
+
+    assert set(errors) <= {errno.EBADF}
+    assert disk.descriptors_open == 0
+    disk.abandon()
+
+
+def test_a_forked_child_that_abandons_the_disk_does_not_keep_the_lock(disk: SystemDisk, root: str) -> None:
+    file = disk.create(f"{root}/a")
+    assert disk.lock(f"{root}/lock") is not None
+    abandoned, tell = os.pipe()
+    wait, go = os.pipe()
+
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(go)
+            disk.abandon()
+            os.write(tell, b"1")
+            os.read(wait, 1)
+            os._exit(0 if _says_closed(disk, root) and file._fd == -1 else 1)
+        finally:
+            os._exit(2)
+    os.close(wait)
+    os.read(abandoned, 1)
+    assert SystemDisk().lock(f"{root}/lock") is None, "abandoning must not unlock what the parent holds"
+    disk.abandon()  # closes without unlocking, as the end of a process does
+    taken = SystemDisk().lock(f"{root}/lock")
+    for fd in (go, abandoned, tell):
+        os.close(fd)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert taken is not None, "the child kept the lock alive"
+    taken.release()
+
+
+def test_a_released_lock_is_free_though_a_child_still_shares_it(disk: SystemDisk, root: str) -> None:
+    lock = disk.lock(f"{root}/lock")
+    assert lock is not None
+    wait, go = os.pipe()
+
+    child = os.fork()
+    if child == 0:
+        os.close(go)
+        os.read(wait, 1)
+        os._exit(0)
+    os.close(wait)
+    lock.release()
+    taken = disk.lock(f"{root}/lock")
+    os.close(go)
+    os.waitpid(child, 0)
+
+    assert taken is not None
+
+
+def test_an_abandoned_disk_refuses_to_open_more(root: str) -> None:
+    disk = SystemDisk()
+    disk.create(f"{root}/a")
+    before = len(os.listdir("/dev/fd"))
+
+    disk.abandon()
+    disk.abandon()
+
+    assert _says_closed(disk, root)
+    assert len(os.listdir("/dev/fd")) == before - 2  # the file, and its file system for syncs
+
+
+def test_descriptors_are_not_inherited_by_programs(disk: SystemDisk, root: str) -> None:
+    disk.create(f"{root}/a")
+    disk.lock(f"{root}/lock")
+
+    inherited = [fd for fd in map(int, os.listdir("/dev/fd")) if _is_below(fd, root) and os.get_inheritable(fd)]
+
+    assert inherited == []
+
+
+def test_an_unreadable_directory_is_an_error_and_not_an_absence(
+    disk: SystemDisk, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str) -> os.stat_result:
+        raise PermissionError(errno.EACCES, "not allowed", path)
+
+    monkeypatch.setattr(os, "stat", refuse)
+
+    with pytest.raises(PermissionError):
+        disk.exists(f"{root}/a")
+
+
+def test_a_read_goes_on_after_the_system_gave_less(
+    disk: SystemDisk, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pread = os.pread
+    file = disk.create(f"{root}/a")
+    file.write_at(bytes(range(100)), 0)
+    monkeypatch.setattr(os, "pread", lambda fd, length, position: pread(fd, min(length, 7), position))
+
+    assert file.read_at(50, 10) == bytes(range(10, 60))
+    assert file.read_at(500, 90) == bytes(range(90, 100))
+
+
+def test_the_mount_is_the_longest_point_above_the_path_and_the_topmost_there() -> None:
+    mountinfo = (
+        "22 1 0:20 / / rw - ext4 /dev/a rw\n"
+        "23 22 0:21 / /srv rw - xfs /dev/b rw\n"
+        "24 22 0:22 / /srv rw - xfs /dev/c rw\n"
+        "25 22 0:23 / /srv/with\\040space rw - xfs /dev/d rw\n"
+    )
+
+    assert machine.mount_id(mountinfo, "/srv") == "24"
+    assert machine.mount_id(mountinfo, "/srv/x") == "24"
+    assert machine.mount_id(mountinfo, "/srvx") == "22"
+    assert machine.mount_id(mountinfo, "/srv/with space/x") == "25"
+    assert machine.mount_id("", "/srv") is None
+
+
+def test_an_unknown_boot_is_never_taken_for_the_same(monkeypatch: pytest.MonkeyPatch, root: str) -> None:
+    def missing(*_: object, **__: object) -> object:
+        raise FileNotFoundError(errno.ENOENT, "no /proc here")
+
+    monkeypatch.setattr("builtins.open", missing)
+
+    assert SystemDisk().identity(root) != SystemDisk().identity(root)
+
+
+def test_two_disks_of_one_boot_agree_on_its_identity(root: str) -> None:
+    assert SystemDisk().identity(root) == SystemDisk().identity(root)
+
+
+def test_windows_is_refused_before_anything_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+
+    with pytest.raises(Unsupported, match="Windows"):
+        SystemDisk()
+
+
+def _with_eager_switching(threads: list[threading.Thread]) -> None:
+    """Run them with so short a time slice that calls meet in the middle."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def _says_closed(disk: SystemDisk, root: str) -> bool:
+    try:
+        disk.create(f"{root}/after")
+    except OSError as error:
+        return error.errno == errno.EBADF
+    return False
+
+
+def _is_below(fd: int, root: str) -> bool:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}").startswith(root)
+    except OSError:
+        return False
