@@ -125,9 +125,10 @@ class Volume:
     def rename(self, source: str, target: str) -> trace.Rename | None:
         """`None` if both are names of one file already, which the system leaves as it is."""
         source_directory, source_name = self._place(source)
-        inode = self.find(source)
         directory, name = self._place(target)
+        inode = self.find(source)
         replaced = self.directories[directory].get(name)
+        _check_depth(source, target)
         if replaced == inode:
             return None
         self._check_rename(inode, replaced, source, target)
@@ -138,9 +139,9 @@ class Volume:
 
     def link(self, source: str, target: str) -> trace.Link:
         inode = self.find(source)
+        directory, name = self._free_place(target)
         if inode in self.directories:
             raise PermissionError(errno.EPERM, "a directory has one name", source)
-        directory, name = self._free_place(target)
         self.directories[directory][name] = inode
         return trace.Link(inode, directory, name)
 
@@ -194,8 +195,6 @@ class Volume:
             raise NotADirectoryError(errno.ENOTDIR, "a directory cannot replace a file", source, None, target)
         if replaced is not None and self.directories[replaced]:
             raise OSError(errno.ENOTEMPTY, "the directory is not empty", source, None, target)
-        if _parts(target)[: len(_parts(source))] == _parts(source):
-            raise OSError(errno.EINVAL, "a directory cannot move into itself", source, None, target)
 
     def _drop(self, inode: int | None) -> None:
         """Forget a file that has lost its last name; open handles keep the bytes they hold."""
@@ -212,6 +211,15 @@ class Volume:
     def _new_inode(self) -> int:
         self.next_inode += 1
         return self.next_inode - 1
+
+
+def _check_depth(source: str, target: str) -> None:
+    """Neither may lie inside the other."""
+    sources, targets = _parts(source), _parts(target)
+    if len(targets) > len(sources) and targets[: len(sources)] == sources:
+        raise OSError(errno.EINVAL, "a directory cannot move into itself", source, None, target)
+    if len(sources) > len(targets) and sources[: len(targets)] == targets:
+        raise OSError(errno.ENOTEMPTY, "the directory is not empty", source, None, target)
 
 
 def _parts(path: str) -> list[str]:
