@@ -1,0 +1,42 @@
+"""Time and identity: the only room that asks the machine what time it is or for random bytes.
+
+Two implementations: `SystemClock` here and the hand-turned one in `forebay.testing`.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Where every other room gets the time and new names from."""
+
+    def now_ms(self) -> int:
+        """Wall time in milliseconds since 1970 UTC. It may jump; nothing but timestamps may depend on it."""
+
+    def monotonic(self) -> float:
+        """Seconds that never go back; for timers within one process."""
+
+    def sleep(self, seconds: float) -> None:
+        """Return after about this many seconds."""
+
+    def random_bytes(self, count: int) -> bytes:
+        """Bytes nobody can guess, for salts and ids."""
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def random_bytes(self, count: int) -> bytes:
+        return secrets.token_bytes(count)

@@ -1,0 +1,30 @@
+"""What one pull from a shard gives: batches of records, the named holes between them, and where to go on.
+
+Every tier and every engine answers in this shape. Knows records and batches, nothing of where they lay.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from forebay.format.batch import Batch
+from forebay.records import Gap
+
+
+class Page(NamedTuple):
+    """Records and holes of `[asked offset, next)`, each list in offset order. Empty at the end of the stream.
+
+    `next` is where to ask again; it also moves over a page that holds only holes.
+    """
+
+    batches: list[Batch]
+    events: list[Gap]
+    next: int
+
+    def clipped(self, stop: int) -> Page:
+        """The part of the page below `stop`."""
+        if self.next <= stop:
+            return self
+        batches = [batch.slice(batch.base, min(batch.end, stop)) for batch in self.batches if batch.base < stop]
+        events = [gap._replace(stop=min(gap.stop, stop)) for gap in self.events if gap.start < stop]
+        return Page(batches, events, stop)

@@ -1,0 +1,98 @@
+"""What flows through Forebay: records, positions in a stream, and the named holes of a stream.
+
+Knows nothing of bytes on disk. Records come in bulk, so they are structs without
+garbage-collector tracking and never dataclasses. Ends are exclusive everywhere.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple, NewType, TypeAlias
+
+import msgspec
+
+Offset = NewType("Offset", int)
+Bytes: TypeAlias = bytes | bytearray | memoryview
+Headers: TypeAlias = tuple[tuple[str, bytes | None], ...]
+
+OFFSET_MAX = 2**63 - 1
+
+
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """One record as a reader gets it. `timestamp` is in milliseconds since 1970 UTC.
+
+    A value of `None` is not an empty value; `headers` without any is the empty tuple.
+    """
+
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    tag: str | None = None
+    headers: Headers = ()
+
+
+class Reason(enum.IntEnum):
+    """Why a range of offsets holds no readable record. The numbers are stored on disk."""
+
+    LOST = 1
+    """May have been acknowledged; a crash took it."""
+    SKIPPED = 2
+    """Never used for an acknowledged record; not a loss."""
+    DAMAGED = 3
+    """Stored and acknowledged, but the bytes are no longer whole."""
+    CAP = 4
+    """Evicted by a size or count limit."""
+    TTL = 5
+    """Evicted by age."""
+
+
+class Gap(NamedTuple):
+    """Offsets `[start, stop)` hold no readable record, for the given reason."""
+
+    start: int
+    stop: int
+    reason: Reason
+
+    def __str__(self) -> str:
+        return f"[{self.start}, {self.stop}) {self.reason.name.lower()}"
+
+
+class Run(NamedTuple):
+    """One append of an idempotent producer inside a frame: `count` records, in order. Producer 0 means none."""
+
+    count: int
+    producer: int
+    sequence: int
+
+
+class Position(NamedTuple):
+    """Where to start reading: an offset, a time, or one of the two ends."""
+
+    kind: str
+    value: int = 0
+
+    @classmethod
+    def at_offset(cls, offset: int) -> Position:
+        """Start at this offset."""
+        return cls("offset", offset)
+
+    @classmethod
+    def at_time(cls, timestamp_ms: int) -> Position:
+        """Start at the first record whose timestamp is at or after this time."""
+        return cls("time", timestamp_ms)
+
+
+EARLIEST = Position("earliest")
+LATEST = Position("latest")
+
+
+class Offsets(NamedTuple):
+    """The watermarks of one partition; `next` is the next offset to assign."""
+
+    earliest: int
+    evict_floor: int
+    durable: int
+    exported: int
+    next: int

@@ -1,0 +1,102 @@
+"""After a failed write or sync: put what was published into a fresh copy of the file and go on there.
+
+The failed descriptor is never tried again, since the system may have dropped its unsynced pages. Every
+published frame is copied: read back and checked, or taken from the tail cache where the file no longer
+gives it; what neither has becomes a named `lost` range. Frames that were never published are left
+behind, so an append that failed is gone for good once this returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from forebay.disk import Disk, File, write_all
+from forebay.format.control import encode_gap
+from forebay.format.frame import HEADER, Verdict, resync
+from forebay.format.segment import HEADER_BYTES
+from forebay.records import Gap, Reason
+from forebay.wal.cache import TailCache
+from forebay.wal.files import FileList
+from forebay.wal.scan import FRAME_BYTES_LIMIT, OFFSETS_AHEAD, LogScan, pieces_of
+from forebay.wal.window import ProducerWindow
+from forebay.wal.writer import ActiveFile, Writer
+
+TEMPORARY = ".healing.tmp"
+
+
+def rebuild(writer: Writer, files: FileList, cache: TailCache, head: int) -> None:
+    """Replace the active file by a durable copy of what readers have seen. On return the log is writable at `head`.
+
+    An `OSError` leaves everything as it was, to be tried again later.
+    """
+    old = writer.active
+    if old is None:
+        return
+    disk, path = writer.disk, old.path
+    temporary = path + TEMPORARY
+    if disk.exists(temporary):
+        disk.unlink(temporary)
+    copy = disk.create(temporary)
+    try:
+        _copy(disk, old, copy, cache, head, writer)
+        copy.sync()
+    finally:
+        copy.close()
+    # Commit point: the name now leads to the copy, which is complete and durable; the failed file is gone.
+    disk.rename(temporary, path)
+    disk.sync_directory(writer.place.directory)
+    scan = LogScan(disk.open(path, writable=True), old.header, ProducerWindow(1, 1))
+    scan.run(scan.file.size(), proof=0)
+    renewed = ActiveFile(scan, old.created)
+    files.replace(old, renewed)
+    old.file.close()
+    writer.resume(renewed, scan)
+
+
+def _copy(disk: Disk, old: ActiveFile, copy: File, cache: TailCache, head: int, writer: Writer) -> None:
+    source = disk.open(old.path)
+    try:
+        position = 0
+        for data in _frames(source, old, cache, head, writer):
+            write_all(copy, data, position)
+            position += len(data)
+    finally:
+        source.close()
+
+
+def _frames(source: File, old: ActiveFile, cache: TailCache, head: int, writer: Writer) -> Iterator[bytes]:
+    """The bytes of the copy: header and whole frames below `limit`, with holes filled or named."""
+    yield source.read_at(HEADER_BYTES, 0)
+    position, expected = HEADER_BYTES, old.start
+    while position < old.limit:
+        for piece in pieces_of(source, old.salt_crc, position, old.limit):
+            yield piece.buffer[: piece.stop - piece.origin]
+            position = piece.stop
+            expected = max([expected, *(frame.end for frame in piece.heads)])
+            if piece.verdict is not Verdict.WHOLE:
+                break
+        else:
+            return
+        position, found = _behind(source, old, position, expected, head)
+        yield from _missing(old, cache, expected, found, writer)
+        expected = found
+
+
+def _behind(source: File, old: ActiveFile, position: int, expected: int, head: int) -> tuple[int, int]:
+    """Where whole frames go on behind a bad place: (byte, offset); the end if none do."""
+    buffer = source.read_at(old.limit - position, position)
+    found = resync(buffer, 0, old.salt_crc, FRAME_BYTES_LIMIT, expected, head + OFFSETS_AHEAD)
+    if found is None:
+        return old.limit, head
+    return position + found, int(HEADER.unpack_from(buffer, found)[0])
+
+
+def _missing(old: ActiveFile, cache: TailCache, start: int, stop: int, writer: Writer) -> Iterator[bytes]:
+    """Frames for `[start, stop)` from the cache; a `lost` range where the cache has none."""
+    while start < stop:
+        held = cache.frame_at(start)
+        if held is None:
+            yield encode_gap(Gap(start, stop, Reason.LOST), **writer.stamp(old.salt_crc, stop))
+            return
+        yield held.data
+        start = held.end

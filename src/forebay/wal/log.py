@@ -1,0 +1,354 @@
+"""The log of one shard: stage, commit, maintain. No threads of its own; whoever calls does the work.
+
+`stage_*` checks, assigns offsets and queues. `commit` writes, syncs as the durability class asks, and
+publishes. What time asks for is in `upkeep`. Knows no topics and no metadata.
+
+Locks, outer first: `committing` (one writer at a time), then the queue's own. Readers take neither:
+they go by `head`, which moves only after the bytes below it may be shown.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from forebay.errors import Closed, ForebayError, Indeterminate, Unavailable
+from forebay.format.batch import ColumnBytes
+from forebay.pages import Page
+from forebay.records import Offsets
+from forebay.topics import Durability
+from forebay.wal.cache import CachedFrame, TailCache
+from forebay.wal.files import FileList
+from forebay.wal.healing import rebuild
+from forebay.wal.live import LiveFile
+from forebay.wal.staging import Entry, Producing, Staging, Ticket
+from forebay.wal.writer import Writer
+
+logger = logging.getLogger(__name__)
+
+PAGE_BYTES = 1024 * 1024
+SPACE_CHECK_SECONDS = 0.1
+
+
+class Counters:
+    """What the log has done since it was opened; the core counts, others publish."""
+
+    __slots__ = ("bytes_written", "commits", "fsync_seconds", "fsyncs", "records", "rotations")
+
+    def __init__(self) -> None:
+        self.bytes_written = self.commits = self.fsyncs = self.records = self.rotations = 0
+        self.fsync_seconds = 0.0
+
+
+class Wal:
+    """One shard's log, open for appends. Made by `forebay.wal.begin.begin`."""
+
+    def __init__(self, writer: Writer, files: FileList, *, durability: Durability, live: LiveFile) -> None:
+        self.writer = writer
+        self.files = files
+        self.durability = durability
+        self.settings = writer.settings
+        self.committing = threading.Lock()
+        self.staging = Staging(writer.next, writer.window, writer.settings)
+        self.cache = TailCache(writer.settings.cache_bytes_max)
+        self.head = writer.end
+        """Readers see everything below."""
+        self.counters = Counters()
+        self.wakers: set[Callable[[], None]] = set()
+        """Called after each publication, by the thread that published; they only wake."""
+        self.on_dirty: Callable[[], None] | None = None
+        """Called when there may be work for `upkeep`."""
+        self.failure: str | None = None
+        """Why appends are refused, if they are."""
+        self.closed = False
+        self.dirty_since: float | None = None
+        self.queued_since: float | None = None
+        self.idle_since = writer.clock.monotonic()
+        self.live = live
+        self._published = threading.Condition()
+        self._space_checked = float("-inf")
+
+    # Appending
+
+    def stage_one(self, entry: Entry, size: int) -> Ticket:
+        """Queue one record; see `Staging.stage_one`."""
+        self.staging.stage_one(entry, size)
+        if self.queued_since is None:
+            self._note_queued()
+        return entry.ticket
+
+    def stage_many(self, columns: ColumnBytes, producing: Producing | None, ticket: Ticket) -> Ticket:
+        """Queue many records as one; see `Staging.stage_many`."""
+        self.staging.stage_many(columns, producing, ticket)
+        if self.queued_since is None:
+            self._note_queued()
+        return ticket
+
+    def settle(self, ticket: Ticket) -> int:
+        """Wait until the durability class of an append holds; its first offset, or the error it failed with.
+
+        Leader and followers: whoever gets in first writes for all that wait.
+        """
+        if self.durability is Durability.MEMORY and not ticket.done:
+            return ticket.offset
+        if not ticket.done:
+            with self.committing:
+                if not ticket.done:
+                    self._commit()
+        return ticket.result()
+
+    def commit(self) -> None:
+        """Write and publish everything that waits. On return each ticket taken is settled, well or ill."""
+        with self.committing:
+            self._commit()
+
+    def _commit(self) -> None:
+        try:
+            self.queued_since = None
+            self.writer.unsettled = False
+            self.staging.take()
+            if self.staging.taken:
+                self._write()
+        except BaseException as error:
+            self._fail(error)
+            if not isinstance(error, OSError | ForebayError):
+                raise
+
+    def _write(self) -> None:
+        writer = self.writer
+        self._check_space()
+        if writer.active is not None and writer.active.position >= self.settings.rotate_bytes_max:
+            self.rotate_locked()
+        made = writer.write(self.staging.taken)
+        if self.durability is Durability.FSYNC:
+            self._timed_sync()
+        self._publish(made)
+        self.staging.settle()
+        writer.unsettled = False
+
+    def _publish(self, made: list[CachedFrame]) -> None:
+        """Show what is written, and durable if the class asks for that, to every reader."""
+        active = self.writer.active
+        assert active is not None
+        for frame in made:
+            self.cache.add(frame)
+        active.end = self.writer.end
+        active.limit = active.position
+        # Commit point for readers: what is below `head` is never taken back while this process lives.
+        self.head = self.writer.end
+        self.live.publish(active, self.writer)
+        counters = self.counters
+        counters.commits += 1
+        counters.records += made[-1].end - made[0].base
+        counters.bytes_written += sum(len(frame.data) for frame in made)
+        self.idle_since = self.writer.clock.monotonic()
+        self._note_dirty()
+        self._wake()
+
+    def _note_dirty(self) -> None:
+        if self.dirty_since is None:
+            self.dirty_since = self.writer.clock.monotonic()
+            if self.on_dirty is not None:
+                self.on_dirty()
+
+    def _note_queued(self) -> None:
+        if self.durability is Durability.MEMORY:
+            self.queued_since = self.writer.clock.monotonic()
+            if self.on_dirty is not None:
+                self.on_dirty()
+
+    def _wake(self) -> None:
+        with self._published:
+            self._published.notify_all()
+        for waker in tuple(self.wakers):
+            waker()
+
+    def _timed_sync(self) -> None:
+        begun = self.writer.clock.monotonic()
+        self.writer.sync()
+        self.counters.fsyncs += 1
+        self.counters.fsync_seconds += self.writer.clock.monotonic() - begun
+
+    def _check_space(self) -> None:
+        """Refuse before the disk is full, so that reading, deleting and clean-up still have room to work."""
+        now = self.writer.clock.monotonic()
+        if now - self._space_checked < SPACE_CHECK_SECONDS:
+            return
+        directory, least = self.writer.place.directory, self.settings.free_bytes_min
+        free = self.writer.disk.free_bytes(directory)
+        if free < least:
+            raise Unavailable(
+                f"{self.writer.place}: {free} bytes are free below {directory}, fewer than wal.free_bytes_min "
+                f"({least}): free some space; appends go on by themselves then"
+            )
+        self._space_checked = now
+
+    def rotate_locked(self) -> None:
+        """Begin a new file, if the present one has records. The caller holds `committing`."""
+        if self.writer.rotate():
+            assert self.writer.active is not None
+            self.counters.rotations += 1
+            self.live.publish(self.writer.active, self.writer)
+            self._note_dirty()
+
+    # Failing and healing
+
+    def _fail(self, error: BaseException) -> None:
+        """A commit ended in an exception: settle every waiter. Unless nothing was written, distrust the file."""
+        name, writer = self.writer.place, self.writer
+        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        refusal = error if isinstance(error, ForebayError) else Unavailable(f"{name}: not written ({reason})")
+        if not writer.unsettled:
+            self.staging.fail(refusal, refusal, writer.next)
+            return
+        self.failure = reason
+        self.staging.refuse(
+            Unavailable(f"{name} is read-only since its log could not be written ({reason}); it recovers by itself")
+        )
+        written = Indeterminate(
+            f"{name}: the append was being written when the log failed ({reason}): it is not visible now and, "
+            "should the process crash before the log recovers, may appear once; read before you repeat it"
+        )
+        queued = Unavailable(f"{name}: the append was not written, the log failed before it ({reason}); try again")
+        self.staging.fail(written, queued, self.head)
+        logger.error("%s: log failed at offset %d: %s", name, self.head, reason)
+        if self.on_dirty is not None:
+            self.on_dirty()
+
+    def heal(self) -> bool:
+        """Try to make a failed log writable again; true if it is. Acknowledged records keep their offsets."""
+        with self.committing:
+            if self.failure is None:
+                return True
+            if self.closed:
+                return False
+            try:
+                rebuild(self.writer, self.files, self.cache, self.head)
+            except OSError as error:
+                logger.warning("%s: still read-only: %s", self.writer.place, error)
+                return False
+            self.writer.unsettled = False
+            self.staging.restart_at(self.writer.next)
+            self.failure = None
+            self.staging.refuse(None)
+            logger.warning("%s: writable again from offset %d", self.writer.place, self.writer.next)
+            return True
+
+    def guarded(self, step: Callable[[], None]) -> bool:
+        """Run a step that writes to the active file; true if it succeeded. The caller holds `committing`."""
+        self.writer.unsettled = False
+        try:
+            step()
+        except BaseException as error:
+            if self.writer.unsettled:
+                self.staging.take()
+                self._fail(error)
+            if not isinstance(error, OSError | ForebayError):
+                raise
+            logger.warning("%s: %s", self.writer.place, error)
+            return False
+        self.writer.unsettled = False
+        return True
+
+    def fail_file(self, error: OSError) -> None:
+        """Something outside a commit (a background sync) showed that the active file cannot be trusted."""
+        with self.committing:
+            if self.failure is None and not self.closed:
+                self.writer.unsettled = True
+                self.staging.take()
+                self._fail(error)
+
+    # Reading
+
+    def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page:
+        """Records from `offset` on, at least one if there is any, up to about `bytes_max`."""
+        self._check_open()
+        if offset >= self.head and not self.staging.is_empty and self.durability is Durability.MEMORY:
+            # Read your write: what was acknowledged in the queue is written before it is asked for.
+            self.commit()
+        head = self.head
+        if offset >= head:
+            return Page([], [], offset)
+        frames = self.cache.frames_from(offset, bytes_max)
+        if not frames:
+            return self.files.read(offset, bytes_max).clipped(head)
+        batches = [frame.batch() for frame in frames]
+        if batches[0].base < offset:
+            batches[0] = batches[0].slice(offset, batches[0].end)
+        return Page(batches, [], frames[-1].end).clipped(head)
+
+    def wait(self, offset: int, timeout: float | None) -> bool:
+        """Wait until a record at or above `offset` may be read; false when the time is up or the log closed."""
+        if not self.staging.is_empty and self.durability is Durability.MEMORY:
+            self.commit()
+        with self._published:
+            self._published.wait_for(lambda: self.head > offset or self.closed, timeout)
+        return self.head > offset
+
+    def offset_at_time(self, timestamp: int) -> int | None:
+        """The first record at or after the time; `None` if there is none."""
+        self._check_open()
+        if not self.staging.is_empty and self.durability is Durability.MEMORY:
+            self.commit()
+        found = self.files.offset_at_time(timestamp)
+        return found if found is not None and found < self.head else None
+
+    def offsets(self) -> Offsets:
+        """The watermarks now."""
+        floors = self.writer.floors
+        return Offsets(
+            earliest=max(floors.earliest, 0),
+            evict_floor=floors.evict_floor,
+            durable=min(self.writer.durable, self.head),
+            exported=0,
+            next=self.staging.next,
+        )
+
+    # Ending
+
+    def flush(self) -> None:
+        """Everything appended so far is synced on return, whatever the class; else `Unavailable`."""
+        self.commit()
+        if self.failure is not None:
+            self.heal()
+        with self.committing:
+            self._check_open()
+            if self.failure is not None or not self.guarded(self._timed_sync):
+                raise Unavailable(f"{self.writer.place}: not everything could be made durable ({self.failure})")
+            self.dirty_since = None
+
+    def rotate(self) -> None:
+        """Close the active file, if it has records, and begin a new one."""
+        self.commit()
+        with self.committing:
+            self._check_open()
+            if self.failure is not None or not self.guarded(self.rotate_locked):
+                raise Unavailable(f"{self.writer.place}: no new log file could be begun ({self.failure})")
+
+    def close(self) -> None:
+        """Write and sync everything, say in the log that it ended in order, give files back. Harmless when repeated."""
+        if self.closed:
+            return
+        self.commit()
+        if self.failure is not None:
+            self.heal()
+        with self.committing:
+            self.closed = True
+            self.staging.refuse(Closed(f"{self.writer.place} is closed"))
+            if self.failure is None:
+                self.guarded(self.writer.finish)
+            for file in self.files.all:
+                file.close()
+            self.live.close()
+        self._wake()
+
+    def abandon(self) -> None:
+        """End without touching the disk: in a forked child, whose parent goes on writing."""
+        self.closed = True
+        self.staging = Staging(0, self.writer.window, self.settings)
+        self.staging.refuse(Closed(f"{self.writer.place} was opened before a fork: open it anew in the child"))
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise Closed(f"{self.writer.place} is closed")

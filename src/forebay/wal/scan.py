@@ -1,0 +1,201 @@
+"""What stands in a log file? Walk its frames from the front and tell facts; change nothing.
+
+Knows frames and files; decides nothing but "torn or damaged": the log ends at the first frame that
+is not whole, unless something further on proves that this place had been durable. Then it is damage,
+which is named and stepped over, never cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from forebay.disk import File
+from forebay.errors import Corrupt, UnsupportedFormat
+from forebay.format.checksum import salted
+from forebay.format.control import State, WindowEntry, decode_gap, decode_mark, decode_state
+from forebay.format.frame import HEADER, FrameHead, Kind, Verdict, resync, runs_of, scan_frames
+from forebay.format.segment import HEADER_BYTES, SegmentHeader
+from forebay.records import OFFSET_MAX, Gap, Reason
+from forebay.wal.sparse import SparseIndex
+from forebay.wal.window import ProducerWindow
+
+FRAME_BYTES_LIMIT = 64 * 1024 * 1024
+"""No version writes a larger body; the setting `wal.frame_bytes_max` only bounds what is written now."""
+CHUNK_BYTES = 4 * 1024 * 1024
+OFFSETS_AHEAD = 2**33
+"""How far above the expected offset a frame behind a damaged place may lie."""
+
+
+class Piece(NamedTuple):
+    """Whole frames read together. `positions` are in `buffer`, which begins at byte `origin` of the file."""
+
+    buffer: bytes
+    origin: int
+    heads: list[FrameHead]
+    positions: list[int]
+    stop: int
+    """The byte of the file behind the last whole frame."""
+    verdict: Verdict
+    """What stands there; `WHOLE` if the end was reached or more pieces follow."""
+
+
+def pieces_of(file: File, salt_crc: int, start: int, stop: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Piece]:
+    """The frames of `[start, stop)` in bounded pieces, up to the first place that is not whole."""
+    position, want = start, chunk_bytes
+    while position < stop:
+        buffer = file.read_at(min(want, stop - position), position)
+        scan = scan_frames(buffer, 0, salt_crc, FRAME_BYTES_LIMIT)
+        ended = position + len(buffer) >= stop or not buffer
+        if scan.verdict is Verdict.TORN and not ended:
+            if not scan.heads:
+                want *= 2
+                continue
+            yield Piece(buffer, position, scan.heads, scan.positions, position + scan.stop, Verdict.WHOLE)
+        else:
+            verdict = Verdict.TORN if not buffer else scan.verdict
+            yield Piece(buffer, position, scan.heads, scan.positions, position + scan.stop, verdict)
+            if verdict is not Verdict.WHOLE:
+                return
+        position, want = position + scan.stop, chunk_bytes
+
+
+class LogScan:
+    """The facts of one log file, gathered in one pass."""
+
+    def __init__(self, file: File, header: SegmentHeader, window: ProducerWindow) -> None:
+        self.file = file
+        self.header = header
+        self.end = header.start
+        self.index = SparseIndex()
+        self.window = window
+        self.state: State | None = None
+        self.state_epoch = 0
+        self.reserved_end = 0
+        self.durable = 0
+        self.clean = False
+        self.gaps: list[Gap] = []
+        self.frames = 0
+        self.stop = 0
+        self.size = 0
+        self.torn_bytes = 0
+        self.ends_damaged = False
+        self.previous_end = header.start
+        self._salt_crc = salted(header.salt)
+
+    @property
+    def path(self) -> str:
+        return self.file.path
+
+    @property
+    def start(self) -> int:
+        return self.header.start
+
+    def run(self, size: int, *, proof: int, on_bytes: Callable[[int], None] | None = None) -> None:
+        """Walk the file up to byte `size`. `proof` is an offset known from elsewhere to have been durable."""
+        self.size = size
+        position = self.stop = HEADER_BYTES
+        while position < size:
+            verdict = Verdict.WHOLE
+            for piece in pieces_of(self.file, self._salt_crc, position, size):
+                self._take(piece)
+                if on_bytes is not None:
+                    on_bytes(piece.stop - position)
+                position, verdict = piece.stop, piece.verdict
+            self.stop = position
+            if verdict is Verdict.WHOLE:
+                break
+            if verdict is Verdict.NEWER:
+                raise UnsupportedFormat(f"{self.file.path} has at byte {position} a frame of a newer version: upgrade")
+            resumed = self._beyond(position, proof)
+            if resumed is None:
+                return
+            position = resumed
+        if self.end < proof:
+            self._end_at(proof)
+
+    def _take(self, piece: Piece) -> None:
+        buffer, origin = piece.buffer, piece.origin
+        for head, position in zip(piece.heads, piece.positions, strict=True):
+            self.clean = False
+            if head.kind == Kind.DATA:
+                self._take_records(head, origin + position, buffer, position)
+            else:
+                self._take_control(head, buffer, position)
+            self.durable = max(self.durable, head.durable)
+
+    def _take_records(self, head: FrameHead, place: int, buffer: bytes, position: int) -> None:
+        if head.base != self.end:
+            raise Corrupt(
+                f"{self.file.path} at byte {place} goes on with offset {head.base}, expected {self.end}: "
+                'the file contradicts itself; run "forebay verify"'
+            )
+        self.index.add(head.base, place, None)
+        if head.run_count:
+            self._take_runs(head, buffer, position)
+        self.frames += 1
+        self.end = head.base + head.count
+
+    def _take_runs(self, head: FrameHead, buffer: bytes, position: int) -> None:
+        offset = head.base
+        for run in runs_of(buffer, position, head):
+            if run.producer:
+                self.window.add(WindowEntry(run.producer, run.sequence, 1, run.count, offset))
+            offset += run.count
+
+    def _take_control(self, head: FrameHead, buffer: bytes, position: int) -> None:
+        if head.kind == Kind.STATE:
+            state = decode_state(buffer, position, head)
+            if self.state is None:
+                self.previous_end = state.previous_end
+            if state.restated:
+                self.window.clear()
+            self.window.extend(state.window)
+            self.state = state
+            self.state_epoch = head.epoch
+            self.reserved_end = max(self.reserved_end, state.reserved_end)
+        elif head.kind == Kind.GAP:
+            gap = decode_gap(buffer, position, head)
+            self.gaps.append(gap)
+            self.end = max(self.end, gap.stop)
+        elif head.kind == Kind.MARK:
+            self.clean = decode_mark(buffer, position, head)
+
+    def _beyond(self, position: int, proof: int) -> int | None:
+        """A place that is not whole: `None` if the log ends there, else where it goes on behind the damage."""
+        self.clean = False
+        buffer = self.file.read_at(self.size - position, position)
+        expected = self.end
+        found, proven = self._frames_behind(buffer, expected)
+        if max(proven, proof) <= expected:
+            self.torn_bytes = self.size - position
+            return None
+        if found is None:
+            self._end_at(proof)
+            return None
+        base = HEADER.unpack_from(buffer, found)[0]
+        if base > expected:
+            self.gaps.append(Gap(expected, base, Reason.DAMAGED))
+        self.end = base
+        return position + found
+
+    def _end_at(self, proof: int) -> None:
+        """Offsets up to `proof` had been durable and are not here."""
+        self.gaps.append(Gap(self.end, proof, Reason.DAMAGED))
+        self.end = proof
+        self.ends_damaged = True
+        self.clean = False
+
+    def _frames_behind(self, buffer: bytes, expected: int) -> tuple[int | None, int]:
+        """The first whole frame behind the start of `buffer`, and the highest durable mark of all that follow."""
+        bound = min(OFFSET_MAX, max(self.reserved_end, expected) + OFFSETS_AHEAD)
+        first: int | None = None
+        place, proven = 0, 0
+        while (found := resync(buffer, place, self._salt_crc, FRAME_BYTES_LIMIT, expected, bound)) is not None:
+            first = found if first is None else first
+            scan = scan_frames(buffer, found, self._salt_crc, FRAME_BYTES_LIMIT)
+            if not scan.heads:
+                raise UnsupportedFormat(f"{self.file.path} has a frame of a newer version: upgrade")
+            proven = max([proven, *(head.durable for head in scan.heads)])
+            place = scan.stop
+        return first, proven

@@ -1,0 +1,206 @@
+"""Turn a rotated log file into an immutable one: large frames and an index beside it.
+
+Runs beside appends and readers: it touches only a file that nobody writes any more. A crash at any
+step leaves the old bytes or the new ones, which hold the same records; the file counts as sealed only
+once its index exists, and until then recovery walks the bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from forebay.disk import Disk, File, replace_file, write_all
+from forebay.format import index as index_format
+from forebay.format.batch import Batch, decode, encode_data_frame, merge
+from forebay.format.checksum import ContentHash, crc32
+from forebay.format.control import decode_gap
+from forebay.format.frame import FrameHead, Kind, Verdict, runs_of
+from forebay.format.segment import HEADER_BYTES, index_name
+from forebay.records import Gap, Reason, Run
+from forebay.settings import WalSettings
+from forebay.wal.files import LogFile, SealedFile
+from forebay.wal.scan import pieces_of
+
+TEMPORARY = ".reframing.tmp"
+
+
+class Sealer:
+    """Seals files of one shard."""
+
+    def __init__(self, disk: Disk, settings: WalSettings, zstd_level: int | None) -> None:
+        self._disk = disk
+        self._settings = settings
+        self._zstd_level = zstd_level
+
+    def seal(self, log: LogFile) -> SealedFile:
+        """Re-frame if frames are small, write the index. On return both are durable under their names."""
+        if self._wants_reframing(log):
+            log = self._reframe(log)
+        content, footer = index_of(log)
+        # Commit point: with the index under its name the file is sealed; its bytes were durable before.
+        replace_file(self._disk, index_name(log.path), content)
+        return SealedFile(self._disk, log.path, footer.start, footer.end)
+
+    def _wants_reframing(self, log: LogFile) -> bool:
+        damaged = any(gap.reason is Reason.DAMAGED for gap in log.gaps)
+        mean = (log.limit - HEADER_BYTES) / max(1, log.frames)
+        return log.frames > 1 and not damaged and mean < self._settings.reframe_bytes_min
+
+    def _reframe(self, log: LogFile) -> LogFile:
+        temporary = log.path + TEMPORARY
+        if self._disk.exists(temporary):
+            self._disk.unlink(temporary)
+        copy = self._disk.create(temporary)
+        try:
+            size, frames = self._write_frames(log, copy)
+            copy.sync()
+        finally:
+            copy.close()
+        self._disk.rename(temporary, log.path)
+        self._disk.sync_directory(log.path.rpartition("/")[0])
+        file = self._disk.open(log.path)
+        return LogFile(file, log.header, index=log.index, gaps=log.gaps, frames=frames, end=log.end, limit=size)
+
+    def _write_frames(self, log: LogFile, copy: File) -> tuple[int, int]:
+        write_all(copy, log.file.read_at(HEADER_BYTES, 0), 0)
+        position, frames = HEADER_BYTES, 0
+        group = _Group(self._settings.reframe_bytes_max, log.salt_crc, self._zstd_level)
+        for data in group.frames_of(log):
+            write_all(copy, data, position)
+            position += len(data)
+            frames += 1
+        return position, frames
+
+
+class _Group:
+    """Consecutive data frames on their way into one larger frame."""
+
+    def __init__(self, bytes_max: int, salt_crc: int, zstd_level: int | None) -> None:
+        self._bytes_max = bytes_max
+        self._salt_crc = salt_crc
+        self._zstd_level = zstd_level
+        self._batches: list[Batch] = []
+        self._runs: list[Run] = []
+        self._head: FrameHead | None = None
+        self._bytes = 0
+
+    def frames_of(self, log: LogFile) -> Iterator[bytes]:
+        """The frames of the new file, in order. Marks go: a sealed file is durable as a whole."""
+        for piece in pieces_of(log.file, log.salt_crc, HEADER_BYTES, log.limit):
+            for head, position in zip(piece.heads, piece.positions, strict=True):
+                if head.kind == Kind.DATA:
+                    if self._is_full(head):
+                        yield self._flush()
+                    self._add(head, piece.buffer, position)
+                elif head.kind != Kind.MARK:
+                    if self._batches:
+                        yield self._flush()
+                    yield piece.buffer[position : position + head.length]
+        if self._batches:
+            yield self._flush()
+
+    def _is_full(self, head: FrameHead) -> bool:
+        first = self._head
+        return first is not None and (self._bytes + head.length > self._bytes_max or first.epoch != head.epoch)
+
+    def _add(self, head: FrameHead, buffer: bytes, position: int) -> None:
+        self._batches.append(decode(buffer, position, head))
+        for run in runs_of(buffer, position, head) or [Run(head.count, 0, 0)]:
+            if self._runs and not run.producer and not self._runs[-1].producer:
+                self._runs[-1] = Run(self._runs[-1].count + run.count, 0, 0)
+            else:
+                self._runs.append(run)
+        self._head = head
+        self._bytes += head.length
+
+    def _flush(self) -> bytes:
+        head = self._head
+        assert head is not None
+        data = encode_data_frame(
+            salt_crc=self._salt_crc,
+            base=self._batches[0].base,
+            epoch=head.epoch,
+            durable=head.durable,
+            # The newest time of the group: what lives by age may then live a little longer, never shorter.
+            appended_at=max(batch.appended_at for batch in self._batches),
+            runs=self._runs if any(run.producer for run in self._runs) else [],
+            columns=merge(self._batches),
+            zstd_level=self._zstd_level,
+        )
+        self._batches, self._runs, self._head, self._bytes = [], [], None, 0
+        return data
+
+
+class _Walk:
+    """One pass over a file for its index."""
+
+    def __init__(self, log: LogFile) -> None:
+        self.rows: list[tuple[int, int, int, int, int, int]] = []
+        self.gaps: list[Gap] = []
+        self.end = log.start
+        self.epoch_max = 0
+        self.appended_max = 0
+
+    def take(self, head: FrameHead, buffer: bytes, position: int, place: int) -> None:
+        """Note one frame, which begins at byte `place` of the file."""
+        self.epoch_max = max(self.epoch_max, head.epoch)
+        self.appended_max = max(self.appended_max, head.appended_at)
+        if head.kind == Kind.GAP:
+            self.gap(decode_gap(buffer, position, head))
+        elif head.kind == Kind.DATA:
+            times = decode(buffer, position, head).timestamps()
+            self.rows.append((head.base, place, head.length, head.count, int(times.min()), int(times.max())))
+            self.end = head.end
+
+    def gap(self, gap: Gap) -> None:
+        """Note a hole."""
+        if gap.stop > gap.start:
+            self.gaps.append(gap)
+            self.end = max(self.end, gap.stop)
+
+
+def _walk(log: LogFile) -> _Walk:
+    walk = _Walk(log)
+    position = HEADER_BYTES
+    while position < log.limit:
+        verdict = Verdict.WHOLE
+        for piece in pieces_of(log.file, log.salt_crc, position, log.limit):
+            for head, place in zip(piece.heads, piece.positions, strict=True):
+                walk.take(head, piece.buffer, place, piece.origin + place)
+            position, verdict = piece.stop, piece.verdict
+        if verdict is not Verdict.WHOLE:
+            gap, position = log.damage(position, walk.end)
+            walk.gap(gap)
+    return walk
+
+
+def index_of(log: LogFile) -> tuple[bytes, index_format.Footer]:
+    """The index of a log file and its footer, worked out from the file's bytes alone."""
+    walk = _walk(log)
+    crc, digest = _sums(log.file, log.limit)
+    entries = index_format.frame_entries(walk.rows)
+    footer = index_format.Footer(
+        epoch=log.header.epoch,
+        epoch_max=walk.epoch_max,
+        start=log.start,
+        end=log.end,
+        frames=len(entries),
+        records=int(entries["count"].sum()),
+        time_min=int(entries["time_min"].min()) if len(entries) else 0,
+        time_max=int(entries["time_max"].max()) if len(entries) else 0,
+        appended_max=walk.appended_max,
+        segment_bytes=log.limit,
+        segment_crc=crc,
+        content_hash=digest,
+    )
+    return index_format.encode_index(footer, entries, walk.gaps), footer
+
+
+def _sums(file: File, size: int) -> tuple[int, bytes]:
+    crc, digest, position = 0, ContentHash(), 0
+    while position < size:
+        data = file.read_at(min(1024 * 1024, size - position), position)
+        crc = crc32(data, crc)
+        digest.update(data)
+        position += len(data)
+    return crc, digest.digest()

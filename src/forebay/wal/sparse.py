@@ -1,0 +1,46 @@
+"""Where in a log file to start looking for an offset or a time: one entry per few KiB, in memory.
+
+A log file that is still growing has no index file; this takes its place. Pure bookkeeping.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+
+ENTRY_BYTES = 4096
+
+
+class SparseIndex:
+    """Entries in file order: first offset, byte position, and the highest time of all frames up to the next entry."""
+
+    __slots__ = ("_offsets", "_positions", "_times", "times_known")
+
+    def __init__(self) -> None:
+        self._offsets: list[int] = []
+        self._positions: list[int] = []
+        self._times: list[int] = []
+        self.times_known = True
+
+    def add(self, offset: int, position: int, time_max: int | None) -> None:
+        """Note a data frame that begins at `position`. Without its time, times can no longer be looked up."""
+        if time_max is None:
+            self.times_known = False
+            time_max = 0
+        if not self._positions or position - self._positions[-1] >= ENTRY_BYTES:
+            newest = self._times[-1] if self._times else time_max
+            self._offsets.append(offset)
+            self._positions.append(position)
+            self._times.append(max(newest, time_max))
+        elif time_max > self._times[-1]:
+            self._times[-1] = time_max
+
+    def position_of(self, offset: int) -> int | None:
+        """A position at or before the frame that covers `offset`; `None` before the first frame."""
+        index = bisect_right(self._offsets, offset) - 1
+        return self._positions[index] if index >= 0 else None
+
+    def position_at_time(self, timestamp: int) -> int | None:
+        """A position at or before the first record at or after the time; `None` if there is none."""
+        assert self.times_known
+        index = bisect_left(self._times, timestamp)
+        return self._positions[index] if index < len(self._positions) else None

@@ -1,0 +1,285 @@
+"""What waits to be written: offsets are assigned here, in order, before any byte is made.
+
+Knows no files. Single appends are merged into shared frames, an append of many records is a frame
+of its own, so an append is never split. Each append enters by one list operation that also moves
+the next offset: an exception at any instant (Ctrl-C) leaves it wholly in or wholly out.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+from forebay.errors import ForebayError, Unavailable
+from forebay.format.batch import ColumnBytes, Columns, encode_columns, encode_rows
+from forebay.format.control import WindowEntry
+from forebay.records import Headers, Run
+from forebay.settings import WalSettings
+from forebay.wal.window import ProducerWindow
+
+ROW_BYTES = 16
+"""What a record costs in a frame beside its own bytes: timestamp and one offset, roughly."""
+
+
+class Ticket:
+    """One append on its way: `done` turns true once its durability class holds, or `error` says why it never will."""
+
+    __slots__ = ("callback", "count", "done", "error", "followers", "offset")
+
+    def __init__(self, callback: Callable[[Ticket], None] | None = None) -> None:
+        self.offset = -1
+        self.count = 0
+        self.done = False
+        self.error: ForebayError | None = None
+        self.callback = callback
+        self.followers: list[Ticket] | None = None
+
+    def result(self) -> int:
+        """The first offset of the append; raises the error it failed with."""
+        assert self.done
+        if self.error is not None:
+            raise type(self.error)(*self.error.args)
+        return self.offset
+
+    def finish(self, error: ForebayError | None = None) -> None:
+        """Settle the outcome, once."""
+        if not self.done:
+            self.error = error
+            self.done = True
+            if self.callback is not None:
+                self.callback(self)
+            for follower in self.followers or ():
+                follower.offset = self.offset
+                follower.finish(error)
+
+
+class Producing(NamedTuple):
+    """Who appends, for idempotence."""
+
+    producer: int
+    sequence: int
+
+
+class Entry(NamedTuple):
+    """A single record in the queue."""
+
+    value: bytes | None
+    key: bytes | None
+    tag: str | None
+    headers: Headers
+    timestamp: int
+    producing: Producing | None
+    ticket: Ticket
+
+
+class PendingFrame:
+    """One frame to be: single records that share it, or the columns of one larger append."""
+
+    __slots__ = ("base", "columns", "entries", "producing", "size", "ticket")
+
+    def __init__(
+        self,
+        base: int,
+        columns: ColumnBytes | None = None,
+        producing: Producing | None = None,
+        ticket: Ticket | None = None,
+    ) -> None:
+        self.base = base
+        self.entries: list[Entry] = []
+        self.columns = columns
+        self.producing = producing
+        self.ticket = ticket
+        self.size = columns.size if columns is not None else 0
+
+    @property
+    def end(self) -> int:
+        return self.base + (len(self.entries) if self.columns is None else self.columns.count)
+
+    def encode(self) -> ColumnBytes:
+        """The columns of all records of the frame."""
+        if self.columns is not None:
+            return self.columns
+        if len(self.entries) == 1:
+            return encode_rows([self.entries[0][:5]])
+        values, keys, tags, headers, timestamps, _, _ = zip(*self.entries, strict=True)
+        return encode_columns(Columns(values=values, keys=keys, tags=tags, headers=headers, timestamps=timestamps))
+
+    def runs(self) -> list[Run]:
+        """Who appended what, in order; empty if no append of the frame is idempotent."""
+        if self.columns is not None:
+            return [Run(self.columns.count, *self.producing)] if self.producing else []
+        if not any(entry.producing for entry in self.entries):
+            return []
+        return [Run(1, *(entry.producing or (0, 0))) for entry in self.entries]
+
+    def tickets(self) -> list[Ticket]:
+        """The appends in it, in offset order."""
+        return [self.ticket] if self.ticket is not None else [entry.ticket for entry in self.entries]
+
+
+class Staging:
+    """The bounded queue of a shard."""
+
+    def __init__(self, next_offset: int, window: ProducerWindow, settings: WalSettings) -> None:
+        self.lock = threading.Lock()
+        self.window = window
+        self.taken: list[PendingFrame] = []
+        self._frames: list[PendingFrame] = [PendingFrame(next_offset)]
+        self._settings = settings
+        self._bytes = 0
+        self._queued: dict[int, dict[int, Ticket]] = {}
+        self._refusal: ForebayError | None = None
+
+    @property
+    def next(self) -> int:
+        """The next offset to assign."""
+        return self._frames[-1].end
+
+    @property
+    def is_empty(self) -> bool:
+        return self._frames[-1].end == self._frames[0].base
+
+    @property
+    def bytes(self) -> int:
+        return self._bytes
+
+    def stage_one(self, entry: Entry, size: int) -> Ticket:
+        """Queue one record. On return it has its offset (`ticket.offset`); nothing is written yet.
+
+        A repeat of an append still on its way settles together with it; one of an acknowledged append
+        is settled on return. Raises `QueueFull`, the refusal of the shard, or `Conflict` for a sequence
+        out of step.
+        """
+        with self.lock:
+            self._admit(1, size)
+            if entry.producing is None:
+                return self._enter(entry, size)
+            if not self._repeats(entry.producing, entry.ticket):
+                return self._enter_producing(entry.producing, entry.ticket, entry, size)
+        return _answered(entry.ticket)
+
+    def stage_many(self, columns: ColumnBytes, producing: Producing | None, ticket: Ticket) -> Ticket:
+        """Queue many records as one frame of their own, all or none; else as `stage_one`."""
+        with self.lock:
+            self._admit(columns.count, columns.size)
+            if producing is None:
+                return self._enter_columns(columns, None, ticket)
+            if not self._repeats(producing, ticket):
+                return self._enter_producing(producing, ticket, columns, columns.size)
+        return _answered(ticket)
+
+    def take(self) -> None:
+        """Move everything that waits to `taken`, for the committer, which empties it with `settle`."""
+        with self.lock:
+            self.taken, self._frames = [f for f in self._frames if f.end > f.base], [PendingFrame(self.next)]
+            self._bytes = 0
+
+    def settle(self) -> None:
+        """All of `taken` is published: remember its producers and acknowledge."""
+        with self.lock:
+            for frame in self.taken:
+                self._remember(frame)
+        for frame in self.taken:
+            for ticket in frame.tickets():
+                ticket.finish()
+        self.taken = []
+
+    def fail(self, written: ForebayError, queued: ForebayError, next_offset: int) -> None:
+        """Fail what was taken with one error and what still waits with another; go on at `next_offset`."""
+        with self.lock:
+            taken, self.taken = self.taken, []
+            waiting, self._frames = self._frames, [PendingFrame(next_offset)]
+            self._bytes = 0
+            self._queued.clear()
+        for frames, error in ((taken, written), (waiting, queued)):
+            for frame in frames:
+                for ticket in frame.tickets():
+                    ticket.finish(error)
+
+    def refuse(self, refusal: ForebayError | None) -> None:
+        """From now on answer every append with this error; `None` takes appends again."""
+        with self.lock:
+            self._refusal = refusal
+
+    def restart_at(self, next_offset: int) -> None:
+        """Go on at this offset. Only while nothing waits."""
+        with self.lock:
+            assert self.is_empty
+            self._frames = [PendingFrame(next_offset)]
+
+    def _admit(self, count: int, size: int) -> None:
+        if self._refusal is not None:
+            raise type(self._refusal)(*self._refusal.args)
+        waiting = self._frames[-1].end - self._frames[0].base
+        if waiting and (
+            waiting + count > self._settings.queue_records_max or self._bytes + size > self._settings.queue_bytes_max
+        ):
+            raise QueueFull(f"{waiting} records ({self._bytes} bytes) wait to be written: the queue is full; try again")
+
+    def _enter(self, entry: Entry, size: int) -> Ticket:
+        frame = self._frames[-1]
+        if frame.columns is not None or frame.size + size > self._settings.batch_bytes_max:
+            frame = PendingFrame(frame.end)
+            self._frames.append(frame)
+        ticket = entry.ticket
+        ticket.offset = frame.base + len(frame.entries)
+        ticket.count = 1
+        frame.entries.append(entry)
+        frame.size += size
+        self._bytes += size
+        return ticket
+
+    def _enter_columns(self, columns: ColumnBytes, producing: Producing | None, ticket: Ticket) -> Ticket:
+        ticket.offset = self._frames[-1].end
+        ticket.count = columns.count
+        self._frames.append(PendingFrame(ticket.offset, columns, producing, ticket))
+        self._bytes += columns.size
+        return ticket
+
+    def _enter_producing(self, producing: Producing, ticket: Ticket, content: Entry | ColumnBytes, size: int) -> Ticket:
+        queued = self._queued.setdefault(producing.producer, {})
+        try:
+            queued[producing.sequence] = ticket
+            if isinstance(content, Entry):
+                return self._enter(content, size)
+            return self._enter_columns(content, producing, ticket)
+        except BaseException:
+            if ticket not in self._frames[-1].tickets():
+                queued.pop(producing.sequence, None)
+            raise
+
+    def _repeats(self, producing: Producing, ticket: Ticket) -> bool:
+        """False for the producer's next append; a repeat gets its offset or follows the original."""
+        queued = self._queued.get(producing.producer, {})
+        original = queued.get(producing.sequence)
+        if original is not None:
+            original.followers = [*(original.followers or ()), ticket]
+            return True
+        offset = self.window.expect(producing.producer, producing.sequence, max(queued, default=None))
+        if offset is None:
+            return False
+        ticket.offset = offset
+        return True
+
+    def _remember(self, frame: PendingFrame) -> None:
+        offset = frame.base
+        for run in frame.runs():
+            if run.producer:
+                self.window.add(WindowEntry(run.producer, run.sequence, 1, run.count, offset))
+                queued = self._queued.get(run.producer, {})
+                queued.pop(run.sequence, None)
+                if not queued:
+                    self._queued.pop(run.producer, None)
+            offset += run.count
+
+
+def _answered(ticket: Ticket) -> Ticket:
+    """Settle a repeat whose original is acknowledged; outside the lock, for its callback may append."""
+    if ticket.offset >= 0:
+        ticket.finish()
+    return ticket
+
+
+class QueueFull(Unavailable):
+    """No room now: the caller may help to write what waits, then try again."""

@@ -1,0 +1,234 @@
+"""Where does the truth end? Look at a shard's directory after any kind of stop and state the facts.
+
+Changes nothing, so it may be run by anyone at any time. Names and the checkpoint tell of sealed files,
+the bytes of the last file are walked in full, and so are those of files that were not sealed in time.
+Knows frames and the disk; knows nothing of topics, metadata or what is to be done about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from forebay.disk import Disk, File
+from forebay.errors import Corrupt, UnsupportedFormat
+from forebay.format import index as index_format
+from forebay.format.checkpoint import Checkpoint, decode_checkpoint
+from forebay.format.frame import Verdict
+from forebay.format.segment import (
+    HEADER_BYTES,
+    SegmentHeader,
+    decode_header,
+    index_name,
+    parse_segment_name,
+    segment_name,
+)
+from forebay.records import Gap, Reason
+from forebay.settings import WalSettings
+from forebay.wal.files import SealedFile
+from forebay.wal.live import read_live
+from forebay.wal.scan import LogScan
+from forebay.wal.window import ProducerWindow
+
+CHECKPOINT_NAME = "checkpoint"
+TEMPORARY_SUFFIX = ".tmp"
+
+Progress = Callable[[int], None]
+
+
+@dataclass(slots=True, kw_only=True)
+class Survey:
+    """The facts. `end` is the end of the last whole frame; `logs` are files without an index, oldest first."""
+
+    directory: str
+    sealed: list[SealedFile] = field(default_factory=list)
+    logs: list[LogScan] = field(default_factory=list)
+    leftovers: list[str] = field(default_factory=list)
+    """Names of files that an interrupted step left half-made."""
+    damage: list[Gap] = field(default_factory=list)
+    window: ProducerWindow
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.logs and not self.sealed
+
+    @property
+    def last(self) -> LogScan | None:
+        """The newest file."""
+        return self.logs[-1] if self.logs else None
+
+    @property
+    def end(self) -> int:
+        return self.logs[-1].end if self.logs else 0
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the newest state frame; 0 without a log."""
+        return self.logs[-1].state_epoch if self.logs else 0
+
+    @property
+    def reserved_end(self) -> int:
+        return self.logs[-1].reserved_end if self.logs else 0
+
+    @property
+    def identity(self) -> str:
+        """The boot and mount under which the newest records were written."""
+        state = self.logs[-1].state if self.logs else None
+        return state.identity if state is not None else ""
+
+    @property
+    def clean(self) -> bool:
+        """The log was closed in order and nothing has touched it since."""
+        return bool(self.logs) and self.logs[-1].clean
+
+    @property
+    def torn_bytes(self) -> int:
+        return self.logs[-1].torn_bytes if self.logs else 0
+
+
+def survey(disk: Disk, directory: str, settings: WalSettings, on_bytes: Progress | None = None) -> Survey:
+    """State what is there. `on_bytes` hears of the bytes walked, as they are."""
+    window = ProducerWindow(settings.producers_max, settings.producer_appends_max)
+    facts = Survey(directory=directory, window=window)
+    names = disk.list_directory(directory) if disk.exists(directory) else []
+    facts.leftovers = [name for name in names if name.endswith(TEMPORARY_SUFFIX)]
+    segments = sorted(name for name in names if parse_segment_name(name) is not None)
+    if not segments:
+        return facts
+    live = read_live(disk, directory)
+    newest = _scan_newest(disk, f"{directory}/{segments[-1]}", window, live.durable if live else 0, on_bytes)
+    files: list[SealedFile | LogScan] = [newest]
+    indexed = _indexed(disk, directory, names, segments[:-1])
+    # From the newest back: each file tells up to where the one before it had been durable.
+    for name in reversed(segments[:-1]):
+        found = indexed.get(name) or _scan(disk, f"{directory}/{name}", files[-1].previous_end, on_bytes)
+        if found is not None:
+            files.append(found)
+    files.reverse()
+    _link(facts, files)
+    return facts
+
+
+def tail_bytes(disk: Disk, directory: str) -> int:
+    """About how many bytes a survey of this directory will walk: the size of the newest file."""
+    names = disk.list_directory(directory) if disk.exists(directory) else []
+    segments = [name for name in names if parse_segment_name(name) is not None]
+    if not segments:
+        return 0
+    file = disk.open(f"{directory}/{max(segments)}")
+    try:
+        return file.size()
+    finally:
+        file.close()
+
+
+def _scan_newest(disk: Disk, path: str, window: ProducerWindow, proof: int, on_bytes: Progress | None) -> LogScan:
+    file = disk.open(path, writable=True)
+    header = _header(file)
+    if isinstance(header, Verdict):
+        raise Corrupt(f'{path} has a {header.value} header, so the end of the log is unknown: run "forebay repair"')
+    # The newest file alone rebuilds the window: its first state frame restates all that came before.
+    scan = LogScan(file, header, window)
+    scan.run(file.size(), proof=proof, on_bytes=on_bytes)
+    if scan.state is None:
+        raise Corrupt(f'{path} has no state frame, so the end of the log is unknown: run "forebay repair"')
+    return scan
+
+
+def _scan(disk: Disk, path: str, proof: int, on_bytes: Progress | None) -> LogScan | None:
+    """Walk an older file. One whose header is gone holds nothing that can be checked: `None`."""
+    file = disk.open(path)
+    header = _header(file)
+    if isinstance(header, Verdict):
+        file.close()
+        return None
+    scan = LogScan(file, header, ProducerWindow(1, 1))
+    scan.run(file.size(), proof=proof, on_bytes=on_bytes)
+    return scan
+
+
+def _header(file: File) -> SegmentHeader | Verdict:
+    header = decode_header(file.read_at(HEADER_BYTES, 0))
+    if header is Verdict.NEWER:
+        raise UnsupportedFormat(f"{file.path} was written by a newer version: upgrade")
+    if isinstance(header, SegmentHeader):
+        _check_name(file.path, header)
+    return header
+
+
+def _check_name(path: str, header: SegmentHeader) -> None:
+    named = parse_segment_name(path.rpartition("/")[2])
+    if named != (header.start, header.epoch):
+        raise Corrupt(
+            f"{path} says inside that it starts at {header.start} in epoch {header.epoch}: it was renamed; "
+            "give it its own name back"
+        )
+
+
+def _link(facts: Survey, files: list[SealedFile | LogScan]) -> None:
+    """Sort the files into the facts and name what is missing between them."""
+    expected = 0
+    for file in files:
+        previous = expected if file.start == expected else file.previous_end
+        if previous > expected:
+            facts.damage.append(Gap(expected, previous, Reason.DAMAGED))
+        elif previous < expected:
+            _void(facts, previous, file)
+        if isinstance(file, LogScan):
+            facts.logs.append(file)
+            facts.damage += [gap for gap in file.gaps if gap.reason is Reason.DAMAGED]
+        else:
+            facts.sealed.append(file)
+        expected = file.end
+
+
+def _void(facts: Survey, previous_end: int, file: SealedFile | LogScan) -> None:
+    """Frames of an earlier file at or above `previous_end` count for nothing."""
+    before = facts.logs[-1] if facts.logs else None
+    if before is None or before.header.start > previous_end:
+        raise Corrupt(f'{file.path} overlaps the file before it at offset {previous_end}: run "forebay verify"')
+    before.end = previous_end
+
+
+def _indexed(disk: Disk, directory: str, names: list[str], segments: list[str]) -> dict[str, SealedFile]:
+    """Sealed files: those the checkpoint lists, and those whose index has a sound footer that fits."""
+    present = set(names)
+    checkpoint = read_checkpoint(disk, directory) if CHECKPOINT_NAME in present else None
+    listed = {segment_name(entry.start, entry.epoch): entry for entry in (checkpoint.files if checkpoint else ())}
+    sealed: dict[str, SealedFile] = {}
+    for name in segments:
+        if index_name(name) not in present:
+            continue
+        entry = listed.get(name)
+        if entry is not None:
+            sealed[name] = SealedFile(disk, f"{directory}/{name}", entry.start, entry.end)
+            continue
+        footer = _footer(disk, f"{directory}/{index_name(name)}")
+        if footer is not None and (footer.start, footer.epoch) == parse_segment_name(name):
+            sealed[name] = SealedFile(disk, f"{directory}/{name}", footer.start, footer.end)
+    return sealed
+
+
+def read_checkpoint(disk: Disk, directory: str) -> Checkpoint | None:
+    """The summary written at the last rotation or clean stop; `None` if it cannot be used."""
+    file = disk.open(f"{directory}/{CHECKPOINT_NAME}")
+    try:
+        found = decode_checkpoint(file.read_at(file.size(), 0))
+    finally:
+        file.close()
+    return found if isinstance(found, Checkpoint) else None
+
+
+def _footer(disk: Disk, path: str) -> index_format.Footer | None:
+    file = disk.open(path)
+    try:
+        footer = index_format.decode_footer(_last_bytes(file, index_format.FOOTER_BYTES))
+    finally:
+        file.close()
+    if footer is Verdict.NEWER:
+        raise UnsupportedFormat(f"{path} was written by a newer version: upgrade")
+    return footer if isinstance(footer, index_format.Footer) else None
+
+
+def _last_bytes(file: File, count: int) -> bytes:
+    return file.read_at(count, max(0, file.size() - count))

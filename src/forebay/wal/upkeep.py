@@ -1,0 +1,166 @@
+"""What time asks of a log: background writes and syncs, marks, rotation by age, sealing, healing.
+
+Called again and again by whoever owns the log's time: a maintenance thread, or a test by hand.
+Runs beside appends and readers and holds the log's lock only for what touches the active file.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from forebay.disk import replace_file
+from forebay.errors import Corrupt
+from forebay.format.checkpoint import Checkpoint, CheckpointFile, encode_checkpoint
+from forebay.format.segment import parse_segment_name
+from forebay.wal.files import LogFile, SealedFile
+from forebay.wal.log import Wal
+from forebay.wal.sealing import Sealer
+from forebay.wal.survey import CHECKPOINT_NAME
+from forebay.wal.writer import SyncTarget
+
+logger = logging.getLogger(__name__)
+
+
+class Upkeep:
+    """The upkeep of one log."""
+
+    def __init__(self, wal: Wal, sealer: Sealer) -> None:
+        self._wal = wal
+        self._sealer = sealer
+        self._sealing = threading.Lock()
+
+    def maintain(self) -> None:
+        """Do everything that is due."""
+        if self.prepare():
+            self._sync()
+        self.finish()
+
+    def prepare(self) -> bool:
+        """The part before the background sync; true if that sync is due."""
+        wal = self._wal
+        if wal.failure is not None:
+            wal.heal()
+            return False
+        now = wal.writer.clock.monotonic()
+        if _due(wal.queued_since, now, wal.settings.flush_interval_ms):
+            wal.commit()
+        return _due(wal.dirty_since, now, wal.settings.sync_interval_ms)
+
+    def finish(self) -> None:
+        """The part after the background sync."""
+        wal = self._wal
+        if wal.failure is not None or wal.closed:
+            return
+        now = wal.writer.clock.monotonic()
+        if _due(wal.idle_since, now, wal.settings.mark_interval_ms):
+            self._mark()
+        active = wal.writer.active
+        if active is not None and active.frames and now - active.created >= wal.settings.rotate_seconds_max:
+            with wal.committing:
+                if not wal.closed and wal.failure is None:
+                    wal.guarded(wal.rotate_locked)
+        self.seal_rotated()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether time alone will bring work: something queued, unsynced, unmarked, unsealed or failed."""
+        wal, active = self._wal, self._wal.writer.active
+        if wal.closed:
+            return False
+        waiting = wal.failure is not None or wal.queued_since is not None or wal.dirty_since is not None
+        growing = active is not None and (active.marked < wal.writer.durable or active.frames > 0)
+        return waiting or growing or bool(self._rotated())
+
+    def sync_begin(self) -> SyncTarget | None:
+        """What a sync that starts now would make durable. Appends go on beside it."""
+        wal = self._wal
+        with wal.committing:
+            if wal.failure is not None or wal.closed:
+                return None
+            wal.dirty_since = None
+            return wal.writer.sync_begin()
+
+    def sync_end(self, target: SyncTarget) -> None:
+        """The sync begun before has succeeded."""
+        with self._wal.committing:
+            self._wal.counters.fsyncs += 1
+            self._wal.writer.sync_end(target)
+
+    def sync_failed(self, error: OSError) -> None:
+        """The sync begun before has failed: what it covered may never reach the disk."""
+        self._wal.fail_file(error)
+
+    def seal_rotated(self) -> None:
+        """Seal every file that is no longer written. A failure is logged and tried again at the next call."""
+        with self._sealing:
+            for file in self._rotated():
+                if not self._seal(file):
+                    return
+
+    def close(self) -> None:
+        """Seal what can be sealed and close the log in order; on return there is nothing to replay."""
+        if not self._wal.closed:
+            self._wal.commit()
+            self.seal_rotated()
+            self._wal.close()
+            if self._wal.failure is None and self._wal.writer.touched:
+                self._write_checkpoint(clean=True)
+
+    def _sync(self) -> None:
+        target = self.sync_begin()
+        if target is None:
+            return
+        try:
+            target.active.file.sync()
+        except OSError as error:
+            self.sync_failed(error)
+        else:
+            self.sync_end(target)
+
+    def _mark(self) -> None:
+        wal = self._wal
+        with wal.committing:
+            active = wal.writer.active
+            if active is not None and not wal.closed and not wal.failure and active.marked < wal.writer.durable:
+                wal.guarded(wal.writer.mark)
+
+    def _rotated(self) -> list[LogFile]:
+        active = self._wal.writer.active
+        return [file for file in self._wal.files.all if isinstance(file, LogFile) and file is not active]
+
+    def _seal(self, file: LogFile) -> bool:
+        wal = self._wal
+        try:
+            sealed = self._sealer.seal(file)
+        except (OSError, Corrupt) as error:
+            logger.warning("%s: %s is not sealed yet: %s", wal.writer.place, file.path, error)
+            return False
+        wal.files.replace(file, sealed)
+        self._write_checkpoint(clean=False)
+        return True
+
+    def _write_checkpoint(self, *, clean: bool) -> None:
+        writer = self._wal.writer
+        named = [(file, parse_segment_name(file.path.rpartition("/")[2])) for file in self._wal.files.all]
+        files = [
+            CheckpointFile(file.start, name[1], file.end)
+            for file, name in named
+            if isinstance(file, SealedFile) and name is not None
+        ]
+        checkpoint = Checkpoint(
+            files=tuple(files),
+            durable=writer.durable,
+            rotated_at=writer.clock.now_ms(),
+            clean=clean,
+            clean_position=writer.active.position if clean and writer.active is not None else 0,
+        )
+        path = f"{writer.place.directory}/{CHECKPOINT_NAME}"
+        try:
+            replace_file(writer.disk, path, encode_checkpoint(checkpoint))
+        except OSError as error:
+            logger.warning("%s could not be written, the next start takes longer: %s", path, error)
+
+
+def _due(since: float | None, now: float, interval_ms: int) -> bool:
+    return since is not None and now - since >= interval_ms / 1000

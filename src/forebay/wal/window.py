@@ -1,0 +1,133 @@
+"""Which appends of which producers does this shard remember? The idempotence window.
+
+Pure bookkeeping: knows sequences and offsets, nothing of files or threads. Two stages, because
+a repeat may be answered only once its original is acknowledged: `expect` looks at what is
+acknowledged *and* what is still on its way, `add` is called when an append is acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
+
+from forebay.errors import Conflict
+from forebay.format.control import WindowEntry
+
+
+class Producer:
+    """The last appends of one producer, newest right, as runs of equal appends."""
+
+    __slots__ = ("appends", "runs")
+
+    def __init__(self) -> None:
+        self.runs: deque[WindowEntry] = deque()
+        self.appends = 0
+
+    def last(self) -> int:
+        """The highest sequence seen."""
+        newest = self.runs[-1]
+        return newest.sequence + newest.appends - 1
+
+    def offset_of(self, sequence: int) -> int | None:
+        """The first offset of that append, if it is still remembered."""
+        for run in reversed(self.runs):
+            if run.sequence <= sequence < run.sequence + run.appends:
+                return run.offset + (sequence - run.sequence) * run.count
+        return None
+
+    def add(self, entry: WindowEntry, appends_max: int) -> None:
+        """Remember later appends; forget the oldest beyond the limit."""
+        newest = self.runs[-1] if self.runs else None
+        if newest is not None and _continues(newest, entry):
+            self.runs[-1] = newest._replace(appends=newest.appends + entry.appends)
+        else:
+            self.runs.append(entry)
+        self.appends += entry.appends
+        while self.appends > appends_max:
+            self._drop_oldest(self.appends - appends_max)
+
+    def _drop_oldest(self, excess: int) -> None:
+        oldest = self.runs.popleft()
+        dropped = min(excess, oldest.appends)
+        self.appends -= dropped
+        if dropped < oldest.appends:
+            self.runs.appendleft(
+                oldest._replace(
+                    sequence=oldest.sequence + dropped,
+                    appends=oldest.appends - dropped,
+                    offset=oldest.offset + dropped * oldest.count,
+                )
+            )
+
+
+def _continues(newest: WindowEntry, entry: WindowEntry) -> bool:
+    return (
+        entry.count == newest.count
+        and entry.sequence == newest.sequence + newest.appends
+        and entry.offset == newest.offset + newest.appends * newest.count
+    )
+
+
+class ProducerWindow:
+    """(producer, sequence) → original offset for the most recent producers of a shard."""
+
+    def __init__(self, producers_max: int, appends_max: int) -> None:
+        self._producers: OrderedDict[int, Producer] = OrderedDict()
+        self._producers_max = producers_max
+        self._appends_max = appends_max
+
+    def expect(self, producer: int, sequence: int, last_queued: int | None) -> int | None:
+        """`None` if this is the producer's next append, the original offset if it is a remembered repeat.
+
+        `last_queued` is the producer's newest sequence still on its way to the disk. Anything else is a
+        `Conflict`: accepting it could store a record twice or hide that one is missing.
+        """
+        known = self._producers.get(producer)
+        last = last_queued if last_queued is not None else (known.last() if known else -1)
+        if sequence == last + 1:
+            return None
+        if sequence > last:
+            raise Conflict(
+                f"producer {producer} sent sequence {sequence}, expected {last + 1}: "
+                "sequences rise by one per partition; send the missing appends first"
+                if last >= 0
+                else f"producer {producer} is not known here and sent sequence {sequence}: "
+                "a producer starts at sequence 0; take a new producer id to start over"
+            )
+        offset = known.offset_of(sequence) if known else None
+        if offset is None:
+            raise Conflict(
+                f"producer {producer} repeats sequence {sequence}, older than its last {self._appends_max} appends: "
+                "its offset is no longer remembered; read the topic to find it"
+            )
+        return offset
+
+    def add(self, entry: WindowEntry) -> None:
+        """Remember acknowledged appends. Forgets the producer that has been silent longest beyond the limit."""
+        known = self._producers.get(entry.producer)
+        if known is None:
+            known = self._producers[entry.producer] = Producer()
+            if len(self._producers) > self._producers_max:
+                self._producers.popitem(last=False)
+        else:
+            self._producers.move_to_end(entry.producer)
+        known.add(entry, self._appends_max)
+
+    def extend(self, entries: Iterable[WindowEntry]) -> None:
+        """Add many, in the order in which they were acknowledged."""
+        for entry in entries:
+            self.add(entry)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._producers.clear()
+
+    def last_sequence(self, producer: int) -> int | None:
+        """The producer's newest acknowledged sequence."""
+        known = self._producers.get(producer)
+        return known.last() if known else None
+
+    def entries(self) -> Iterator[WindowEntry]:
+        """Everything remembered, longest silent producer first, so that `extend` rebuilds the same window."""
+        for known in self._producers.values():
+            yield from known.runs
