@@ -27,7 +27,16 @@ from forebay.format.columns import (
     encode_row,
     encode_rows,
 )
-from forebay.format.frame import Codec, FrameHead, Kind, encode_frame, payload_start
+from forebay.format.frame import (
+    BODY_HEAD,
+    FORMAT_VERSION,
+    Codec,
+    FrameHead,
+    Kind,
+    close_frame,
+    encode_frame,
+    payload_start,
+)
 from forebay.format.layout import Layout
 from forebay.format.merging import merge_layouts
 from forebay.records import OFFSET_MAX, Bytes, Headers, Record, Run
@@ -55,7 +64,8 @@ RAW_BYTES_MAX: Final = 64 * 1024 * 1024
 """No frame's columns are larger once decompressed."""
 
 _SIZES: Final = struct.Struct("<II")
-_STAMP: Final = struct.Struct("<q")
+_PACK_HEAD: Final = BODY_HEAD.pack
+_JOIN_MAX: Final = 16_384
 _NONE: Final = int(Codec.NONE)
 _ZSTD: Final = int(Codec.ZSTD)
 _DATA: Final = int(Kind.DATA)
@@ -184,7 +194,11 @@ def encode_data_frame(
     zstd_level: int | None,
 ) -> bytes:
     """One data frame; compressed only where a level is given and the result is smaller."""
-    payload = columns.parts
+    flags, count, payload, size, _, _ = columns
+    if zstd_level is None and not runs and size < _JOIN_MAX and len(payload) == 1:
+        # The same bytes as below: what a single small append pays is mostly calls.
+        body = _PACK_HEAD(FORMAT_VERSION, _DATA, _NONE, flags, count, epoch, 0, durable, appended_at) + payload[0]
+        return close_frame(salt_crc, base, body)
     codec = _NONE
     if zstd_level is not None:
         compressed = _compress(columns, zstd_level)
@@ -195,8 +209,8 @@ def encode_data_frame(
         base=base,
         kind=_DATA,
         codec=codec,
-        columns=columns.flags,
-        count=columns.count,
+        columns=flags,
+        count=count,
         epoch=epoch,
         durable=durable,
         appended_at=appended_at,

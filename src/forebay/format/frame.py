@@ -47,6 +47,7 @@ __all__ = [
     "Kind",
     "Scan",
     "Verdict",
+    "close_frame",
     "encode_frame",
     "payload_start",
     "read_frame",
@@ -96,11 +97,20 @@ def encode_frame(
     payload: Sequence[Bytes],
 ) -> bytes:
     """One frame. `payload` is in its final layout, a multiple of 8 bytes in all."""
-    head = BODY_HEAD.pack(FORMAT_VERSION, kind, codec, columns, count, epoch, len(runs), durable, appended_at)
+    head = _PACK_HEAD(FORMAT_VERSION, kind, codec, columns, count, epoch, len(runs), durable, appended_at)
+    if len(payload) == 1 and not runs and len(payload[0]) < _JOIN_MAX:
+        return close_frame(salt_crc, base, head + payload[0])
     parts: list[Bytes] = [head, encode_runs(runs), *payload] if runs else [head, *payload]
     length = sum(map(len, parts))
     assert length & 7 == 0, "the payload is not padded"
     crc = crc32(_PACK_FIRST(base, length), salt_crc)
     for part in parts:
         crc = crc32(part, crc)
-    return b"".join([HEADER.pack(base, length, crc), *parts])
+    return b"".join([_PACK_HEADER(base, length, crc), *parts])
+
+
+def close_frame(salt_crc: int, base: int, body: bytes) -> bytes:
+    """The frame of a small body that is complete."""
+    length = len(body)
+    assert length & 7 == 0, "the payload is not padded"
+    return _PACK_HEADER(base, length, crc32(body, crc32(_PACK_FIRST(base, length), salt_crc))) + body
