@@ -30,6 +30,7 @@ from forebay.format.columns import (
 from forebay.format.frame import (
     BODY_HEAD,
     FORMAT_VERSION,
+    HEAD_SIZE,
     Codec,
     FrameHead,
     Kind,
@@ -37,7 +38,7 @@ from forebay.format.frame import (
     encode_frame,
     payload_start,
 )
-from forebay.format.layout import Layout
+from forebay.format.layout import Layout, find
 from forebay.format.merging import merge_layouts
 from forebay.records import OFFSET_MAX, Bytes, Headers, Record, Run
 
@@ -156,22 +157,23 @@ class Batch:
 def decode(buffer: Bytes, position: int, head: FrameHead) -> Batch:
     """The records of the whole data frame at `position`; they refer to the buffer's bytes."""
     assert head.kind == _DATA, "only data frames hold records"
-    start = payload_start(position, head)
-    stop = position + head.length
-    if head.base + head.count > OFFSET_MAX:
-        raise Corrupt(f"frame at byte {position}: offset {head.base} + {head.count} is too large")
-    if head.codec == _NONE:
-        found = layout.find(buffer, start, stop, head.columns, head.count)
+    base, length, _, codec, columns, count, epoch, run_count, _, appended_at = head
+    start = payload_start(position, head) if run_count else position + HEAD_SIZE
+    stop = position + length
+    if base + count > OFFSET_MAX:
+        raise Corrupt(f"frame at byte {position}: offset {base} + {count} is too large")
+    if codec == _NONE:
+        found = find(buffer, start, stop, columns, count)
     else:
         raw = _decompress(buffer, start, stop)
-        found = layout.find(raw, 0, len(raw), head.columns, head.count)
-    return Batch(head.base, head.count, head.epoch, head.appended_at, found)
+        found = find(raw, 0, len(raw), columns, count)
+    return Batch(base, count, epoch, appended_at, found)
 
 
 def batch_of(columns: ColumnBytes, *, base: int, epoch: int, appended_at: int) -> Batch:
     """The batch that a frame of these columns would decode to, without a frame around it."""
     whole = columns.parts[0] if len(columns.parts) == 1 else b"".join(columns.parts)
-    found = layout.find(whole, 0, columns.size, columns.flags, columns.count)
+    found = find(whole, 0, columns.size, columns.flags, columns.count)
     return Batch(base, columns.count, epoch, appended_at, found)
 
 

@@ -188,7 +188,7 @@ def present(column: Sequence[Any] | None) -> TypeGuard[Sequence[Any]]:
     """Whether any entry is there."""
     if column is None:
         return False
-    return column[0] is not None or any(entry is not None for entry in column)
+    return column[0] is not None or column.count(None) != len(column)
 
 
 def encoded(texts: Sequence[str | None]) -> list[bytes | None]:

@@ -77,10 +77,9 @@ def _gather(pieces: Sequence[Piece]) -> ColumnBytes:
         if found.rows == 1:
             stamps.append(_STAMP(buffer, found.start)[0])
             values.append(_only(buffer, found.value))
-            keys.append(found.key and _only(buffer, found.key))
-            tag = found.tag and _only(buffer, found.tag)
-            tags.append(None if tag is None else tag.decode())
-            headers.append(found.names and layout.header_rows(found, 0, 1)[0])
+            keys.append(None if found.key is None else _only(buffer, found.key))
+            tags.append(None if found.tag is None else layout.text_of(_only(buffer, found.tag)))
+            headers.append(None if found.names is None else layout.header_rows(found, 0, 1)[0])
             continue
         stop = first + count
         stamps += _stamps((found, first, count)).tolist()
@@ -94,7 +93,8 @@ def _gather(pieces: Sequence[Piece]) -> ColumnBytes:
 def _only(buffer: Bytes, span: Span) -> bytes | None:
     if span.bits >= 0 and not buffer[span.bits] & 1:
         return None
-    return bytes(buffer[span.filling : span.filling + span.size])
+    entry = buffer[span.filling : span.filling + span.size]
+    return entry if isinstance(entry, bytes) else bytes(entry)
 
 
 def _concatenate(pieces: Sequence[Piece]) -> ColumnBytes:
