@@ -1,0 +1,112 @@
+"""Sessions as locks of the operating system: whoever dies lets go, without anybody's help.
+
+A session is a locked file `sessions/<id>.lock` beside the database, and a row in it. The lock is taken
+before the row is written, so a row whose lock is free belongs to the dead. Good for one machine only.
+To ask whether a lock is free is to take it for a moment; askers therefore take turns by asking within a
+write transaction. A read-only process cannot, and may make a dead session look alive to others for that
+moment, which refuses and never permits.
+"""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+from collections.abc import Callable
+from typing import Protocol
+
+from forebay.disk import Disk, Lock
+from forebay.errors import Unavailable
+
+_SUFFIX = ".lock"
+_STRAYS_MAX = 1_000
+_log = logging.getLogger(__name__)
+
+
+class SessionLocks:
+    """The lock files beside one database."""
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self._disk = disk
+        self._directory = directory
+
+    def hold(self, session: str) -> Lock | None:
+        """The session's lock, or `None` if somebody holds it."""
+        try:
+            self._disk.make_directory(self._directory)
+            return self._disk.lock(self._path(session))
+        except OSError as error:
+            raise Unavailable(f"cannot lock {self._path(session)}: {error.strerror or error}; try again") from error
+
+    def remove(self, session: str, lock: Lock) -> None:
+        """Let go of the lock of a session that has ended for good, and remove its file."""
+        try:
+            # The name goes first: whoever locks this file in between sees that it has lost its name.
+            self._disk.unlink(self._path(session))
+        except OSError as error:
+            _log.warning("session %s: cannot remove %s: %s", session, self._path(session), error)
+        finally:
+            lock.release()
+
+    def is_free(self, session: str) -> bool:
+        """Whether nobody holds the session's lock; changes nothing that lasts."""
+        if not self._exists(session):
+            return True
+        lock = self.hold(session)
+        if lock is None:
+            return False
+        lock.release()
+        return True
+
+    def files(self) -> list[str]:
+        """The sessions that have a lock file, whether alive, dead or forgotten."""
+        try:
+            names = self._disk.list_directory(self._directory)
+        except FileNotFoundError:
+            return []
+        return [name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)]
+
+    def sweep(self, is_known: Callable[[str], bool]) -> None:
+        """Remove lock files that crashes left behind: free, and of no session in the database."""
+        for session in self.files()[:_STRAYS_MAX]:
+            lock = None if is_known(session) else self.hold(session)
+            if lock is not None:
+                self.remove(session, lock)
+
+    def _exists(self, session: str) -> bool:
+        try:
+            return self._disk.exists(self._path(session))
+        except OSError as error:
+            raise Unavailable(f"cannot look for {self._path(session)}: {error.strerror or error}") from error
+
+    def _path(self, session: str) -> str:
+        return posixpath.join(self._directory, f"{session}{_SUFFIX}")
+
+
+class SessionOwner(Protocol):
+    """The store a session belongs to."""
+
+    @property
+    def ended(self) -> bool: ...
+
+    def end_session(self, session: str, lock: Lock) -> None: ...
+
+
+class SqliteSession:
+    """A session held by this process."""
+
+    def __init__(self, session: str, lock: Lock, owner: SessionOwner) -> None:
+        self._id = session
+        self._lock: Lock | None = lock
+        self._owner = owner
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    def alive(self) -> bool:
+        return self._lock is not None and not self._owner.ended
+
+    def close(self) -> None:
+        lock, self._lock = self._lock, None
+        if lock is not None and not self._owner.ended:
+            self._owner.end_session(self._id, lock)
