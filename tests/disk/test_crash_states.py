@@ -143,6 +143,16 @@ def test_a_rename_across_directories_needs_both_synced(disk: SimulatedDisk) -> N
     assert {_describe(state) for state in source_first} == {("/e/a=A",)}
 
 
+def test_a_durable_rename_is_not_undone_by_what_had_the_name_before(disk: SimulatedDisk) -> None:
+    _synced(disk, "/d/a", b"A")
+    disk.create("/e/a")
+    disk.rename("/d/a", "/e/a")
+
+    disk.sync_directory("/d")
+
+    assert _outcomes(disk, POWER) == {("/e/a=A",)}
+
+
 def test_unlinks_and_links_are_independent(disk: SimulatedDisk) -> None:
     _synced(disk, "/d/a", b"A")
     disk.link("/d/a", "/d/b")
@@ -263,6 +273,23 @@ def test_a_failed_sync_leaves_its_bytes_in_doubt_whatever_is_synced_later(disk: 
     file.write_at(b"AB", 0)
     file.sync()
     assert _contents(disk, *POWER) == {b"ABcd"}
+
+
+def test_the_system_may_drop_what_it_failed_to_sync_and_readers_see_it(disk: SimulatedDisk) -> None:
+    file = _synced(disk, "/d/a", b"synced")
+    file.write_at(b"LOST", 0)
+    file.write_at(b" failed", 6)
+    disk.fail_when(lambda call: call.kind == "sync", errno.EIO)
+    with pytest.raises(OSError):
+        file.sync()
+    file.write_at(b"still to be synced", 13)
+    assert file.read_at(99, 0) == b"LOSTed failedstill to be synced"
+
+    disk.discard_failed("/d/a")
+
+    assert file.read_at(99, 0) == b"synced" + bytes(7) + b"still to be synced"
+    file.sync()
+    assert _contents(disk, *Damage) == {b"synced" + bytes(7) + b"still to be synced"}
 
 
 def test_notes_are_those_made_before_the_crash_and_go_on_into_the_next_life(disk: SimulatedDisk) -> None:

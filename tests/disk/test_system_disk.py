@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import sys
 import threading
@@ -39,13 +40,11 @@ def test_many_clean_handles_share_few_descriptors(disk: SystemDisk, root: str) -
 
 def test_a_handle_used_again_and_again_keeps_its_descriptor(disk: SystemDisk, root: str) -> None:
     hot = disk.create(f"{root}/hot")
+    disk.unlink(f"{root}/hot")  # so that it could not be opened again
+
     for number in range(20):
         disk.create(f"{root}/{number}")
         assert hot.size() == 0
-
-    disk.unlink(f"{root}/hot")
-
-    assert hot.size() == 0
 
 
 def test_dirty_handles_keep_their_descriptors_until_they_are_synced(disk: SystemDisk, root: str) -> None:
@@ -191,6 +190,43 @@ def test_closing_beside_running_calls_leaks_nothing_and_only_says_closed(root: s
     assert set(errors) <= {errno.EBADF}
     assert disk.descriptors_open == 0
     disk.abandon()
+
+
+def test_a_handle_closed_under_a_running_call_does_not_hand_its_descriptor_to_another_file(
+    disk: SystemDisk, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pread = os.pread
+    file = disk.create(f"{root}/a")
+    file.write_at(b"mine", 0)
+
+    def close_meanwhile(fd: int, length: int, position: int) -> bytes:
+        file.close()
+        disk.create(f"{root}/b").write_at(b"other", 0)
+        return pread(fd, length, position)
+
+    monkeypatch.setattr(os, "pread", close_meanwhile)
+
+    assert file.read_at(4, 0) == b"mine"
+    with pytest.raises(OSError):
+        file.size()
+    assert disk.descriptors_open == 1
+
+
+def test_a_lock_file_replaced_while_it_is_being_locked_is_locked_afresh(
+    disk: SystemDisk, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock = fcntl.flock
+    turns = iter([True, False])
+
+    def replace_once(fd: int, operation: int) -> None:
+        if next(turns, False):
+            os.unlink(f"{root}/lock")
+        flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", replace_once)
+
+    assert disk.lock(f"{root}/lock") is not None
+    assert disk.lock(f"{root}/lock") is None
 
 
 def test_a_forked_child_that_abandons_the_disk_does_not_keep_the_lock(disk: SystemDisk, root: str) -> None:

@@ -10,7 +10,7 @@ import enum
 import random  # noqa: TID251  # seeded by the caller: the same states again
 from collections.abc import Callable, Iterator, Sequence
 
-from forebay.testing.durability import DataChange, DataOperation, Standing, replay
+from forebay.testing.durability import ByteChange, ByteOperation, Standing, replay
 from forebay.testing.trace import Write
 
 SECTOR = 512
@@ -43,7 +43,7 @@ POWER = tuple(damage for damage in Damage if damage is not Damage.KILLED)
 class DamagedFile:
     """One file with unsynced changes, and what may be left of it."""
 
-    def __init__(self, durable: bytes, changes: Sequence[DataChange]) -> None:
+    def __init__(self, durable: bytes, changes: Sequence[ByteChange]) -> None:
         self._durable = durable
         self._operations = [change.operation for change in changes]
         self._open = [index for index, change in enumerate(changes) if change.standing is not Standing.SETTLED]
@@ -114,7 +114,7 @@ class DamagedFile:
         chance.shuffle(between)
         return [self._open[-1], self._open[0], *between]
 
-    def _only(self, arrived: set[int], instead: dict[int, DataOperation] | None = None) -> bytes:
+    def _only(self, arrived: set[int], instead: dict[int, ByteOperation] | None = None) -> bytes:
         """The file if of its open changes only these arrived, some of them as something else."""
         unsettled = set(self._open)
         instead = instead or {}
@@ -151,7 +151,7 @@ def _garbled(data: bytes, chance: random.Random) -> Iterator[bytes]:
     yield data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :]
 
 
-def _zeros(operation: DataOperation) -> DataOperation:
+def _zeros(operation: ByteOperation) -> ByteOperation:
     return operation._replace(data=bytes(len(operation.data))) if isinstance(operation, Write) else operation
 
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from forebay.records import Bytes
 from forebay.testing import trace
+from forebay.testing.durability import Durability
 from forebay.testing.faults import Call, Fault, Faults, Match, PlannedFault
 from forebay.testing.trace import ROOT, Image, Note, Operation, Trace
 from forebay.testing.volume import Content, Volume
@@ -242,6 +243,16 @@ class SimulatedDisk:
     def plan(self, planned: PlannedFault) -> None:
         """Arm one fault of a sweep."""
         self._faults.add(planned.fault())
+
+    def discard_failed(self, path: str) -> None:
+        """Let the system drop the pages of `path` whose sync failed, as it may at any time: reads give what is left."""
+        with self.mutex:
+            content = self.volume.find_file(path)
+            self.record(trace.Discard(content.inode))
+            model = Durability(self.trace.start)
+            for operation in self.trace.operations:
+                model.apply(operation)
+            content.data = model.files[content.inode].live()
 
     def heal(self) -> None:
         """Take back every fault that has not struck yet."""

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeAlias
 from forebay.testing import trace
 from forebay.testing.trace import ROOT, Image, Operation, Truncate, Write
 
-DataOperation: TypeAlias = Write | Truncate
+ByteOperation: TypeAlias = Write | Truncate
 Names: TypeAlias = dict[int, dict[str, int]]
 
 
@@ -32,8 +32,8 @@ class Standing(enum.Enum):
     SETTLED = enum.auto()
 
 
-class DataChange(NamedTuple):
-    operation: DataOperation
+class ByteChange(NamedTuple):
+    operation: ByteOperation
     standing: Standing
 
 
@@ -42,10 +42,10 @@ class FileLedger:
 
     def __init__(self, durable: bytes) -> None:
         self.durable = durable
-        self.changes: list[DataChange] = []
+        self.changes: list[ByteChange] = []
 
-    def change(self, operation: DataOperation) -> None:
-        self.changes.append(DataChange(operation, Standing.PENDING))
+    def change(self, operation: ByteOperation) -> None:
+        self.changes.append(ByteChange(operation, Standing.PENDING))
 
     def sync(self) -> None:
         self._turn(Standing.SETTLED)
@@ -55,13 +55,16 @@ class FileLedger:
     def fail_sync(self) -> None:
         self._turn(Standing.DOUBTFUL)
 
+    def discard(self) -> None:
+        self.changes = [change for change in self.changes if change.standing is not Standing.DOUBTFUL]
+
     def live(self) -> bytes:
         """What a process reads."""
         return replay(self.durable, (change.operation for change in self.changes)) if self.changes else self.durable
 
     def _turn(self, standing: Standing) -> None:
         self.changes = [
-            DataChange(change.operation, standing) if change.standing is Standing.PENDING else change
+            ByteChange(change.operation, standing) if change.standing is Standing.PENDING else change
             for change in self.changes
         ]
 
@@ -122,6 +125,8 @@ class Durability:
                 self.files[inode].sync()
             case trace.SyncFailed(inode):
                 self.files[inode].fail_sync()
+            case trace.Discard(inode):
+                self.files[inode].discard()
             case trace.Create(inode, directory, name):
                 self.files[inode] = FileLedger(b"")
                 self._add(inode, directory, name)
@@ -194,7 +199,7 @@ class Durability:
         self.pending = []
 
 
-def replay(content: bytes, operations: Iterable[DataOperation]) -> bytes:
+def replay(content: bytes, operations: Iterable[ByteOperation]) -> bytes:
     """The bytes after these changes."""
     changed = bytearray(content)
     for operation in operations:

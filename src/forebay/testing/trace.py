@@ -43,6 +43,12 @@ class SyncFailed(NamedTuple):
     inode: int
 
 
+class Discard(NamedTuple):
+    """The system dropped the pages whose sync had failed: those bytes are gone, for readers too."""
+
+    inode: int
+
+
 class Rename(NamedTuple):
     inode: int
     source_directory: int
@@ -94,6 +100,7 @@ Operation: TypeAlias = (
     | Truncate
     | Sync
     | SyncFailed
+    | Discard
     | Rename
     | Link
     | Unlink

@@ -54,6 +54,7 @@ class Volume:
         self.directories = {inode: dict(entries) for inode, entries in image.directories.items()}
         self.next_inode = next_inode
         self.free = free
+        self._links = Counter(inode for names in self.directories.values() for inode in names.values())
 
     def image(self) -> Image:
         """What a process would see now, as bytes that no longer change."""
@@ -95,7 +96,7 @@ class Volume:
         directory, name = self._free_place(path)
         inode = self._new_inode()
         self.files[inode] = Content(inode, b"")
-        self.directories[directory][name] = inode
+        self._name(inode, directory, name)
         return trace.Create(inode, directory, name)
 
     def write(self, content: Content, data: Bytes, position: int, limit: int | None) -> trace.Write:
@@ -142,7 +143,7 @@ class Volume:
         directory, name = self._free_place(target)
         if inode in self.directories:
             raise PermissionError(errno.EPERM, "a directory has one name", source)
-        self.directories[directory][name] = inode
+        self._name(inode, directory, name)
         return trace.Link(inode, directory, name)
 
     def unlink(self, path: str) -> trace.Unlink:
@@ -197,16 +198,19 @@ class Volume:
             raise OSError(errno.ENOTEMPTY, "the directory is not empty", source, None, target)
 
     def _drop(self, inode: int | None) -> None:
-        """Forget a file that has lost its last name; open handles keep the bytes they hold."""
+        """One name less: a file that has lost its last one is gone, but open handles keep the bytes they hold."""
         if inode is None:
             return
         if inode in self.directories:
             del self.directories[inode]
-        elif not self._links()[inode]:
+            return
+        self._links[inode] -= 1
+        if not self._links[inode]:
             self.free += len(self.files.pop(inode).data)
 
-    def _links(self) -> Counter[int]:
-        return Counter(inode for names in self.directories.values() for inode in names.values())
+    def _name(self, inode: int, directory: int, name: str) -> None:
+        self.directories[directory][name] = inode
+        self._links[inode] += 1
 
     def _new_inode(self) -> int:
         self.next_inode += 1
