@@ -36,9 +36,11 @@ class ShardPlace(NamedTuple):
     topic_id: str
     partition: int
     epoch: int
+    name: str
+    """How messages call the shard."""
 
     def __str__(self) -> str:
-        return f"{self.topic_id}[{self.partition}]"
+        return self.name
 
 
 class Floors(NamedTuple):

@@ -1,0 +1,19 @@
+"""One shard: who owns it, where its log goes on after a stop, and the log opened accordingly.
+
+Knows the log and the metadata store; knows nothing of topics beyond their definition, nor of engines.
+"""
+
+from forebay.shard.decision import RecoveryDecision, Source, decide
+from forebay.shard.ownership import Owner, acquire, read_state
+from forebay.shard.segment import SegmentShard, ShardRef
+
+__all__ = [
+    "Owner",
+    "RecoveryDecision",
+    "SegmentShard",
+    "ShardRef",
+    "Source",
+    "acquire",
+    "decide",
+    "read_state",
+]

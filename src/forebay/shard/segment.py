@@ -1,0 +1,98 @@
+"""A shard on the segment engine: acquired, recovered, open. The log does the work; this puts it together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+from forebay.clock import Clock
+from forebay.disk import Disk
+from forebay.errors import Corrupt
+from forebay.format.descriptor import ShardState
+from forebay.settings import WalSettings
+from forebay.shard.decision import RecoveryDecision, decide
+from forebay.topics import TopicSpec, parse_compression, shard_id
+from forebay.wal.begin import Start, begin
+from forebay.wal.log import Wal
+from forebay.wal.sealing import Sealer
+from forebay.wal.survey import Survey, survey
+from forebay.wal.upkeep import Upkeep
+from forebay.wal.writer import ShardPlace
+
+logger = logging.getLogger(__name__)
+
+
+class ShardRef(NamedTuple):
+    """One partition of a topic."""
+
+    spec: TopicSpec
+    partition: int
+
+    @property
+    def id(self) -> str:
+        """The name of the shard, of its directory and its objects."""
+        return shard_id(self.spec.topic_id, self.partition)
+
+    def __str__(self) -> str:
+        return f"{self.spec.namespace}/{self.spec.topic}[{self.partition}]"
+
+
+class SegmentShard:
+    """An open shard: its log, the upkeep of it, and how it was recovered."""
+
+    def __init__(self, ref: ShardRef, wal: Wal, upkeep: Upkeep, decision: RecoveryDecision, epoch: int) -> None:
+        self.ref = ref
+        self.wal = wal
+        self.upkeep = upkeep
+        self.decision = decision
+        self.epoch = epoch
+
+    @classmethod
+    def open(
+        cls,
+        ref: ShardRef,
+        directory: str,
+        settings: WalSettings,
+        *,
+        disk: Disk,
+        clock: Clock,
+        before: ShardState | None,
+        epoch: int,
+        holder: str,
+        on_bytes: Callable[[int], None] | None = None,
+    ) -> SegmentShard:
+        """Recover the shard as its owner in `epoch`. What was decided is logged; nothing is written needlessly."""
+        facts = survey(disk, directory, settings, on_bytes)
+        _check_identity(facts, ref)
+        decision = decide(
+            facts,
+            before,
+            name=str(ref),
+            durability=ref.spec.durability,
+            identity=disk.identity(directory) if facts.last is not None else "",
+            holder=holder,
+        )
+        zstd_level = parse_compression(ref.spec.compression)
+        wal = begin(
+            facts,
+            Start(next_offset=decision.next_offset, gap=decision.gap),
+            ShardPlace(directory, ref.spec.topic_id, ref.partition, epoch, str(ref)),
+            settings,
+            disk=disk,
+            clock=clock,
+            durability=ref.spec.durability,
+            zstd_level=zstd_level,
+        )
+        level = logging.INFO if decision.exact and not decision.damage else logging.WARNING
+        logger.log(level, "%s: epoch %d, %s", ref, epoch, decision)
+        return cls(ref, wal, Upkeep(wal, Sealer(disk, settings, zstd_level)), decision, epoch)
+
+
+def _check_identity(facts: Survey, ref: ShardRef) -> None:
+    for scan in facts.logs:
+        if (scan.header.topic_id, scan.header.partition) != (ref.spec.topic_id, ref.partition):
+            raise Corrupt(
+                f"{scan.path} belongs to shard {scan.header.topic_id}_{scan.header.partition}, not to {ref}: "
+                "move it back to its own directory"
+            )
