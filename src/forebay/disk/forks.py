@@ -1,15 +1,20 @@
 """Who must be told of a fork: handles that may not be carried into a child as they are.
 
-Knows that processes fork, nothing of who listens. Listeners are held weakly and told in the order of
-their registration before the fork, in the reverse order after it. What a listener raises is lost.
+Knows that processes fork, nothing of who listens. Listeners are held weakly. Before the fork the last
+registered is told first, after it the first: whoever uses another handle was registered after it, and must
+come to rest while that other still works. What a listener raises is logged and stops no other.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Protocol
+
+_log = logging.getLogger(__name__)
 
 
 class ForkListener(Protocol):
@@ -25,7 +30,7 @@ class ForkListener(Protocol):
         """End, without touching anything the parent shares. No other thread runs."""
 
 
-class _Forks:
+class Forks:
     """The listeners of this process."""
 
     def __init__(self) -> None:
@@ -41,26 +46,29 @@ class _Forks:
 
     def before(self) -> None:
         self._lock.acquire()
-        for _, listener in sorted(self._listeners.items(), key=lambda item: item[0]):
+        for _, listener in sorted(self._listeners.items(), key=lambda item: -item[0]):
             self._told.append(listener)
-            listener.before_fork()
+            _call(listener.before_fork)
 
     def after_in_parent(self) -> None:
-        try:
-            while self._told:
-                self._told.pop().after_fork_in_parent()
-        finally:
-            self._lock.release()
+        while self._told:
+            _call(self._told.pop().after_fork_in_parent)
+        self._lock.release()
 
     def after_in_child(self) -> None:
-        try:
-            while self._told:
-                self._told.pop().after_fork_in_child()
-        finally:
-            self._lock.release()
+        while self._told:
+            _call(self._told.pop().after_fork_in_child)
+        self._lock.release()
 
 
-_forks = _Forks()
+def _call(tell: Callable[[], None]) -> None:
+    try:
+        tell()
+    except Exception:  # noqa: BLE001  # a fork cannot be refused any more; the others must still be told
+        _log.exception("a handle failed to get ready for a fork")
+
+
+_forks = Forks()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_forks.before, after_in_parent=_forks.after_in_parent, after_in_child=_forks.after_in_child
