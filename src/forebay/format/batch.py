@@ -144,7 +144,7 @@ class Batch:
         return Columns(self.values(), self.timestamps(), self.keys(), self.tags(), self.headers())
 
     def columns_bytes(self) -> ColumnBytes:
-        """The encoded columns of these records; no copy if the batch is a frame's whole content."""
+        """The encoded columns of these records; a large frame's whole content is not copied."""
         return merge([self])
 
     def to_arrow(self, partition: int) -> pa.RecordBatch:

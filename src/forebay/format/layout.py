@@ -139,8 +139,10 @@ def entries(buffer: Bytes, span: Span, first: int, stop: int) -> list[bytes | No
 
 
 def _slices(buffer: Bytes, span: Span, first: int, stop: int) -> Sequence[bytes]:
-    offsets = offsets_at(buffer, span.offsets, first, stop)
     count = stop - first
+    if not count:
+        return []
+    offsets = offsets_at(buffer, span.offsets, first, stop)
     size = int(offsets[1]) - int(offsets[0])
     if count >= _GROUP and size <= _UNIFORM_BYTES_MAX and bool((offsets[1:] - offsets[:-1] == size).all()):
         return _equal_slices(buffer, span.filling + int(offsets[0]), size, count)

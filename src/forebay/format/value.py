@@ -2,8 +2,9 @@
 
     {"version": 1, "min_reader": 1, "crc": 305419896, "data": {…}}
 
-`crc` is over the bytes of `data` as they stand. A reader older than `min_reader` refuses; any other
-reads what it knows and, when it writes the value back, keeps the fields it does not know.
+`crc` is over "version,min_reader," in digits and the bytes of `data` as they stand. A reader older
+than `min_reader` refuses; any other reads what it knows and, when it writes the value back, keeps
+the fields it does not know.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def encode_value(value: msgspec.Struct, version: int = 1, min_reader: int = 1, u
         inner = _ENCODER.encode({**unknown.fields, **_FIELDS.decode(_ENCODER.encode(value))})
     else:
         inner = _ENCODER.encode(value)
-    head = b'{"version":%d,"min_reader":%d,"crc":%d,"data":' % (version, min_reader, crc32(inner))
+    crc = _crc(version, min_reader, inner)
+    head = b'{"version":%d,"min_reader":%d,"crc":%d,"data":' % (version, min_reader, crc)
     return head + inner + b"}"
 
 
@@ -72,8 +74,9 @@ def decode_value(buffer: Bytes, kind: type[T]) -> tuple[T, Unknown]:
         _refuse_newer(_claimed(buffer), kind)
         raise Corrupt(f"a stored {kind.__name__} is not readable: {error}") from error
     inner = bytes(envelope.data)
-    if crc32(inner) != envelope.crc:
-        raise Corrupt(f"a stored {kind.__name__} is damaged: crc {crc32(inner)}, expected {envelope.crc}")
+    crc = _crc(envelope.version, envelope.min_reader, inner)
+    if crc != envelope.crc:
+        raise Corrupt(f"a stored {kind.__name__} is damaged: crc {crc}, expected {envelope.crc}")
     _refuse_newer(envelope.min_reader, kind)
     try:
         known = _decoder(kind).decode(inner)
@@ -83,6 +86,10 @@ def decode_value(buffer: Bytes, kind: type[T]) -> tuple[T, Unknown]:
     names = {field.encode_name for field in msgspec.structs.fields(kind)}
     extra = {name: entry for name, entry in fields.items() if name not in names}
     return known, Unknown(envelope.version, envelope.min_reader, extra)
+
+
+def _crc(version: int, min_reader: int, inner: bytes) -> int:
+    return crc32(inner, crc32(b"%d,%d," % (version, min_reader)))
 
 
 def _claimed(buffer: Bytes) -> int:
