@@ -49,19 +49,19 @@ def encode_large(columns: Columns) -> ColumnBytes:
     stamps = np.ascontiguousarray(columns.timestamps, dtype="<i8")
     out = Parts()
     out.add_array(stamps)
-    flags = column_format.VALUE_NULLS if _add(out, _binary(columns.values)) else 0
+    flags = column_format.VALUE_NULLS if _add(out, _built(columns.values, _BINARY)) else 0
     if column_format.present(columns.keys):
-        flags |= column_format.KEYS | (column_format.KEY_NULLS if _add(out, _binary(columns.keys)) else 0)
+        flags |= column_format.KEYS | (column_format.KEY_NULLS if _add(out, _built(columns.keys, _BINARY)) else 0)
     if column_format.present(columns.tags):
-        tags = pa.array(columns.tags, pa.string())
+        tags = _built(columns.tags, _STRING)
         flags |= column_format.TAGS | (column_format.TAG_NULLS if _add(out, tags) else 0)
     if columns.headers is not None and any(columns.headers):
         flags |= _add_headers(out, columns.headers)
     return ColumnBytes(flags, len(stamps), out.parts, out.size, int(stamps.min()), int(stamps.max()))
 
 
-def _binary(column: Sequence[bytes | None]) -> pa.Array:
-    array = pa.array(column, pa.binary())
+def _built(column: Sequence[bytes | str | None], kind: pa.DataType) -> pa.Array:
+    array = pa.array(column, kind)
     if isinstance(array, pa.ChunkedArray):
         raise Invalid("a column is larger than 2 GiB: append fewer records at once")
     return array
@@ -70,8 +70,8 @@ def _binary(column: Sequence[bytes | None]) -> pa.Array:
 def _add_headers(out: Parts, headers: Sequence[Headers | None]) -> int:
     lists, names, values = column_format.flatten(headers)
     out.add_array(np.array(lists, dtype="<i4"))
-    _add(out, pa.array(names, pa.string()))
-    return column_format.HEADERS | (column_format.HEADER_NULLS if _add(out, _binary(values)) else 0)
+    _add(out, _built(names, _STRING))
+    return column_format.HEADERS | (column_format.HEADER_NULLS if _add(out, _built(values, _BINARY)) else 0)
 
 
 def _add(out: Parts, array: pa.Array) -> bool:

@@ -98,7 +98,7 @@ class Parts:
 
 _ROW_HEAD: Final = struct.Struct("<qii")
 _PACK_ROW: Final = _ROW_HEAD.pack
-_ONE: Final = struct.Struct("<ii")
+_PACK_ONE: Final = struct.Struct("<ii").pack
 _NEW: Final = tuple.__new__
 """Half the cost of calling a named tuple's class."""
 _ROW_JOIN_MAX: Final = 4096
@@ -124,28 +124,25 @@ def _encode_full_row(row: Row) -> ColumnBytes:
     """One record with a key, a tag, headers or without a value."""
     value, key, tag, headers, timestamp = row
     flags = 0
+    parts: list[Bytes]
     if value is None:
         flags = VALUE_NULLS
-        parts: list[Bytes] = [timestamp.to_bytes(8, "little", signed=True), _NO_VALUE]
-        size = 24
+        parts = [timestamp.to_bytes(8, "little", signed=True), _NO_VALUE]
     else:
-        size = len(value)
-        parts = [_ROW_HEAD.pack(timestamp, 0, size), value, PADDING[size & 7]]
-        size = 16 + ((size + 7) & ~7)
-    for flag, entry in ((KEYS, key), (TAGS, None if tag is None else tag.encode())):
-        if entry is not None:
-            flags |= flag
-            length = len(entry)
-            parts += (_ONE.pack(0, length), entry, PADDING[length & 7])
-            size += 8 + ((length + 7) & ~7)
+        parts = [_PACK_ROW(timestamp, 0, len(value)), value, PADDING[len(value) & 7]]
+    if key is not None:
+        flags |= KEYS
+        parts += (_PACK_ONE(0, len(key)), key, PADDING[len(key) & 7])
+    if tag is not None:
+        flags |= TAGS
+        text = tag.encode()
+        parts += (_PACK_ONE(0, len(text)), text, PADDING[len(text) & 7])
     if headers:
         lists = Parts()
         flags |= _add_headers_small(lists, (headers,))
         parts += lists.parts
-        size += lists.size
-    if size < _ROW_JOIN_MAX:
-        parts = [b"".join(parts)]
-    return ColumnBytes(flags, 1, parts, size, timestamp, timestamp)
+    whole = b"".join(parts)
+    return _NEW(ColumnBytes, (flags, 1, [whole], len(whole), timestamp, timestamp))
 
 
 def encode_rows(rows: Sequence[Row]) -> ColumnBytes:
