@@ -62,7 +62,7 @@ class Gap(NamedTuple):
 class Run(NamedTuple):
     """One append of an idempotent producer inside a frame: `count` records, in order. Producer 0 means none."""
 
-    count: int
+    count: int  # type: ignore[assignment]
     producer: int
     sequence: int
 

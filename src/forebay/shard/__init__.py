@@ -4,7 +4,7 @@ Knows the log and the metadata store; knows nothing of topics beyond their defin
 """
 
 from forebay.shard.decision import RecoveryDecision, Source, decide
-from forebay.shard.ownership import Owner, acquire, read_state
+from forebay.shard.ownership import Owner, Wanted, acquire, read_state
 from forebay.shard.segment import SegmentShard, ShardRef
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "SegmentShard",
     "ShardRef",
     "Source",
+    "Wanted",
     "acquire",
     "decide",
     "read_state",

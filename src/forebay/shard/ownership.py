@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from forebay.errors import Conflict, Unavailable
+from forebay.errors import Conflict, Unavailable, UnknownTopic
 from forebay.format.descriptor import Phase, ShardState
 from forebay.format.value import Unknown, decode_value, encode_value
 from forebay.metadata import Compare, MetadataStore, Put, RevisionIs, SessionEnded
@@ -44,50 +44,65 @@ def read_state(store: MetadataStore, key: str) -> StoredState | None:
     return StoredState(state, unknown, entry.mod_revision)
 
 
-class Acquired(NamedTuple):
-    """A shard that is ours: its state before, and the epoch it has now."""
+class Wanted(NamedTuple):
+    """A shard to acquire: the key of its state, and the topic id it must belong to."""
 
-    before: ShardState
+    key: str
+    incarnation: str
+
+
+class Acquired(NamedTuple):
+    """A shard that is ours: its state before (`None` if it had none), and the epoch it has now."""
+
+    before: ShardState | None
     epoch: int
 
 
-def acquire(store: MetadataStore, keys: Sequence[str], owner: Owner) -> list[Acquired]:
+def acquire(store: MetadataStore, wanted: Sequence[Wanted], owner: Owner) -> list[Acquired]:
     """Make `owner` the owner of all these shards, each in a new epoch; as few transactions as the limits allow.
 
     On return no other session can change them. Raises `Unavailable` if a living session has one.
     """
     acquired: list[Acquired] = []
-    for first in range(0, len(keys), BATCH_SHARDS):
-        acquired += _acquire_batch(store, keys[first : first + BATCH_SHARDS], owner)
+    for first in range(0, len(wanted), BATCH_SHARDS):
+        acquired += _acquire_batch(store, wanted[first : first + BATCH_SHARDS], owner)
     return acquired
 
 
-def _acquire_batch(store: MetadataStore, keys: Sequence[str], owner: Owner) -> list[Acquired]:
+def _acquire_batch(store: MetadataStore, wanted: Sequence[Wanted], owner: Owner) -> list[Acquired]:
     for _ in range(ATTEMPTS):
-        found = [_known(store, key) for key in keys]
+        found = [_found(store, shard) for shard in wanted]
         compares: list[Compare] = []
         puts = []
-        for key, stored in zip(keys, found, strict=True):
-            compares.append(RevisionIs(key, stored.revision))
-            if stored.state.owner is not None and stored.state.owner != owner.session:
-                compares.append(SessionEnded(stored.state.owner))
-            puts.append(Put(key, encode_value(taken(stored.state, owner), unknown=stored.unknown)))
+        for shard, stored in zip(wanted, found, strict=True):
+            compares.append(RevisionIs(shard.key, stored.revision if stored is not None else 0))
+            if stored is not None and stored.state.owner not in (None, owner.session):
+                compares.append(SessionEnded(stored.state.owner or ""))
+            state = stored.state if stored is not None else ShardState(incarnation=shard.incarnation)
+            unknown = stored.unknown if stored is not None else None
+            puts.append(Put(shard.key, encode_value(taken(state, owner), unknown=unknown)))
         if store.transaction(compares, puts).succeeded:
-            return [Acquired(stored.state, stored.state.epoch + 1) for stored in found]
-        for key, stored in zip(keys, found, strict=True):
-            if stored.state.owner not in (None, owner.session) and store.session_alive(stored.state.owner or ""):
-                raise Unavailable(
-                    f"{key} is owned by the living session {stored.state.owner} in {stored.state.holder}: "
-                    "close it there first"
-                )
-    raise Unavailable(f"{keys[0]}: ownership changed {ATTEMPTS} times while it was being acquired; try again")
+            return [Acquired(s.state, s.state.epoch + 1) if s is not None else Acquired(None, 1) for s in found]
+        for shard, stored in zip(wanted, found, strict=True):
+            _refuse_if_owned(store, shard, stored, owner)
+    raise Unavailable(f"{wanted[0].key}: ownership changed {ATTEMPTS} times while it was being acquired; try again")
 
 
-def _known(store: MetadataStore, key: str) -> StoredState:
-    stored = read_state(store, key)
-    if stored is None or stored.state.phase is Phase.DELETING:
-        raise Conflict(f"{key} is gone: the topic was deleted")
+def _found(store: MetadataStore, shard: Wanted) -> StoredState | None:
+    stored = read_state(store, shard.key)
+    if stored is not None and stored.state.incarnation != shard.incarnation:
+        raise Conflict(f"{shard.key} belongs to another topic of that name: open the topic again")
+    if stored is not None and stored.state.phase is Phase.DELETING:
+        raise UnknownTopic(f"{shard.key}: the topic is being deleted")
     return stored
+
+
+def _refuse_if_owned(store: MetadataStore, shard: Wanted, stored: StoredState | None, owner: Owner) -> None:
+    session = stored.state.owner if stored is not None else None
+    if stored is not None and session not in (None, owner.session) and store.session_alive(session or ""):
+        raise Unavailable(
+            f"{shard.key} is owned by the living session {session} in {stored.state.holder}: close it there first"
+        )
 
 
 def taken(state: ShardState, owner: Owner) -> ShardState:

@@ -47,6 +47,28 @@ class SegmentShard:
         self.upkeep = upkeep
         self.decision = decision
         self.epoch = epoch
+        self.durability = wal.durability
+        self.wakers = wal.wakers
+        # The log's own methods, so that the hot path has no call in between.
+        self.stage_one = wal.stage_one
+        self.stage_many = wal.stage_many
+        self.settle = wal.settle
+        self.commit = wal.commit
+        self.read = wal.read
+        self.wait = wal.wait
+        self.offset_at_time = wal.offset_at_time
+        self.offsets = wal.offsets
+        self.flush = wal.flush
+        self.rotate = wal.rotate
+
+    @property
+    def failure(self) -> str | None:
+        """Why appends are refused, if they are."""
+        return self.wal.failure
+
+    def last_sequence(self, producer: int) -> int | None:
+        """The newest acknowledged sequence of an idempotent producer."""
+        return self.wal.writer.window.last_sequence(producer)
 
     @classmethod
     def open(

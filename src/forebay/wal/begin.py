@@ -48,7 +48,7 @@ def begin(
 ) -> Wal:
     """The shard's log, ready. Writes nothing where nothing needs repair."""
     _drop_leftovers(disk, facts)
-    files = FileList(facts.sealed)
+    files = FileList([*facts.sealed, *map(_closed, facts.logs[:-1])])
     writer = Writer(
         place,
         settings,
@@ -59,8 +59,6 @@ def begin(
         zstd_level=zstd_level,
         reserve=reserve,
     )
-    for log in facts.logs[:-1]:
-        files.add(_closed(log))
     if facts.last is not None:
         _settle(disk, facts.last)
         _resume(writer, files, facts.last, start, clock)

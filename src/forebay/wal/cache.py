@@ -7,7 +7,7 @@ replace a damaged tail byte for byte. Knows nothing of files.
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
 from forebay.format.batch import Batch, decode
@@ -69,10 +69,11 @@ class TailCache:
                 found.append(frame)
             return found
 
-    def frame_at(self, base: int) -> CachedFrame | None:
-        """The frame that starts at `base`, if held."""
+    def next_frame(self, offset: int) -> CachedFrame | None:
+        """The first held frame that starts at `offset` or later."""
         with self._lock:
-            return self._frames.get(base)
+            index = max(bisect_left(self._bases, offset), self._dropped)
+            return self._frames[self._bases[index]] if index < len(self._bases) else None
 
     def read_cached_since(self, offset: int) -> tuple[list[Batch], int]:
         """All cached records at or after `offset`, and the offset that follows them (the watermark)."""

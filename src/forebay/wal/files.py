@@ -8,8 +8,9 @@ so a file that is replaced under a reader costs it a look-up and nothing else.
 from __future__ import annotations
 
 import errno
+import threading
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +29,10 @@ from forebay.wal.scan import FRAME_BYTES_LIMIT, OFFSETS_AHEAD, Piece, pieces_of
 from forebay.wal.sparse import SparseIndex
 
 READ_BYTES = 1024 * 1024
+READ_BYTES_MIN = 4096
 READ_ATTEMPTS = 3
+_REPLACED = (errno.ESTALE, errno.ENOENT, errno.EBADF)
+"""How a file answers that has been replaced by another with the same records."""
 
 
 class LogFile:
@@ -56,6 +60,8 @@ class LogFile:
         self.end = end
         self.limit = limit
         """Readers see frames below this byte only."""
+        self.indexing = threading.Lock()
+        """Held while `index` and `limit` move together."""
 
     @property
     def path(self) -> str:
@@ -68,35 +74,57 @@ class LogFile:
 
     def read(self, offset: int, bytes_max: int) -> Page:
         """Frames from the one that covers `offset`, at least one, up to about `bytes_max`."""
+        # In this order: a file that grows meanwhile has moved its limit before its end.
+        end, limit = self.end, self.limit
         position = self.index.position_of(offset) or HEADER_BYTES
         gathered = _Gathered(offset, bytes_max)
-        for piece in pieces_of(self.file, self.salt_crc, position, self.limit, min(bytes_max, READ_BYTES)):
+        for piece in pieces_of(self.file, self.salt_crc, position, limit, max(READ_BYTES_MIN, min(bytes_max, READ_BYTES))):
             if gathered.take(piece):
-                break
+                return gathered.page()
             if piece.verdict is not Verdict.WHOLE:
                 gathered.hole(self.damage(piece.stop, gathered.next)[0])
-                break
+                return gathered.page()
+        # Behind the last whole frame only damage can stand: the file is known to have reached further.
+        gathered.hole(Gap(gathered.next, end, Reason.DAMAGED))
         return gathered.page()
 
     def offset_at_time(self, timestamp: int) -> int | None:
         """The offset of the first record at or after the time; `None` if there is none."""
         if not self.index.times_known:
-            self.index = self._index_with_times()
+            self._index_times()
         position = self.index.position_at_time(timestamp)
         if position is None:
             return None
-        for piece in pieces_of(self.file, self.salt_crc, position, self.limit):
+        for piece in self._whole_pieces(position, self.limit):
             found = first_at_time((batch for batch, _ in _batches(piece)), timestamp)
             if found is not None:
                 return found
         return None
 
-    def _index_with_times(self) -> SparseIndex:
-        index = SparseIndex()
-        for piece in pieces_of(self.file, self.salt_crc, HEADER_BYTES, self.limit):
-            for batch, position in _batches(piece):
-                index.add(batch.base, position, int(batch.timestamps().max()))
-        return index
+    def _index_times(self) -> None:
+        index, position = SparseIndex(), HEADER_BYTES
+        while True:
+            limit = self.limit
+            for piece in self._whole_pieces(position, limit):
+                for batch, place in _batches(piece):
+                    index.add(batch.base, place, int(batch.timestamps().max()))
+            position = limit
+            with self.indexing:
+                # The writer may have gone on meanwhile: nothing that it published may be missing.
+                if self.limit == limit:
+                    self.index = index
+                    return
+
+    def _whole_pieces(self, position: int, limit: int) -> Iterator[Piece]:
+        """The frames of `[position, limit)`, stepping over damage."""
+        expected = 0
+        while position < limit:
+            for piece in pieces_of(self.file, self.salt_crc, position, limit):
+                yield piece
+                position = piece.stop
+                expected = max([expected, *(head.end for head in piece.heads)])
+            if position < limit:
+                position = self.damage(position, expected)[1]
 
     def close(self) -> None:
         """Give the descriptor back."""
@@ -303,18 +331,27 @@ def _frames_within(entries: index_format.FrameEntries, first: int, bytes_max: in
 
 
 class FileList:
-    """All files of a shard in offset order. One owner changes it; readers take the tuple as it is."""
+    """All files of a shard in offset order. Readers take the tuple as it is."""
 
     def __init__(self, files: Sequence[LogFile | SealedFile] = ()) -> None:
-        self.all: tuple[LogFile | SealedFile, ...] = tuple(files)
+        self.all: tuple[LogFile | SealedFile, ...] = tuple(sorted(files, key=_start))
+        # The writer adds while the sealer replaces: neither may undo the other.
+        self._changing = threading.Lock()
 
     def add(self, file: LogFile | SealedFile) -> None:
         """A newer file."""
-        self.all = (*self.all, file)
+        with self._changing:
+            self.all = (*self.all, file)
 
     def replace(self, old: LogFile | SealedFile, new: LogFile | SealedFile) -> None:
         """The same records in another file."""
-        self.all = tuple(new if file is old else file for file in self.all)
+        with self._changing:
+            self.all = tuple(new if file is old else file for file in self.all)
+
+    def forget(self, path: str) -> None:
+        """This file is no part of the shard."""
+        with self._changing:
+            self.all = tuple(file for file in self.all if file.path != path)
 
     @property
     def earliest(self) -> int:
@@ -327,7 +364,7 @@ class FileList:
             try:
                 return self._read(offset, bytes_max)
             except OSError as error:
-                if error.errno not in (errno.ESTALE, errno.ENOENT) or attempt + 1 == READ_ATTEMPTS:
+                if error.errno not in _REPLACED or attempt + 1 == READ_ATTEMPTS:
                     raise
         raise AssertionError
 
@@ -335,7 +372,7 @@ class FileList:
         files = self.all
         place = bisect_right(files, offset, key=_start) - 1
         if place >= 0 and offset < files[place].end:
-            return files[place].read(offset, bytes_max)
+            return files[place].read(offset, bytes_max).clipped(files[place].end)
         if place + 1 == len(files):
             return Page([], [], offset)
         follower = files[place + 1]
@@ -348,11 +385,14 @@ class FileList:
 
     def offset_at_time(self, timestamp: int) -> int | None:
         """The offset of the first record at or after the time, over all files."""
-        for file in self.all:
-            found = file.offset_at_time(timestamp)
-            if found is not None:
-                return found
-        return None
+        for attempt in range(READ_ATTEMPTS):
+            try:
+                found = (file.offset_at_time(timestamp) for file in self.all)
+                return next((offset for offset in found if offset is not None), None)
+            except OSError as error:
+                if error.errno not in _REPLACED or attempt + 1 == READ_ATTEMPTS:
+                    raise
+        raise AssertionError
 
 
 def _start(file: LogFile | SealedFile) -> int:

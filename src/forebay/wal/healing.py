@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from forebay.disk import Disk, File, write_all
+from forebay.errors import Corrupt
 from forebay.format.control import encode_gap
 from forebay.format.frame import HEADER, Verdict, resync
 from forebay.format.segment import HEADER_BYTES
@@ -24,14 +25,16 @@ from forebay.wal.writer import ActiveFile, Writer
 TEMPORARY = ".healing.tmp"
 
 
-def rebuild(writer: Writer, files: FileList, cache: TailCache, head: int) -> None:
+def rebuild(writer: Writer, files: FileList, cache: TailCache, head: int) -> ProducerWindow:
     """Replace the active file by a durable copy of what readers have seen. On return the log is writable at `head`.
 
-    An `OSError` leaves everything as it was, to be tried again later.
+    Gives what the copy remembers of producers. An `OSError` leaves everything as it was, to be tried again later.
     """
+    window = ProducerWindow(writer.settings.producers_max, writer.settings.producer_appends_max)
     old = writer.active
     if old is None:
-        return
+        window.extend(writer.window.entries())
+        return window
     disk, path = writer.disk, old.path
     temporary = path + TEMPORARY
     if disk.exists(temporary):
@@ -45,12 +48,15 @@ def rebuild(writer: Writer, files: FileList, cache: TailCache, head: int) -> Non
     # Commit point: the name now leads to the copy, which is complete and durable; the failed file is gone.
     disk.rename(temporary, path)
     disk.sync_directory(writer.place.directory)
-    scan = LogScan(disk.open(path, writable=True), old.header, ProducerWindow(1, 1))
-    scan.run(scan.file.size(), proof=0)
+    scan = LogScan(disk.open(path, writable=True), old.header, window)
+    scan.run(scan.file.size(), proof=head)
+    if scan.torn_bytes or scan.ends_damaged:
+        raise Corrupt(f"{path} was rewritten and is not whole: the disk does not keep what it is given")
     renewed = ActiveFile(scan, old.created)
     files.replace(old, renewed)
     old.file.close()
     writer.resume(renewed, scan)
+    return window
 
 
 def _copy(disk: Disk, old: ActiveFile, copy: File, cache: TailCache, head: int, writer: Writer) -> None:
@@ -94,9 +100,11 @@ def _behind(source: File, old: ActiveFile, position: int, expected: int, head: i
 def _missing(old: ActiveFile, cache: TailCache, start: int, stop: int, writer: Writer) -> Iterator[bytes]:
     """Frames for `[start, stop)` from the cache; a `lost` range where the cache has none."""
     while start < stop:
-        held = cache.frame_at(start)
-        if held is None:
-            yield encode_gap(Gap(start, stop, Reason.LOST), **writer.stamp(old.salt_crc, stop))
-            return
-        yield held.data
-        start = held.end
+        held = cache.next_frame(start)
+        found = min(stop, held.base) if held is not None else stop
+        if found > start:
+            stamp = writer.stamp(old.salt_crc, found) | {"durable": start}
+            yield encode_gap(Gap(start, found, Reason.LOST), **stamp)
+        if held is not None and found < stop:
+            yield held.data
+        start = held.end if held is not None else stop

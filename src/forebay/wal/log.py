@@ -90,12 +90,15 @@ class Wal:
 
         Leader and followers: whoever gets in first writes for all that wait.
         """
-        if self.durability is Durability.MEMORY and not ticket.done:
-            return ticket.offset
+        if self.durability is Durability.MEMORY and ticket.offset + ticket.count <= self.writer.reserved_end:
+            # Reserved, so that even if it is lost its offset never stands for another record.
+            return ticket.result() if ticket.done else ticket.offset
         if not ticket.done:
             with self.committing:
                 if not ticket.done:
                     self._commit()
+                if not ticket.done:
+                    ticket.finish(Closed(f"{self.writer.place}: the append was queued before a fork; repeat it"))
         return ticket.result()
 
     def commit(self) -> None:
@@ -125,7 +128,7 @@ class Wal:
             self._timed_sync()
         self._publish(made)
         self.staging.settle()
-        writer.unsettled = False
+        self._wake()
 
     def _publish(self, made: list[CachedFrame]) -> None:
         """Show what is written, and durable if the class asks for that, to every reader."""
@@ -133,10 +136,9 @@ class Wal:
         assert active is not None
         for frame in made:
             self.cache.add(frame)
-        active.end = self.writer.end
-        active.limit = active.position
+        active.publish(self.writer.end)
         # Commit point for readers: what is below `head` is never taken back while this process lives.
-        self.head = self.writer.end
+        self.head, self.writer.unsettled = self.writer.end, False
         self.live.publish(active, self.writer)
         counters = self.counters
         counters.commits += 1
@@ -144,7 +146,6 @@ class Wal:
         counters.bytes_written += sum(len(frame.data) for frame in made)
         self.idle_since = self.writer.clock.monotonic()
         self._note_dirty()
-        self._wake()
 
     def _note_dirty(self) -> None:
         if self.dirty_since is None:
@@ -162,7 +163,10 @@ class Wal:
         with self._published:
             self._published.notify_all()
         for waker in tuple(self.wakers):
-            waker()
+            try:
+                waker()
+            except Exception:
+                logger.exception("%s: a reader could not be woken", self.writer.place)
 
     def _timed_sync(self) -> None:
         begun = self.writer.clock.monotonic()
@@ -197,9 +201,13 @@ class Wal:
     def _fail(self, error: BaseException) -> None:
         """A commit ended in an exception: settle every waiter. Unless nothing was written, distrust the file."""
         name, writer = self.writer.place, self.writer
+        if self.staging.taken and self.staging.taken[-1].end <= self.head:
+            # Published already: whatever failed then did not fail these appends.
+            self.staging.settle()
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         refusal = error if isinstance(error, ForebayError) else Unavailable(f"{name}: not written ({reason})")
         if not writer.unsettled:
+            self._skip_lost(writer.end)
             self.staging.fail(refusal, refusal, writer.next)
             return
         self.failure = reason
@@ -211,10 +219,16 @@ class Wal:
             "should the process crash before the log recovers, may appear once; read before you repeat it"
         )
         queued = Unavailable(f"{name}: the append was not written, the log failed before it ({reason}); try again")
+        self._skip_lost(self.head)
         self.staging.fail(written, queued, self.head)
         logger.error("%s: log failed at offset %d: %s", name, self.head, reason)
         if self.on_dirty is not None:
             self.on_dirty()
+
+    def _skip_lost(self, end: int) -> None:
+        """Class `memory` acknowledges what only waits: those offsets must not be given out again."""
+        if self.durability is Durability.MEMORY and self.staging.next > end:
+            self.writer.skip_to(self.staging.next, end)
 
     def heal(self) -> bool:
         """Try to make a failed log writable again; true if it is. Acknowledged records keep their offsets."""
@@ -224,12 +238,14 @@ class Wal:
             if self.closed:
                 return False
             try:
-                rebuild(self.writer, self.files, self.cache, self.head)
-            except OSError as error:
+                window = rebuild(self.writer, self.files, self.cache, self.head)
+            except (OSError, ForebayError) as error:
                 logger.warning("%s: still read-only: %s", self.writer.place, error)
                 return False
+            if self.writer.active is not None:
+                self.live.publish(self.writer.active, self.writer)
             self.writer.unsettled = False
-            self.staging.restart_at(self.writer.next)
+            self.staging.restart_at(self.writer.next, window)
             self.failure = None
             self.staging.refuse(None)
             logger.warning("%s: writable again from offset %d", self.writer.place, self.writer.next)
@@ -242,7 +258,6 @@ class Wal:
             step()
         except BaseException as error:
             if self.writer.unsettled:
-                self.staging.take()
                 self._fail(error)
             if not isinstance(error, OSError | ForebayError):
                 raise
@@ -256,7 +271,6 @@ class Wal:
         with self.committing:
             if self.failure is None and not self.closed:
                 self.writer.unsettled = True
-                self.staging.take()
                 self._fail(error)
 
     # Reading
@@ -334,8 +348,10 @@ class Wal:
         if self.failure is not None:
             self.heal()
         with self.committing:
-            self.closed = True
             self.staging.refuse(Closed(f"{self.writer.place} is closed"))
+            # What came in since the commit above: nobody else will write it now.
+            self._commit()
+            self.closed = True
             if self.failure is None:
                 self.guarded(self.writer.finish)
             for file in self.files.all:
@@ -346,6 +362,9 @@ class Wal:
     def abandon(self) -> None:
         """End without touching the disk: in a forked child, whose parent goes on writing."""
         self.closed = True
+        # Whoever held a lock at the fork does not exist here.
+        self.committing = threading.Lock()
+        self._published = threading.Condition()
         self.staging = Staging(0, self.writer.window, self.settings)
         self.staging.refuse(Closed(f"{self.writer.place} was opened before a fork: open it anew in the child"))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from forebay.disk import Disk, File, replace_file, write_all
+from forebay.errors import Corrupt
 from forebay.format import index as index_format
 from forebay.format.batch import Batch, decode, encode_data_frame, merge
 from forebay.format.checksum import ContentHash, crc32
@@ -19,7 +20,8 @@ from forebay.format.segment import HEADER_BYTES, index_name
 from forebay.records import Gap, Reason, Run
 from forebay.settings import WalSettings
 from forebay.wal.files import LogFile, SealedFile
-from forebay.wal.scan import pieces_of
+from forebay.wal.scan import LogScan, pieces_of
+from forebay.wal.window import ProducerWindow
 
 TEMPORARY = ".reframing.tmp"
 
@@ -33,43 +35,58 @@ class Sealer:
         self._zstd_level = zstd_level
 
     def seal(self, log: LogFile) -> SealedFile:
-        """Re-frame if frames are small, write the index. On return both are durable under their names."""
-        if self._wants_reframing(log):
-            log = self._reframe(log)
+        """Write the index. On return it is durable under its name."""
         content, footer = index_of(log)
         # Commit point: with the index under its name the file is sealed; its bytes were durable before.
         replace_file(self._disk, index_name(log.path), content)
         return SealedFile(self._disk, log.path, footer.start, footer.end)
 
-    def _wants_reframing(self, log: LogFile) -> bool:
+    def wants_reframing(self, log: LogFile) -> bool:
+        """Whether the file has many small frames, all of them whole as far as anyone knows."""
         damaged = any(gap.reason is Reason.DAMAGED for gap in log.gaps)
         mean = (log.limit - HEADER_BYTES) / max(1, log.frames)
         return log.frames > 1 and not damaged and mean < self._settings.reframe_bytes_min
 
-    def _reframe(self, log: LogFile) -> LogFile:
+    def reframe(self, log: LogFile) -> LogFile:
+        """The same records in large frames, durable under the same name. `Corrupt` if not all of them are whole."""
         temporary = log.path + TEMPORARY
         if self._disk.exists(temporary):
             self._disk.unlink(temporary)
         copy = self._disk.create(temporary)
         try:
-            size, frames = self._write_frames(log, copy)
+            self._write_frames(log, copy)
             copy.sync()
         finally:
             copy.close()
+        # The name must not be given to a copy that lacks anything: it replaces the only other one.
+        renewed = self._reopened(temporary, log)
+        renewed.file.close()
         self._disk.rename(temporary, log.path)
         self._disk.sync_directory(log.path.rpartition("/")[0])
-        file = self._disk.open(log.path)
-        return LogFile(file, log.header, index=log.index, gaps=log.gaps, frames=frames, end=log.end, limit=size)
+        return self._reopened(log.path, log)
 
-    def _write_frames(self, log: LogFile, copy: File) -> tuple[int, int]:
+    def _write_frames(self, log: LogFile, copy: File) -> None:
         write_all(copy, log.file.read_at(HEADER_BYTES, 0), 0)
-        position, frames = HEADER_BYTES, 0
+        position = HEADER_BYTES
         group = _Group(self._settings.reframe_bytes_max, log.salt_crc, self._zstd_level)
         for data in group.frames_of(log):
             write_all(copy, data, position)
             position += len(data)
-            frames += 1
-        return position, frames
+
+    def _reopened(self, path: str, log: LogFile) -> LogFile:
+        """The copy under this name, walked from front to back."""
+        file = self._disk.open(path)
+        scan = LogScan(file, log.header, ProducerWindow(1, 1))
+        try:
+            scan.run(file.size(), proof=0)
+            if scan.end != log.end or scan.torn_bytes or scan.gaps != log.gaps:
+                raise Corrupt(f"{log.path} does not hold all records up to {log.end}: it is not rewritten")
+        except BaseException:
+            file.close()
+            raise
+        return LogFile(
+            file, log.header, index=scan.index, gaps=scan.gaps, frames=scan.frames, end=scan.end, limit=scan.stop
+        )
 
 
 class _Group:
@@ -171,6 +188,8 @@ def _walk(log: LogFile) -> _Walk:
         if verdict is not Verdict.WHOLE:
             gap, position = log.damage(position, walk.end)
             walk.gap(gap)
+    if walk.end < log.end:
+        walk.gap(Gap(walk.end, log.end, Reason.DAMAGED))
     return walk
 
 

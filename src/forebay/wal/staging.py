@@ -7,6 +7,7 @@ the next offset: an exception at any instant (Ctrl-C) leaves it wholly in or who
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
@@ -18,8 +19,20 @@ from forebay.records import Headers, Run
 from forebay.settings import WalSettings
 from forebay.wal.window import ProducerWindow
 
+logger = logging.getLogger(__name__)
+
 ROW_BYTES = 16
 """What a record costs in a frame beside its own bytes: timestamp and one offset, roughly."""
+
+
+def record_bytes(value: bytes | None, key: bytes | None, tag: str | None, headers: Headers) -> int:
+    """About what a record takes in a frame; never less for the bytes of the record itself."""
+    size = ROW_BYTES + len(value or b"") + len(key or b"")
+    if tag is not None:
+        size += len(tag.encode()) + 4
+    for name, content in headers:
+        size += len(name.encode()) + len(content or b"") + 8
+    return size
 
 
 class Ticket:
@@ -47,11 +60,20 @@ class Ticket:
         if not self.done:
             self.error = error
             self.done = True
-            if self.callback is not None:
-                self.callback(self)
-            for follower in self.followers or ():
-                follower.offset = self.offset
+            followers, self.followers = self.followers, None
+            for follower in followers or ():
                 follower.finish(error)
+            if self.callback is not None:
+                try:
+                    self.callback(self)
+                except Exception:
+                    # The append is what it is; whoever wanted to hear of it may be gone (a closed event loop).
+                    logger.exception("the callback of an append failed")
+
+    def follow(self, repeat: Ticket) -> None:
+        """Settle `repeat` together with this append, whose repetition it is."""
+        repeat.offset, repeat.count = self.offset, self.count
+        self.followers = [*(self.followers or ()), repeat]
 
 
 class Producing(NamedTuple):
@@ -176,7 +198,7 @@ class Staging:
             self._bytes = 0
 
     def settle(self) -> None:
-        """All of `taken` is published: remember its producers and acknowledge."""
+        """All of `taken` is published: remember its producers and acknowledge. May be repeated if it was cut short."""
         with self.lock:
             for frame in self.taken:
                 self._remember(frame)
@@ -202,11 +224,13 @@ class Staging:
         with self.lock:
             self._refusal = refusal
 
-    def restart_at(self, next_offset: int) -> None:
-        """Go on at this offset. Only while nothing waits."""
+    def restart_at(self, next_offset: int, window: ProducerWindow) -> None:
+        """Go on at this offset with what the log remembers of producers. Only while nothing waits."""
         with self.lock:
             assert self.is_empty
             self._frames = [PendingFrame(next_offset)]
+            self.window.clear()
+            self.window.extend(window.entries())
 
     def _admit(self, count: int, size: int) -> None:
         if self._refusal is not None:
@@ -254,9 +278,10 @@ class Staging:
         queued = self._queued.get(producing.producer, {})
         original = queued.get(producing.sequence)
         if original is not None:
-            original.followers = [*(original.followers or ()), ticket]
+            original.follow(ticket)
             return True
-        offset = self.window.expect(producing.producer, producing.sequence, max(queued, default=None))
+        # Sequences rise, so the one queued last is the highest.
+        offset = self.window.expect(producing.producer, producing.sequence, next(reversed(queued), None))
         if offset is None:
             return False
         ticket.offset = offset
@@ -266,7 +291,9 @@ class Staging:
         offset = frame.base
         for run in frame.runs():
             if run.producer:
-                self.window.add(WindowEntry(run.producer, run.sequence, 1, run.count, offset))
+                last = self.window.last_sequence(run.producer)
+                if last is None or last < run.sequence:
+                    self.window.add(WindowEntry(run.producer, run.sequence, 1, run.count, offset))
                 queued = self._queued.get(run.producer, {})
                 queued.pop(run.sequence, None)
                 if not queued:
@@ -276,7 +303,7 @@ class Staging:
 
 def _answered(ticket: Ticket) -> Ticket:
     """Settle a repeat whose original is acknowledged; outside the lock, for its callback may append."""
-    if ticket.offset >= 0:
+    if ticket.count == 0:
         ticket.finish()
     return ticket
 

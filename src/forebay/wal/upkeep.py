@@ -33,7 +33,7 @@ class Upkeep:
     def maintain(self) -> None:
         """Do everything that is due."""
         if self.prepare():
-            self._sync()
+            self.sync()
         self.finish()
 
     def prepare(self) -> bool:
@@ -55,22 +55,28 @@ class Upkeep:
         now = wal.writer.clock.monotonic()
         if _due(wal.idle_since, now, wal.settings.mark_interval_ms):
             self._mark()
-        active = wal.writer.active
-        if active is not None and active.frames and now - active.created >= wal.settings.rotate_seconds_max:
+        if self.is_old:
             with wal.committing:
                 if not wal.closed and wal.failure is None:
                     wal.guarded(wal.rotate_locked)
         self.seal_rotated()
 
     @property
+    def is_old(self) -> bool:
+        """Whether the active file has records and has reached the age to be rotated."""
+        wal, active = self._wal, self._wal.writer.active
+        if active is None or not active.frames or wal.closed:
+            return False
+        return wal.writer.clock.monotonic() - active.created >= wal.settings.rotate_seconds_max
+
+    @property
     def is_busy(self) -> bool:
-        """Whether time alone will bring work: something queued, unsynced, unmarked, unsealed or failed."""
+        """Whether there will soon be work: something queued, unsynced, unmarked, unsealed or failed."""
         wal, active = self._wal, self._wal.writer.active
         if wal.closed:
             return False
         waiting = wal.failure is not None or wal.queued_since is not None or wal.dirty_since is not None
-        growing = active is not None and (active.marked < wal.writer.durable or active.frames > 0)
-        return waiting or growing or bool(self._rotated())
+        return waiting or (active is not None and active.marked < wal.writer.durable) or bool(self._rotated())
 
     def sync_begin(self) -> SyncTarget | None:
         """What a sync that starts now would make durable. Appends go on beside it."""
@@ -107,7 +113,8 @@ class Upkeep:
             if self._wal.failure is None and self._wal.writer.touched:
                 self._write_checkpoint(clean=True)
 
-    def _sync(self) -> None:
+    def sync(self) -> None:
+        """Make everything written durable, beside appends and readers."""
         target = self.sync_begin()
         if target is None:
             return
@@ -127,18 +134,33 @@ class Upkeep:
 
     def _rotated(self) -> list[LogFile]:
         active = self._wal.writer.active
-        return [file for file in self._wal.files.all if isinstance(file, LogFile) and file is not active]
+        files = self._wal.files.all
+        return [file for file in files if isinstance(file, LogFile) and file is not active and file.frames]
 
     def _seal(self, file: LogFile) -> bool:
         wal = self._wal
         try:
+            if self._sealer.wants_reframing(file):
+                file = self._reframed(file)
             sealed = self._sealer.seal(file)
         except (OSError, Corrupt) as error:
             logger.warning("%s: %s is not sealed yet: %s", wal.writer.place, file.path, error)
             return False
         wal.files.replace(file, sealed)
+        file.close()
         self._write_checkpoint(clean=False)
         return True
+
+    def _reframed(self, file: LogFile) -> LogFile:
+        """The file in large frames, shown to readers at once: its name already leads there."""
+        try:
+            renewed = self._sealer.reframe(file)
+        except Corrupt as error:
+            logger.warning("%s: %s", self._wal.writer.place, error)
+            return file
+        self._wal.files.replace(file, renewed)
+        file.close()
+        return renewed
 
     def _write_checkpoint(self, *, clean: bool) -> None:
         writer = self._wal.writer

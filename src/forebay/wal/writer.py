@@ -7,6 +7,7 @@ active file can no longer be trusted; what then happens is the business of `heal
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -16,13 +17,15 @@ from forebay.format.batch import encode_data_frame
 from forebay.format.checksum import salted
 from forebay.format.control import State, encode_gap, encode_mark, encode_state
 from forebay.format.segment import SegmentHeader, encode_header, segment_name
-from forebay.records import Gap
+from forebay.records import Gap, Reason
 from forebay.settings import WalSettings
 from forebay.wal.cache import CachedFrame
 from forebay.wal.files import FileList, LogFile
 from forebay.wal.scan import LogScan
 from forebay.wal.staging import PendingFrame
 from forebay.wal.window import ProducerWindow
+
+logger = logging.getLogger(__name__)
 
 OUTPUT_BYTES = 1024 * 1024
 """Frames are joined up to this size per write: one huge buffer is several times slower."""
@@ -67,6 +70,17 @@ class ActiveFile(LogFile):
         self.marked = scan.durable
         """The highest durable mark that stands in the file."""
         self.created = created
+        self.written: list[tuple[int, int, int]] = []
+        """Base, position and highest time of frames that are not published yet."""
+
+    def publish(self, end: int) -> None:
+        """Show readers everything up to `position`, which holds the records below `end`."""
+        with self.indexing:
+            for base, position, time_max in self.written:
+                self.index.add(base, position, time_max)
+            self.written = []
+            self.limit = self.position
+            self.end = end
 
 
 class SyncTarget(NamedTuple):
@@ -119,6 +133,10 @@ class Writer:
         self._reserve = reserve
         self._reserving: tuple[int, int] | None = None
         self._reserved_at = (clock.monotonic(), 0)
+        self._stray: str | None = None
+        """A new file that may have its name without being part of the log."""
+        self._reopened_clean = False
+        """The file ends in a clean mark, which must not outlive what is written behind it."""
         self._identity: str | None = None
 
     def write(self, frames: Sequence[PendingFrame]) -> list[CachedFrame]:
@@ -126,10 +144,9 @@ class Writer:
         end = frames[-1].end
         active = self._ready(end)
         appended_at = self.clock.now_ms()
-        prelude = self._prelude(active, end)
-        if prelude:
-            self._put(active, prelude)
+        self._prelude(active, end)
         made: list[CachedFrame] = []
+        noted: list[tuple[int, int, int]] = []
         waiting: list[bytes] = []
         size = 0
         position = active.position
@@ -146,7 +163,7 @@ class Writer:
                 zstd_level=self._zstd_level,
             )
             made.append(CachedFrame(frame.base, frame.end, data))
-            active.index.add(frame.base, position, columns.time_max)
+            noted.append((frame.base, position, columns.time_max))
             position += len(data)
             waiting.append(data)
             size += len(data)
@@ -155,6 +172,7 @@ class Writer:
                 waiting, size = [], 0
         if waiting:
             self._put(active, waiting)
+        active.written = noted
         active.frames += len(frames)
         active.marked = self.durable
         self.end = end
@@ -191,6 +209,7 @@ class Writer:
         """Write down how far the log is durable; `clean` says that nothing will follow."""
         active = self.active
         assert active is not None
+        self._drop_stray()
         self._put(active, [encode_mark(clean=clean, **self.stamp(active.salt_crc))])
         active.marked = self.durable
 
@@ -206,7 +225,7 @@ class Writer:
             return False
         self.sync()
         # The old file and its name are durable here, so the next one's `previous_end` tells the truth.
-        self.active = self._create(self.end)
+        self._create(self.next)
         old.limit = old.position
         return True
 
@@ -214,9 +233,17 @@ class Writer:
         """Make everything durable and say in the log that it ended in order; nothing if nothing was written."""
         if self.active is None or not self.touched:
             return
+        self._drop_stray()
+        self._put_gap(self.active)
         self.sync()
         self.mark(clean=True)
         self.sync()
+
+    def skip_to(self, stop: int, end: int) -> None:
+        """Never use the offsets from `end` up to `stop`: they were given out, but what they stood for is lost."""
+        start = self.opening_gap.start if self.opening_gap is not None else end
+        if stop > self.next or stop > end:
+            self.opening_gap = Gap(start, stop, Reason.LOST)
 
     def resume_behind(self, end: int, reserved_end: int) -> None:
         """Go on in a new file, to be made at the first append."""
@@ -229,6 +256,7 @@ class Writer:
         self.end = self.durable = scan.end
         self.reserved_end = scan.reserved_end
         self._reserving = None
+        self._reopened_clean = scan.clean
         self.state_written = scan.state_epoch == self.place.epoch
 
     def reserve_ahead(self) -> None:
@@ -239,32 +267,34 @@ class Writer:
     def _ready(self, end: int) -> ActiveFile:
         if self._reserve is not None and end > self.reserved_end:
             self.reserved_end = self._reserve(end + self._step())
-        if self.active is None:
-            self.active = self._create(self.next)
-            self.opening_gap = None
-        return self.active
+        return self.active if self.active is not None else self._create(self.next)
 
-    def _prelude(self, active: ActiveFile, end: int) -> list[bytes]:
-        """Control frames due before records up to `end`; waits for the disk only if the reservation is used up."""
+    def _prelude(self, active: ActiveFile, end: int) -> None:
+        """Control frames due before records up to `end`; waits for the disk only where that order is a promise."""
+        self._drop_stray()
+        self._put_gap(active)
         needed = end > self.reserved_end
         early = self._reserving is None and self._reserve is None and end > self.reserved_end - self._step() // 2
-        if not needed and not early:
-            return [] if self.state_written else self._begin_epoch(active)
-        reserved_end = end + self._step()
-        frames = self._state(active.salt_crc, reserved_end)
+        if not needed and not early and self.state_written and not self._reopened_clean:
+            return
+        reserved_end = end + self._step() if needed or early else self.reserved_end
+        self._put(active, self._state(active.salt_crc, reserved_end))
         self.state_written = True
-        self._reserving = (reserved_end, active.position + sum(map(len, frames)))
-        self._reserved_at = (self.clock.monotonic(), end)
-        if not needed:
-            return frames
+        if needed or early:
+            self._reserving = (reserved_end, active.position)
+            self._reserved_at = (self.clock.monotonic(), end)
         # A reader may see an offset as soon as it is written: it must never be given out again, whatever survives.
-        self._put(active, frames)
-        self.sync()
-        return []
+        # Neither may a clean mark outlive records behind it, for it would make the end before them the exact one.
+        if needed or self._reopened_clean:
+            self.sync()
+            self._reopened_clean = False
 
-    def _begin_epoch(self, active: ActiveFile) -> list[bytes]:
-        self.state_written = True
-        return self._state(active.salt_crc, self.reserved_end)
+    def _put_gap(self, active: ActiveFile) -> None:
+        gap = self.opening_gap
+        if gap is not None:
+            self._put(active, [encode_gap(gap, **self.stamp(active.salt_crc, gap.stop))])
+            active.gaps.append(gap)
+            self.end, self.opening_gap = gap.stop, None
 
     def _step(self) -> int:
         since, end = self._reserved_at
@@ -287,18 +317,45 @@ class Writer:
             opening.append(encode_gap(self.opening_gap, **self.stamp(salt_crc, start)))
         path = f"{place.directory}/{segment_name(start, place.epoch)}"
         content = b"".join(opening)
+        self._stray = path
         replace_file(self.disk, path, content)
         active = ActiveFile(self._scanned(path, header, len(content)), self.clock.monotonic())
-        self.reserved_end = reserved_end
-        self._reserving = None
-        self._reserved_at = (self.clock.monotonic(), start)
-        self.state_written = True
-        self.end = self.durable = start
         self.files.add(active)
-        if self.obsolete is not None:
-            self.disk.unlink(self.obsolete)
-            self.obsolete = None
+        self._adopt(active, start, reserved_end)
+        self._drop_obsolete()
         return active
+
+    def _adopt(self, active: ActiveFile, start: int, reserved_end: int) -> None:
+        """Go on in a new file. One statement: an exception (Ctrl-C) finds all of it done or nothing."""
+        reserved_at = (self.clock.monotonic(), start)
+        (
+            (self.active, self.end, self.durable, self.reserved_end),
+            (self.opening_gap, self._stray, self._reserving, self._reserved_at),
+            (self.state_written, self._reopened_clean, self.touched),
+        ) = ((active, start, start, reserved_end), (None, None, None, reserved_at), (True, False, True))
+
+    def _drop_stray(self) -> None:
+        """A file whose making failed half-way may have its name: it must be gone before the present one grows.
+
+        Else recovery would take it for the newest and count what the present one got since for nothing.
+        """
+        path = self._stray
+        if path is None:
+            return
+        self.files.forget(path)
+        if self.disk.exists(path):
+            self.disk.unlink(path)
+        self.disk.sync_directory(self.place.directory)
+        self._stray = None
+
+    def _drop_obsolete(self) -> None:
+        """Recovery knows an obsolete file too, so it may stay if the disk refuses."""
+        path, self.obsolete = self.obsolete, None
+        if path is not None:
+            try:
+                self.disk.unlink(path)
+            except OSError as error:
+                logger.warning("%s is not needed any more and could not be removed: %s", path, error)
 
     def _scanned(self, path: str, header: SegmentHeader, size: int) -> LogScan:
         scan = LogScan(self.disk.open(path, writable=True), header, ProducerWindow(1, 1))

@@ -159,7 +159,10 @@ class Database:
         mode = "mode=rwc" if self._writer.generation == 0 else "mode=rw"
         connection = self._connect(mode)
         try:
+            # In one transaction: another process may be creating the tables between two looks at them.
+            connection.execute("BEGIN")
             created = not schema.is_ours(connection, self.path)
+            connection.execute("ROLLBACK")
             self._use_log(connection)
             if created:
                 connection.execute("BEGIN IMMEDIATE")

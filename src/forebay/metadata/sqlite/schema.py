@@ -28,7 +28,10 @@ _TABLES = (
 
 
 def is_ours(connection: sqlite3.Connection, path: str) -> bool:
-    """Whether the file holds our tables; `False` for an empty one. Raises for a file of somebody else or of later."""
+    """Whether the file holds our tables; `False` for an empty one. Raises for a file of somebody else or of later.
+
+    To be asked within a transaction.
+    """
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if application == APPLICATION_ID and version > VERSION:

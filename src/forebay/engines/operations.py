@@ -1,0 +1,118 @@
+"""The interface by shard name, done once for every engine in terms of its open shards."""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from typing import Generic, TypeVar
+
+from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS, NewRecord, OpenShard, ShardStatus
+from forebay.errors import Invalid
+from forebay.format.batch import Columns, encode_columns
+from forebay.format.descriptor import state_key
+from forebay.pages import Page
+from forebay.records import OFFSET_MAX
+from forebay.settings import Settings
+from forebay.shard import ShardRef, Wanted
+from forebay.wal.staging import Entry, Ticket, record_bytes
+
+S = TypeVar("S", bound=OpenShard)
+
+
+class ShardedEngine(Generic[S]):
+    """Keeps shards open and answers by name. An engine adds how a shard is opened and removed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._shards: dict[str, S] = {}
+
+    @abstractmethod
+    def _open(self, ref: ShardRef) -> S:
+        """Open a shard that is not open yet."""
+
+    @abstractmethod
+    def _remove(self, ref: ShardRef, shard: S | None) -> None:
+        """Remove a shard, which was open if `shard` is given."""
+
+    def open_shard(self, ref: ShardRef) -> S:
+        """The shard, opened once."""
+        shard = self._shards.get(ref.id)
+        if shard is None:
+            with self._lock:
+                shard = self._shards.get(ref.id)
+                if shard is None:
+                    shard = self._shards[ref.id] = self._open(ref)
+        return shard
+
+    def shards(self) -> list[S]:
+        """Every open shard."""
+        return list(self._shards.values())
+
+    def create_shard(self, ref: ShardRef) -> None:
+        """See `StorageEngine`."""
+        self.open_shard(ref)
+
+    def delete_shard(self, ref: ShardRef) -> None:
+        """See `StorageEngine`."""
+        with self._lock:
+            self._remove(ref, self._shards.pop(ref.id, None))
+
+    def list_shard(self, shard_id: str | None = None) -> list[ShardStatus]:
+        """See `StorageEngine`."""
+        chosen = self.shards() if shard_id is None else [s for n, s in list(self._shards.items()) if n == shard_id]
+        return [ShardStatus(shard.ref, shard.offsets()) for shard in chosen]
+
+    def write(self, ref: ShardRef, record: NewRecord) -> int:
+        """See `StorageEngine`."""
+        shard = self.open_shard(ref)
+        value, timestamp, key, tag, headers = record
+        entry = Entry(value, key, tag, headers, timestamp, None, Ticket())
+        return shard.settle(shard.stage_one(entry, record_bytes(value, key, tag, headers)))
+
+    def batch_write(self, ref: ShardRef, records: list[NewRecord]) -> list[int]:
+        """See `StorageEngine`."""
+        if not records:
+            return []
+        shard = self.open_shard(ref)
+        values, timestamps, keys, tags, headers = zip(*records, strict=True)
+        columns = encode_columns(Columns(values=values, timestamps=timestamps, keys=keys, tags=tags, headers=headers))
+        first = shard.settle(shard.stage_many(columns, None, Ticket()))
+        return list(range(first, first + len(records)))
+
+    def read_by_offset(
+        self, ref: ShardRef, offset: int, *, records_max: int = PAGE_RECORDS, bytes_max: int = PAGE_BYTES
+    ) -> Page:
+        """See `StorageEngine`."""
+        check_offset(offset)
+        if records_max < 1 or bytes_max < 1:
+            raise Invalid(f"a page takes at least 1 record and 1 byte, not {records_max} and {bytes_max}")
+        page = self.open_shard(ref).read(offset, bytes_max)
+        return limited(page, records_max)
+
+    def get_offset_by_timestamp(self, ref: ShardRef, timestamp: int) -> int | None:
+        """See `StorageEngine`."""
+        return self.open_shard(ref).offset_at_time(timestamp)
+
+
+def wanted(ref: ShardRef, settings: Settings) -> Wanted:
+    """What is to be acquired for this shard."""
+    spec = ref.spec
+    key = state_key(spec.namespace, spec.topic, ref.partition, prefix=settings.metadata.prefix)
+    return Wanted(key, spec.topic_id)
+
+
+def check_offset(offset: int) -> None:
+    """Raise `Invalid` unless this is a number an offset can be."""
+    if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset <= OFFSET_MAX:
+        raise Invalid(f"offset is {offset!r}; allowed: 0 to {OFFSET_MAX}")
+
+
+def limited(page: Page, records_max: int) -> Page:
+    """The front of the page with at most so many records."""
+    for batch in page.batches:
+        if batch.count > records_max:
+            return page.clipped(batch.base + records_max)
+        records_max -= batch.count
+        if records_max == 0:
+            return page.clipped(batch.end)
+    return page

@@ -1,0 +1,130 @@
+"""The seam of the engines: what a topic may ask of wherever its records are kept, as Protocols.
+
+`StorageEngine` is the interface by shard name; `OpenShard` is one shard held open, which the fast paths
+use. Every engine answers alike to the last detail: one contract suite in `forebay.testing` states it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from forebay.format.batch import ColumnBytes
+from forebay.pages import Page
+from forebay.records import Headers, Offsets
+from forebay.shard import RecoveryDecision, ShardRef
+from forebay.topics import Durability
+from forebay.wal.staging import Entry, Producing, Ticket
+
+PAGE_RECORDS = 10_000
+PAGE_BYTES = 1024 * 1024
+
+
+class NewRecord(NamedTuple):
+    """A record before it has an offset; types and sizes are checked. `timestamp` in milliseconds."""
+
+    value: bytes | None
+    timestamp: int
+    key: bytes | None = None
+    tag: str | None = None
+    headers: Headers = ()
+
+
+class ShardStatus(NamedTuple):
+    """What `list_shard` tells of a shard."""
+
+    ref: ShardRef
+    offsets: Offsets
+
+
+class OpenShard(Protocol):
+    """One shard held open by its owner. Safe for concurrent calls."""
+
+    ref: ShardRef
+    durability: Durability
+    wakers: set[Callable[[], None]]
+    """Called after each publication by the thread that published; they only wake."""
+
+    @property
+    def decision(self) -> RecoveryDecision:
+        """How the shard was recovered when it was opened."""
+
+    @property
+    def epoch(self) -> int:
+        """Counts the owners of the shard."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why appends are refused, if they are."""
+
+    def stage_one(self, entry: Entry, size: int) -> Ticket:
+        """Queue one record: it has its offset on return, nothing more holds yet."""
+
+    def stage_many(self, columns: ColumnBytes, producing: Producing | None, ticket: Ticket) -> Ticket:
+        """Queue many records as one append: all or none of them, at consecutive offsets."""
+
+    def settle(self, ticket: Ticket) -> int:
+        """Return the first offset once the durability class of that append holds, else raise its error."""
+
+    def commit(self) -> None:
+        """Settle everything that is queued."""
+
+    def last_sequence(self, producer: int) -> int | None:
+        """The newest acknowledged sequence of an idempotent producer."""
+
+    def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page:
+        """Records from `offset` on, at least one if there is any, about `bytes_max`; an empty page at the end."""
+
+    def wait(self, offset: int, timeout: float | None) -> bool:
+        """Wait until something at or above `offset` can be read; false if the time is up."""
+
+    def offset_at_time(self, timestamp: int) -> int | None:
+        """The first record at or after the time, by offset; `None` if there is none."""
+
+    def offsets(self) -> Offsets:
+        """The watermarks now."""
+
+    def flush(self) -> None:
+        """On return everything appended before is as durable as this engine can make it."""
+
+    def rotate(self) -> None:
+        """Begin a new file, where the engine has files."""
+
+
+class StorageEngine(Protocol):
+    """Shards by name. Deleting or listing what is not there is fine; reading it is `UnknownTopic`."""
+
+    def create_shard(self, ref: ShardRef) -> None:
+        """On return the shard exists and is empty, or exists as before."""
+
+    def delete_shard(self, ref: ShardRef) -> None:
+        """On return the shard and its records are gone; nothing happens if they were."""
+
+    def list_shard(self, shard_id: str | None = None) -> list[ShardStatus]:
+        """One shard or all that are open here; an unknown one gives an empty list."""
+
+    def write(self, ref: ShardRef, record: NewRecord) -> int:
+        """Append one record; its offset, once the durability class of the topic holds."""
+
+    def batch_write(self, ref: ShardRef, records: list[NewRecord]) -> list[int]:
+        """Append many, all or none, at consecutive offsets; an empty list appends nothing."""
+
+    def read_by_offset(
+        self, ref: ShardRef, offset: int, *, records_max: int = PAGE_RECORDS, bytes_max: int = PAGE_BYTES
+    ) -> Page:
+        """A page from `offset` on. The first record comes through even if it is larger than the limits.
+
+        Past the end the page is empty; `next` is always where to ask again.
+        """
+
+    def get_offset_by_timestamp(self, ref: ShardRef, timestamp: int) -> int | None:
+        """The first offset whose record's timestamp is at or after the time; `None` if there is none."""
+
+    def open_shard(self, ref: ShardRef) -> OpenShard:
+        """The shard, opened (and recovered) once; the same object afterwards."""
+
+    def close(self) -> None:
+        """On return everything is as durable as it can be and nothing is left to replay."""
+
+    def abandon(self) -> None:
+        """End without touching anything, in a forked child."""

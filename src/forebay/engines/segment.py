@@ -1,0 +1,103 @@
+"""The segment engine: each shard is a log of segment files in a directory of its own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+
+from forebay.clock import Clock
+from forebay.disk import Disk
+from forebay.engines.operations import ShardedEngine, wanted
+from forebay.format.descriptor import ShardState
+from forebay.metadata import MetadataStore
+from forebay.settings import Settings
+from forebay.shard import Owner, SegmentShard, ShardRef, acquire
+from forebay.wal.begin import ASIDE
+from forebay.wal.survey import tail_bytes
+
+SHARDS = "shards"
+
+
+class SegmentEngine(ShardedEngine[SegmentShard]):
+    """Shards below `<root>/shards`, owned by this process."""
+
+    def __init__(
+        self,
+        root: str,
+        settings: Settings,
+        *,
+        disk: Disk,
+        clock: Clock,
+        metadata: MetadataStore,
+        owner: Owner,
+        on_open: Callable[[SegmentShard], None],
+    ) -> None:
+        super().__init__()
+        self._root = root
+        self._settings = settings
+        self._disk = disk
+        self._clock = clock
+        self._metadata = metadata
+        self._owner = owner
+        self._on_open = on_open
+
+    def directory(self, ref: ShardRef) -> str:
+        """Where the files of the shard lie."""
+        return f"{self._root}/{SHARDS}/{ref.id}"
+
+    def tail_bytes(self, ref: ShardRef) -> int:
+        """About how many bytes opening the shard will walk."""
+        return 0 if ref.id in self._shards else tail_bytes(self._disk, self.directory(ref))
+
+    def open_many(self, refs: Sequence[ShardRef], on_bytes: Callable[[int], None]) -> None:
+        """Open shards that are not open yet, acquired in few transactions; `on_bytes` hears of the bytes walked."""
+        with self._lock:
+            closed = [ref for ref in refs if ref.id not in self._shards]
+            taken = acquire(self._metadata, [wanted(ref, self._settings) for ref in closed], self._owner)
+            for ref, (before, epoch) in zip(closed, taken, strict=True):
+                self._shards[ref.id] = self._recover(ref, before, epoch, on_bytes)
+
+    def _open(self, ref: ShardRef) -> SegmentShard:
+        before, epoch = acquire(self._metadata, [wanted(ref, self._settings)], self._owner)[0]
+        return self._recover(ref, before, epoch, None)
+
+    def close(self) -> None:
+        """Close every shard in order."""
+        with self._lock:
+            for shard in self._shards.values():
+                shard.upkeep.close()
+
+    def abandon(self) -> None:
+        """See `StorageEngine`."""
+        for shard in self._shards.values():
+            shard.wal.abandon()
+
+    def _recover(
+        self, ref: ShardRef, before: ShardState | None, epoch: int, on_bytes: Callable[[int], None] | None
+    ) -> SegmentShard:
+        shard = SegmentShard.open(
+            ref,
+            self.directory(ref),
+            self._settings.wal,
+            disk=self._disk,
+            clock=self._clock,
+            before=before,
+            epoch=epoch,
+            holder=self._owner.holder,
+            on_bytes=on_bytes,
+        )
+        self._on_open(shard)
+        return shard
+
+    def _remove(self, ref: ShardRef, shard: SegmentShard | None) -> None:
+        if shard is not None:
+            shard.wal.close()
+        directory = self.directory(ref)
+        for below in (f"{directory}/{ASIDE}", directory):
+            with contextlib.suppress(FileNotFoundError):
+                for name in self._disk.list_directory(below):
+                    if name != ASIDE:
+                        self._disk.unlink(f"{below}/{name}")
+                self._disk.remove_directory(below)
+        with contextlib.suppress(FileNotFoundError):
+            self._disk.sync_directory(f"{self._root}/{SHARDS}")

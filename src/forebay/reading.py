@@ -1,0 +1,100 @@
+"""One stream from a place on: pull pages, check that nothing is skipped or repeated, say what is missing.
+
+Asks its source anew at every boundary and trusts only offsets: a page must go on exactly where the one
+before ended, and every jump must be named. Knows nothing of where records lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol, TypeAlias
+
+from forebay.errors import Corrupt, DataLoss
+from forebay.format.batch import Batch
+from forebay.pages import Page
+from forebay.records import Gap, Reason
+
+OnGap: TypeAlias = Callable[[int, Gap], None]
+"""Called with the partition and the hole, at its place in the stream."""
+
+PAGE_BYTES = 1024 * 1024
+
+
+class Readable(Protocol):
+    """Anything that gives pages by offset."""
+
+    def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page:
+        """Records from `offset` on; an empty page at the end."""
+
+
+class Cursor:
+    """A place in the stream of one partition. For one thread at a time; holds no more than one page."""
+
+    def __init__(self, source: Readable, start: int, *, name: str, partition: int, on_gap: OnGap | None = None) -> None:
+        self.next = start
+        self.partition = partition
+        self._source = source
+        self._name = name
+        self._on_gap = on_gap
+
+    def pull(self, stop: int | None = None, bytes_max: int = PAGE_BYTES) -> list[Batch]:
+        """The next records, below `stop` if given; empty at the end. Holes are reported before what follows them.
+
+        Without `on_gap`, a lost or damaged range raises `DataLoss` once; the next pull goes on behind it.
+        """
+        while stop is None or self.next < stop:
+            page = self._source.read(self.next, bytes_max)
+            if page.next == self.next:
+                return []
+            if stop is not None:
+                page = page.clipped(stop)
+            self._check(page)
+            batches = self._until_gap(page)
+            if batches:
+                return batches
+        return []
+
+    def _until_gap(self, page: Page) -> list[Batch]:
+        """The records before the first hole; or, if the page begins with one, report it and give what follows."""
+        batches: list[Batch] = []
+        for piece in _in_order(page):
+            if isinstance(piece, Gap):
+                if batches:
+                    return batches
+                self.next = piece.stop
+                self._report(piece)
+            else:
+                batches.append(piece)
+                self.next = piece.end
+        return batches
+
+    def _report(self, gap: Gap) -> None:
+        if self._on_gap is not None:
+            self._on_gap(self.partition, gap)
+        elif gap.reason in (Reason.LOST, Reason.DAMAGED):
+            raise DataLoss(
+                f"{self._name}: offsets {gap} cannot be read: pass on_gap to hear of such ranges and go on, "
+                'or start behind it; "forebay verify" says more'
+            )
+
+    def _check(self, page: Page) -> None:
+        expected = self.next
+        for piece in _in_order(page):
+            start, stop = (piece.start, piece.stop) if isinstance(piece, Gap) else (piece.base, piece.end)
+            if start != expected:
+                raise Corrupt(f'{self._name}: the stream goes on at {start}, expected {expected}: run "forebay verify"')
+            expected = stop
+        if expected != page.next:
+            raise Corrupt(f"{self._name}: a page ends at {expected} but says {page.next}")
+
+
+def _in_order(page: Page) -> Iterator[Batch | Gap]:
+    """Batches and holes of a page by offset."""
+    if not page.events:
+        return iter(page.batches)
+    pieces: list[Batch | Gap] = [*page.batches, *page.events]
+    return iter(sorted(pieces, key=_start))
+
+
+def _start(piece: Batch | Gap) -> int:
+    return piece.start if isinstance(piece, Gap) else piece.base

@@ -1,0 +1,7 @@
+"""The entry point: topics by name, each on the engine it names. Embedded use starts with `Storage.open`."""
+
+from forebay.storage.acks import Ack
+from forebay.storage.store import Storage
+from forebay.storage.topic import Topic
+
+__all__ = ["Ack", "Storage", "Topic"]

@@ -1,0 +1,165 @@
+"""How records get into the shards of a topic: partition by partition, patiently, all or none in each.
+
+Input is checked before it comes here, apart from sizes. Knows shards, nothing of engines or disks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from forebay.clock import Clock
+from forebay.engines import OpenShard
+from forebay.errors import Invalid, Unavailable
+from forebay.format.batch import ColumnBytes, Columns, encode_arrow, encode_columns
+from forebay.partitioning import Partitioner
+from forebay.settings import WalSettings
+from forebay.storage.arrow import pieces_of
+from forebay.wal.staging import Entry, Producing, QueueFull, Ticket, record_bytes
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FRAME_ROOM = 1024
+"""What a frame needs beside its columns: head, runs, padding."""
+
+
+class Appender:
+    """Appends to the shards of one topic."""
+
+    def __init__(self, name: str, settings: WalSettings, clock: Clock, shard: Callable[[int], OpenShard]) -> None:
+        self._name = name
+        self._settings = settings
+        self._clock = clock
+        self._shard = shard
+
+    def one(self, partition: int, entry: Entry) -> int:
+        """Append a record; its offset once its durability class holds."""
+        shard = self._shard(partition)
+        size = self.checked_size(record_bytes(entry.value, entry.key, entry.tag, entry.headers))
+        try:
+            shard.stage_one(entry, size)
+        except QueueFull as full:
+            self._patiently(shard, lambda: shard.stage_one(entry, size), full)
+        return shard.settle(entry.ticket)
+
+    def one_soon(self, partition: int, entry: Entry) -> OpenShard:
+        """Queue a record; `Unavailable` at once if there is no room."""
+        shard = self._shard(partition)
+        shard.stage_one(entry, self.checked_size(record_bytes(entry.value, entry.key, entry.tag, entry.headers)))
+        return shard
+
+    def together(self, partition: int, columns: Columns, producing: Producing | None, *, atomic: bool) -> Sequence[int]:
+        """Append records to one partition."""
+        encoded = encode_columns(columns)
+        if not atomic and encoded.size + FRAME_ROOM > self._settings.frame_bytes_max and encoded.count > 1:
+            if producing is not None:
+                raise Invalid("atomic=False may split the append, but a producer's sequence names exactly one")
+            half = encoded.count // 2
+            front = self.together(partition, _picked(columns, range(half)), None, atomic=False)
+            back = _picked(columns, range(half, encoded.count))
+            return [*front, *self.together(partition, back, None, atomic=False)]
+        shard, ticket = self._stage(partition, encoded, producing)
+        first = shard.settle(ticket)
+        return range(first, first + encoded.count)
+
+    def scattered(
+        self, chosen: Sequence[int], columns: Columns, producing: Producing | None, *, atomic: bool
+    ) -> Sequence[int]:
+        """Append records to the partition named for each; all are staged before the first is waited for."""
+        rows: dict[int, list[int]] = {}
+        for row, number in enumerate(chosen):
+            rows.setdefault(number, []).append(row)
+        _refuse_scattered_producer(producing, len(rows))
+        parts = {number: _picked(columns, places) for number, places in rows.items()}
+        offsets = [0] * len(chosen)
+        if not atomic:
+            for number, places in rows.items():
+                found = self.together(number, parts[number], producing, atomic=False)
+                _place(offsets, places, found)
+            return offsets
+        encoded = {number: encode_columns(part) for number, part in parts.items()}
+        for part in encoded.values():
+            self.checked_size(part.size)
+        staged = {number: self._stage(number, part, producing) for number, part in encoded.items()}
+        for number, (shard, ticket) in staged.items():
+            first = shard.settle(ticket)
+            _place(offsets, rows[number], range(first, first + len(rows[number])))
+        return offsets
+
+    def arrow(
+        self, batch: pa.RecordBatch, partitioner: Partitioner, partition: int | None, producing: Producing | None
+    ) -> Sequence[int]:
+        """Append the rows of a record batch."""
+        pieces = pieces_of(batch, partitioner, partition, producing.producer if producing else 0)
+        _refuse_scattered_producer(producing, len(pieces))
+        now = self._clock.now_ms()
+        encoded = [(piece, encode_arrow(piece.batch, now)) for piece in pieces]
+        for _, columns in encoded:
+            self.checked_size(columns.size)
+        staged = [(piece, self._stage(piece.partition, columns, producing)) for piece, columns in encoded]
+        offsets = np.zeros(batch.num_rows, np.int64)
+        for piece, (shard, ticket) in staged:
+            first = shard.settle(ticket)
+            offsets[piece.rows] = np.arange(first, first + piece.batch.num_rows)
+        found: list[int] = offsets.tolist()
+        return found
+
+    def checked_size(self, size: int) -> int:
+        """The size, or `Invalid` if no frame can hold it."""
+        if size + FRAME_ROOM > self._settings.frame_bytes_max:
+            raise Invalid(
+                f"{size} bytes in one append to {self._name}; the limit is wal.frame_bytes_max "
+                f"({self._settings.frame_bytes_max}): send less at once, or raise the setting"
+            )
+        return size
+
+    def _stage(self, partition: int, columns: ColumnBytes, producing: Producing | None) -> tuple[OpenShard, Ticket]:
+        self.checked_size(columns.size)
+        shard = self._shard(partition)
+        ticket = Ticket()
+        try:
+            shard.stage_many(columns, producing, ticket)
+        except QueueFull as full:
+            self._patiently(shard, lambda: shard.stage_many(columns, producing, ticket), full)
+        return shard, ticket
+
+    def _patiently(self, shard: OpenShard, stage: Callable[[], Ticket], full: QueueFull) -> None:
+        """While the queue is full help to write it, and try again until the time limit."""
+        deadline = self._clock.monotonic() + self._settings.append_timeout_ms / 1000
+        while self._clock.monotonic() < deadline:
+            shard.commit()
+            try:
+                stage()
+            except QueueFull as still:
+                full = still
+            else:
+                return
+        waited = self._settings.append_timeout_ms
+        raise Unavailable(f"{self._name}: waited {waited} ms (wal.append_timeout_ms): {full}") from full
+
+
+def _refuse_scattered_producer(producing: Producing | None, partitions: int) -> None:
+    if producing is not None and partitions > 1:
+        raise Invalid(
+            f"the records fall into {partitions} partitions, but a producer's sequence counts in one: "
+            "append each partition's records by themselves"
+        )
+
+
+def _picked(columns: Columns, rows: Sequence[int]) -> Columns:
+    """Some rows of the columns."""
+    return Columns(
+        values=[columns.values[row] for row in rows],
+        timestamps=[int(columns.timestamps[row]) for row in rows],
+        keys=None if columns.keys is None else [columns.keys[row] for row in rows],
+        tags=None if columns.tags is None else [columns.tags[row] for row in rows],
+        headers=None if columns.headers is None else [columns.headers[row] for row in rows],
+    )
+
+
+def _place(offsets: list[int], places: Sequence[int], found: Sequence[int]) -> None:
+    for place, offset in zip(places, found, strict=True):
+        offsets[place] = offset

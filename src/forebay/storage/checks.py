@@ -1,0 +1,132 @@
+"""What a caller hands in, checked and brought into shape before an offset is taken.
+
+Raises `Invalid` that says what is wrong with which argument. Knows records, nothing of topics or disks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from forebay.errors import Invalid
+from forebay.records import OFFSET_MAX, Headers
+from forebay.wal.staging import Producing
+
+HeadersLike: TypeAlias = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]]
+
+TAG_BYTES_MAX = 1024
+HEADERS_MAX = 1000
+TIMESTAMP_MAX = 2**62
+PRODUCER_MAX = 2**64 - 1
+
+
+def checked_bytes(what: str, value: object) -> bytes | None:
+    """`bytes`, or `None`; other buffers are copied."""
+    if value is None or type(value) is bytes:
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    hint = "; encode it first" if isinstance(value, str) else ""
+    raise Invalid(f"{what} is {type(value).__name__}, not bytes or None{hint}")
+
+
+def checked_tag(tag: object) -> str | None:
+    """A tag: a text of 1 to 1024 bytes, or `None`."""
+    if tag is None:
+        return None
+    if not isinstance(tag, str):
+        raise Invalid(f"tag is {type(tag).__name__}, not str or None")
+    try:
+        size = len(tag.encode())
+    except UnicodeEncodeError as error:
+        raise Invalid(f"tag {tag!a:.80} cannot be written as UTF-8") from error
+    if not 1 <= size <= TAG_BYTES_MAX:
+        raise Invalid(f"tag has {size} bytes; allowed: 1 to {TAG_BYTES_MAX}")
+    return tag
+
+
+def checked_headers(headers: HeadersLike | None) -> Headers:
+    """Pairs of name and value; names may repeat."""
+    if not headers:
+        return ()
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    try:
+        found = tuple((name, checked_bytes(f"header {name!r}", value)) for name, value in pairs)
+    except (TypeError, ValueError) as error:
+        raise Invalid(f"headers are a mapping or pairs of name and value: {error}") from error
+    if len(found) > HEADERS_MAX:
+        raise Invalid(f"{len(found)} headers; allowed: {HEADERS_MAX}")
+    for name, _ in found:
+        if not isinstance(name, str):
+            raise Invalid(f"a header's name is {type(name).__name__}, not str")
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise Invalid(f"header name {name!a:.80} cannot be written as UTF-8") from error
+    return found
+
+
+def checked_timestamp(timestamp: object) -> int:
+    """Milliseconds since 1970."""
+    if not isinstance(timestamp, int) or isinstance(timestamp, bool):
+        raise Invalid(f"timestamp is {type(timestamp).__name__}; give milliseconds since 1970 as int")
+    if not -TIMESTAMP_MAX <= timestamp <= TIMESTAMP_MAX:
+        raise Invalid(f"timestamp is {timestamp}; allowed: ±{TIMESTAMP_MAX} milliseconds")
+    return timestamp
+
+
+def checked_producing(producer: int | None, sequence: int | None) -> Producing | None:
+    """Both of producer id and sequence, or neither."""
+    if producer is None and sequence is None:
+        return None
+    if producer is None or sequence is None:
+        raise Invalid("producer and sequence go together: give both or neither")
+    if not isinstance(producer, int) or not 1 <= producer <= PRODUCER_MAX:
+        raise Invalid(f"producer is {producer!r}; allowed: 1 to {PRODUCER_MAX}")
+    if not isinstance(sequence, int) or not 0 <= sequence <= OFFSET_MAX:
+        raise Invalid(f"sequence is {sequence!r}; allowed: 0 to {OFFSET_MAX}")
+    return Producing(producer, sequence)
+
+
+def checked_column(what: str, column: Iterable[object] | None, count: int | None) -> list[bytes | None] | None:
+    """A column of keys or values, each `bytes` or `None`."""
+    if column is None:
+        return None
+    if isinstance(column, bytes | str):
+        raise Invalid(f"{what} is {type(column).__name__}: give a sequence with one entry for each record")
+    values = column if type(column) is list else list(column)
+    if count is not None and len(values) != count:
+        raise Invalid(f"{len(values)} {what} for {count} records: give one for each")
+    if set(map(type, values)) <= {bytes, type(None)}:
+        return values  # type: ignore[return-value]
+    return [checked_bytes(f"{what}[{place}]", value) for place, value in enumerate(values)]
+
+
+def checked_tags(tags: Sequence[str | None] | str | None, count: int) -> list[str | None] | None:
+    """A column of tags; one text stands for all records."""
+    if tags is None:
+        return None
+    if isinstance(tags, str):
+        return [checked_tag(tags)] * count
+    if len(tags) != count:
+        raise Invalid(f"{len(tags)} tags for {count} records: give one for each, or one text for all")
+    known = {tag: checked_tag(tag) for tag in set(tags)}
+    return [known[tag] for tag in tags]
+
+
+def checked_timestamps(timestamps: Sequence[int] | int | None, count: int, now: int) -> Sequence[int]:
+    """A column of timestamps; one number, or now, stands for all records."""
+    if timestamps is None or isinstance(timestamps, int):
+        return [now if timestamps is None else checked_timestamp(timestamps)] * count
+    if len(timestamps) != count:
+        raise Invalid(f"{len(timestamps)} timestamps for {count} records: give one for each")
+    return [checked_timestamp(int(timestamp)) for timestamp in timestamps]
+
+
+def checked_header_column(headers: Sequence[HeadersLike | None] | None, count: int) -> list[Headers] | None:
+    """A column of headers, one entry for each record."""
+    if headers is None:
+        return None
+    if len(headers) != count:
+        raise Invalid(f"{len(headers)} headers for {count} records: give one entry, or None, for each")
+    return [checked_headers(entry) for entry in headers]

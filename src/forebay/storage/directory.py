@@ -1,0 +1,139 @@
+"""A data directory: whose it is, which version, and who has it open.
+
+forebay.json       {"format": 1, "id": 32 hex digits}; its presence says that the directory is ours
+lock               held by the one process that writes
+metadata.sqlite    topics and shard states
+shards/            one directory per shard
+"""
+
+from __future__ import annotations
+
+import posixpath
+
+import msgspec
+
+from forebay.clock import Clock
+from forebay.disk import Disk, Lock, make_directories, replace_file
+from forebay.errors import Corrupt, Invalid, Unavailable, UnsupportedFormat
+
+MARKER = "forebay.json"
+LOCK = "lock"
+METADATA = "metadata.sqlite"
+FORMAT = 1
+LOCK_ATTEMPTS = 20
+LOCK_WAIT_SECONDS = 0.02
+
+
+class Marker(msgspec.Struct, frozen=True):
+    """What the marker file says."""
+
+    format: int
+    id: str
+
+
+class DataDirectory:
+    """A directory of ours, locked by this process."""
+
+    def __init__(self, path: str, marker: Marker, lock: Lock | None) -> None:
+        self.path = path
+        self.id = marker.id
+        self._lock = lock
+
+    @property
+    def metadata_path(self) -> str:
+        return f"{self.path}/{METADATA}"
+
+    @classmethod
+    def take(cls, path: str, disk: Disk, clock: Clock) -> DataDirectory:
+        """Open for writing: made if missing, refused if it is somebody else's or another process has it."""
+        path = checked_path(path)
+        try:
+            make_directories(disk, path)
+            names = disk.list_directory(path)
+        except NotADirectoryError as error:
+            raise Invalid(f"{path} is not a directory: name one for the data") from error
+        except OSError as error:
+            raise Unavailable(f"{path} cannot be used as a data directory: {error}") from error
+        if MARKER not in names and set(names) - {LOCK, f"{MARKER}.tmp"}:
+            raise Invalid(f"{path} has files in it and is not a Forebay data directory: name an empty or a new one")
+        try:
+            lock = _locked(f"{path}/{LOCK}", disk, clock)
+            try:
+                marker = _marker(path, disk, clock)
+                make_directories(disk, f"{path}/shards")
+            except BaseException:
+                lock.release()
+                raise
+        except OSError as error:
+            raise Unavailable(f"{path} cannot be written: {error}") from error
+        return cls(path, marker, lock)
+
+    @classmethod
+    def look(cls, path: str, disk: Disk) -> DataDirectory:
+        """Open for reading beside whoever writes; changes nothing."""
+        path = checked_path(path)
+        if not disk.exists(f"{path}/{MARKER}"):
+            raise Invalid(f"{path} is not a Forebay data directory: it has no {MARKER}")
+        return cls(path, read_marker(path, disk), None)
+
+    def release(self) -> None:
+        """Let another process have it."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def abandon(self) -> None:
+        """In a forked child: the parent keeps the lock."""
+        self._lock = None
+
+
+def checked_path(path: str) -> str:
+    """The path as the disk takes it."""
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise Invalid(f"{path!r:.100} is not a path of a directory")
+    return posixpath.normpath(path)
+
+
+def is_owned(path: str, disk: Disk) -> bool:
+    """Whether a process has the directory open for writing."""
+    lock = disk.lock(f"{path}/{LOCK}")
+    if lock is None:
+        return True
+    lock.release()
+    return False
+
+
+def read_marker(path: str, disk: Disk) -> Marker:
+    """What the marker says; refuses a newer format."""
+    file = disk.open(f"{path}/{MARKER}")
+    try:
+        content = file.read_at(4096, 0)
+    finally:
+        file.close()
+    try:
+        marker = msgspec.json.decode(content, type=Marker)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"{path}/{MARKER} is damaged ({error}): restore it from a backup") from error
+    if marker.format > FORMAT:
+        raise UnsupportedFormat(f"{path} has format {marker.format}, this version knows up to {FORMAT}: upgrade")
+    return marker
+
+
+def _marker(path: str, disk: Disk, clock: Clock) -> Marker:
+    if disk.exists(f"{path}/{MARKER}"):
+        return read_marker(path, disk)
+    marker = Marker(FORMAT, clock.random_bytes(16).hex())
+    replace_file(disk, f"{path}/{MARKER}", msgspec.json.encode(marker))
+    return marker
+
+
+def _locked(path: str, disk: Disk, clock: Clock) -> Lock:
+    for _ in range(LOCK_ATTEMPTS):
+        lock = disk.lock(path)
+        if lock is not None:
+            return lock
+        # A reader that looks whether the directory is owned holds the lock for an instant.
+        clock.sleep(LOCK_WAIT_SECONDS)
+    raise Unavailable(
+        f"{path.rpartition('/')[0]} is open for writing in another process: close it there, or open it read-only here"
+    )

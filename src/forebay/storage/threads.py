@@ -1,0 +1,172 @@
+"""The two threads of a process that has a storage open: one for upkeep, one that commits for callers who do not wait.
+
+Both end with the storage. Neither exists per shard, and the second not before it is needed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from forebay.clock import Clock
+from forebay.disk import Disk
+from forebay.engines import OpenShard
+from forebay.settings import RuntimeSettings
+from forebay.shard import SegmentShard
+
+logger = logging.getLogger(__name__)
+
+AGE_CHECK_SECONDS = 1.0
+
+
+class Maintenance:
+    """Upkeep of all shards that have something to do, in one thread."""
+
+    def __init__(self, disk: Disk, clock: Clock, root: str, settings: RuntimeSettings) -> None:
+        self._disk = disk
+        self._clock = clock
+        self._ages_checked = clock.monotonic()
+        self._root = root
+        self._settings = settings
+        self._changed = threading.Condition()
+        self._busy: dict[str, SegmentShard] = {}
+        self._watched: dict[str, SegmentShard] = {}
+        self._ended = False
+        self._thread: threading.Thread | None = None
+
+    def watch(self, shard: SegmentShard) -> None:
+        """Look after the shard whenever it says that there may be work."""
+        shard.wal.on_dirty = lambda: self._wake(shard)
+        self._watched[shard.ref.id] = shard
+        if shard.upkeep.is_busy:
+            self._wake(shard)
+
+    def step(self) -> None:
+        """One round over all shards that are due something."""
+        shards = list(self._busy.values())
+        due = [shard for shard in shards if _safely(shard, shard.upkeep.prepare)]
+        if len(due) >= self._settings.shards_syncfs_min:
+            self._sync_together(due)
+        else:
+            for shard in due:
+                _safely(shard, shard.upkeep.sync)
+        for shard in shards:
+            _safely(shard, shard.upkeep.finish)
+            if not shard.upkeep.is_busy:
+                self._busy.pop(shard.ref.id, None)
+
+    def forget(self, shard_id: str) -> None:
+        """The shard is gone."""
+        self._watched.pop(shard_id, None)
+        self._busy.pop(shard_id, None)
+
+    def end(self) -> None:
+        """Stop the thread and wait for its present round."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def abandon(self) -> None:
+        """In a forked child: the thread is not there."""
+        self._thread = None
+        self._ended = True
+
+    def _wake(self, shard: SegmentShard) -> None:
+        if shard.ref.id in self._busy:
+            return
+        with self._changed:
+            self._busy[shard.ref.id] = shard
+            if self._thread is None and not self._ended:
+                self._thread = threading.Thread(target=self._run, name="forebay-maintenance", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._busy or self._ended, AGE_CHECK_SECONDS)
+                self._changed.wait_for(lambda: self._ended, self._settings.maintenance_interval_ms / 1000)
+                if self._ended:
+                    return
+            self._find_old()
+            self.step()
+
+    def _find_old(self) -> None:
+        """Files reach their age without anything happening to them: look at all shards now and then."""
+        now = self._clock.monotonic()
+        if now - self._ages_checked >= AGE_CHECK_SECONDS:
+            self._ages_checked = now
+            self._busy.update((name, s) for name, s in list(self._watched.items()) if s.upkeep.is_old)
+
+    def _sync_together(self, shards: list[SegmentShard]) -> None:
+        """Many dirty files: one sync of their file system costs less than one each."""
+        targets = [(shard, shard.upkeep.sync_begin()) for shard in shards]
+        try:
+            self._disk.sync_filesystem(self._root)
+        except OSError as error:
+            for shard, _ in targets:
+                shard.upkeep.sync_failed(error)
+            return
+        for shard, target in targets:
+            if target is not None:
+                shard.upkeep.sync_end(target)
+
+
+def _safely(shard: SegmentShard, step: Callable[[], bool | None]) -> bool:
+    """One shard's trouble is logged and does not stop the others."""
+    try:
+        return bool(step())
+    except Exception:
+        logger.exception("%s: upkeep failed and will be tried again", shard.ref)
+        return False
+
+
+class Committer:
+    """Commits for appends that nobody waits for in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._asked = threading.Condition()
+        self._shards: dict[str, OpenShard] = {}
+        self._ended = False
+        self._thread: threading.Thread | None = None
+
+    def ask(self, shard: OpenShard) -> None:
+        """Commit what is queued in this shard, soon."""
+        if shard.ref.id in self._shards:
+            return
+        with self._asked:
+            self._shards[shard.ref.id] = shard
+            if self._thread is None and not self._ended:
+                self._thread = threading.Thread(target=self._run, name="forebay-committer", daemon=True)
+                self._thread.start()
+            self._asked.notify()
+
+    def end(self) -> None:
+        """Stop the thread; what is queued is committed by whoever closes the shards."""
+        with self._asked:
+            self._ended = True
+            self._asked.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def abandon(self) -> None:
+        """In a forked child: the thread is not there."""
+        self._thread = None
+        self._ended = True
+
+    def _run(self) -> None:
+        while True:
+            with self._asked:
+                self._asked.wait_for(lambda: self._shards or self._ended)
+                if self._ended:
+                    return
+                # Taken out before the commit: whoever asks from here on asks for another one.
+                shards, self._shards = self._shards, {}
+            for shard in shards.values():
+                try:
+                    shard.commit()
+                except Exception:
+                    logger.exception("%s: commit failed", shard.ref)

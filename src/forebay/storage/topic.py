@@ -1,0 +1,314 @@
+"""A topic as its user holds it: append, read, follow. Chooses partitions, checks input, leaves the rest to shards."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from forebay.clock import Clock
+from forebay.engines import OpenShard
+from forebay.engines.operations import check_offset
+from forebay.errors import Invalid
+from forebay.format.batch import Batch, Columns
+from forebay.partitioning import Partitioner
+from forebay.reading import Cursor, OnGap
+from forebay.records import EARLIEST, LATEST, Offsets, Position, Record
+from forebay.settings import WalSettings
+from forebay.shard import RecoveryDecision
+from forebay.storage.acks import Ack
+from forebay.storage.appending import Appender
+from forebay.storage.checks import (
+    HeadersLike,
+    checked_bytes,
+    checked_column,
+    checked_header_column,
+    checked_headers,
+    checked_producing,
+    checked_tag,
+    checked_tags,
+    checked_timestamp,
+    checked_timestamps,
+)
+from forebay.storage.following import follow
+from forebay.topics import Durability, TopicSpec
+from forebay.wal.staging import Entry, Producing, Ticket
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Topic:
+    """One topic. Safe for concurrent use by threads; made by `create_topic` or `topic` of a log."""
+
+    def __init__(
+        self,
+        spec: TopicSpec,
+        settings: WalSettings,
+        *,
+        clock: Clock,
+        shard: Callable[[int], OpenShard],
+        commit_soon: Callable[[OpenShard], None],
+    ) -> None:
+        self.spec = spec
+        self._clock = clock
+        self._shard = shard
+        self._commit_soon = commit_soon
+        self._partitioner = Partitioner(spec.partitions)
+        self._appender = Appender(self.name, settings, clock, shard)
+
+    @property
+    def name(self) -> str:
+        """`namespace/topic`."""
+        return f"{self.spec.namespace}/{self.spec.topic}"
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions the topic has."""
+        return self.spec.partitions
+
+    def __repr__(self) -> str:
+        return f"<Topic {self.name}, {self.spec.partitions} partitions, {self.spec.durability}>"
+
+    def append(
+        self,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        tag: str | None = None,
+        headers: HeadersLike | None = None,
+        timestamp: int | None = None,
+        partition: int | None = None,
+        producer: int | None = None,
+        sequence: int | None = None,
+    ) -> int:
+        """Append one record and return its offset, once the topic's durability class holds for it.
+
+        The partition follows from `key` (as in Kafka), else they take turns, unless `partition` says.
+        With `producer` and `sequence` (0, 1, 2, … per partition) a repeated append gives its original offset.
+        Raises `Unavailable` if nothing was done and `Indeterminate` if the outcome is unknown.
+        """
+        producing = None if producer is None and sequence is None else checked_producing(producer, sequence)
+        entry = self._entry(value, key, tag, headers, timestamp, producing, Ticket())
+        chosen = self._partitioner.choose(entry.key, partition=partition, producer=producer or 0)
+        return self._appender.one(chosen, entry)
+
+    def append_nowait(
+        self,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        tag: str | None = None,
+        headers: HeadersLike | None = None,
+        timestamp: int | None = None,
+        partition: int | None = None,
+        producer: int | None = None,
+        sequence: int | None = None,
+    ) -> Ack:
+        """Queue one record and return at once: `await` the ack, ask its `result()`, or give it a callback.
+
+        Raises `Unavailable` at once if the queue is full.
+        """
+        producing = None if producer is None and sequence is None else checked_producing(producer, sequence)
+        chosen = self._partitioner.choose(checked_bytes("key", key), partition=partition, producer=producer or 0)
+        ack = Ack(chosen)
+        shard = self._appender.one_soon(chosen, self._entry(value, key, tag, headers, timestamp, producing, ack.ticket))
+        if shard.durability is Durability.MEMORY:
+            ack.ticket.finish()
+        else:
+            self._commit_soon(shard)
+        return ack
+
+    def append_many(
+        self,
+        values: Iterable[bytes | None],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        tags: Sequence[str | None] | str | None = None,
+        headers: Sequence[HeadersLike | None] | None = None,
+        timestamps: Sequence[int] | int | None = None,
+        partition: int | None = None,
+        producer: int | None = None,
+        sequence: int | None = None,
+        atomic: bool = True,
+    ) -> Sequence[int]:
+        """Append many records; their offsets in the order given.
+
+        In each partition they fall into they are one atomic append at consecutive offsets; without keys all
+        go to one partition. More than `wal.frame_bytes_max` in one partition is `Invalid`, or, with
+        `atomic=False`, is split into several appends.
+        """
+        values = checked_column("values", values, None) or []
+        count = len(values)
+        if count == 0:
+            return []
+        producing = checked_producing(producer, sequence)
+        columns = Columns(
+            values=values,
+            timestamps=checked_timestamps(timestamps, count, self._clock.now_ms()),
+            keys=checked_column("keys", keys, count),
+            tags=checked_tags(tags, count),
+            headers=checked_header_column(headers, count),
+        )
+        chosen = self._partitioner.choose_many(columns.keys, count, partition=partition, producer=producer or 0)
+        if isinstance(chosen, int):
+            return self._appender.together(chosen, columns, producing, atomic=atomic)
+        return self._appender.scattered(chosen.tolist(), columns, producing, atomic=atomic)
+
+    def append_arrow(
+        self,
+        batch: pa.RecordBatch,
+        *,
+        partition: int | None = None,
+        producer: int | None = None,
+        sequence: int | None = None,
+    ) -> Sequence[int]:
+        """Append the rows of a `pyarrow.RecordBatch`, as `append_many`, without a Python object per record.
+
+        It has a column `value` and may have `key`, `tag`, `headers` and `timestamp`.
+        """
+        if batch.num_rows == 0:
+            return []
+        producing = checked_producing(producer, sequence)
+        return self._appender.arrow(batch, self._partitioner, partition, producing)
+
+    # Reading
+
+    def read(
+        self,
+        start: Position | int = EARLIEST,
+        *,
+        stop: int | None = None,
+        partition: int | None = None,
+        on_gap: OnGap | None = None,
+    ) -> Iterator[Record]:
+        """The records from `start` up to the end as it is now, or to offset `stop`; partition after partition.
+
+        A lost or damaged range raises `DataLoss` at its place, unless `on_gap(partition, gap)` takes it.
+        """
+        for number, batch in self._batches(start, stop, partition, on_gap):
+            yield from batch.records(number)
+
+    def read_arrow(
+        self,
+        start: Position | int = EARLIEST,
+        *,
+        stop: int | None = None,
+        partition: int | None = None,
+        on_gap: OnGap | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """As `read`, as record batches, without a Python object per record."""
+        for number, batch in self._batches(start, stop, partition, on_gap):
+            yield batch.to_arrow(number)
+
+    def follow(
+        self,
+        start: Position | int = LATEST,
+        *,
+        partition: int | None = None,
+        timeout: float | None = None,
+        stop: threading.Event | None = None,
+        on_gap: OnGap | None = None,
+    ) -> Iterator[Record]:
+        """The records from `start` on and then new ones as they come, from all partitions.
+
+        Ends when nothing came for `timeout` seconds, or soon after `stop` is set. A reader that stalls costs
+        the writer nothing and goes on where it was.
+        """
+        cursors = [self._cursor(number, start, on_gap) for number in self._chosen(start, partition)]
+        shards = [self._shard(cursor.partition) for cursor in cursors]
+        return follow(cursors, shards, timeout, stop)
+
+    def offsets(self, partition: int = 0) -> Offsets:
+        """The watermarks of a partition: earliest, evict_floor, durable, exported, next."""
+        return self._shard(self._partitioner.choose(None, partition=partition)).offsets()
+
+    def offset_at_time(self, timestamp: int, partition: int = 0) -> int | None:
+        """The offset of the first record at or after the time (ms); `None` if there is none."""
+        return self._shard(self._partitioner.choose(None, partition=partition)).offset_at_time(
+            checked_timestamp(timestamp)
+        )
+
+    def last_sequence(self, producer: int, partition: int = 0) -> int | None:
+        """The newest acknowledged sequence of an idempotent producer; `None` if it is not known here."""
+        return self._shard(self._partitioner.choose(None, partition=partition)).last_sequence(producer)
+
+    def recovery(self, partition: int = 0) -> RecoveryDecision:
+        """How the partition was recovered when it was opened."""
+        return self._shard(self._partitioner.choose(None, partition=partition)).decision
+
+    def failure(self, partition: int = 0) -> str | None:
+        """Why the partition refuses appends, if it does."""
+        return self._shard(self._partitioner.choose(None, partition=partition)).failure
+
+    def flush(self) -> None:
+        """On return everything appended so far is synced, whatever the durability class."""
+        for number in range(self.spec.partitions):
+            self._shard(number).flush()
+
+    def rotate(self) -> None:
+        """Begin a new log file in each partition that has records in its present one."""
+        for number in range(self.spec.partitions):
+            self._shard(number).rotate()
+
+    def _entry(
+        self,
+        value: bytes | None,
+        key: bytes | None,
+        tag: str | None,
+        headers: HeadersLike | None,
+        timestamp: int | None,
+        producing: Producing | None,
+        ticket: Ticket,
+    ) -> Entry:
+        return Entry(
+            value if type(value) is bytes else checked_bytes("value", value),
+            key if key is None or type(key) is bytes else checked_bytes("key", key),
+            None if tag is None else checked_tag(tag),
+            () if headers is None else checked_headers(headers),
+            self._clock.now_ms() if timestamp is None else checked_timestamp(timestamp),
+            producing,
+            ticket,
+        )
+
+    def _chosen(self, start: Position | int, partition: int | None) -> range:
+        if partition is not None:
+            number = self._partitioner.choose(None, partition=partition)
+            return range(number, number + 1)
+        if self.spec.partitions > 1 and (isinstance(start, int) or start.kind == "offset"):
+            raise Invalid(
+                f"{self.name} has {self.spec.partitions} partitions and an offset is a place in one of them: "
+                "name the partition"
+            )
+        return range(self.spec.partitions)
+
+    def _batches(
+        self, start: Position | int, stop: int | None, partition: int | None, on_gap: OnGap | None
+    ) -> Iterator[tuple[int, Batch]]:
+        for number in self._chosen(start, partition):
+            cursor = self._cursor(number, start, on_gap)
+            end = self._shard(number).offsets().next
+            limit = end if stop is None else min(end, stop)
+            while batches := cursor.pull(limit):
+                for batch in batches:
+                    yield number, batch
+
+    def _cursor(self, partition: int, start: Position | int, on_gap: OnGap | None) -> Cursor:
+        shard = self._shard(partition)
+        name = f"{self.name}[{partition}]"
+        return Cursor(shard, _start_offset(shard, start), name=name, partition=partition, on_gap=on_gap)
+
+
+def _start_offset(shard: OpenShard, start: Position | int) -> int:
+    """The offset that a position means in this shard now."""
+    if isinstance(start, int):
+        start = Position.at_offset(start)
+    if start == EARLIEST:
+        return shard.offsets().earliest
+    if start == LATEST:
+        return shard.offsets().next
+    if start.kind == "time":
+        found = shard.offset_at_time(checked_timestamp(start.value))
+        return found if found is not None else shard.offsets().next
+    check_offset(start.value)
+    return start.value
