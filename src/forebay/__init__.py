@@ -64,11 +64,12 @@ __all__ = [
 ]
 
 
-def open(path: str, settings: Settings | Mapping[str, object] | None = None) -> Storage:
+def open(path: str, settings: Settings | Mapping[str, object] | None = None, *, read_only: bool = False) -> Storage:
     """Open the data directory `path`, made if it does not exist, for this process alone; or `:memory:`.
 
-    `settings` are a `Settings`, or a mapping such as `{"wal": {"sync_interval_ms": 200}}`.
+    With `read_only`, open it beside whoever owns it, to read and follow. `settings` are a `Settings`, or a
+    mapping such as `{"wal": {"sync_interval_ms": 200}}`.
     """
     if not isinstance(settings, Settings):
         settings = Settings.load(overrides=settings)
-    return Storage.open(path, settings)
+    return Storage.open(path, settings, read_only=read_only)

@@ -46,6 +46,7 @@ class MemoryShard:
         self.durability = Durability.EPHEMERAL
         self.wakers: set[Callable[[], None]] = set()
         self.failure: str | None = None
+        self.poll_seconds: float | None = None
         self.decision = _decision(start)
         self._clock = clock
         self._settings = settings

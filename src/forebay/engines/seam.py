@@ -44,6 +44,8 @@ class OpenShard(Protocol):
     durability: Durability
     wakers: set[Callable[[], None]]
     """Called after each publication by the thread that published; they only wake."""
+    poll_seconds: float | None
+    """How often to look for news where nobody calls the wakers; `None` where they are called."""
 
     @property
     def decision(self) -> RecoveryDecision:

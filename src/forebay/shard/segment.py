@@ -49,6 +49,7 @@ class SegmentShard:
         self.epoch = epoch
         self.durability = wal.durability
         self.wakers = wal.wakers
+        self.poll_seconds: float | None = None
         # The log's own methods, so that the hot path has no call in between.
         self.stage_one = wal.stage_one
         self.stage_many = wal.stage_many

@@ -20,32 +20,22 @@ def follow(
     Wake-ups only wake: what is there is always asked for by offset, so a missed one costs nothing.
     """
     woken = threading.Event()
+    polls = [shard.poll_seconds for shard in shards if shard.poll_seconds is not None]
+    step = min([STOP_CHECK_SECONDS, *polls])
     for shard in shards:
         shard.wakers.add(woken.set)
     try:
+        idle = 0.0
         while stop is None or not stop.is_set():
             woken.clear()
-            found = False
             for cursor in cursors:
                 for batch in cursor.pull():
-                    found = True
+                    idle = 0.0
                     yield from batch.records(cursor.partition)
-            if not found and not _awaited(woken, timeout, stop):
+            if timeout is not None and idle >= timeout:
                 return
+            if not woken.wait(step):
+                idle += step
     finally:
         for shard in shards:
             shard.wakers.discard(woken.set)
-
-
-def _awaited(woken: threading.Event, timeout: float | None, stop: threading.Event | None) -> bool:
-    """Wait for a wake-up; false when the time is up or `stop` is set."""
-    left = timeout
-    while not woken.is_set():
-        if stop is not None and stop.is_set():
-            return False
-        if left is not None and left <= 0:
-            return False
-        step = STOP_CHECK_SECONDS if left is None else min(left, STOP_CHECK_SECONDS)
-        woken.wait(step)
-        left = None if left is None else left - step
-    return True

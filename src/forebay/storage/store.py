@@ -10,14 +10,14 @@ from typing import Self
 
 from forebay.clock import Clock, SystemClock
 from forebay.disk import Disk, SystemDisk
-from forebay.engines import MemoryEngine, OpenShard, SegmentEngine
-from forebay.errors import Closed
+from forebay.engines import FollowingEngine, MemoryEngine, OpenShard, SegmentEngine
+from forebay.errors import Closed, Unsupported
 from forebay.lifecycle import close_with_process, closed
 from forebay.metadata import MemoryMetadata, MetadataStore, SqliteMetadata
 from forebay.settings import Settings
 from forebay.shard import Owner, ShardRef
 from forebay.storage.definitions import Definitions
-from forebay.storage.directory import DataDirectory
+from forebay.storage.directory import DataDirectory, is_owned
 from forebay.storage.threads import Committer, Maintenance
 from forebay.storage.topic import Topic
 from forebay.topics import Engine, TopicName, TopicSpec
@@ -41,11 +41,13 @@ class Storage:
         clock: Clock,
         owner: Owner,
         memory: MemoryEngine,
-        segment: SegmentEngine | None,
+        segment: SegmentEngine | FollowingEngine | None,
         maintenance: Maintenance | None,
         directory: DataDirectory | None,
+        read_only: bool = False,
     ) -> None:
         self.settings = settings
+        self.read_only = read_only
         self._metadata = metadata
         self._clock = clock
         self._owner = owner
@@ -59,12 +61,25 @@ class Storage:
         self._ended: str | None = None
 
     @classmethod
-    def open(cls, path: str, settings: Settings, *, disk: Disk | None = None, clock: Clock | None = None) -> Storage:
-        """Open the data directory `path` for this process alone, or `:memory:`. Made if it does not exist."""
+    def open(
+        cls,
+        path: str,
+        settings: Settings,
+        *,
+        read_only: bool = False,
+        disk: Disk | None = None,
+        clock: Clock | None = None,
+    ) -> Storage:
+        """Open the data directory `path` for this process alone, or `:memory:`. Made if it does not exist.
+
+        With `read_only`, beside whoever owns it: reading and following only.
+        """
         clock = clock or SystemClock()
         if path == IN_MEMORY:
             return cls._open_memory(settings, clock)
         disk = disk or SystemDisk(settings.runtime.descriptors_max)
+        if read_only:
+            return cls._open_beside(DataDirectory.look(path, disk), settings, disk, clock)
         directory = DataDirectory.take(path, disk, clock)
         try:
             return cls._open_directory(directory, settings, disk, clock)
@@ -86,6 +101,36 @@ class Storage:
             segment=None,
             maintenance=None,
             directory=None,
+        )
+        close_with_process(storage)
+        return storage
+
+    @classmethod
+    def _open_beside(cls, directory: DataDirectory, settings: Settings, disk: Disk, clock: Clock) -> Storage:
+        metadata = SqliteMetadata(
+            settings.metadata.path or directory.metadata_path,
+            disk=disk,
+            clock=clock,
+            busy_timeout_ms=settings.metadata.busy_timeout_ms,
+            read_only=True,
+        )
+        owner = Owner("", directory.id)
+        storage = cls(
+            settings,
+            metadata,
+            clock=clock,
+            owner=owner,
+            memory=MemoryEngine(settings, clock=clock, metadata=metadata, owner=owner),
+            segment=FollowingEngine(
+                directory.path,
+                settings,
+                disk=disk,
+                clock=clock,
+                is_owned=lambda: is_owned(directory.path, disk),
+            ),
+            maintenance=None,
+            directory=directory,
+            read_only=True,
         )
         close_with_process(storage)
         return storage
@@ -142,7 +187,7 @@ class Storage:
 
         `durability` is `fsync`, `disk` (the default), `memory` or `ephemeral`; `compression` `none` or `zstd[:level]`.
         """
-        self._check_open()
+        self._check_writable()
         if self._segment is None and durability is None and engine is None:
             durability = "ephemeral"
         spec = self._definitions.new_spec(
@@ -167,14 +212,14 @@ class Storage:
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic with all its records. Repeatable: an interrupted deletion is finished at the next opening."""
-        self._check_open()
+        self._check_writable()
         self._definitions.begin_deletion(TopicName.parse(name))
         self._finish_deletions()
 
     def recover(self, on_progress: Progress | None = None) -> None:
         """Open every shard now rather than at its first use; `on_progress` hears 0.0 to 1.0, by bytes walked."""
         self._check_open()
-        if self._segment is None:
+        if not isinstance(self._segment, SegmentEngine):
             return
         refs = [ref for spec in self.topics() if spec.engine is Engine.SEGMENT for ref in refs_of(spec)]
         total = sum(self._segment.tail_bytes(ref) for ref in refs) or 1
@@ -241,7 +286,9 @@ class Storage:
     def _handle(self, spec: TopicSpec) -> Topic:
         engine = self._memory if spec.engine is Engine.MEMORY else self._segment
         if engine is None:
-            raise Closed("this log keeps everything in memory: only topics of engine memory can be opened")
+            raise Unsupported("this log keeps everything in memory: use durability ephemeral")
+        if self.read_only and spec.engine is Engine.MEMORY:
+            raise Unsupported(f"{spec.name} lives in the memory of its owner: no other process can read it")
         refs: Sequence[ShardRef] = refs_of(spec)
         opened: dict[int, OpenShard] = {}
 
@@ -264,6 +311,11 @@ class Storage:
                 else:
                     self._segment.delete_shard(ref)
             self._definitions.end_deletion(spec)
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if self.read_only:
+            raise Unsupported("this log is opened read-only: change topics in the process that owns the directory")
 
     def _check_open(self) -> None:
         if self._ended is not None:

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 from forebay.clock import Clock
 from forebay.disk import Disk, File, make_directories, replace_file
+from forebay.format.live import Live
 from forebay.records import Gap
 from forebay.settings import WalSettings
 from forebay.topics import Durability
 from forebay.wal.files import FileList, LogFile
-from forebay.wal.live import LiveFile
+from forebay.wal.live import LiveFile, read_live
 from forebay.wal.log import Wal
 from forebay.wal.scan import LogScan
 from forebay.wal.survey import Survey
@@ -69,7 +70,16 @@ def begin(
         writer.reserved_end = reserved_end
     make_directories(disk, place.directory)
     assert writer.next == start.next_offset
-    return Wal(writer, files, durability=durability, live=LiveFile(disk, place.directory))
+    live = LiveFile(disk, place.directory)
+    newest = files.all[-1] if files.all else None
+    if isinstance(newest, LogFile) and _is_outdated(read_live(disk, place.directory), newest):
+        # Other processes go by it from now on: it must not promise what recovery has cut.
+        live.publish(newest, writer)
+    return Wal(writer, files, durability=durability, live=live)
+
+
+def _is_outdated(live: Live | None, newest: LogFile) -> bool:
+    return live is None or (live.file_start, live.end) != (newest.start, newest.end) or live.position > newest.limit
 
 
 def _resume(writer: Writer, files: FileList, last: LogScan, start: Start, clock: Clock) -> None:

@@ -20,11 +20,11 @@ from forebay.errors import Corrupt
 from forebay.format import index as index_format
 from forebay.format.batch import Batch, decode
 from forebay.format.checksum import salted
-from forebay.format.control import decode_gap
-from forebay.format.frame import HEADER, FrameHead, Kind, Verdict, read_frame, resync
+from forebay.format.frame import HEADER, Kind, Verdict, resync
 from forebay.format.segment import HEADER_BYTES, SegmentHeader, decode_header, index_name
 from forebay.pages import Page
 from forebay.records import Gap, Reason
+from forebay.wal.gathered import Gathered
 from forebay.wal.scan import FRAME_BYTES_LIMIT, OFFSETS_AHEAD, Piece, pieces_of
 from forebay.wal.sparse import SparseIndex
 
@@ -77,8 +77,9 @@ class LogFile:
         # In this order: a file that grows meanwhile has moved its limit before its end.
         end, limit = self.end, self.limit
         position = self.index.position_of(offset) or HEADER_BYTES
-        gathered = _Gathered(offset, bytes_max)
-        for piece in pieces_of(self.file, self.salt_crc, position, limit, max(READ_BYTES_MIN, min(bytes_max, READ_BYTES))):
+        gathered = Gathered(offset, bytes_max)
+        chunk_bytes = max(READ_BYTES_MIN, min(bytes_max, READ_BYTES))
+        for piece in pieces_of(self.file, self.salt_crc, position, limit, chunk_bytes):
             if gathered.take(piece):
                 return gathered.page()
             if piece.verdict is not Verdict.WHOLE:
@@ -159,59 +160,6 @@ def first_at_time(batches: Iterable[Batch], timestamp: int) -> int | None:
     return None
 
 
-class _Gathered:
-    """A page in the making."""
-
-    def __init__(self, offset: int, bytes_max: int) -> None:
-        self.next = offset
-        self._left = bytes_max
-        self._batches: list[Batch] = []
-        self._gaps: list[Gap] = []
-
-    def take(self, piece: Piece) -> bool:
-        """Add the frames of a piece; true once the page is full."""
-        for head, position in zip(piece.heads, piece.positions, strict=True):
-            if head.kind == Kind.DATA:
-                if head.base + head.count > self.next and self._records(head, piece.buffer, position):
-                    return True
-            elif head.kind == Kind.GAP:
-                self.hole(decode_gap(piece.buffer, position, head))
-        return False
-
-    def _records(self, head: FrameHead, buffer: bytes, position: int) -> bool:
-        if self._batches and self._left < head.length:
-            return True
-        if head.base > self.next:
-            # Between two whole frames there is no byte for these offsets: only stepping over damage leaves that.
-            self.hole(Gap(self.next, head.base, Reason.DAMAGED))
-        self._left -= head.length
-        batch = decode(buffer, position, head)
-        self._batches.append(batch.slice(self.next, batch.end) if batch.base < self.next else batch)
-        self.next = batch.end
-        return False
-
-    def known_frame(self, entry: np.void, buffer: bytes, origin: int, salt_crc: int) -> None:
-        """Add the frame that an index names; one that is not whole is a hole."""
-        first, count = int(entry["offset"]), int(entry["count"])
-        position = int(entry["position"]) - origin
-        head = read_frame(buffer, position, salt_crc, FRAME_BYTES_LIMIT)
-        if isinstance(head, Verdict) or head.base != first or head.count != count:
-            self.hole(Gap(first, first + count, Reason.DAMAGED))
-            return
-        batch = decode(buffer, position, head)
-        self._batches.append(batch.slice(self.next, batch.end) if batch.base < self.next else batch)
-        self.next = batch.end
-
-    def hole(self, gap: Gap) -> None:
-        """Add a hole, as far as it lies ahead."""
-        if gap.stop > self.next:
-            self._gaps.append(gap._replace(start=self.next))
-            self.next = gap.stop
-
-    def page(self) -> Page:
-        return Page(self._batches, self._gaps, self.next)
-
-
 class SealedIndex(NamedTuple):
     """The decoded index of a sealed file."""
 
@@ -252,7 +200,7 @@ class SealedFile:
         """Frames from the one that covers `offset`, at least one, up to about `bytes_max`."""
         entries, gaps = self.index()
         first = index_format.find_offset(entries, offset)
-        gathered = _Gathered(offset, bytes_max)
+        gathered = Gathered(offset, bytes_max)
         if first >= len(entries) or int(entries["offset"][first]) > offset:
             gathered.hole(_hole_at(gaps, offset, self))
             return gathered.page()

@@ -13,7 +13,8 @@ from forebay.format.frame import Verdict
 from forebay.format.live import LIVE_BYTES, Live, decode_live, encode_live
 
 if TYPE_CHECKING:
-    from forebay.wal.writer import ActiveFile, Writer
+    from forebay.wal.files import LogFile
+    from forebay.wal.writer import Writer
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ class LiveFile:
         self._sequence = 0
         self._failed = False
 
-    def publish(self, active: ActiveFile, writer: Writer) -> None:
+    def publish(self, active: LogFile, writer: Writer) -> None:
         """Tell other processes what they may read now."""
         self._sequence += 1
         content = encode_live(

@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 PAGE_BYTES = 1024 * 1024
 SPACE_CHECK_SECONDS = 0.1
+ROTATE_WAIT_SECONDS = 60.0
 
 
 class Counters:
@@ -121,7 +122,8 @@ class Wal:
     def _write(self) -> None:
         writer = self.writer
         self._check_space()
-        if writer.active is not None and writer.active.position >= self.settings.rotate_bytes_max:
+        full = writer.active is not None and writer.active.position >= self.settings.rotate_bytes_max
+        if full and not writer.syncing:
             self.rotate_locked()
         made = writer.write(self.staging.taken)
         if self.durability is Durability.FSYNC:
@@ -335,10 +337,19 @@ class Wal:
     def rotate(self) -> None:
         """Close the active file, if it has records, and begin a new one."""
         self.commit()
+        with self._published:
+            # A sync beside us may fail, and the system tells only once: the file must still be the active one then.
+            self._published.wait_for(lambda: not self.writer.syncing, ROTATE_WAIT_SECONDS)
         with self.committing:
             self._check_open()
-            if self.failure is not None or not self.guarded(self.rotate_locked):
-                raise Unavailable(f"{self.writer.place}: no new log file could be begun ({self.failure})")
+            if self.failure is not None or self.writer.syncing or not self.guarded(self.rotate_locked):
+                raise Unavailable(f"{self.writer.place}: no new log file could be begun ({self.failure}); try again")
+
+    def sync_ended(self) -> None:
+        """The sync that ran beside other work is over."""
+        self.writer.syncing = False
+        with self._published:
+            self._published.notify_all()
 
     def close(self) -> None:
         """Write and sync everything, say in the log that it ended in order, give files back. Harmless when repeated."""

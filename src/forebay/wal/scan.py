@@ -80,6 +80,8 @@ class LogScan:
         self.size = 0
         self.torn_bytes = 0
         self.ends_damaged = False
+        self.opened = False
+        """The state that a file begins with was found: it restates what came before."""
         self.previous_end = header.start
         self._salt_crc = salted(header.salt)
 
@@ -92,9 +94,12 @@ class LogScan:
         return self.header.start
 
     def run(self, size: int, *, proof: int, on_bytes: Callable[[int], None] | None = None) -> None:
-        """Walk the file up to byte `size`. `proof` is an offset known from elsewhere to have been durable."""
+        """Walk the file up to byte `size`, from where the last walk ended.
+
+        `proof` is an offset known from elsewhere to have been durable.
+        """
         self.size = size
-        position = self.stop = HEADER_BYTES
+        position = self.stop = max(self.stop, HEADER_BYTES)
         while position < size:
             verdict = Verdict.WHOLE
             for piece in pieces_of(self.file, self._salt_crc, position, size):
@@ -146,9 +151,9 @@ class LogScan:
     def _take_control(self, head: FrameHead, buffer: bytes, position: int) -> None:
         if head.kind == Kind.STATE:
             state = decode_state(buffer, position, head)
-            if self.state is None:
-                self.previous_end = state.previous_end
             if state.restated:
+                self.opened = True
+                self.previous_end = state.previous_end
                 self.window.clear()
             self.window.extend(state.window)
             self.state = state

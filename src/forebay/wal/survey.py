@@ -7,7 +7,7 @@ Knows frames and the disk; knows nothing of topics, metadata or what is to be do
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from forebay.disk import Disk, File
@@ -44,7 +44,7 @@ class Survey:
     sealed: list[SealedFile] = field(default_factory=list)
     logs: list[LogScan] = field(default_factory=list)
     leftovers: list[str] = field(default_factory=list)
-    """Names of files that an interrupted step left half-made."""
+    """Names of files that an interrupted step left half-made, or that hold nothing and are not needed."""
     damage: list[Gap] = field(default_factory=list)
     window: ProducerWindow
 
@@ -86,8 +86,15 @@ class Survey:
         return self.logs[-1].torn_bytes if self.logs else 0
 
 
-def survey(disk: Disk, directory: str, settings: WalSettings, on_bytes: Progress | None = None) -> Survey:
-    """State what is there. `on_bytes` hears of the bytes walked, as they are."""
+def survey(
+    disk: Disk,
+    directory: str,
+    settings: WalSettings,
+    on_bytes: Progress | None = None,
+    *,
+    writable: bool = True,
+) -> Survey:
+    """State what is there. `on_bytes` hears of the bytes walked; with `writable` the newest file is open for it."""
     window = ProducerWindow(settings.producers_max, settings.producer_appends_max)
     facts = Survey(directory=directory, window=window)
     names = disk.list_directory(directory) if disk.exists(directory) else []
@@ -96,9 +103,10 @@ def survey(disk: Disk, directory: str, settings: WalSettings, on_bytes: Progress
     if not segments:
         return facts
     live = read_live(disk, directory)
-    newest = _scan_newest(disk, f"{directory}/{segments[-1]}", window, live.durable if live else 0, on_bytes)
+    newest_file = disk.open(f"{directory}/{segments[-1]}", writable=writable)
+    newest = _scan_newest(newest_file, window, live.durable if live else 0, on_bytes)
     files: list[SealedFile | LogScan] = [newest]
-    indexed = _indexed(disk, directory, names, segments[:-1])
+    indexed = indexed_files(disk, directory, segments[:-1])
     # From the newest back: each file tells up to where the one before it had been durable.
     for name in reversed(segments[:-1]):
         found = indexed.get(name) or _scan(disk, f"{directory}/{name}", files[-1].previous_end, on_bytes)
@@ -122,15 +130,15 @@ def tail_bytes(disk: Disk, directory: str) -> int:
         file.close()
 
 
-def _scan_newest(disk: Disk, path: str, window: ProducerWindow, proof: int, on_bytes: Progress | None) -> LogScan:
-    file = disk.open(path, writable=True)
+def _scan_newest(file: File, window: ProducerWindow, proof: int, on_bytes: Progress | None) -> LogScan:
+    path = file.path
     header = _header(file)
     if isinstance(header, Verdict):
         raise Corrupt(f'{path} has a {header.value} header, so the end of the log is unknown: run "forebay repair"')
     # The newest file alone rebuilds the window: its first state frame restates all that came before.
     scan = LogScan(file, header, window)
     scan.run(file.size(), proof=proof, on_bytes=on_bytes)
-    if scan.state is None:
+    if not scan.opened:
         raise Corrupt(f'{path} has no state frame, so the end of the log is unknown: run "forebay repair"')
     return scan
 
@@ -170,10 +178,10 @@ def _link(facts: Survey, files: list[SealedFile | LogScan]) -> None:
     expected = 0
     for file in files:
         previous = expected if file.start == expected else file.previous_end
+        if previous < expected:
+            expected = _void(facts, previous, file)
         if previous > expected:
             facts.damage.append(Gap(expected, previous, Reason.DAMAGED))
-        elif previous < expected:
-            _void(facts, previous, file)
         if isinstance(file, LogScan):
             facts.logs.append(file)
             facts.damage += [gap for gap in file.gaps if gap.reason is Reason.DAMAGED]
@@ -182,17 +190,23 @@ def _link(facts: Survey, files: list[SealedFile | LogScan]) -> None:
         expected = file.end
 
 
-def _void(facts: Survey, previous_end: int, file: SealedFile | LogScan) -> None:
-    """Frames of an earlier file at or above `previous_end` count for nothing."""
+def _void(facts: Survey, previous_end: int, file: SealedFile | LogScan) -> int:
+    """Frames of an earlier file at or above `previous_end` count for nothing; the end of what counts."""
     before = facts.logs[-1] if facts.logs else None
+    if before is not None and before.frames == 0 and before.previous_end <= previous_end:
+        # It only opened a place that `file` has opened again, further on.
+        facts.leftovers.append(before.path.rpartition("/")[2])
+        facts.logs.pop().file.close()
+        return before.previous_end
     if before is None or before.header.start > previous_end:
         raise Corrupt(f'{file.path} overlaps the file before it at offset {previous_end}: run "forebay verify"')
     before.end = previous_end
+    return previous_end
 
 
-def _indexed(disk: Disk, directory: str, names: list[str], segments: list[str]) -> dict[str, SealedFile]:
+def indexed_files(disk: Disk, directory: str, segments: Sequence[str]) -> dict[str, SealedFile]:
     """Sealed files: those the checkpoint lists, and those whose index has a sound footer that fits."""
-    present = set(names)
+    present = set(disk.list_directory(directory))
     checkpoint = read_checkpoint(disk, directory) if CHECKPOINT_NAME in present else None
     listed = {segment_name(entry.start, entry.epoch): entry for entry in (checkpoint.files if checkpoint else ())}
     sealed: dict[str, SealedFile] = {}

@@ -6,6 +6,7 @@ Runs beside appends and readers and holds the log's lock only for what touches t
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 
@@ -85,17 +86,21 @@ class Upkeep:
             if wal.failure is not None or wal.closed:
                 return None
             wal.dirty_since = None
-            return wal.writer.sync_begin()
+            target = wal.writer.sync_begin()
+            wal.writer.syncing = target is not None
+            return target
 
     def sync_end(self, target: SyncTarget) -> None:
         """The sync begun before has succeeded."""
         with self._wal.committing:
             self._wal.counters.fsyncs += 1
             self._wal.writer.sync_end(target)
+        self._wal.sync_ended()
 
     def sync_failed(self, error: OSError) -> None:
         """The sync begun before has failed: what it covered may never reach the disk."""
         self._wal.fail_file(error)
+        self._wal.sync_ended()
 
     def seal_rotated(self) -> None:
         """Seal every file that is no longer written. A failure is logged and tried again at the next call."""
@@ -122,6 +127,10 @@ class Upkeep:
             target.active.file.sync()
         except OSError as error:
             self.sync_failed(error)
+        except BaseException as error:
+            # Whether the sync would have failed is now unknown.
+            self.sync_failed(OSError(errno.EINTR, f"a sync was interrupted by {type(error).__name__}"))
+            raise
         else:
             self.sync_end(target)
 

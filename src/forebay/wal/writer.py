@@ -133,6 +133,8 @@ class Writer:
         self._reserve = reserve
         self._reserving: tuple[int, int] | None = None
         self._reserved_at = (clock.monotonic(), 0)
+        self.syncing = False
+        """A sync of the active file runs beside other work: its failure must find that file still active."""
         self._stray: str | None = None
         """A new file that may have its name without being part of the log."""
         self._reopened_clean = False
