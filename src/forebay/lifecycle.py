@@ -36,7 +36,7 @@ class Lasting(Protocol):
         """End without touching what the parent shares."""
 
 
-class _Process:
+class _OpenLogs:
     """What is open in this process."""
 
     def __init__(self) -> None:
@@ -69,14 +69,14 @@ class _Process:
         os.kill(os.getpid(), number)
 
 
-_PROCESS = _Process()
+_OPEN = _OpenLogs()
 
 
 def close_with_process(lasting: Lasting) -> None:
     """From now on `lasting` is closed at exit and at SIGTERM, and told of forks. It is held weakly."""
-    _PROCESS.watch(lasting)
+    _OPEN.watch(lasting)
 
 
 def closed(lasting: Lasting) -> None:
     """`lasting` has ended by itself."""
-    _PROCESS.forget(lasting)
+    _OPEN.forget(lasting)
