@@ -11,42 +11,46 @@ with forebay.open("./data") as log:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib as _importlib
+import typing as _typing
 
-from forebay.errors import (
-    Closed,
-    Conflict,
-    Corrupt,
-    DataLoss,
-    Fenced,
-    ForebayError,
-    Indeterminate,
-    Invalid,
-    Moved,
-    Unavailable,
-    UnknownTopic,
-    Unsupported,
-    UnsupportedFormat,
-)
-from forebay.records import EARLIEST, LATEST, Gap, Offsets, Position, Reason, Record
-from forebay.settings import Settings
-from forebay.storage import Ack, Storage, Topic
+if _typing.TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from forebay.errors import (
+        Closed,
+        Conflict,
+        Corrupt,
+        DataLoss,
+        Fenced,
+        ForebayError,
+        Indeterminate,
+        Invalid,
+        Moved,
+        Unavailable,
+        UnknownTopic,
+        Unsupported,
+        UnsupportedFormat,
+    )
+    from forebay.records import EARLIEST, LATEST, Gap, Offsets, Position, Reason, Record
+    from forebay.settings import Settings
+    from forebay.storage import Ack, Storage, Topic
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "EARLIEST",
-    "LATEST",
     "Ack",
     "Closed",
     "Conflict",
     "Corrupt",
     "DataLoss",
+    "EARLIEST",
     "Fenced",
     "ForebayError",
     "Gap",
     "Indeterminate",
     "Invalid",
+    "LATEST",
     "Moved",
     "Offsets",
     "Position",
@@ -63,6 +67,29 @@ __all__ = [
     "open",
 ]
 
+_HOMES = {
+    "forebay.records": ("EARLIEST", "Gap", "LATEST", "Offsets", "Position", "Reason", "Record"),
+    "forebay.settings": ("Settings",),
+    "forebay.storage": ("Ack", "Storage", "Topic"),
+}
+"""Where the public names live; those not listed live in `forebay.errors`."""
+
+
+if not _typing.TYPE_CHECKING:  # else a misspelt name would pass for one that is found here
+
+    def __getattr__(name: str) -> object:
+        """Load a room when its first name is asked for: `forebay --version` needs none of them."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        home = next((room for room, names in _HOMES.items() if name in names), "forebay.errors")
+        found: object = getattr(_importlib.import_module(home), name)
+        globals()[name] = found
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 def open(path: str, settings: Settings | Mapping[str, object] | None = None, *, read_only: bool = False) -> Storage:
     """Open the data directory `path`, made if it does not exist, for this process alone; or `:memory:`.
@@ -70,6 +97,9 @@ def open(path: str, settings: Settings | Mapping[str, object] | None = None, *, 
     With `read_only`, open it beside whoever owns it, to read and follow. `settings` are a `Settings`, or a
     mapping such as `{"wal": {"sync_interval_ms": 200}}`.
     """
+    from forebay.settings import Settings  # noqa: PLC0415 - loaded when first used, as __getattr__ says
+    from forebay.storage import Storage  # noqa: PLC0415
+
     if not isinstance(settings, Settings):
         settings = Settings.load(overrides=settings)
     return Storage.open(path, settings, read_only=read_only)
