@@ -1,0 +1,109 @@
+"""`make demo`: a data directory, a million orders, a follower, a crash, and Spark over all of it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+import time
+from pathlib import Path
+
+import forebay
+from demo import orders
+from demo.crash import Crash, kill_a_writer
+from demo.spark import Revenue, revenue_by_country
+
+ORDERS = 1_000_000
+PAYMENTS = 3_000
+DATA = Path(".demo-data")
+
+
+class Follower(threading.Thread):
+    """Reads the topic while it is being written and keeps count."""
+
+    def __init__(self, topic: forebay.Topic) -> None:
+        super().__init__(name="follower")
+        self._topic = topic
+        self.stop = threading.Event()
+        self.records = 0
+        self.bytes = 0
+
+    def run(self) -> None:
+        for record in self._topic.follow(forebay.EARLIEST, stop=self.stop):
+            self.records += 1
+            self.bytes += len(record.value or b"")
+            if self.records == ORDERS:
+                return
+
+
+def produce_and_follow() -> tuple[int, float]:
+    """Append a million orders while a follower reads them; what they are worth, and the seconds it took."""
+    with forebay.open(str(DATA)) as log:
+        topic = log.create_topic("shop/orders", partitions=2, durability="disk")
+        log.create_topic("shop/payments", durability="fsync")
+        follower = Follower(topic)
+        follower.start()
+        made = list(orders.batches(ORDERS))
+        begun = time.perf_counter()
+        for batch in made:
+            topic.append_many(batch.values, keys=batch.keys, tags=batch.tags, timestamps=batch.timestamps)
+        topic.flush()
+        seconds = time.perf_counter() - begun
+        follower.join(60)
+        follower.stop.set()
+        follower.join()
+        say(f"appended {ORDERS:,} orders in {seconds:.1f} s ({ORDERS / seconds:,.0f} per second), synced")
+        say(f"a follower read {follower.records:,} of them ({follower.bytes / 1e6:,.0f} MB) meanwhile")
+        check(follower.records == ORDERS, "the follower saw every order")
+        return sum(batch.cents for batch in made), seconds
+
+
+def crash_and_recover() -> Crash:
+    """Kill a writer, show what recovery found."""
+    crash = kill_a_writer(str(DATA), PAYMENTS)
+    say(f"a writer with 4 threads was killed with -9 after {crash.acknowledged:,} acknowledged payments")
+    say(f"recovery: {crash.decision}")
+    say(f"acknowledged {crash.acknowledged:,}, recovered {crash.recovered:,}, lost {crash.lost}")
+    check(crash.lost == 0, "no acknowledged payment is lost")
+    return crash
+
+
+def read_in_spark(cents: int) -> Revenue:
+    """Aggregate the whole topic in Spark and compare with what was produced."""
+    revenue = revenue_by_country(str(DATA))
+    say(f"Spark read {revenue.orders:,} orders in {revenue.seconds:.1f} s:")
+    for country, count, euros in revenue.rows:
+        print(f"       {country}  {count:>9,} orders  {euros:>16,.2f} EUR")
+    check(revenue.orders == ORDERS and revenue.cents == cents, "Spark's totals equal what was produced")
+    return revenue
+
+
+def say(text: str) -> None:
+    print(f"  ·  {text}", flush=True)
+
+
+def check(holds: bool, claim: str) -> None:
+    print(f"  {'✓' if holds else '✗'}  {claim}", flush=True)
+    if not holds:
+        sys.exit(f"the demo failed: it is not true that {claim}")
+
+
+def main() -> None:
+    begun = time.perf_counter()
+    shutil.rmtree(DATA, ignore_errors=True)
+    print(f"\nForebay {forebay.__version__}, data in {DATA}/\n\nProduce and consume")
+    cents, seconds = produce_and_follow()
+    print("\nCrash and recover")
+    crash = crash_and_recover()
+    print("\nRead the history in Spark")
+    revenue = read_in_spark(cents)
+    print("\nSummary")
+    print(f"  {ORDERS:>12,}  orders appended, {ORDERS / seconds:,.0f} per second")
+    print(f"  {crash.acknowledged:>12,}  payments acknowledged before kill -9, {crash.lost} lost")
+    print(f"  {revenue.orders:>12,}  orders in Spark, worth {revenue.cents / 100:,.2f} EUR")
+    print(f"  {time.perf_counter() - begun:>12.1f}  seconds in all\n")
+    print(f'Look around: .venv/bin/forebay --data {DATA} topic list   (and "forebay --help")')
+
+
+if __name__ == "__main__":
+    main()
