@@ -95,6 +95,17 @@ def test_record_batch_of_a_slice_has_its_rows(rows: list[Row], first: int, lengt
     assert _headers(table) == [row[3] for row in wanted]
 
 
+@given(ROWS, st.lists(st.sampled_from(ARROW_SCHEMA.names), unique=True, min_size=1))
+def test_narrowed_record_batch_has_the_named_columns_in_that_order(rows: list[Row], names: list[str]) -> None:
+    whole_table = _batch(rows).to_arrow(3)
+
+    table = _batch(rows).to_arrow(3, names)
+
+    table.validate(full=True)
+    assert table.schema.names == names
+    assert table.equals(whole_table.select(names))
+
+
 def _headers(table: pa.RecordBatch) -> list[Any]:
     return [tuple((pair["key"], pair["value"]) for pair in row) for row in table.column("headers").to_pylist()]
 

@@ -8,6 +8,7 @@ loading Arrow costs more than small batches ever gain from it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -229,20 +230,36 @@ def _add_pairs(out: Parts, pairs: pa.StructArray, lengths: npt.NDArray[Any]) -> 
     return column_format.HEADERS | (column_format.HEADER_NULLS if _add(out, values) else 0)
 
 
-def record_batch(found: Layout, base: int, count: int, first: int, partition: int) -> pa.RecordBatch:
-    """Rows `[first, first + count)` with `ARROW_SCHEMA`; columns that are there are not copied."""
+def record_batch(
+    found: Layout, base: int, count: int, first: int, partition: int, names: Sequence[str] | None = None
+) -> pa.RecordBatch:
+    """Rows `[first, first + count)` with `ARROW_SCHEMA`, or those columns of it; what is there is not copied."""
+    chosen = tuple(ARROW_SCHEMA.names if names is None else names)
     whole = pa.py_buffer(found.buffer)
-    stamps = whole.slice(found.start, 8 * found.rows)
-    columns = [
-        pa.array(np.full(count, partition, dtype=np.int32)),
-        pa.array(np.arange(base, base + count, dtype=np.int64)),
-        pa.Array.from_buffers(_TIMESTAMP, count, [None, stamps], 0, first),
-        _view(whole, found.key, found.rows, first, count, _BINARY),
-        _view(whole, found.value, found.rows, first, count, _BINARY),
-        _view(whole, found.tag, found.rows, first, count, _STRING),
-        _header_view(whole, found, first, count),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=ARROW_SCHEMA)
+    columns = [_column(name, whole, found, base, count, first, partition) for name in chosen]
+    return pa.RecordBatch.from_arrays(columns, schema=_schema(chosen))
+
+
+@lru_cache(maxsize=64)
+def _schema(names: tuple[str, ...]) -> pa.Schema:
+    return pa.schema([ARROW_SCHEMA.field(name) for name in names])
+
+
+def _column(name: str, whole: pa.Buffer, found: Layout, base: int, count: int, first: int, partition: int) -> pa.Array:
+    match name:
+        case "partition":
+            return pa.array(np.full(count, partition, dtype=np.int32))
+        case "offset":
+            return pa.array(np.arange(base, base + count, dtype=np.int64))
+        case "timestamp":
+            stamps = whole.slice(found.start, 8 * found.rows)
+            return pa.Array.from_buffers(_TIMESTAMP, count, [None, stamps], 0, first)
+        case "headers":
+            return _header_view(whole, found, first, count)
+        case "tag":
+            return _view(whole, found.tag, found.rows, first, count, _STRING)
+        case _:
+            return _view(whole, found.key if name == "key" else found.value, found.rows, first, count, _BINARY)
 
 
 def _view(whole: pa.Buffer, span: Span | None, entries: int, first: int, count: int, kind: pa.DataType) -> pa.Array:

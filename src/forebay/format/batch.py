@@ -147,11 +147,14 @@ class Batch:
         """The encoded columns of these records; a large frame's whole content is not copied."""
         return merge([self])
 
-    def to_arrow(self, partition: int) -> pa.RecordBatch:
-        """The records with the schema `arrow.ARROW_SCHEMA`; values, keys, tags and headers are not copied."""
+    def to_arrow(self, partition: int, names: Sequence[str] | None = None) -> pa.RecordBatch:
+        """The records with the schema `arrow.ARROW_SCHEMA`, or only the named columns of it, in that order.
+
+        Values, keys, tags and headers are not copied; columns left out cost nothing.
+        """
         from forebay.format import arrow  # noqa: PLC0415 - loaded only where it is used
 
-        return arrow.record_batch(self._layout, self.base, self.count, self._first, partition)
+        return arrow.record_batch(self._layout, self.base, self.count, self._first, partition, names)
 
 
 def decode(buffer: Bytes, position: int, head: FrameHead) -> Batch:
