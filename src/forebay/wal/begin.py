@@ -16,12 +16,13 @@ from forebay.format.live import Live
 from forebay.records import Gap
 from forebay.settings import WalSettings
 from forebay.topics import Durability
+from forebay.wal.active import ActiveFile
 from forebay.wal.files import FileList, LogFile
 from forebay.wal.live import LiveFile, read_live
 from forebay.wal.log import Wal
 from forebay.wal.scan import LogScan
 from forebay.wal.survey import Survey
-from forebay.wal.writer import ActiveFile, Floors, ShardPlace, Writer
+from forebay.wal.writer import Floors, ShardPlace, Writer
 
 ASIDE = "aside"
 

@@ -91,7 +91,7 @@ class Wal:
 
         Leader and followers: whoever gets in first writes for all that wait.
         """
-        if self.durability is Durability.MEMORY and ticket.offset + ticket.count <= self.writer.reserved_end:
+        if self.durability is Durability.MEMORY and ticket.offset + ticket.count <= self.writer.reserved:
             # Reserved, so that even if it is lost its offset never stands for another record.
             return ticket.result() if ticket.done else ticket.offset
         if not ticket.done:

@@ -168,13 +168,14 @@ class LogScan:
 
     def _beyond(self, position: int, proof: int) -> int | None:
         """A place that is not whole: `None` if the log ends there, else where it goes on behind the damage."""
-        self.clean = False
         buffer = self.file.read_at(self.size - position, position)
         expected = self.end
         found, proven = self._frames_behind(buffer, expected)
         if max(proven, proof) <= expected:
+            # Right behind a clean mark this is still a clean stop: no record follows one before it is taken back.
             self.torn_bytes = self.size - position
             return None
+        self.clean = False
         if found is None:
             self._end_at(proof)
             return None

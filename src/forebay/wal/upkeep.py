@@ -14,11 +14,11 @@ from forebay.disk import replace_file
 from forebay.errors import Corrupt
 from forebay.format.checkpoint import Checkpoint, CheckpointFile, encode_checkpoint
 from forebay.format.segment import parse_segment_name
+from forebay.wal.active import SyncTarget
 from forebay.wal.files import LogFile, SealedFile
 from forebay.wal.log import Wal
 from forebay.wal.sealing import Sealer
 from forebay.wal.survey import CHECKPOINT_NAME
-from forebay.wal.writer import SyncTarget
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,9 @@ from forebay.format.control import State, encode_gap, encode_mark, encode_state
 from forebay.format.segment import SegmentHeader, encode_header, segment_name
 from forebay.records import Gap, Reason
 from forebay.settings import WalSettings
+from forebay.wal.active import ActiveFile, SyncTarget
 from forebay.wal.cache import CachedFrame
-from forebay.wal.files import FileList, LogFile
+from forebay.wal.files import FileList
 from forebay.wal.scan import LogScan
 from forebay.wal.staging import PendingFrame
 from forebay.wal.window import ProducerWindow
@@ -51,44 +52,6 @@ class Floors(NamedTuple):
 
     earliest: int = 0
     evict_floor: int = 0
-
-
-class ActiveFile(LogFile):
-    """The file that is being written. `position` may run ahead of `limit`, which readers go by."""
-
-    def __init__(self, scan: LogScan, created: float) -> None:
-        super().__init__(
-            scan.file,
-            scan.header,
-            index=scan.index,
-            gaps=scan.gaps,
-            frames=scan.frames,
-            end=scan.end,
-            limit=scan.stop,
-        )
-        self.position = self.synced = scan.stop
-        self.marked = scan.durable
-        """The highest durable mark that stands in the file."""
-        self.created = created
-        self.written: list[tuple[int, int, int]] = []
-        """Base, position and highest time of frames that are not published yet."""
-
-    def publish(self, end: int) -> None:
-        """Show readers everything up to `position`, which holds the records below `end`."""
-        with self.indexing:
-            for base, position, time_max in self.written:
-                self.index.add(base, position, time_max)
-            self.written = []
-            self.limit = self.position
-            self.end = end
-
-
-class SyncTarget(NamedTuple):
-    """What a sync that starts now will make durable."""
-
-    active: ActiveFile
-    position: int
-    end: int
 
 
 class Writer:
@@ -214,6 +177,11 @@ class Writer:
         self._drop_stray()
         self._put(active, [encode_mark(clean=clean, **self.stamp(active.salt_crc))])
         active.marked = self.durable
+
+    @property
+    def reserved(self) -> int:
+        """Offsets below are given out once, whatever survives, even before anything is written at them."""
+        return self.reserved_end if self.active is not None and not self._reopened_clean else 0
 
     @property
     def next(self) -> int:

@@ -1,0 +1,198 @@
+"""One shard on a disk, driven by hand: every append and every answer is noted in the trace of the disk."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Final, Generic, Self, TypeVar
+
+from forebay.disk import Disk
+from forebay.errors import ForebayError, Indeterminate
+from forebay.format.batch import Columns, encode_columns
+from forebay.format.descriptor import ShardState
+from forebay.settings import WalSettings
+from forebay.shard import SegmentShard, ShardRef
+from forebay.testing.clock import ManualClock
+from forebay.testing.crashes import CrashState
+from forebay.testing.damage import Damage
+from forebay.testing.disk import SimulatedDisk
+from forebay.testing.history import (
+    NOTE,
+    Begun,
+    Crashed,
+    Event,
+    History,
+    Outcome,
+    Reading,
+    Seen,
+    Synced,
+    Told,
+    read_everything,
+)
+from forebay.testing.trace import Note
+from forebay.topics import Durability, TopicSpec
+from forebay.wal.log import Wal
+from forebay.wal.staging import Entry, Producing, Ticket
+
+D = TypeVar("D", bound=Disk)
+TOPIC_ID: Final = "0123456789abcdef0123456789abcdef"
+ROOT: Final = "/s"
+DIRECTORY: Final = f"{ROOT}/shard"
+SMALL: Final = WalSettings(
+    free_bytes_min=0, rotate_bytes_max=4096, reserve_records_min=8, cache_bytes_max=4096, producer_appends_max=4
+)
+
+
+def simulated() -> SimulatedDisk:
+    """An empty disk with a place for the shard."""
+    return SimulatedDisk(directories=[ROOT])
+
+
+def acquired(epoch: int) -> ShardState:
+    """The shard's recorded state before it is acquired in `epoch`."""
+    if epoch == 1:
+        return ShardState(incarnation=TOPIC_ID)
+    return ShardState(incarnation=TOPIC_ID, epoch=epoch - 1, owner="gone", holder=ROOT, holder_since=1)
+
+
+def spec_of(durability: Durability) -> TopicSpec:
+    """A topic of one partition."""
+    return TopicSpec(namespace="shop", topic="orders", topic_id=TOPIC_ID, partitions=1, durability=durability)
+
+
+class Rig(Generic[D]):
+    """The shard, open in one epoch after the other."""
+
+    def __init__(
+        self,
+        disk: D,
+        durability: Durability,
+        *,
+        epoch: int = 0,
+        settings: WalSettings = SMALL,
+        directory: str = DIRECTORY,
+    ) -> None:
+        self.disk = disk
+        self.durability = durability
+        self.epoch = epoch
+        self.settings = settings
+        self.directory = directory
+        self.clock = ManualClock(seed=epoch)
+        self.events: list[Event] = []
+        self._attempts = itertools.count(epoch * 1_000_000)
+        self.shard: SegmentShard
+
+    @property
+    def wal(self) -> Wal:
+        return self.shard.wal
+
+    def open(self) -> Self:
+        """Acquire the shard in a new epoch and recover it."""
+        self.epoch += 1
+        self.shard = SegmentShard.open(
+            ShardRef(spec_of(self.durability), 0),
+            self.directory,
+            self.settings,
+            disk=self.disk,
+            clock=self.clock,
+            before=acquired(self.epoch),
+            epoch=self.epoch,
+            holder=ROOT,
+        )
+        return self
+
+    def note(self, event: Event) -> None:
+        self.events.append(event)
+        if isinstance(self.disk, SimulatedDisk):
+            self.disk.note(NOTE, event)
+
+    def append(self, count: int = 1, *, producing: tuple[int, int] | None = None, size: int = 0) -> Outcome:
+        """Append and wait."""
+        attempt, ticket = self.stage(count, producing=producing, size=size)
+        return self.hear(attempt, ticket)
+
+    def group(self, *counts: int) -> list[Outcome]:
+        """Several appends, one commit."""
+        staged = [self.stage(count) for count in counts]
+        return [self.hear(attempt, ticket) for attempt, ticket in staged]
+
+    def stage(
+        self, count: int = 1, *, producing: tuple[int, int] | None = None, size: int = 0
+    ) -> tuple[int, Ticket | ForebayError]:
+        """Queue an append of unique values."""
+        attempt = next(self._attempts)
+        values = tuple(value_of(attempt, place, producing, size) for place in range(count))
+        self.note(Begun(attempt, values, producing=producing))
+        try:
+            return attempt, stage(self.wal, values, producing, self.clock.now_ms())
+        except ForebayError as error:
+            return attempt, error
+
+    def hear(self, attempt: int, ticket: Ticket | ForebayError) -> Outcome:
+        """Wait for the answer and note it."""
+        told = Told(attempt, Outcome.REFUSED)
+        if isinstance(ticket, Ticket):
+            try:
+                told = Told(attempt, Outcome.ACKED, self.wal.settle(ticket))
+            except Indeterminate:
+                told = Told(attempt, Outcome.INDETERMINATE)
+            except ForebayError:
+                pass
+        self.note(told)
+        return told.outcome
+
+    def flush(self) -> None:
+        """Make everything durable and note that it is."""
+        self.wal.flush()
+        self.note(Synced(self.wal.head))
+
+    def see(self) -> Reading:
+        """Read everything, as some reader may at any time."""
+        reading = self.reading()
+        self.note(Seen(tuple((offset, value) for offset, value in reading.records if value is not None)))
+        return reading
+
+    def reading(self, bytes_max: int = 1 << 20) -> Reading:
+        """What is there now."""
+        return read_everything(lambda offset: self.wal.read(offset, bytes_max), self.wal.offsets().next)
+
+    def history(self) -> History:
+        """Everything noted so far, earlier lives on this disk included."""
+        notes = self.disk.trace.notes() if isinstance(self.disk, SimulatedDisk) else ()
+        return history_of(self.durability, notes)
+
+
+def value_of(attempt: int, place: int, producing: tuple[int, int] | None, size: int) -> bytes:
+    """Unique to the append; equal for repeats of one (producer, sequence)."""
+    name = f"p{producing[0]}s{producing[1]}" if producing is not None else f"a{attempt}"
+    return f"{name}.{place}".encode().ljust(size, b".")
+
+
+def stage(wal: Wal, values: Sequence[bytes], producing: tuple[int, int] | None, now_ms: int) -> Ticket:
+    """Queue one append, of one record or of many."""
+    ticket = Ticket()
+    who = Producing(*producing) if producing is not None else None
+    if len(values) == 1:
+        return wal.stage_one(Entry(values[0], None, None, (), now_ms, who, ticket), len(values[0]) + 16)
+    return wal.stage_many(encode_columns(Columns(values=values, timestamps=[now_ms] * len(values))), who, ticket)
+
+
+def history_of(durability: Durability, notes: Sequence[Note], *, extra: Sequence[Event] = ()) -> History:
+    """The history that the notes of a trace tell."""
+    events: list[Event] = []
+    for note in notes:
+        if note.kind == NOTE:
+            events.append(note.payload)  # type: ignore[arg-type]  # only `Rig.note` writes these
+        elif note.kind == "crash":
+            events.append(Crashed(note.payload != Damage.KILLED.value))
+    return History(durability, [*events, *extra])
+
+
+def after(
+    state: CrashState, durability: Durability, settings: WalSettings = SMALL, epoch: int = 10
+) -> Rig[SimulatedDisk]:
+    """A new process on what a crash left."""
+    return Rig(state.disk(), durability, epoch=epoch, settings=settings)
+
+
+Simulated = Rig[SimulatedDisk]

@@ -1,0 +1,125 @@
+"""Every crash that the simulated disk knows, at every step of every scenario, compared with what was promised."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import pytest
+
+from forebay.testing.crashes import CrashState, explore
+from forebay.testing.history import Outcome
+from forebay.testing.invariants import (
+    Violation,
+    acks_follow_syncs,
+    check_log,
+    names_follow_bytes,
+    readings_agree,
+    recovery_is_stable,
+)
+from forebay.testing.trace import Trace
+from forebay.topics import Durability
+from tests.ledger import Ledger
+from tests.log.rig import Rig, Simulated, after, simulated
+from tests.log.scenarios import SCENARIOS, Scenario
+
+STATES_MAX: Final = 64 if os.environ.get("FOREBAY_SOAK") else 12
+RECOVERIES: Final = 16 if os.environ.get("FOREBAY_SOAK") else 3
+NAMES_MAX: Final = 16 if os.environ.get("FOREBAY_SOAK") else 6
+
+CASES: Final = [
+    pytest.param(scenario, durability, id=f"{scenario.name}-{durability}")
+    for scenario in SCENARIOS
+    for durability in scenario.durabilities
+]
+
+
+@pytest.mark.parametrize(("scenario", "durability"), CASES)
+def test_no_crash_breaks_a_promise(scenario: Scenario, durability: Durability, ledger: Ledger) -> None:
+    disk = simulated()
+    rig = Rig(disk, durability).open()
+    scenario.before(rig)
+    begun, trace = len(disk.trace), disk.trace
+    scenario.run(rig)
+
+    assert list(names_follow_bytes(trace)) == []
+    if durability is Durability.FSYNC:
+        assert list(acks_follow_syncs(trace)) == []
+    prefixes = range(begun, len(trace) + 1)
+    states = explore(trace, prefixes, states_max=STATES_MAX, names_max=NAMES_MAX)
+    _judge(states, lambda state: _recover_and_go_on(state, durability), scenario.name, ledger)
+
+
+@pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.DISK])
+def test_no_crash_inside_a_recovery_breaks_a_promise(durability: Durability, ledger: Ledger) -> None:
+    """Torn tails are set aside and cut, gaps opened, new files begun: each of these may be cut short, too."""
+    disk = simulated()
+    rig = Rig(disk, durability).open()
+    for _ in range(3):
+        rig.append()
+    begun = len(disk.trace)
+    rig.group(1, 2, 1)
+    rig.see()
+    rig.append(size=600)
+
+    for state in _torn(disk.trace, range(begun, len(disk.trace) + 1)):
+        again = after(state, durability)
+        recovering = again.disk.trace
+        first = len(recovering)
+        again.open()
+        again.append()
+        again.see()
+        again.append(2)
+        states = explore(recovering, range(first, len(recovering) + 1), states_max=6, names_max=4)
+        _judge(states, lambda inner: _recover_and_go_on(inner, durability), "recovery", ledger)
+
+
+def _torn(trace: Trace, prefixes: range) -> list[CrashState]:
+    """A few crashes of each kind that leave something to repair."""
+    chosen: dict[Damage, list[CrashState]] = {}
+    for state in explore(trace, prefixes, states_max=3, names_max=2):
+        chosen.setdefault(state.damage, []).append(state)
+    return [state for states in chosen.values() for state in states[:: max(1, len(states) // RECOVERIES)]]
+
+
+def _judge(
+    states: Iterator[CrashState], check: Callable[[CrashState], list[Violation]], name: str, ledger: Ledger
+) -> None:
+    broken: list[str] = []
+    for state in states:
+        ledger.count("crash states", scenario=name, damage=state.damage.value)
+        violations = check(state)
+        if violations:
+            ledger.violation("crash states", scenario=name, damage=state.damage.value)
+            broken += [f"{state}: {violation}" for violation in violations]
+    assert broken[:10] == []
+
+
+def _recover_and_go_on(state: CrashState, durability: Durability) -> list[Violation]:
+    """Recover twice, append, repeat what producers may repeat, recover again."""
+    rig = after(state, durability).open()
+    first = rig.reading()
+    violations = [*check_log(rig.history(), first)]
+    violations += readings_agree(first, rig.reading(bytes_max=1))
+    again = Rig(rig.disk, durability, epoch=rig.epoch).open()
+    violations += recovery_is_stable(first, again.reading())
+    assert again.append() is Outcome.ACKED
+    assert again.append(2) is Outcome.ACKED
+    _repeat(again)
+    again.flush()
+    violations += check_log(again.history(), again.see())
+    last = Rig(rig.disk, durability, epoch=again.epoch).open()
+    violations += check_log(last.history(), last.reading())
+    return violations
+
+
+def _repeat(rig: Simulated) -> None:
+    """Every producer repeats its newest append that anyone heard of."""
+    newest: dict[int, tuple[int, int]] = {}
+    for append in rig.history().appends.values():
+        producing = append.begun.producing
+        if producing is not None and append.outcome is Outcome.ACKED:
+            newest[producing[0]] = (producing[1], len(append.begun.values))
+    for producer, (sequence, count) in newest.items():
+        rig.append(count, producing=(producer, sequence))
