@@ -1,0 +1,66 @@
+"""`python -m bench [CASE …] [--json] [--large]`: run, check, print, keep."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from bench import report
+from bench.cases import CASES
+from bench.plan import LARGE, TOY, Plan, Sizes, scratch
+from bench.results import Result
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the cases named, or all."""
+    options = _options(arguments)
+    sizes = TOY if options.toy else LARGE if options.large else Sizes()
+    if options.rounds:
+        sizes = replace(sizes, rounds=options.rounds)
+    begun = time.monotonic()
+    results: list[Result] = []
+    with scratch(options.directory) as root:
+        alone = options.alone or options.toy
+        plan = Plan(sizes, Path(root), peers=not options.alone, servers=not alone)
+        plan.say = _say if sys.stderr.isatty() else plan.say
+        for name in options.cases or CASES:
+            for found in CASES[name](plan):
+                results.append(found)
+                if options.json:
+                    print(msgspec.json.encode(found).decode(), flush=True)
+    seconds = time.monotonic() - begun
+    if not options.json:
+        print(report.table(results))
+        print(f"{len(results)} figures in {seconds:.0f} s")
+    if not options.toy and not options.alone:
+        report.keep(results, seconds)
+    return 0
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"one of: {', '.join(CASES)}; all if none is named")
+    parser.add_argument("--json", action="store_true", help="one object per line instead of a table")
+    parser.add_argument("--large", action="store_true", help="also a history of 100 million records")
+    parser.add_argument("--alone", action="store_true", help="without peers; results are not kept")
+    parser.add_argument("--toy", action="store_true", help="tiny sizes, no servers; results are not kept")
+    parser.add_argument("--rounds", type=int, help="rounds of each comparison (5)")
+    parser.add_argument("--directory", help="where to write; a temporary directory below it is used and removed")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.cases) - set(CASES):
+        parser.error(f"there is no case {', '.join(sorted(unknown))}: choose from {', '.join(CASES)}")
+    return options
+
+
+def _say(line: str) -> None:
+    print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,19 @@
+"""The cases, each a function from a plan to results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from bench.cases import append, durable, latency, memory, read, recovery, scale
+from bench.plan import Plan
+from bench.results import Result
+
+CASES: dict[str, Callable[[Plan], Iterator[Result]]] = {
+    "append": append.run,
+    "durable": durable.run,
+    "latency": latency.run,
+    "recovery": recovery.run,
+    "read": read.run,
+    "scale": scale.run,
+    "memory": memory.run,
+}

@@ -1,0 +1,177 @@
+"""Steps that need a process of their own: to be killed, or to be weighed. `run(name, …)` here calls `name` there."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import forebay
+from bench import payload, stores
+
+
+def run(name: str, *arguments: object) -> dict[str, float]:
+    """Run a step in a fresh interpreter; what it printed before it ended or was killed."""
+    command = [sys.executable, "-m", "bench.children", name, json.dumps([str(a) for a in arguments])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1])
+    if done.returncode not in (0, -signal.SIGKILL) or not done.stdout:
+        raise payload.Wrong(f"{name} ended with {done.returncode}: {done.stderr[-2000:]}")
+    answer: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def _die() -> None:
+    sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _answer(**figures: float) -> None:
+    print(json.dumps(figures), flush=True)
+
+
+def write_and_die(path: str, count: str, batch: str, rotates: str) -> None:
+    """Append records and be killed."""
+    settings = None if rotates == "True" else stores.FREE
+    log = forebay.open(path, settings)
+    topic = log.create_topic("bench/t", durability="disk")
+    each = int(batch)
+    window = payload.values(min(int(count), 1_000_000))
+    for start in range(0, int(count), len(window)):
+        part = window[: int(count) - start]
+        if each == 1:
+            for value in part:
+                topic.append(value)
+        else:
+            for values in payload.batches(part, each):
+                topic.append_many(values)
+    if settings is None:
+        _wait_until_sealed(Path(path))
+    _answer(records=topic.offsets().next)
+    _die()
+
+
+def _wait_until_sealed(path: Path) -> None:
+    """Sealing follows by itself: give it time, so that what is measured is not a race."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        segments = len(list(path.glob("shards/*/*.seg")))
+        if len(list(path.glob("shards/*/*.idx"))) >= segments - 1:
+            return
+        time.sleep(0.05)
+
+
+def recover(path: str, rotates: str) -> None:
+    """From open() to the first append, imports done; then be killed again."""
+    # Whatever is imported when first needed is not what is timed.
+    assert pa.__version__
+    settings = None if rotates == "True" else stores.FREE
+    begun = time.perf_counter()
+    log = forebay.open(path, settings)
+    topic = log.topic("bench/t")
+    offset = topic.append(b"first after the kill")
+    seconds = time.perf_counter() - begun
+    last = next(iter(topic.read(offset)))
+    if last.value != b"first after the kill" or last.offset != offset:
+        raise payload.Wrong("the first append after the restart is not there")
+    _answer(seconds=seconds, offset=offset)
+    _die()
+
+
+def rocks_write_and_die(path: str, count: str, batch: str) -> None:
+    """The same with RocksDB as it comes."""
+    store = stores.RocksDb(Path(path), durable=False)
+    records = payload.values(int(count))
+    first = 0
+    for values in payload.batches(records, int(batch)):
+        store.write(store.prepare(values, first))
+        first += len(values)
+    _answer(records=first)
+    _die()
+
+
+def rocks_recover(path: str, count: str) -> None:
+    """RocksDB from opening to the first put."""
+    importlib.import_module("rocksdict")
+    key = (2**63).to_bytes(8, "big")
+    begun = time.perf_counter()
+    store = stores.RocksDb(Path(path), durable=False)
+    store.write([(key, b"first after the kill")])
+    seconds = time.perf_counter() - begun
+    found = sum(1 for _ in store.values())
+    payload.check_count("rocksdb", int(count) + 1, found)
+    _answer(seconds=seconds)
+    _die()
+
+
+def make_topics(path: str, count: str) -> None:
+    """Topics with one record each; how long each step took."""
+    begun = time.perf_counter()
+    log = forebay.open(path)
+    topics = [log.create_topic(f"bench/t{number}") for number in range(int(count))]
+    created = time.perf_counter()
+    for number, topic in enumerate(topics):
+        topic.append(b"%d" % number)
+    appended = time.perf_counter()
+    _answer(create=created - begun, append=appended - created)
+    _die()
+
+
+def open_topics(path: str, count: str, idle_seconds: str) -> None:
+    """Open all topics after a kill, append one record to each, then idle; time, memory, descriptors and threads."""
+    gc.collect()
+    resident, cpu = _resident(), time.process_time()
+    begun = time.perf_counter()
+    log = forebay.open(path)
+    log.recover()
+    opened = time.perf_counter()
+    topics = [log.topic(f"bench/t{number}") for number in range(int(count))]
+    held = time.perf_counter()
+    for topic in topics:
+        topic.append(b"again")
+    appended = time.perf_counter()
+    for number, topic in enumerate(topics):
+        values = [record.value for record in topic.read()]
+        if not values or values[0] != b"%d" % number or values[-1] != b"again":
+            raise payload.Wrong(f"topic {number} holds {values}")
+    # Files that have been written to keep their descriptors until they are synced.
+    time.sleep(2 + float(idle_seconds))
+    gc.collect()
+    cpu = time.process_time()
+    time.sleep(float(idle_seconds))
+    cpu = time.process_time() - cpu
+    _answer(
+        open=opened - begun,
+        append=appended - held,
+        idle=cpu / float(idle_seconds),
+        resident=(_resident() - resident) / 1e6,
+        descriptors=len(os.listdir("/proc/self/fd")),
+        threads=threading.active_count(),
+        peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
+    )
+    _die()
+
+
+def _resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+STEPS: dict[str, Callable[..., Any]] = {
+    step.__name__: step
+    for step in (write_and_die, recover, rocks_write_and_die, rocks_recover, make_topics, open_topics)
+}
+
+if __name__ == "__main__":
+    STEPS[sys.argv[1]](*json.loads(sys.argv[2]))

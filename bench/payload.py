@@ -1,0 +1,44 @@
+"""The records that everybody writes, and how it is checked that they came back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import islice
+
+VALUE_BYTES = 100
+BATCH = 1_000
+
+
+class Wrong(Exception):
+    """A contender lost or changed what it was given: its figure would be worthless."""
+
+
+@lru_cache(maxsize=4)
+def values(count: int, size: int = VALUE_BYTES) -> Sequence[bytes]:
+    """Distinct values, the same in every run."""
+    blob = random.Random(size).randbytes(count * size)
+    return [blob[start : start + size] for start in range(0, count * size, size)]
+
+
+def batches(records: Sequence[bytes], size: int = BATCH) -> list[Sequence[bytes]]:
+    """The records in batches."""
+    return [records[start : start + size] for start in range(0, len(records), size)]
+
+
+def check(name: str, expected: Sequence[bytes], found: Iterable[bytes]) -> None:
+    """Exactly these values, in this order."""
+    stream = iter(found)
+    for first in range(0, len(expected), 10_000):
+        part = expected[first : first + 10_000]
+        if list(islice(stream, len(part))) != part:
+            raise Wrong(f"{name} does not hold the records from {first} on as they were written")
+    if next(stream, None) is not None:
+        raise Wrong(f"{name} holds more than the {len(expected)} records that were written")
+
+
+def check_count(name: str, expected: int, found: int) -> None:
+    """As many as were written."""
+    if expected != found:
+        raise Wrong(f"{name} holds {found} records, {expected} were written")

@@ -1,0 +1,121 @@
+"""How much to measure, where, and what is shared between cases."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+Figures: TypeAlias = dict[str, float]
+"""Metric → value of one round."""
+Contender: TypeAlias = Callable[[], Figures]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How many of what; the same for every contender unless a slow one gets fewer of the same."""
+
+    records: int = 1_000_000
+    bulk_records: int = 500_000
+    kilobyte_records: int = 200_000
+    durable_batches: int = 100
+    durable_single: int = 1_000
+    durable_many: int = 40_000
+    producers: tuple[int, ...] = (1, 8, 64, 256)
+    paced_seconds: float = 1.0
+    history: tuple[int, ...] = (1_000_000, 10_000_000)
+    growth: tuple[int, ...] = (250_000, 500_000, 1_000_000)
+    topics: tuple[int, ...] = (1, 100, 10_000)
+    idle_seconds: float = 2.0
+    rounds: int = 5
+
+
+LARGE = Sizes(history=(1_000_000, 10_000_000, 100_000_000))
+TOY = Sizes(
+    records=3_000,
+    bulk_records=3_000,
+    kilobyte_records=2_000,
+    durable_batches=2,
+    durable_single=5,
+    durable_many=100,
+    producers=(1, 4),
+    paced_seconds=0.02,
+    history=(2_000, 4_000),
+    growth=(1_000, 2_000, 4_000),
+    topics=(1, 5),
+    idle_seconds=0.05,
+    rounds=1,
+)
+
+
+@dataclass
+class Plan:
+    """One run: sizes, a directory of its own, and whether peers and servers take part."""
+
+    sizes: Sizes
+    root: Path
+    peers: bool = True
+    servers: bool = True
+    say: Callable[[str], None] = lambda _: None
+    opened: dict[int, Figures] = field(default_factory=dict)
+    """What opening that many topics took."""
+    _made: dict[str, Path] = field(default_factory=dict)
+    _fresh: list[Path] = field(default_factory=list)
+    _count: int = 0
+
+    def fresh(self) -> Path:
+        """A new, empty directory; gone after the round."""
+        self._count += 1
+        path = self.root / f"{self._count:05d}"
+        path.mkdir()
+        self._fresh.append(path)
+        return path
+
+    def _tidy(self) -> None:
+        """What one contender wrote must not be on its way to the disk while the next is timed."""
+        for path in self._fresh:
+            shutil.rmtree(path, ignore_errors=True)
+        self._fresh.clear()
+
+    def shared(self, name: str, make: Callable[[Path], None]) -> Path:
+        """What `make` wrote into a directory, made once for all cases of the run."""
+        if name not in self._made:
+            self.say(f"preparing {name}")
+            path = self._made[name] = self.root / name
+            path.mkdir()
+            make(path)
+        return self._made[name]
+
+    def copy(self, source: Path) -> Path:
+        """A directory with the same content."""
+        path = self.fresh()
+        shutil.copytree(source, path, dirs_exist_ok=True)
+        return path
+
+    def compare(self, contenders: Mapping[str, Contender | None]) -> dict[str, Figures]:
+        """Medians over rounds in which all take part, each round beginning with another; missing ones have none."""
+        present = [name for name, run in contenders.items() if run is not None]
+        seen: dict[str, list[Figures]] = {name: [] for name in contenders}
+        for turn in range(self.sizes.rounds):
+            shift = turn % len(present)
+            for name in present[shift:] + present[:shift]:
+                run = contenders[name]
+                assert run is not None
+                self.say(f"round {turn + 1}: {name}")
+                seen[name].append(run())
+                self._tidy()
+        return {name: medians(rounds) for name, rounds in seen.items()}
+
+
+def medians(rounds: list[Figures]) -> Figures:
+    """The median of each metric."""
+    return {metric: statistics.median(r[metric] for r in rounds) for metric in (rounds[0] if rounds else {})}
+
+
+def scratch(parent: str | None) -> tempfile.TemporaryDirectory[str]:
+    """A directory for a run, gone at its end."""
+    return tempfile.TemporaryDirectory(prefix="forebay-bench-", dir=parent, ignore_cleanup_errors=True)
