@@ -1,0 +1,28 @@
+"""Looking into a data directory: dump every kind of file, verify all of it, repair what is derived.
+
+Knows the log, the formats, the disk and the metadata store; knows no terminal and prints nothing. Verifying
+and dumping change nothing and may run beside the owner; repairing holds the directory's lock.
+"""
+
+from forebay.inspection.directory import Inspected, ShardPlace
+from forebay.inspection.dump import dump, dump_metadata
+from forebay.inspection.findings import Finding, Report, Severity
+from forebay.inspection.outlook import Outlook, outlook
+from forebay.inspection.repair import Step, repair
+from forebay.inspection.verify import segment_bytes, verify
+
+__all__ = [
+    "Finding",
+    "Inspected",
+    "Outlook",
+    "Report",
+    "Severity",
+    "ShardPlace",
+    "Step",
+    "dump",
+    "dump_metadata",
+    "outlook",
+    "repair",
+    "segment_bytes",
+    "verify",
+]

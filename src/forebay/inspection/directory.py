@@ -1,0 +1,135 @@
+"""A data directory as an inspector sees it: its topics, the recorded states, and the shard directories found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from forebay.clock import Clock
+from forebay.disk import Disk
+from forebay.engines.segment import SHARDS
+from forebay.errors import Corrupt, UnsupportedFormat
+from forebay.format.descriptor import ShardState
+from forebay.format.keys import state_key, topics_prefix
+from forebay.format.value import decode_value
+from forebay.metadata import Entry, SqliteMetadata
+from forebay.settings import Settings
+from forebay.storage.directory import LOCK, DataDirectory, is_owned
+from forebay.topics import Engine, TopicSpec, shard_id
+
+
+class ShardPlace(NamedTuple):
+    """A shard that should be there: whose it is and where its files lie. `partition` is -1 if nobody's."""
+
+    id: str
+    name: str
+    directory: str
+    spec: TopicSpec | None
+    partition: int
+
+
+class BadEntry(NamedTuple):
+    """A stored value that cannot be used."""
+
+    key: str
+    error: Corrupt | UnsupportedFormat
+
+
+@dataclass(slots=True)
+class Inspected:
+    """What the metadata store says, read once."""
+
+    path: str
+    id: str
+    owned: bool
+    topics: list[TopicSpec]
+    deleting: list[TopicSpec]
+    entries: list[Entry]
+    bad: list[BadEntry]
+    prefix: str
+
+    def state(self, spec: TopicSpec, partition: int) -> ShardState | None:
+        """The recorded state of a shard; `None` if there is none that can be used."""
+        key = state_key(spec.namespace, spec.topic, partition, prefix=self.prefix)
+        entry = next((entry for entry in self.entries if entry.key == key), None)
+        if entry is None or any(bad.key == key for bad in self.bad):
+            return None
+        return decode_value(entry.value, ShardState)[0]
+
+    def places(self) -> list[ShardPlace]:
+        """The shards of all topics that keep files, by topic and partition."""
+        return [
+            ShardPlace(
+                shard_id(spec.topic_id, partition),
+                f"{spec.name}[{partition}]",
+                f"{self.path}/{SHARDS}/{shard_id(spec.topic_id, partition)}",
+                spec,
+                partition,
+            )
+            for spec in self.topics
+            if spec.engine is Engine.SEGMENT
+            for partition in range(spec.partitions)
+        ]
+
+    def strangers(self, disk: Disk) -> list[ShardPlace]:
+        """Directories below `shards` that belong to no topic, and to none whose deletion has begun."""
+        root = f"{self.path}/{SHARDS}"
+        names = disk.list_directory(root) if disk.exists(root) else []
+        known = {place.id for place in self.places()}
+        leaving = tuple(f"{spec.topic_id}_" for spec in self.deleting)
+        return [
+            ShardPlace(name, name, f"{root}/{name}", None, -1)
+            for name in names
+            if name not in known and not (leaving and name.startswith(leaving))
+        ]
+
+
+@contextmanager
+def metadata_of(directory: DataDirectory, settings: Settings, disk: Disk, clock: Clock) -> Iterator[SqliteMetadata]:
+    """The metadata store of the directory, opened read-only."""
+    store = SqliteMetadata(
+        settings.metadata.path or directory.metadata_path,
+        disk=disk,
+        clock=clock,
+        busy_timeout_ms=settings.metadata.busy_timeout_ms,
+        read_only=True,
+    )
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def inspected(path: str, settings: Settings, disk: Disk, store: SqliteMetadata) -> Inspected:
+    """Read everything that the metadata store says. Values that cannot be used are kept apart."""
+    directory = DataDirectory.look(path, disk)
+    prefix = settings.metadata.prefix
+    found = Inspected(
+        path=directory.path,
+        id=directory.id,
+        owned=disk.exists(f"{directory.path}/{LOCK}") and is_owned(directory.path, disk),
+        topics=[],
+        deleting=[],
+        entries=store.range(f"{prefix}/"),
+        bad=[],
+        prefix=prefix,
+    )
+    for entry in found.entries:
+        try:
+            if entry.key.startswith(topics_prefix(prefix=prefix)):
+                found.topics.append(decode_value(entry.value, TopicSpec)[0])
+            elif entry.key.startswith(f"{prefix}/deleted/"):
+                found.deleting.append(decode_value(entry.value, TopicSpec)[0])
+            elif entry.key.endswith("/state"):
+                decode_value(entry.value, ShardState)
+        except (Corrupt, UnsupportedFormat) as error:
+            found.bad.append(BadEntry(entry.key, error))
+    return found
+
+
+def look(path: str, settings: Settings, disk: Disk, clock: Clock) -> Inspected:
+    """The directory as it is now; raises what opening its metadata raises."""
+    with metadata_of(DataDirectory.look(path, disk), settings, disk, clock) as store:
+        return inspected(path, settings, disk, store)

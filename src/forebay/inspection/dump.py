@@ -1,0 +1,238 @@
+"""What stands in a file of a data directory, item by item, as plain values. Knows every format; changes nothing.
+
+An item is a mapping whose `kind` says what it is. Bytes that are text are given as text, others in base64
+under a name that ends in `_b64`.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import msgspec
+
+from forebay.disk import Disk, File
+from forebay.errors import Corrupt, Invalid
+from forebay.format import index as index_format
+from forebay.format.batch import decode
+from forebay.format.checkpoint import Checkpoint, decode_checkpoint
+from forebay.format.checksum import salted
+from forebay.format.control import decode_gap, decode_mark, decode_state
+from forebay.format.frame import HEADER, Codec, Column, FrameHead, Kind, Verdict, resync, runs_of
+from forebay.format.live import Live, decode_live
+from forebay.format.segment import HEADER_BYTES, INDEX_SUFFIX, SEGMENT_SUFFIX, SegmentHeader, decode_header
+from forebay.metadata import Entry
+from forebay.records import OFFSET_MAX, Gap, Record
+from forebay.storage.directory import MARKER
+from forebay.wal.live import LIVE_NAME
+from forebay.wal.scan import FRAME_BYTES_LIMIT, Piece, pieces_of
+from forebay.wal.survey import CHECKPOINT_NAME
+
+Item: TypeAlias = dict[str, Any]
+
+SMALL_FILE_BYTES = 16 * 1024 * 1024
+
+
+def dump(disk: Disk, path: str, *, records: bool = False) -> Iterator[Item]:
+    """The items of one file, told by its name. With `records`, each record of a segment too."""
+    name = path.rpartition("/")[2]
+    kinds: dict[str, Callable[[bytes], Iterator[Item]]] = {
+        CHECKPOINT_NAME: _checkpoint,
+        LIVE_NAME: _live,
+        MARKER: _marker,
+    }
+    if name.endswith(SEGMENT_SUFFIX):
+        return _segment(disk, path, records=records)
+    if name.endswith(INDEX_SUFFIX):
+        return _index(_content(disk, path, None))
+    # What was set aside keeps its name in front: checkpoint.1
+    reader = kinds.get(name) or kinds.get(name.partition(".")[0])
+    if reader is None:
+        known = f"*{SEGMENT_SUFFIX}, *{INDEX_SUFFIX}, {', '.join(sorted(kinds))}"
+        raise Invalid(f"{path} is no file that Forebay writes; known: {known} and the metadata store")
+    return reader(_content(disk, path, SMALL_FILE_BYTES))
+
+
+def dump_metadata(entries: list[Entry]) -> Iterator[Item]:
+    """Each key of the metadata store with what its value says."""
+    for entry in entries:
+        item: Item = {
+            "kind": "metadata",
+            "key": entry.key,
+            "created": entry.create_revision,
+            "changed": entry.mod_revision,
+        }
+        if entry.session is not None:
+            item["session"] = entry.session
+        try:
+            item["value"] = msgspec.json.decode(entry.value)
+        except msgspec.MsgspecError:
+            item |= bytes_field("value", entry.value)
+        yield item
+
+
+def bytes_field(name: str, value: bytes | None) -> Item:
+    """One entry for bytes: as text where they are, else in base64."""
+    if value is None:
+        return {name: None}
+    try:
+        return {name: value.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_b64": base64.b64encode(value).decode()}
+
+
+def record_item(record: Record) -> Item:
+    """One record as plain values."""
+    item: Item = {"partition": record.partition, "offset": record.offset, "timestamp": record.timestamp}
+    if record.key is not None:
+        item |= bytes_field("key", record.key)
+    item |= bytes_field("value", record.value)
+    if record.tag is not None:
+        item["tag"] = record.tag
+    if record.headers:
+        pairs = [(name, _header_value(value)) for name, value in record.headers]
+        names = {name for name, _ in pairs}
+        item["headers"] = dict(pairs) if len(names) == len(pairs) else [list(pair) for pair in pairs]
+    return item
+
+
+def _header_value(value: bytes | None) -> Any:
+    shown = bytes_field("b64", value)
+    return shown["b64"] if "b64" in shown else {"b64": shown["b64_b64"]}
+
+
+def _content(disk: Disk, path: str, bytes_max: int | None) -> bytes:
+    with contextlib.closing(_opened(disk, path)) as file:
+        size = file.size()
+        if bytes_max is not None and size > bytes_max:
+            raise Invalid(f"{path} has {size} bytes, more than such a file ever has")
+        return file.read_at(size, 0)
+
+
+def _opened(disk: Disk, path: str) -> File:
+    try:
+        return disk.open(path)
+    except OSError as error:
+        raise Invalid(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _segment(disk: Disk, path: str, *, records: bool) -> Iterator[Item]:
+    with contextlib.closing(_opened(disk, path)) as file:
+        size = file.size()
+        header = decode_header(file.read_at(HEADER_BYTES, 0))
+        if isinstance(header, Verdict):
+            yield {"kind": "segment", "verdict": header.value, "bytes": size}
+            return
+        yield {"kind": "segment", **_plain(header), "salt": header.salt.hex(), "bytes": size}
+        yield from _frames(file, header, size, records=records)
+
+
+def _frames(file: File, header: SegmentHeader, size: int, *, records: bool) -> Iterator[Item]:
+    position, expected, salt_crc = HEADER_BYTES, header.start, salted(header.salt)
+    while position < size:
+        verdict = Verdict.WHOLE
+        for piece in pieces_of(file, salt_crc, position, size):
+            for head, place in zip(piece.heads, piece.positions, strict=True):
+                yield from _frame(header, piece, head, place, records=records)
+                expected = max(expected, head.end)
+            position, verdict = piece.stop, piece.verdict
+        if verdict is Verdict.WHOLE:
+            return
+        rest = file.read_at(size - position, position)
+        found = resync(rest, 0, salt_crc, FRAME_BYTES_LIMIT, expected, OFFSET_MAX)
+        length = len(rest) if found is None else found
+        item: Item = {"kind": "not whole", "byte": position, "verdict": verdict.value, "bytes": length}
+        if found is not None:
+            item["resumes_at_offset"] = int(HEADER.unpack_from(rest, found)[0])
+        yield item
+        position += length
+
+
+def _frame(header: SegmentHeader, piece: Piece, head: FrameHead, place: int, *, records: bool) -> Iterator[Item]:
+    known = head.kind in set(Kind)
+    item: Item = {
+        "kind": Kind(head.kind).name.lower() if known else f"kind {head.kind}",
+        "byte": piece.origin + place,
+        "bytes": head.length,
+        "offset": head.base,
+        "epoch": head.epoch,
+        "durable": head.durable,
+        "appended_at": head.appended_at,
+    }
+    batch = None
+    try:
+        if head.kind == Kind.DATA:
+            columns = [str(column.name).lower() for column in Column(head.columns)]
+            item |= {"end": head.end, "records": head.count, "codec": Codec(head.codec).name.lower()}
+            item |= {"columns": columns} if columns else {}
+            if head.run_count:
+                item["runs"] = [run._asdict() for run in runs_of(piece.buffer, place, head)]
+            batch = decode(piece.buffer, place, head) if records else None
+        elif head.kind == Kind.STATE:
+            item |= _plain(decode_state(piece.buffer, place, head))
+            item["window"] = [list(entry) for entry in item["window"]]
+        elif head.kind == Kind.GAP:
+            item["gap"] = _gap(decode_gap(piece.buffer, place, head))
+        elif head.kind == Kind.MARK:
+            item["clean"] = decode_mark(piece.buffer, place, head)
+    except Corrupt as error:
+        item["error"] = str(error)
+    yield item
+    for record in batch.records(header.partition) if batch is not None else ():
+        yield {"kind": "record", **record_item(record)}
+
+
+def _gap(gap: Gap) -> Item:
+    return {"start": gap.start, "stop": gap.stop, "reason": gap.reason.name.lower()}
+
+
+def _index(content: bytes) -> Iterator[Item]:
+    footer = index_format.decode_footer(content)
+    if isinstance(footer, Verdict):
+        yield {"kind": "index", "verdict": footer.value, "bytes": len(content)}
+        return
+    yield {"kind": "index", **_plain(footer), "content_hash": footer.content_hash.hex()}
+    try:
+        decoded = index_format.decode_index(content)
+    except Corrupt as error:
+        yield {"kind": "not whole", "error": str(error)}
+        return
+    assert not isinstance(decoded, Verdict)
+    names = decoded[1].dtype.names or ()
+    for entry in decoded[1]:
+        yield {"kind": "entry", **{name: int(entry[name]) for name in names}}
+    for gap in decoded[2]:
+        yield {"kind": "gap", **_gap(gap)}
+
+
+def _checkpoint(content: bytes) -> Iterator[Item]:
+    checkpoint = decode_checkpoint(content)
+    if not isinstance(checkpoint, Checkpoint):
+        yield {"kind": "checkpoint", "verdict": checkpoint.value, "bytes": len(content)}
+        return
+    item = _plain(checkpoint)
+    files = item.pop("files")
+    yield {"kind": "checkpoint", **item}
+    for file in files:
+        yield {"kind": "file", "start": file.start, "epoch": file.epoch, "end": file.end}
+
+
+def _live(content: bytes) -> Iterator[Item]:
+    live = decode_live(content)
+    if isinstance(live, Live):
+        yield {"kind": "live", **live._asdict()}
+    else:
+        yield {"kind": "live", "verdict": live.value, "bytes": len(content)}
+
+
+def _marker(content: bytes) -> Iterator[Item]:
+    try:
+        yield {"kind": "directory", **msgspec.json.decode(content, type=dict[str, Any])}
+    except msgspec.MsgspecError as error:
+        yield {"kind": "directory", "verdict": Verdict.DAMAGED.value, "error": str(error)}
+
+
+def _plain(value: msgspec.Struct) -> Item:
+    return msgspec.structs.asdict(value)

@@ -1,0 +1,83 @@
+"""What an inspection found, in a form that a person and a program can read."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class Severity(enum.StrEnum):
+    """How bad it is."""
+
+    ERROR = "error"
+    """Bytes or facts are not what was written."""
+    WARNING = "warning"
+    """Something to look at; no record is affected."""
+    NOTE = "note"
+    """Normal after a crash or in the middle of work."""
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing that is not as it should be: where, what, and what to do next. Offsets end exclusively."""
+
+    severity: Severity
+    what: str
+    next_step: str
+    shard: str = ""
+    file: str = ""
+    byte: int | None = None
+    offsets: tuple[int, int] | None = None
+
+    def __str__(self) -> str:
+        where = [self.shard, self.file]
+        if self.byte is not None:
+            where.append(f"at byte {self.byte}")
+        if self.offsets is not None:
+            where.append(f"offsets [{self.offsets[0]}, {self.offsets[1]})")
+        place = " ".join(part for part in where if part)
+        return f"{self.severity}: {place}{': ' if place else ''}{self.what}; {self.next_step}"
+
+
+class Report:
+    """All findings, and how much was looked at."""
+
+    def __init__(self) -> None:
+        self.findings: list[Finding] = []
+        self.shards = 0
+        self.files = 0
+        self.bytes = 0
+        self.frames = 0
+        self.records = 0
+
+    @property
+    def is_clean(self) -> bool:
+        """No error was found; warnings and notes do not count."""
+        return all(finding.severity is not Severity.ERROR for finding in self.findings)
+
+    def add(
+        self,
+        severity: Severity,
+        what: str,
+        next_step: str,
+        *,
+        shard: str = "",
+        file: str = "",
+        byte: int | None = None,
+        offsets: tuple[int, int] | None = None,
+    ) -> None:
+        """Note a finding."""
+        self.findings.append(
+            Finding(
+                severity=severity, what=what, next_step=next_step, shard=shard, file=file, byte=byte, offsets=offsets
+            )
+        )
+
+    def absorb(self, other: Report) -> None:
+        """Take over what another report says."""
+        self.findings += other.findings
+        self.shards += other.shards
+        self.files += other.files
+        self.bytes += other.bytes
+        self.frames += other.frames
+        self.records += other.records

@@ -1,0 +1,59 @@
+"""What the next opening of a shard will find and decide, told beforehand and without changing anything."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+from forebay.disk import Disk
+from forebay.errors import ForebayError
+from forebay.inspection.directory import Inspected, ShardPlace
+from forebay.settings import WalSettings
+from forebay.shard import RecoveryDecision, decide
+from forebay.wal.begin import ASIDE
+from forebay.wal.survey import survey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """A shard at rest: how it would be recovered, or why it would be refused; and what its files take."""
+
+    decision: RecoveryDecision | None
+    refusal: str | None
+    files: int
+    bytes: int
+
+
+def outlook(found: Inspected, place: ShardPlace, settings: WalSettings, disk: Disk) -> Outlook:
+    """The decision for a shard. If somebody owns the directory there is none to take: both are `None`."""
+    files, size = footprint(disk, place.directory)
+    if found.owned or place.spec is None:
+        return Outlook(decision=None, refusal=None, files=files, bytes=size)
+    try:
+        facts = survey(disk, place.directory, settings, writable=False)
+        for scan in facts.logs:
+            scan.file.close()
+        decision = decide(
+            facts,
+            found.state(place.spec, place.partition),
+            name=place.name,
+            durability=place.spec.durability,
+            identity=disk.identity(place.directory) if facts.last is not None else "",
+            holder=found.id,
+        )
+    except ForebayError as error:
+        return Outlook(decision=None, refusal=str(error), files=files, bytes=size)
+    return Outlook(decision=decision, refusal=None, files=files, bytes=size)
+
+
+def footprint(disk: Disk, directory: str) -> tuple[int, int]:
+    """How many files a shard has and their bytes; what was set aside is not counted."""
+    files = size = 0
+    for name in disk.list_directory(directory) if disk.exists(directory) else []:
+        if name == ASIDE:
+            continue
+        # Beside an owner a file may go between the list and the look.
+        with contextlib.suppress(FileNotFoundError), contextlib.closing(disk.open(f"{directory}/{name}")) as file:
+            size += file.size()
+            files += 1
+    return files, size

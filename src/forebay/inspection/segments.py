@@ -1,0 +1,269 @@
+"""One segment file under examination: every frame, every checksum, and its index against its bytes.
+
+Knows files and formats; knows nothing of the files beside it beyond the proof it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from forebay.disk import Disk, File
+from forebay.errors import Corrupt, UnsupportedFormat
+from forebay.format import index as index_format
+from forebay.format.frame import Verdict
+from forebay.format.index import FrameEntries
+from forebay.format.segment import HEADER_BYTES, SegmentHeader, decode_header, index_name, parse_segment_name
+from forebay.inspection.findings import Report, Severity
+from forebay.records import Gap, Reason
+from forebay.wal.files import LogFile
+from forebay.wal.scan import LogScan, pieces_of
+from forebay.wal.sealing import index_of
+from forebay.wal.sparse import SparseIndex
+from forebay.wal.window import ProducerWindow
+
+RESTORE = "restore the file from a backup; readers get this range reported as damaged"
+REPAIR = 'run "forebay repair"'
+UPGRADE = "upgrade: nothing is corrupt"
+
+
+class StoredIndex(NamedTuple):
+    """An index file as it is: its bytes, and what they say."""
+
+    content: bytes
+    footer: index_format.Footer
+    entries: FrameEntries
+    gaps: list[Gap]
+
+    @property
+    def previous_end(self) -> int:
+        """Where the file before this one must end."""
+        leading = (gap.start for gap in self.gaps if gap.stop == self.footer.start)
+        return next(leading, self.footer.start)
+
+
+@dataclass(slots=True, kw_only=True)
+class Examined:
+    """What one file turned out to be."""
+
+    name: str
+    start: int
+    end: int
+    previous_end: int
+    frames: int
+    sealed: bool
+    epoch: int = 0
+    earliest: int = 0
+    torn_bytes: int = 0
+    damage: list[Gap] = field(default_factory=list)
+
+
+class SegmentExam:
+    """The examination of one file. Findings go to the report; what cannot be examined gives `None`."""
+
+    def __init__(self, disk: Disk, directory: str, name: str, shard: str, report: Report) -> None:
+        self._disk = disk
+        self._path = f"{directory}/{name}"
+        self._name = name
+        self._shard = shard
+        self._report = report
+        self.index_is_newer = False
+        """The index cannot be read because a newer version wrote it; nothing is wrong with it."""
+
+    def header(self, file: File, shard_id: str) -> SegmentHeader | None:
+        """The header, once it checks and fits the file's name and directory."""
+        header = decode_header(file.read_at(HEADER_BYTES, 0))
+        if header is Verdict.NEWER:
+            self._error("was written by a newer version", UPGRADE)
+            return None
+        if isinstance(header, Verdict):
+            self._error(f"its header is {header.value}, so none of its frames can be checked", RESTORE, byte=0)
+            return None
+        if parse_segment_name(self._name) != (header.start, header.epoch):
+            self._error(
+                f"says inside that it starts at {header.start} in epoch {header.epoch}", "give it its own name back"
+            )
+            return None
+        if f"{header.topic_id}_{header.partition}" != shard_id:
+            self._error(
+                f"belongs to shard {header.topic_id}_{header.partition}", "move it back to that shard's directory"
+            )
+            return None
+        return header
+
+    def sealed(self, file: File, header: SegmentHeader, index: StoredIndex) -> Examined:
+        """A file with an index: its bytes must be those that were sealed."""
+        footer, size = index.footer, file.size()
+        examined = Examined(
+            name=self._name,
+            start=footer.start,
+            end=footer.end,
+            previous_end=index.previous_end,
+            frames=footer.frames,
+            sealed=True,
+            epoch=footer.epoch_max,
+        )
+        if (footer.start, footer.epoch) != (header.start, header.epoch):
+            self._error(f"its index is of another file, {footer.start} of epoch {footer.epoch}", REPAIR)
+            return examined
+        if size > footer.segment_bytes:
+            self._note(Severity.WARNING, f"has {size - footer.segment_bytes} bytes behind the sealed ones")
+        log = _log_file(file, header, end=footer.end, limit=min(size, footer.segment_bytes))
+        known = [gap for gap in index.gaps if gap.reason is Reason.DAMAGED]
+        for gap in known:
+            self._error("was damaged already when it was sealed", RESTORE, offsets=(gap.start, gap.stop))
+        if size < footer.segment_bytes:
+            self._error(f"ends at byte {size}, {footer.segment_bytes - size} bytes too early", RESTORE, byte=size)
+            examined.damage.append(Gap(footer.end, footer.end, Reason.DAMAGED))
+        examined.damage += self._places(log, known)
+        self._compare(log, index, examined)
+        return examined
+
+    def _compare(self, log: LogFile, index: StoredIndex, examined: Examined) -> None:
+        """Work the index out anew and hold it against the stored one."""
+        try:
+            content, footer = index_of(log)
+        except (Corrupt, UnsupportedFormat) as error:
+            self._error(f"a frame whose checksum holds cannot be read: {error}", RESTORE)
+            examined.damage.append(Gap(log.start, log.end, Reason.DAMAGED))
+            return
+        self._report.frames += footer.frames
+        self._report.records += footer.records
+        if content == index.content or examined.damage:
+            return
+        stored = index.footer
+        if (footer.segment_crc, footer.content_hash) != (stored.segment_crc, stored.content_hash):
+            what = (
+                f"all frames are whole, but the file is not the one that was sealed (crc {footer.segment_crc:08x}, "
+                f"sealed with {stored.segment_crc:08x})"
+            )
+        else:
+            what = "its index does not fit its frames"
+        place = _first_difference(index.entries, content)
+        self._error(what + place, REPAIR)
+
+    def log(self, file: File, header: SegmentHeader, *, size: int, proof: int, published: bool) -> Examined:
+        """A file without an index. With `published` its owner says that all of it is whole."""
+        scan = LogScan(file, header, ProducerWindow(1, 1))
+        try:
+            scan.run(size, proof=proof)
+        except Corrupt as error:
+            self._error(f"contradicts itself: {error}", RESTORE)
+        except UnsupportedFormat as error:
+            self._error(str(error), UPGRADE)
+        if not scan.opened:
+            self._error("has no state frame, so it does not say what came before it", RESTORE, byte=HEADER_BYTES)
+        log = _log_file(file, header, end=scan.end, limit=scan.stop if scan.stop else size)
+        damage = [gap for gap in scan.gaps if gap.reason is Reason.DAMAGED]
+        self._places(log, [])
+        if scan.ends_damaged:
+            gap = damage[-1]
+            self._error("had been durable further than this", RESTORE, byte=scan.stop, offsets=(gap.start, gap.stop))
+        if scan.torn_bytes:
+            self._torn(scan, published=published)
+        self._count(log)
+        return Examined(
+            name=self._name,
+            start=scan.start,
+            end=scan.end,
+            previous_end=scan.previous_end,
+            frames=scan.frames,
+            sealed=False,
+            epoch=scan.state_epoch,
+            earliest=scan.state.earliest if scan.state is not None else 0,
+            torn_bytes=scan.torn_bytes,
+            damage=damage,
+        )
+
+    def _torn(self, scan: LogScan, *, published: bool) -> None:
+        what = f"ends in {scan.torn_bytes} torn bytes"
+        if published:
+            self._error(f"{what}, although its owner has published them", RESTORE, byte=scan.stop)
+        else:
+            step = "nothing to do: they were never acknowledged, and the next opening sets them aside"
+            self._report.add(Severity.NOTE, what, step, shard=self._shard, file=self._path, byte=scan.stop)
+
+    def _count(self, log: LogFile) -> None:
+        try:
+            footer = index_of(log)[1]
+        except (Corrupt, UnsupportedFormat) as error:
+            self._error(f"a frame whose checksum holds cannot be read: {error}", RESTORE)
+            return
+        self._report.frames += footer.frames
+        self._report.records += footer.records
+
+    def _places(self, log: LogFile, known: list[Gap]) -> list[Gap]:
+        found = []
+        for byte, gap, verdict in damaged_places(log):
+            if verdict is Verdict.NEWER:
+                self._error("has a frame of a newer version", UPGRADE, byte=byte)
+            elif gap not in known:
+                self._error(f"the frame is {verdict.value}", RESTORE, byte=byte, offsets=(gap.start, gap.stop))
+            found.append(gap)
+        return found
+
+    def index(self) -> StoredIndex | None:
+        """The index file, if it can be read and holds by its own checksums."""
+        path = index_name(self._path)
+        file = self._disk.open(path)
+        try:
+            content = file.read_at(file.size(), 0)
+            decoded = index_format.decode_index(content)
+        except Corrupt as error:
+            self._report.add(Severity.ERROR, str(error), REPAIR, shard=self._shard, file=path)
+            return None
+        finally:
+            file.close()
+        if decoded is Verdict.NEWER:
+            self.index_is_newer = True
+            self._report.add(Severity.ERROR, "was written by a newer version", UPGRADE, shard=self._shard, file=path)
+            return None
+        if isinstance(decoded, Verdict):
+            what = f"its footer is {decoded.value}"
+            byte = max(0, len(content) - index_format.FOOTER_BYTES)
+            self._report.add(Severity.ERROR, what, REPAIR, shard=self._shard, file=path, byte=byte)
+            return None
+        return StoredIndex(content, *decoded)
+
+    def _note(self, severity: Severity, what: str) -> None:
+        self._report.add(severity, what, "nothing to do: no reader looks there", shard=self._shard, file=self._path)
+
+    def _error(
+        self, what: str, next_step: str, *, byte: int | None = None, offsets: tuple[int, int] | None = None
+    ) -> None:
+        self._report.add(
+            Severity.ERROR, what, next_step, shard=self._shard, file=self._path, byte=byte, offsets=offsets
+        )
+
+
+def damaged_places(log: LogFile) -> Iterator[tuple[int, Gap, Verdict]]:
+    """Each place below the limit that holds no whole frame: its byte, the offsets it takes with it, and why."""
+    position, expected = HEADER_BYTES, log.start
+    while position < log.limit:
+        verdict = Verdict.WHOLE
+        for piece in pieces_of(log.file, log.salt_crc, position, log.limit):
+            expected = max([expected, *(head.end for head in piece.heads)])
+            position, verdict = piece.stop, piece.verdict
+        if verdict is Verdict.WHOLE:
+            return
+        gap, following = log.damage(position, expected)
+        yield position, gap, verdict
+        position, expected = following, gap.stop
+
+
+def _log_file(file: File, header: SegmentHeader, *, end: int, limit: int) -> LogFile:
+    return LogFile(file, header, index=SparseIndex(), gaps=[], frames=0, end=end, limit=limit)
+
+
+def _first_difference(stored: FrameEntries, content: bytes) -> str:
+    decoded = index_format.decode_index(content)
+    if isinstance(decoded, Verdict):
+        return ""
+    entries = decoded[1]
+    if len(stored) != len(entries):
+        return f": {len(stored)} entries for {len(entries)} frames"
+    different = np.flatnonzero(stored != entries)
+    return f": entry {int(different[0])} differs" if len(different) else ""

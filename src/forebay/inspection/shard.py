@@ -1,0 +1,242 @@
+"""One shard under examination: each of its files, and whether together they make one unbroken sequence.
+
+Reads only. Beside an owner, files may be replaced while they are read, so an error counts only if it is seen
+again at a fresh look.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Callable, Sequence
+
+from forebay.disk import Disk
+from forebay.errors import ForebayError
+from forebay.format.checkpoint import Checkpoint, decode_checkpoint
+from forebay.format.descriptor import ShardState
+from forebay.format.frame import Verdict
+from forebay.format.live import LIVE_BYTES, Live, decode_live
+from forebay.format.segment import INDEX_SUFFIX, SEGMENT_SUFFIX, index_name, parse_segment_name, segment_name
+from forebay.inspection.directory import ShardPlace
+from forebay.inspection.findings import Report, Severity
+from forebay.inspection.segments import REPAIR, RESTORE, UPGRADE, Examined, SegmentExam
+from forebay.wal.begin import ASIDE
+from forebay.wal.live import LIVE_NAME
+from forebay.wal.survey import CHECKPOINT_NAME, TEMPORARY_SUFFIX
+
+LOOKS = 3
+"""Beside an owner: how often a shard with errors is looked at before they are believed."""
+
+Progress = Callable[[int], None]
+
+
+def verify_shard(
+    disk: Disk, place: ShardPlace, state: ShardState | None, *, owned: bool, on_bytes: Progress | None = None
+) -> Report:
+    """Everything about one shard. Changes nothing."""
+    report = Report()
+    for look in range(LOOKS if owned else 1):
+        report = Report()
+        try:
+            _ShardExam(disk, place, state, report, owned=owned, on_bytes=None if look else on_bytes).run()
+        except OSError as error:
+            report.add(Severity.ERROR, f"cannot be read: {error}", RESTORE, shard=place.name, file=place.directory)
+        except ForebayError as error:
+            report.add(Severity.ERROR, str(error), RESTORE, shard=place.name, file=place.directory)
+        if report.is_clean:
+            break
+    return report
+
+
+class _ShardExam:
+    """One look at one shard."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        place: ShardPlace,
+        state: ShardState | None,
+        report: Report,
+        *,
+        owned: bool,
+        on_bytes: Progress | None,
+    ) -> None:
+        self._disk = disk
+        self._place = place
+        self._state = state
+        self._report = report
+        self._owned = owned
+        self._on_bytes = on_bytes
+        self._live: Live | None = None
+
+    def run(self) -> None:
+        self._report.shards = 1
+        directory = self._place.directory
+        if not self._disk.exists(directory):
+            self._without_directory()
+            return
+        names = self._disk.list_directory(directory)
+        segments = sorted(name for name in names if parse_segment_name(name) is not None)
+        self._names(names, segments)
+        if LIVE_NAME in names:
+            self._live = self._read_live()
+        files = self._examine(segments, set(names))
+        self._link(files)
+        if CHECKPOINT_NAME in names:
+            self._checkpoint(files)
+        self._against_state(files)
+
+    def _without_directory(self) -> None:
+        if self._state is not None and self._state.epoch and not self._owned:
+            self._add(Severity.WARNING, "the shard was opened before, but has no directory", "restore it if it had one")
+
+    def _names(self, names: Sequence[str], segments: Sequence[str]) -> None:
+        expected = {*segments, *map(index_name, segments), CHECKPOINT_NAME, LIVE_NAME, ASIDE}
+        for name in names:
+            if name in expected:
+                continue
+            path = f"{self._place.directory}/{name}"
+            if name.endswith(TEMPORARY_SUFFIX):
+                if not self._owned:
+                    step = "nothing to do: the next opening removes it"
+                    self._add(Severity.NOTE, "was left by an interrupted step", step, file=path)
+            elif name.endswith(INDEX_SUFFIX):
+                self._add(
+                    Severity.ERROR, f"is the index of a {SEGMENT_SUFFIX} file that is missing", RESTORE, file=path
+                )
+            else:
+                self._add(Severity.WARNING, "is no file of a shard", "move it elsewhere", file=path)
+        if ASIDE in names:
+            kept = self._disk.list_directory(f"{self._place.directory}/{ASIDE}")
+            if kept:
+                what = f"{len(kept)} files were set aside by recovery or repair"
+                step = "look at them, then remove them when they are no longer wanted"
+                self._add(Severity.NOTE, what, step, file=f"{self._place.directory}/{ASIDE}")
+
+    def _examine(self, segments: Sequence[str], present: set[str]) -> list[Examined]:
+        """The files, oldest first, examined from the newest back: each proves how far the one before it reached."""
+        found: list[Examined] = []
+        proof = self._live.durable if self._live is not None and not self._owned else 0
+        for name in reversed(segments):
+            newest = name == segments[-1]
+            examined = self._examine_file(name, present, newest=newest, proof=proof)
+            if examined is None:
+                proof = 0
+                continue
+            proof = examined.previous_end
+            found.append(examined)
+        return found[::-1]
+
+    def _examine_file(self, name: str, present: set[str], *, newest: bool, proof: int) -> Examined | None:
+        exam = SegmentExam(self._disk, self._place.directory, name, self._place.name, self._report)
+        file = self._disk.open(f"{self._place.directory}/{name}")
+        with contextlib.closing(file):
+            size = file.size()
+            self._report.files += 1
+            self._report.bytes += size
+            header = exam.header(file, self._place.id)
+            examined = None
+            if header is not None:
+                index = exam.index() if index_name(name) in present else None
+                if index is not None:
+                    examined = exam.sealed(file, header, index)
+                else:
+                    published = newest and self._published(name)
+                    limit = self._live.position if published and self._live is not None else size
+                    examined = exam.log(file, header, size=limit, proof=proof, published=published)
+                    if not newest and index_name(name) not in present and not self._owned:
+                        step = "nothing to do: the next opening seals it"
+                        self._add(Severity.NOTE, "is not sealed yet", step, file=file.path)
+            if self._on_bytes is not None:
+                self._on_bytes(size)
+        return examined
+
+    def _published(self, name: str) -> bool:
+        live = self._live
+        return self._owned and live is not None and segment_name(live.file_start, live.file_epoch) == name
+
+    def _link(self, files: Sequence[Examined]) -> None:
+        """Each file must begin where the one before it ended, or say why not."""
+        expected = 0
+        floor = max((file.earliest for file in files), default=0)
+        before: Examined | None = None
+        for file in files:
+            previous = expected if file.start == expected else file.previous_end
+            path = f"{self._place.directory}/{file.name}"
+            if previous > max(expected, floor if before is None else 0):
+                what = "the file with these offsets is missing"
+                self._add(Severity.ERROR, what, RESTORE, file=path, offsets=(expected, previous))
+            elif before is not None and previous < expected and (before.sealed or before.start > previous):
+                what = "overlaps the file before it"
+                self._add(Severity.ERROR, what, RESTORE, file=path, offsets=(previous, expected))
+            expected, before = file.end, file
+
+    def _checkpoint(self, files: Sequence[Examined]) -> None:
+        path = f"{self._place.directory}/{CHECKPOINT_NAME}"
+        checkpoint = decode_checkpoint(self._content(CHECKPOINT_NAME))
+        if checkpoint is Verdict.NEWER:
+            self._add(Severity.ERROR, "was written by a newer version", UPGRADE, file=path)
+            return
+        if not isinstance(checkpoint, Checkpoint):
+            self._add(Severity.ERROR, f"is {checkpoint.value}", REPAIR, file=path)
+            return
+        ends = {file.name: file.end for file in files}
+        floor = max((file.earliest for file in files), default=0)
+        for entry in checkpoint.files:
+            name = segment_name(entry.start, entry.epoch)
+            if name not in ends and entry.end > floor:
+                what = f"lists {name}, which is missing"
+                self._add(Severity.ERROR, what, RESTORE, file=path, offsets=(entry.start, entry.end))
+            elif name in ends and ends[name] != entry.end:
+                what = f"says that {name} ends at {entry.end}, but it ends at {ends[name]}"
+                self._add(Severity.ERROR, what, REPAIR, file=path)
+        end = files[-1].end if files else 0
+        if checkpoint.durable > end:
+            what = f"says that the log was durable up to {checkpoint.durable}, but it ends at {end}"
+            self._add(Severity.ERROR, what, RESTORE, file=path, offsets=(end, checkpoint.durable))
+
+    def _read_live(self) -> Live | None:
+        live = decode_live(self._content(LIVE_NAME)[:LIVE_BYTES])
+        if isinstance(live, Live):
+            return live
+        # Never synced, so a power loss may leave anything in it; a living owner rewrites it at each commit.
+        severity = Severity.ERROR if self._owned or live is Verdict.NEWER else Severity.NOTE
+        step = UPGRADE if live is Verdict.NEWER else "nothing to do: the next commit writes it anew"
+        self._add(severity, f"is {live.value}", step, file=f"{self._place.directory}/{LIVE_NAME}")
+        return None
+
+    def _against_state(self, files: Sequence[Examined]) -> None:
+        newest = files[-1] if files else None
+        state = self._state
+        if self._place.spec is None or newest is None:
+            return
+        if state is None:
+            step = "restore the metadata store, or move the shard's directory away to start anew"
+            self._add(Severity.ERROR, "has a log, but the metadata store knows no state of it", step)
+        elif state.incarnation != self._place.spec.topic_id:
+            what = f"its recorded state is of another topic, {state.incarnation}"
+            self._add(Severity.ERROR, what, "restore the metadata store")
+        elif newest.epoch > state.epoch:
+            what = f"its log is of epoch {newest.epoch}, the metadata store knows only {state.epoch}"
+            self._add(Severity.ERROR, what, "restore a newer backup of the metadata store")
+
+    def _content(self, name: str) -> bytes:
+        try:
+            file = self._disk.open(f"{self._place.directory}/{name}")
+        except OSError as error:
+            if error.errno == errno.ENOENT:
+                return b""
+            raise
+        with contextlib.closing(file):
+            return file.read_at(file.size(), 0)
+
+    def _add(
+        self,
+        severity: Severity,
+        what: str,
+        next_step: str,
+        *,
+        file: str = "",
+        offsets: tuple[int, int] | None = None,
+    ) -> None:
+        self._report.add(severity, what, next_step, shard=self._place.name, file=file, offsets=offsets)
