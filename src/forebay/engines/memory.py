@@ -19,11 +19,11 @@ from forebay.format.control import WindowEntry
 from forebay.metadata import MetadataStore
 from forebay.pages import Page
 from forebay.records import Gap, Offsets, Reason
+from forebay.sealed import first_at_time
 from forebay.settings import Settings
 from forebay.shard import Owner, RecoveryDecision, ShardRef, Source, acquire
 from forebay.shard.reservation import reserve_in_state
 from forebay.topics import Durability
-from forebay.wal.files import first_at_time
 from forebay.wal.staging import Entry, Producing, Ticket
 from forebay.wal.window import ProducerWindow
 

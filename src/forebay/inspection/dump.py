@@ -25,9 +25,10 @@ from forebay.format.live import Live, decode_live
 from forebay.format.segment import HEADER_BYTES, INDEX_SUFFIX, SEGMENT_SUFFIX, SegmentHeader, decode_header
 from forebay.metadata import Entry
 from forebay.records import OFFSET_MAX, Gap, Record
+from forebay.sealed import FRAME_BYTES_LIMIT
 from forebay.storage.directory import MARKER
 from forebay.wal.live import LIVE_NAME
-from forebay.wal.scan import FRAME_BYTES_LIMIT, Piece, pieces_of
+from forebay.wal.scan import Piece, pieces_of
 from forebay.wal.survey import CHECKPOINT_NAME
 
 Item: TypeAlias = dict[str, Any]

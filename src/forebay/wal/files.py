@@ -10,22 +10,18 @@ from __future__ import annotations
 import errno
 import threading
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
-
-import numpy as np
+from collections.abc import Iterator, Sequence
 
 from forebay.disk import Disk, File
-from forebay.errors import Corrupt
-from forebay.format import index as index_format
 from forebay.format.batch import Batch, decode
 from forebay.format.checksum import salted
-from forebay.format.frame import HEADER, Kind, Verdict, resync
-from forebay.format.segment import HEADER_BYTES, SegmentHeader, decode_header, index_name
+from forebay.format.control import decode_gap
+from forebay.format.frame import HEADER, Kind, resync
+from forebay.format.segment import HEADER_BYTES, SegmentHeader, index_name
 from forebay.pages import Page
 from forebay.records import Gap, Reason
-from forebay.wal.gathered import Gathered
-from forebay.wal.scan import FRAME_BYTES_LIMIT, OFFSETS_AHEAD, Piece, pieces_of
+from forebay.sealed import FRAME_BYTES_LIMIT, Gathered, SealedSegment, first_at_time
+from forebay.wal.scan import CHUNK_BYTES, OFFSETS_AHEAD, Piece, pieces_of
 from forebay.wal.sparse import SparseIndex
 
 READ_BYTES = 1024 * 1024
@@ -79,11 +75,10 @@ class LogFile:
         position = self.index.position_of(offset) or HEADER_BYTES
         gathered = Gathered(offset, bytes_max)
         chunk_bytes = max(READ_BYTES_MIN, min(bytes_max, READ_BYTES))
-        for piece in pieces_of(self.file, self.salt_crc, position, limit, chunk_bytes):
-            if gathered.take(piece):
-                return gathered.page()
-            if piece.verdict is not Verdict.WHOLE:
-                gathered.hole(self.damage(piece.stop, gathered.next)[0])
+        for step in self._steps(position, limit, chunk_bytes):
+            if isinstance(step, Gap):
+                gathered.hole(step)
+            elif _take(gathered, step):
                 return gathered.page()
         # Behind the last whole frame only damage can stand: the file is known to have reached further.
         gathered.hole(Gap(gathered.next, end, Reason.DAMAGED))
@@ -96,19 +91,14 @@ class LogFile:
         position = self.index.position_at_time(timestamp)
         if position is None:
             return None
-        for piece in self._whole_pieces(position, self.limit):
-            found = first_at_time((batch for batch, _ in _batches(piece)), timestamp)
-            if found is not None:
-                return found
-        return None
+        return first_at_time((batch for batch, _ in self._batches(position, self.limit)), timestamp)
 
     def _index_times(self) -> None:
         index, position = SparseIndex(), HEADER_BYTES
         while True:
             limit = self.limit
-            for piece in self._whole_pieces(position, limit):
-                for batch, place in _batches(piece):
-                    index.add(batch.base, place, int(batch.timestamps().max()))
+            for batch, place in self._batches(position, limit):
+                index.add(batch.base, place, int(batch.timestamps().max()))
             position = limit
             with self.indexing:
                 # The writer may have gone on meanwhile: nothing that it published may be missing.
@@ -116,16 +106,23 @@ class LogFile:
                     self.index = index
                     return
 
-    def _whole_pieces(self, position: int, limit: int) -> Iterator[Piece]:
-        """The frames of `[position, limit)`, stepping over damage."""
-        expected = 0
+    def _steps(self, position: int, limit: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Piece | Gap]:
+        """The frames of `[position, limit)` and, where some are not whole, the damaged ranges between them."""
+        expected = self.start
         while position < limit:
-            for piece in pieces_of(self.file, self.salt_crc, position, limit):
+            for piece in pieces_of(self.file, self.salt_crc, position, limit, chunk_bytes):
                 yield piece
                 position = piece.stop
                 expected = max([expected, *(head.end for head in piece.heads)])
             if position < limit:
-                position = self.damage(position, expected)[1]
+                gap, position = self.damage(position, expected)
+                yield gap
+
+    def _batches(self, position: int, limit: int) -> Iterator[tuple[Batch, int]]:
+        """The records of `[position, limit)` with the place of each frame."""
+        for step in self._steps(position, limit):
+            if not isinstance(step, Gap):
+                yield from _batches(step)
 
     def close(self) -> None:
         """Give the descriptor back."""
@@ -150,132 +147,34 @@ def _batches(piece: Piece) -> list[tuple[Batch, int]]:
     ]
 
 
-def first_at_time(batches: Iterable[Batch], timestamp: int) -> int | None:
-    """The offset of the first record at or after the time."""
-    for batch in batches:
-        matches = batch.timestamps() >= timestamp
-        place = int(np.argmax(matches))
-        if matches[place]:
-            return batch.base + place
-    return None
+def _take(gathered: Gathered, piece: Piece) -> bool:
+    """Add the frames of a piece to a page; true once the page is full."""
+    for head, position in zip(piece.heads, piece.positions, strict=True):
+        if head.kind == Kind.DATA and head.base + head.count > gathered.next:
+            if not gathered.is_empty and gathered.left < head.length:
+                return True
+            gathered.add(decode(piece.buffer, position, head), head.length)
+        elif head.kind == Kind.GAP:
+            gathered.hole(decode_gap(piece.buffer, position, head))
+    return False
 
 
-class SealedIndex(NamedTuple):
-    """The decoded index of a sealed file."""
-
-    entries: index_format.FrameEntries
-    gaps: list[Gap]
-
-
-class SealedFile:
-    """An immutable file with its index. The index is read when first needed and may be forgotten again."""
+class SealedFile(SealedSegment):
+    """A sealed segment that lies in the shard's own directory, with its index beside it."""
 
     def __init__(self, disk: Disk, path: str, start: int, end: int) -> None:
+        super().__init__(
+            path, start, end, source=lambda: disk.open(path), index=lambda: _content(disk, index_name(path))
+        )
         self.path = path
-        self.start = start
-        self.end = end
-        self._disk = disk
-        self._file: File | None = None
-        self._salt_crc = 0
-        self._index: SealedIndex | None = None
-
-    @property
-    def leading_gap(self) -> Gap | None:
-        """The hole before the first offset of this file."""
-        return next((gap for gap in self.index().gaps if gap.stop == self.start), None)
-
-    @property
-    def previous_end(self) -> int:
-        """Where the file before this one must end."""
-        gap = self.leading_gap
-        return gap.start if gap is not None else self.start
-
-    def index(self) -> SealedIndex:
-        """The frames and holes of the file; read once."""
-        if self._index is None:
-            self._index = read_index(self._disk, index_name(self.path))
-        return self._index
-
-    def read(self, offset: int, bytes_max: int) -> Page:
-        """Frames from the one that covers `offset`, at least one, up to about `bytes_max`."""
-        entries, gaps = self.index()
-        first = index_format.find_offset(entries, offset)
-        gathered = Gathered(offset, bytes_max)
-        if first >= len(entries) or int(entries["offset"][first]) > offset:
-            gathered.hole(_hole_at(gaps, offset, self))
-            return gathered.page()
-        stop = _frames_within(entries, first, bytes_max)
-        origin = int(entries["position"][first])
-        size = int(entries["position"][stop - 1]) + int(entries["length"][stop - 1]) - origin
-        try:
-            buffer = self._opened().read_at(size, origin)
-        except Corrupt:
-            gathered.hole(Gap(offset, self.end, Reason.DAMAGED))
-            return gathered.page()
-        for place in range(first, stop):
-            gathered.known_frame(entries[place], buffer, origin, self._salt_crc)
-            if place + 1 < stop and int(entries["offset"][place + 1]) > gathered.next:
-                gathered.hole(_hole_at(gaps, gathered.next, self))
-        return gathered.page()
-
-    def offset_at_time(self, timestamp: int) -> int | None:
-        """The offset of the first record at or after the time; `None` if there is none."""
-        entries = self.index().entries
-        place = index_format.find_time(entries, timestamp)
-        if place is None:
-            return None
-        page = self.read(int(entries["offset"][place]), 1)
-        return first_at_time(page.batches, timestamp)
-
-    def close(self) -> None:
-        """Give memory and descriptor back; the next read takes them again."""
-        self._index = None
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _opened(self) -> File:
-        if self._file is None:
-            file = self._disk.open(self.path)
-            self._salt_crc = salt_crc_of(file)
-            self._file = file
-        return self._file
 
 
-def read_index(disk: Disk, path: str) -> SealedIndex:
-    """The index file, checked against its own checksums; `Corrupt` if it does not hold."""
+def _content(disk: Disk, path: str) -> bytes:
     file = disk.open(path)
     try:
-        decoded = index_format.decode_index(file.read_at(file.size(), 0))
-    except Corrupt as error:
-        raise Corrupt(f'{path}: {error}; run "forebay repair"') from error
+        return file.read_at(file.size(), 0)
     finally:
         file.close()
-    if isinstance(decoded, Verdict):
-        raise Corrupt(f'{path} is {decoded.value}: run "forebay repair"')
-    return SealedIndex(decoded[1], decoded[2])
-
-
-def salt_crc_of(file: File) -> int:
-    """What every checksum in this segment starts from."""
-    header = decode_header(file.read_at(HEADER_BYTES, 0))
-    if isinstance(header, Verdict):
-        raise Corrupt(f'{file.path} has a {header.value} header: run "forebay verify"')
-    return salted(header.salt)
-
-
-def _hole_at(gaps: list[Gap], offset: int, file: SealedFile) -> Gap:
-    for gap in gaps:
-        if gap.start <= offset < gap.stop:
-            return gap
-    raise Corrupt(f'{file.path} has no record and names no hole at offset {offset}: run "forebay verify"')
-
-
-def _frames_within(entries: index_format.FrameEntries, first: int, bytes_max: int) -> int:
-    """The end of the run of frames from `first` that fits; at least one."""
-    room = int(entries["position"][first]) + bytes_max
-    ends = entries["position"][first:] + entries["length"][first:]
-    return first + max(1, int(np.searchsorted(ends, room, side="right")))
 
 
 class FileList:

@@ -16,10 +16,11 @@ from forebay.format.control import encode_gap
 from forebay.format.frame import HEADER, Verdict, resync
 from forebay.format.segment import HEADER_BYTES
 from forebay.records import Gap, Reason
+from forebay.sealed import FRAME_BYTES_LIMIT
 from forebay.wal.active import ActiveFile
 from forebay.wal.cache import TailCache
 from forebay.wal.files import FileList
-from forebay.wal.scan import FRAME_BYTES_LIMIT, OFFSETS_AHEAD, LogScan, pieces_of
+from forebay.wal.scan import OFFSETS_AHEAD, LogScan, pieces_of
 from forebay.wal.window import ProducerWindow
 from forebay.wal.writer import Writer
 

@@ -209,8 +209,7 @@ class Wal:
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         refusal = error if isinstance(error, ForebayError) else Unavailable(f"{name}: not written ({reason})")
         if not writer.unsettled:
-            self._skip_lost(writer.end)
-            self.staging.fail(refusal, refusal, writer.next)
+            self.staging.fail(refusal, refusal, max(writer.next, self._skip_lost(writer.end)))
             return
         self.failure = reason
         self.staging.refuse(
@@ -221,16 +220,17 @@ class Wal:
             "should the process crash before the log recovers, may appear once; read before you repeat it"
         )
         queued = Unavailable(f"{name}: the append was not written, the log failed before it ({reason}); try again")
-        self._skip_lost(self.head)
-        self.staging.fail(written, queued, self.head)
+        self.staging.fail(written, queued, self._skip_lost(self.head))
         logger.error("%s: log failed at offset %d: %s", name, self.head, reason)
         if self.on_dirty is not None:
             self.on_dirty()
 
-    def _skip_lost(self, end: int) -> None:
-        """Class `memory` acknowledges what only waits: those offsets must not be given out again."""
-        if self.durability is Durability.MEMORY and self.staging.next > end:
-            self.writer.skip_to(self.staging.next, end)
+    def _skip_lost(self, end: int) -> int:
+        """Where to go on: at `end`, but class `memory` acknowledges what only waits, and gives out no offset twice."""
+        if self.durability is not Durability.MEMORY or self.staging.next <= end:
+            return end
+        self.writer.skip_to(self.staging.next, end)
+        return self.staging.next
 
     def heal(self) -> bool:
         """Try to make a failed log writable again; true if it is. Acknowledged records keep their offsets."""

@@ -17,11 +17,10 @@ from forebay.format.control import State, WindowEntry, decode_gap, decode_mark, 
 from forebay.format.frame import HEADER, FrameHead, Kind, Verdict, resync, runs_of, scan_frames
 from forebay.format.segment import HEADER_BYTES, SegmentHeader
 from forebay.records import OFFSET_MAX, Gap, Reason
+from forebay.sealed import FRAME_BYTES_LIMIT
 from forebay.wal.sparse import SparseIndex
 from forebay.wal.window import ProducerWindow
 
-FRAME_BYTES_LIMIT = 64 * 1024 * 1024
-"""No version writes a larger body; the setting `wal.frame_bytes_max` only bounds what is written now."""
 CHUNK_BYTES = 4 * 1024 * 1024
 OFFSETS_AHEAD = 2**33
 """How far above the expected offset a frame behind a damaged place may lie."""
@@ -171,6 +170,9 @@ class LogScan:
         buffer = self.file.read_at(self.size - position, position)
         expected = self.end
         found, proven = self._frames_behind(buffer, expected)
+        if found is not None and HEADER.unpack_from(buffer, found)[0] == expected:
+            # No offset is missing: a frame without records was lost, such as a mark whose sync failed.
+            return position + found
         if max(proven, proof) <= expected:
             # Right behind a clean mark this is still a clean stop: no record follows one before it is taken back.
             self.torn_bytes = self.size - position

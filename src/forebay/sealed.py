@@ -1,0 +1,207 @@
+"""A sealed segment, read through its index, from wherever its bytes lie: a local file or an object in a store.
+
+Every frame is checked before a record of it is shown; one that does not check is a damaged range. Knows
+frames, indexes and pages; knows nothing of disks, stores or catalogs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from forebay.errors import Corrupt
+from forebay.format import index as index_format
+from forebay.format.batch import Batch, decode
+from forebay.format.checksum import salted
+from forebay.format.frame import Verdict, read_frame
+from forebay.format.segment import HEADER_BYTES, decode_header
+from forebay.pages import Page
+from forebay.records import Gap, Reason
+
+FRAME_BYTES_LIMIT = 64 * 1024 * 1024
+"""No version writes a larger body; the setting `wal.frame_bytes_max` only bounds what is written now."""
+
+
+class ByteSource(Protocol):
+    """The bytes of one segment."""
+
+    def read_at(self, length: int, position: int) -> bytes:
+        """Up to `length` bytes from `position`; fewer only at the end."""
+
+    def close(self) -> None:
+        """Give back what is held."""
+
+
+class SealedIndex(NamedTuple):
+    """The decoded index of a sealed segment."""
+
+    footer: index_format.Footer
+    entries: index_format.FrameEntries
+    gaps: list[Gap]
+
+
+class SealedSegment:
+    """An immutable segment `[start, end)`. Its index is read when first needed and may be forgotten again."""
+
+    def __init__(
+        self, name: str, start: int, end: int, *, source: Callable[[], ByteSource], index: Callable[[], bytes]
+    ) -> None:
+        self.name = name
+        self.start = start
+        self.end = end
+        self._open_source = source
+        self._load_index = index
+        self._source: ByteSource | None = None
+        self._salt_crc = 0
+        self._index: SealedIndex | None = None
+
+    @property
+    def leading_gap(self) -> Gap | None:
+        """The hole before the first offset of this segment."""
+        return next((gap for gap in self.index().gaps if gap.stop == self.start), None)
+
+    @property
+    def previous_end(self) -> int:
+        """Where the segment before this one must end."""
+        gap = self.leading_gap
+        return gap.start if gap is not None else self.start
+
+    def index(self) -> SealedIndex:
+        """The frames and holes of the segment; `Corrupt` if the index does not check."""
+        if self._index is None:
+            self._index = decoded_index(self._load_index(), self.name)
+        return self._index
+
+    def read(self, offset: int, bytes_max: int) -> Page:
+        """Frames from the one that covers `offset`, at least one, up to about `bytes_max`."""
+        _, entries, gaps = self.index()
+        first = index_format.find_offset(entries, offset)
+        gathered = Gathered(offset, bytes_max)
+        if first >= len(entries) or int(entries["offset"][first]) > offset:
+            gathered.hole(self._hole_at(gaps, offset))
+            return gathered.page()
+        stop = _frames_within(entries, first, bytes_max)
+        origin = int(entries["position"][first])
+        size = int(entries["position"][stop - 1]) + int(entries["length"][stop - 1]) - origin
+        try:
+            buffer = self._opened().read_at(size, origin)
+        except Corrupt:
+            gathered.hole(Gap(offset, self.end, Reason.DAMAGED))
+            return gathered.page()
+        for place in range(first, stop):
+            gathered.known_frame(entries[place], buffer, origin, self._salt_crc)
+            if place + 1 < stop and int(entries["offset"][place + 1]) > gathered.next:
+                gathered.hole(self._hole_at(gaps, gathered.next))
+        return gathered.page()
+
+    def offset_at_time(self, timestamp: int) -> int | None:
+        """The offset of the first record at or after the time; `None` if there is none."""
+        entries = self.index().entries
+        place = index_format.find_time(entries, timestamp)
+        if place is None:
+            return None
+        page = self.read(int(entries["offset"][place]), 1)
+        return first_at_time(page.batches, timestamp)
+
+    def close(self) -> None:
+        """Give memory and descriptors back; the next read takes them again."""
+        self._index = None
+        source, self._source = self._source, None
+        if source is not None:
+            source.close()
+
+    def _opened(self) -> ByteSource:
+        source = self._source
+        if source is None:
+            source = self._open_source()
+            self._salt_crc = salt_crc_of(source, self.name)
+            self._source = source
+        return source
+
+    def _hole_at(self, gaps: list[Gap], offset: int) -> Gap:
+        for gap in gaps:
+            if gap.start <= offset < gap.stop:
+                return gap
+        raise Corrupt(f'{self.name} has no record and names no hole at offset {offset}: run "forebay verify"')
+
+
+def decoded_index(content: bytes, name: str) -> SealedIndex:
+    """An index file, checked against its own checksums; `Corrupt` if it does not hold."""
+    try:
+        decoded = index_format.decode_index(content)
+    except Corrupt as error:
+        raise Corrupt(f'the index of {name}: {error}; run "forebay repair"') from error
+    if isinstance(decoded, Verdict):
+        raise Corrupt(f'the index of {name} is {decoded.value}: run "forebay repair"')
+    return SealedIndex(*decoded)
+
+
+def salt_crc_of(source: ByteSource, name: str) -> int:
+    """What every checksum in this segment starts from."""
+    header = decode_header(source.read_at(HEADER_BYTES, 0))
+    if isinstance(header, Verdict):
+        raise Corrupt(f'{name} has a {header.value} header: run "forebay verify"')
+    return salted(header.salt)
+
+
+def first_at_time(batches: Iterable[Batch], timestamp: int) -> int | None:
+    """The offset of the first record at or after the time."""
+    for batch in batches:
+        matches = batch.timestamps() >= timestamp
+        place = int(np.argmax(matches))
+        if matches[place]:
+            return batch.base + place
+    return None
+
+
+def _frames_within(entries: index_format.FrameEntries, first: int, bytes_max: int) -> int:
+    """The end of the run of frames from `first` that fits; at least one."""
+    room = int(entries["position"][first]) + bytes_max
+    ends = entries["position"][first:] + entries["length"][first:]
+    return first + max(1, int(np.searchsorted(ends, room, side="right")))
+
+
+class Gathered:
+    """A page in the making: everything from `offset` on, until about `bytes_max` are there."""
+
+    def __init__(self, offset: int, bytes_max: int) -> None:
+        self.next = offset
+        self.left = bytes_max
+        self._batches: list[Batch] = []
+        self._gaps: list[Gap] = []
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no record is there yet."""
+        return not self._batches
+
+    def add(self, batch: Batch, length: int) -> None:
+        """Add the records of a frame of `length` bytes, as far as they lie ahead."""
+        if batch.base > self.next:
+            # Between two whole frames there is no byte for these offsets: only stepping over damage leaves that.
+            self.hole(Gap(self.next, batch.base, Reason.DAMAGED))
+        self.left -= length
+        self._batches.append(batch.slice(self.next, batch.end) if batch.base < self.next else batch)
+        self.next = batch.end
+
+    def known_frame(self, entry: np.void, buffer: bytes, origin: int, salt_crc: int) -> None:
+        """Add the frame that an index names; one that is not whole is a hole."""
+        first, count = int(entry["offset"]), int(entry["count"])
+        position = int(entry["position"]) - origin
+        head = read_frame(buffer, position, salt_crc, FRAME_BYTES_LIMIT)
+        if isinstance(head, Verdict) or head.base != first or head.count != count:
+            self.hole(Gap(first, first + count, Reason.DAMAGED))
+        else:
+            self.add(decode(buffer, position, head), head.length)
+
+    def hole(self, gap: Gap) -> None:
+        """Add a hole, as far as it lies ahead."""
+        if gap.stop > self.next:
+            self._gaps.append(gap._replace(start=self.next))
+            self.next = gap.stop
+
+    def page(self) -> Page:
+        """What has been gathered."""
+        return Page(self._batches, self._gaps, self.next)
