@@ -1,0 +1,9 @@
+"""Topics as Spark tables: plan which offsets each task reads, and read them as Arrow.
+
+The only room that knows Spark. `forebay.spark.session()` gives a session to begin with; any other finds the
+source by the name "forebay" once the package is installed.
+"""
+
+from forebay.spark.session import session
+
+__all__ = ["session"]
