@@ -1,0 +1,81 @@
+"""The columns that Spark sees: their names and types are those of Spark's Kafka source, and `tag`.
+
+Knows Arrow, not Spark. Every record batch made here has exactly the schema it should: Spark checks the
+first one of a task and trusts the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final
+
+import pyarrow as pa
+
+from forebay.errors import Invalid
+from forebay.format.batch import Batch
+
+SPARK_TYPES: Final = {
+    "key": "binary",
+    "value": "binary",
+    "topic": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp",
+    "headers": "array<struct<key:string,value:binary>>",
+    "tag": "string",
+}
+"""Names and types in the order Spark shows them."""
+
+_HEADER: Final = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+_ARROW_TYPES: Final = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "headers": pa.list_(pa.field("element", _HEADER)),
+    "tag": pa.string(),
+}
+assert list(_ARROW_TYPES) == list(SPARK_TYPES)
+
+_REPEATS_MIN: Final = 65_536
+
+
+@lru_cache(maxsize=64)
+def arrow_schema(names: tuple[str, ...]) -> pa.Schema:
+    """The schema of every record batch that has these columns."""
+    return pa.schema([pa.field(name, _ARROW_TYPES[name]) for name in names])
+
+
+def record_batch(batch: Batch, names: Sequence[str], *, topic: str, partition: int) -> pa.RecordBatch:
+    """The records as Spark wants them; columns that are not named are not built."""
+    stored = batch.to_arrow(partition, [name for name in names if name != "topic"])
+    columns = [_column(name, batch, stored, topic) for name in names]
+    return pa.RecordBatch.from_arrays(columns, schema=arrow_schema(tuple(names)))
+
+
+def _column(name: str, batch: Batch, stored: pa.RecordBatch, topic: str) -> pa.Array:
+    if name == "topic":
+        return _repeated(topic, batch.count)
+    column = stored.column(name)
+    if column.type == _ARROW_TYPES[name]:
+        return column
+    try:
+        return column.cast(_ARROW_TYPES[name])
+    except pa.ArrowInvalid as error:
+        raise Invalid(
+            f"{topic}: a {name} in offsets [{batch.base}, {batch.end}) has no place in Spark's type ({error}): "
+            f"leave the column out with the option columns"
+        ) from error
+
+
+def _repeated(text: str, count: int) -> pa.Array:
+    """A column of one text, cut from an array that is kept."""
+    return _repeats(text)[:count] if count <= _REPEATS_MIN else pa.repeat(text, count)
+
+
+@lru_cache(maxsize=16)
+def _repeats(text: str) -> pa.Array:
+    return pa.repeat(text, _REPEATS_MIN)

@@ -1,0 +1,138 @@
+"""Ranges and tasks: every offset asked for is read exactly once, by few tasks of equal size."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.errors import Invalid
+from forebay.spark.options import FROM_EARLIEST, FROM_LATEST
+from forebay.spark.planning import (
+    MIB,
+    TASK_BYTES_MAX,
+    TASK_BYTES_MIN,
+    Bounds,
+    FileSize,
+    Range,
+    resolve,
+    split,
+)
+
+_SPANS = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 1000)).map(sorted), max_size=5)
+_FILES = st.lists(
+    st.tuples(st.integers(0, 900), st.integers(1, 400), st.integers(0, 2**40)).map(
+        lambda file: FileSize(file[0], file[0] + file[1], file[2])
+    ),
+    max_size=6,
+)
+
+
+def _ranges(spans: list[list[int]]) -> list[Range]:
+    return [Range(partition, start, stop) for partition, (start, stop) in enumerate(spans) if start < stop]
+
+
+def _offsets(ranges: list[Range]) -> list[tuple[int, int]]:
+    return [(partition, offset) for partition, start, stop in ranges for offset in range(start, stop)]
+
+
+@given(_SPANS, st.lists(_FILES, min_size=5, max_size=5), st.integers(1, 50))
+def test_every_offset_goes_to_exactly_one_task_whatever_the_files_say(
+    spans: list[list[int]], files: list[list[FileSize]], partitions_min: int
+) -> None:
+    ranges = _ranges(spans)
+
+    tasks = split(ranges, dict(enumerate(files)), partitions_min)
+
+    assert _offsets([wanted for task in tasks for wanted in task]) == _offsets(ranges)
+    assert all(task and all(wanted.start < wanted.stop for wanted in task) for task in tasks)
+
+
+@given(st.lists(st.integers(1, 3000), min_size=1, max_size=40))
+def test_tasks_are_between_64_and_256_mib_and_of_equal_size(sizes_mib: list[int]) -> None:
+    """One record per KiB, so that bytes can be counted by offsets."""
+    ranges = [Range(partition, 0, size * 1024) for partition, size in enumerate(sizes_mib)]
+    files = {partition: [FileSize(0, size * 1024, size * MIB)] for partition, size in enumerate(sizes_mib)}
+
+    tasks = split(ranges, files)
+
+    weights = [sum(stop - start for _, start, stop in task) * 1024 for task in tasks]
+    assert max(weights) - min(weights) <= len(sizes_mib) * 2048
+    assert all(weight <= TASK_BYTES_MAX + 2048 for weight in weights)
+    assert len(tasks) == 1 or all(weight >= TASK_BYTES_MIN - 4096 * len(sizes_mib) for weight in weights)
+
+
+def test_many_small_partitions_share_one_task() -> None:
+    ranges = [Range(partition, 0, 10) for partition in range(64)]
+
+    tasks = split(ranges, {partition: [FileSize(0, 10, MIB)] for partition in range(64)})
+
+    assert tasks == [tuple(ranges)]
+
+
+@given(st.integers(1, 200), st.integers(1, 1000))
+def test_as_many_tasks_as_asked_for_where_there_are_records_for_them(partitions_min: int, records: int) -> None:
+    tasks = split([Range(0, 0, records)], {0: [FileSize(0, records, records * 100)]}, partitions_min)
+
+    assert len(tasks) == min(partitions_min, records)
+
+
+def test_neighbouring_files_of_a_task_are_one_range() -> None:
+    files = [FileSize(0, 10, MIB), FileSize(10, 20, MIB), FileSize(25, 30, MIB)]
+
+    assert split([Range(3, 5, 40)], {3: files}) == [(Range(3, 5, 40),)]
+
+
+def test_nothing_to_read_makes_no_task() -> None:
+    assert split([], {}) == []
+
+
+_NAME = "shop/orders"
+_BOUNDS = [Bounds(10, 100), Bounds(0, 0)]
+
+
+def test_earliest_to_latest_is_all_there_is() -> None:
+    assert resolve(_NAME, _BOUNDS, FROM_EARLIEST, FROM_LATEST, fail_on_data_loss=True) == [Range(0, 10, 100)]
+
+
+def test_offsets_and_ends_may_be_mixed() -> None:
+    starting = {0: 20, 1: FROM_EARLIEST}
+    ending = {0: FROM_LATEST, 1: 0}
+
+    assert resolve(_NAME, _BOUNDS, starting, ending, fail_on_data_loss=True) == [Range(0, 20, 100)]
+
+
+def test_start_at_the_very_end_reads_nothing() -> None:
+    starting = {0: 100, 1: 0}
+
+    assert resolve(_NAME, _BOUNDS, starting, FROM_LATEST, fail_on_data_loss=True) == []
+
+
+@pytest.mark.parametrize(
+    ("starting", "ending", "message"),
+    [
+        ({0: 20}, FROM_LATEST, '"startingOffsets" leaves out partition 1: shop/orders has partitions 0 to 1'),
+        ({0: 20, 1: 0, 2: 0}, FROM_LATEST, '"startingOffsets" names partition 2'),
+        (FROM_EARLIEST, {1: 0}, '"endingOffsets" leaves out partition 0'),
+        ({0: 9, 1: 0}, FROM_LATEST, r"shop/orders\[0\]: startingOffsets is 9, the earliest offset there is 10"),
+        (FROM_EARLIEST, {0: 101, 1: 0}, r"shop/orders\[0\]: endingOffsets is 101, its end is at 100"),
+        ({0: 101, 1: 0}, FROM_LATEST, r"shop/orders\[0\]: startingOffsets is 101, behind the end at 100"),
+        ({0: 50, 1: 0}, {0: 40, 1: 0}, r"shop/orders\[0\]: startingOffsets is 50, behind the end at 40"),
+    ],
+)
+def test_offsets_the_topic_does_not_have_are_refused(
+    starting: int | dict[int, int], ending: int | dict[int, int], message: str
+) -> None:
+    with pytest.raises(Invalid, match=message):
+        resolve(_NAME, _BOUNDS, starting, ending, fail_on_data_loss=True)
+
+
+def test_offsets_that_are_gone_are_skipped_and_logged_if_that_is_wanted(caplog: pytest.LogCaptureFixture) -> None:
+    ranges = resolve(_NAME, _BOUNDS, {0: 3, 1: 0}, FROM_LATEST, fail_on_data_loss=False)
+
+    assert ranges == [Range(0, 10, 100)]
+    assert "shop/orders[0]: startingOffsets is 3, the earliest offset there is 10" in caplog.text
+
+
+def test_a_range_that_is_gone_altogether_is_empty() -> None:
+    assert resolve(_NAME, _BOUNDS, {0: 3, 1: 0}, {0: 5, 1: 0}, fail_on_data_loss=False) == []
