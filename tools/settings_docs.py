@@ -12,7 +12,7 @@ TARGET = Path(__file__).parent.parent / "docs" / "settings.md"
 HEAD = """\
 # Settings
 
-This page is generated from `src/forebay/settings.py`; change the declarations there, then run
+This page is generated from `src/forebay/settings/groups.py`; change the declarations there, then run
 `python tools/settings_docs.py`.
 
 Settings come from a YAML file, from environment variables and from the caller, each overriding the one before:

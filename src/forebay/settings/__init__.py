@@ -1,0 +1,77 @@
+"""The settings tree: frozen, checked when it is made, read from YAML, a mapping and the environment.
+
+A settings value that exists is valid: every constructor checks types and ranges, so nobody checks again.
+The declarations in `groups` are the only home of a setting; `docs/settings.md` is generated from them.
+Later sources win: defaults, then the file, then the environment, then overrides of the caller.
+Knows nothing of topics, disks or stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from forebay.settings.groups import (
+    GROUPS,
+    MemorySettings,
+    MetadataSettings,
+    RuntimeSettings,
+    WalSettings,
+    all_settings,
+)
+from forebay.settings.setting import GIB, KIB, MIB, TIB, Setting, settings_of
+from forebay.settings.sources import FILE_BYTES_MAX, environment_tree, expand, parse_tree, read_yaml
+
+__all__ = [
+    "FILE_BYTES_MAX",
+    "GIB",
+    "GROUPS",
+    "KIB",
+    "MIB",
+    "TIB",
+    "MemorySettings",
+    "MetadataSettings",
+    "RuntimeSettings",
+    "Setting",
+    "Settings",
+    "WalSettings",
+    "all_settings",
+    "settings_of",
+]
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """All settings of one process."""
+
+    wal: WalSettings = msgspec.field(default_factory=WalSettings)
+    memory: MemorySettings = msgspec.field(default_factory=MemorySettings)
+    metadata: MetadataSettings = msgspec.field(default_factory=MetadataSettings)
+    runtime: RuntimeSettings = msgspec.field(default_factory=RuntimeSettings)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | None = None,
+        overrides: Mapping[str, object] | None = None,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> Settings:
+        """The settings of `path` (YAML), changed by `FOREBAY_…` variables of `environment`, then by `overrides`.
+
+        `${VAR}` in a string of the file or of `overrides` stands for that variable of `environment`
+        (`$${` for a plain `${`). Raises `Invalid` that names the source, the setting and the way out.
+        """
+        sources: list[tuple[str, Mapping[object, object]]] = []
+        if path is not None:
+            sources.append((path, expand(read_yaml(path), path, environment)))
+        sources.append(("the environment", environment_tree(environment)))
+        if overrides is not None:
+            sources.append(("overrides", expand(dict(overrides), "overrides", environment)))
+        values: dict[str, dict[str, object]] = {group: {} for group in GROUPS}
+        for source, tree in sources:
+            for setting, value in parse_tree(tree, source):
+                values[setting.group][setting.name] = value
+        made: dict[str, Any] = {group: kind(**values[group]) for group, kind in GROUPS.items()}
+        return cls(**made)

@@ -1,0 +1,137 @@
+"""The declarations: the only home of every setting, its default, its range and its meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import Meta
+
+from forebay.errors import Invalid
+from forebay.settings.setting import GIB, KIB, MIB, TIB, Group, Setting, settings_of, within
+
+
+class WalSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The write-ahead log of one shard."""
+
+    group: ClassVar[str] = "wal"
+
+    flush_interval_ms: Annotated[
+        int, within(1, 60_000, "How long a record of class `memory` may wait in the queue before it is written.")
+    ] = 20
+    sync_interval_ms: Annotated[
+        int,
+        within(1, 600_000, "How often written records are synced in the background: what a power loss may take."),
+    ] = 1_000
+    mark_interval_ms: Annotated[
+        int, within(1, 600_000, "How soon an idle shard writes down how far its log is durable.")
+    ] = 1_000
+    batch_bytes_max: Annotated[
+        int,
+        within(4 * KIB, 8 * MIB, "How much of what waits one group commit puts into one frame; appends stay whole."),
+    ] = MIB
+    frame_bytes_max: Annotated[
+        int, within(64 * KIB, 64 * MIB, "The largest frame, and so the largest append that is atomic.")
+    ] = 8 * MIB
+    rotate_bytes_max: Annotated[
+        int, within(4 * KIB, 4 * GIB, "A log file of this size is sealed and a new one begun.")
+    ] = 64 * MIB
+    rotate_seconds_max: Annotated[int, within(1, 7 * 86_400, "A log file with records is sealed at this age.")] = 300
+    cache_bytes_max: Annotated[
+        int, within(0, GIB, "Newest records of each shard kept in memory for readers at the tail.")
+    ] = 4 * MIB
+    queue_records_max: Annotated[
+        int, within(1, 10_000_000, "Records that may wait to be written; beyond it appends wait.")
+    ] = 100_000
+    queue_bytes_max: Annotated[
+        int, within(4 * KIB, 16 * GIB, "Bytes that may wait to be written; beyond it appends wait.")
+    ] = 64 * MIB
+    append_timeout_ms: Annotated[
+        int, within(0, 3_600_000, "How long an append waits for room in a full queue before it is refused.")
+    ] = 30_000
+    reserve_records_min: Annotated[
+        int,
+        within(1, 2**32, "Smallest step in which offsets are reserved ahead: the gap an unclean stop may leave."),
+    ] = 65_536
+    free_bytes_min: Annotated[
+        int, within(0, TIB, "Appends are refused while the file system has less free space than this.")
+    ] = 64 * MIB
+    reframe_bytes_min: Annotated[
+        int, within(0, 64 * MIB, "A file whose mean frame is smaller is rewritten in large frames when sealed.")
+    ] = 32 * KIB
+    reframe_bytes_max: Annotated[
+        int, within(4 * KIB, 64 * MIB, "Frames made by that rewriting; never above `wal.frame_bytes_max`.")
+    ] = MIB
+    producers_max: Annotated[int, within(1, 1_000_000, "Idempotent producers each shard remembers.")] = 10_000
+    producer_appends_max: Annotated[
+        int, within(1, 100_000, "Newest appends of each idempotent producer whose repetition is recognised.")
+    ] = 1_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.reframe_bytes_min > self.reframe_bytes_max:
+            raise Invalid(
+                f"wal.reframe_bytes_min is {self.reframe_bytes_min}, above wal.reframe_bytes_max "
+                f"{self.reframe_bytes_max}: rewriting would never end; lower the first or raise the second"
+            )
+
+
+class MemorySettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The memory engine (class `ephemeral`)."""
+
+    group: ClassVar[str] = "memory"
+
+    bytes_max: Annotated[
+        int, within(4 * KIB, TIB, "Records each shard keeps in memory; beyond it the oldest are evicted.")
+    ] = 256 * MIB
+
+
+class MetadataSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The metadata store: topics, shard states, the catalog, cursors."""
+
+    group: ClassVar[str] = "metadata"
+
+    backend: Annotated[
+        Literal["sqlite", "memory"],
+        Meta(description="`sqlite` keeps it in one file; `memory` forgets it at the end of the process."),
+    ] = "sqlite"
+    path: Annotated[
+        str | None, Meta(description="The SQLite file. Left out, it lies in the directory of the log files.")
+    ] = None
+    prefix: Annotated[
+        str,
+        Meta(
+            pattern=r"^(/[A-Za-z0-9._-]{1,100}){1,8}\Z",
+            description="What every key begins with, so that several installations can share one store.",
+        ),
+    ] = "/forebay"
+    busy_timeout_ms: Annotated[
+        int, within(0, 600_000, "How long to wait for another process that is writing to the SQLite file.")
+    ] = 5_000
+
+
+class RuntimeSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What all shards of one process share."""
+
+    group: ClassVar[str] = "runtime"
+
+    descriptors_max: Annotated[
+        int, within(8, 1_000_000, "File descriptors kept open for log files; others are opened again when used.")
+    ] = 128
+    maintenance_interval_ms: Annotated[
+        int, within(1, 60_000, "How often the maintenance thread looks for work that time asks for.")
+    ] = 20
+    shards_syncfs_min: Annotated[
+        int, within(1, 1_000_000, "From this many dirty shards on, one sync of the file system replaces one per file.")
+    ] = 64
+
+
+GROUPS: Mapping[str, type[Group]] = MappingProxyType(
+    {kind.group: kind for kind in (WalSettings, MemorySettings, MetadataSettings, RuntimeSettings)}
+)
+
+
+def all_settings() -> tuple[Setting, ...]:
+    """Every setting there is, group by group."""
+    return tuple(setting for kind in GROUPS.values() for setting in settings_of(kind))

@@ -1,0 +1,105 @@
+"""One setting: its declaration, what it allows, and how a value becomes its type.
+
+Knows no setting by name and no source of values.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from forebay.errors import Invalid
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+TIB = 1024 * GIB
+
+ENVIRONMENT_PREFIX = "FOREBAY_"
+ENVIRONMENT_SEPARATOR = "__"
+
+_UNITS = {"ms": "milliseconds", "s": "seconds", "seconds": "seconds", "bytes": "bytes"}
+_COUNTS = ("records", "producers", "appends", "descriptors", "shards")
+
+
+def within(low: int, high: int, meaning: str) -> Meta:
+    return Meta(ge=low, le=high, description=meaning)
+
+
+class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One group of settings. Being made at all means that every field is in range."""
+
+    group: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for setting in settings_of(type(self)):
+            setting.parse(getattr(self, setting.name), source="settings", strict=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting as declared: what the loader checks by and the documentation is made from."""
+
+    group: str
+    name: str
+    type: Any
+    default: object
+    meta: Meta
+
+    @property
+    def path(self) -> str:
+        return f"{self.group}.{self.name}"
+
+    @property
+    def environment_name(self) -> str:
+        return f"{ENVIRONMENT_PREFIX}{self.group}{ENVIRONMENT_SEPARATOR}{self.name}".upper()
+
+    @property
+    def meaning(self) -> str:
+        return self.meta.description or ""
+
+    @property
+    def unit(self) -> str:
+        """The unit, read off the name, which carries it by rule; empty for texts."""
+        words = self.name.split("_")
+        return next((_UNITS.get(word, word) for word in reversed(words) if word in _UNITS or word in _COUNTS), "")
+
+    @property
+    def range(self) -> str:
+        """The allowed values, in words."""
+        if self.meta.ge is not None:
+            return f"{self.meta.ge} to {self.meta.le}"
+        choices = get_args(self.type) if get_origin(self.type) is Literal else ()
+        if choices:
+            return " or ".join(str(choice) for choice in choices)
+        if self.meta.pattern is not None:
+            return "one to eight parts, each `/` and letters, digits, `.`, `_`, `-`"
+        return "text, or left out"
+
+    def parse(self, value: object, *, source: str, strict: bool) -> object:
+        """The value as its declared type; texts are read as numbers unless `strict`."""
+        try:
+            return msgspec.convert(value, Annotated[self.type, self.meta], strict=strict)
+        except msgspec.ValidationError as error:
+            allowed = f"{self.range} {self.unit}".rstrip()
+            raise Invalid(f"{source}: {self.path} is {shown(value)}; allowed: {allowed}") from error
+
+
+@functools.cache
+def settings_of(kind: type[Group]) -> tuple[Setting, ...]:
+    """The settings of one group, in the order of their declaration."""
+    hints = get_type_hints(kind, include_extras=True)
+    found = []
+    for field in msgspec.structs.fields(kind):
+        declared, meta = get_args(hints[field.name])
+        found.append(Setting(group=kind.group, name=field.name, type=declared, default=field.default, meta=meta))
+    return tuple(found)
+
+
+def shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
