@@ -16,6 +16,7 @@ import typing as _typing
 
 if _typing.TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import PurePath
 
     from forebay.errors import (
         Closed,
@@ -91,7 +92,9 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-def open(path: str, settings: Settings | Mapping[str, object] | None = None, *, read_only: bool = False) -> Storage:
+def open(
+    path: str | PurePath, settings: Settings | Mapping[str, object] | None = None, *, read_only: bool = False
+) -> Storage:
     """Open the data directory `path`, made if it does not exist, for this process alone; or `:memory:`.
 
     With `read_only`, open it beside whoever owns it, to read and follow. `settings` are a `Settings`, or a

@@ -1,7 +1,7 @@
 """The life of the process: whatever is open is closed in order at its end, and not carried through a fork.
 
 The only room that knows signals and interpreter exit. A SIGTERM closes everything and then has its usual
-effect; a handler that the program set itself is left alone.
+effect; what the program itself does about that signal is left alone.
 """
 
 from __future__ import annotations
@@ -41,16 +41,20 @@ class _OpenLogs:
 
     def __init__(self) -> None:
         self._open: weakref.WeakSet[Lasting] = weakref.WeakSet()
-        self._watching = False
+        self._at_exit = False
+        self._at_signal = False
+        self._ending: threading.Thread | None = None
 
     def watch(self, lasting: Lasting) -> None:
         self._open.add(lasting)
         tell_of_forks(lasting)
-        if not self._watching:
-            self._watching = True
-            atexit.register(self.close_all)
-            main = threading.current_thread() is threading.main_thread()
-            if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        if not self._at_exit:
+            self._at_exit = True
+            atexit.register(self._exit)
+        # Only the main thread may set this: where another opened the first log, a later one gets to it.
+        if not self._at_signal and threading.current_thread() is threading.main_thread():
+            self._at_signal = True
+            if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
                 signal.signal(signal.SIGTERM, self._terminated)
 
     def forget(self, lasting: Lasting) -> None:
@@ -63,9 +67,23 @@ class _OpenLogs:
             except Exception:
                 logger.exception("could not be closed in order at the end of the process")
 
-    def _terminated(self, number: int, frame: FrameType | None) -> None:
+    def _exit(self) -> None:
+        if self._ending is not None:
+            # It ends in the signal itself, so that the process ends the way it was asked to.
+            self._ending.join()
         self.close_all()
+
+    def _terminated(self, number: int, frame: FrameType | None) -> None:
+        """Close in a thread of its own: the main thread may be inside an append and hold what closing waits for.
+
+        The signal has its usual effect from here on, so a second one does not wait.
+        """
         signal.signal(number, signal.SIG_DFL)
+        self._ending = threading.Thread(target=self._end_by, args=(number,), name="forebay-ending", daemon=True)
+        self._ending.start()
+
+    def _end_by(self, number: int) -> None:
+        self.close_all()
         os.kill(os.getpid(), number)
 
 

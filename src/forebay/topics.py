@@ -150,7 +150,8 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
         """The checked definition of a new topic. Of engine and durability, one may follow from the other."""
         if not _TOPIC_ID.fullmatch(topic_id):
             raise Invalid(f"topic id is {_shown(topic_id)}; it is 32 hexadecimal digits")
-        if not isinstance(partitions, int) or not 1 <= partitions <= PARTITIONS_MAX:
+        # A truth value is a number to Python, but not to whoever reads the definition again.
+        if not isinstance(partitions, int) or isinstance(partitions, bool) or not 1 <= partitions <= PARTITIONS_MAX:
             raise Invalid(f"partitions is {partitions!r} for {name}; allowed: 1 to {PARTITIONS_MAX}")
         parse_compression(compression)
         chosen_engine, chosen_durability = _engine_and_durability(engine, durability)
@@ -185,6 +186,8 @@ def _engine_and_durability(engine: str | None, durability: str | None) -> tuple[
 
 def parse_compression(text: str) -> int | None:
     """The zstd level that `none`, `zstd` or `zstd:<level>` asks for; `None` for no compression."""
+    if not isinstance(text, str):
+        raise Invalid(f"compression is {type(text).__name__}, not str")
     codec, colon, level = text.partition(":")
     if text == "none":
         return None

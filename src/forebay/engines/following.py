@@ -13,7 +13,7 @@ from forebay.disk import Disk
 from forebay.engines.operations import ShardedEngine
 from forebay.engines.seam import PAGE_BYTES
 from forebay.engines.segment import SHARDS
-from forebay.errors import Unsupported
+from forebay.errors import Closed, UnknownTopic, Unsupported
 from forebay.format.batch import ColumnBytes
 from forebay.pages import Page
 from forebay.records import Offsets
@@ -30,12 +30,15 @@ class FollowedShard:
     epoch = 0
     poll_seconds: float | None = POLL_SECONDS
 
-    def __init__(self, ref: ShardRef, log: FollowedLog) -> None:
+    def __init__(self, ref: ShardRef, log: FollowedLog, *, clock: Clock, is_known: Callable[[ShardRef], bool]) -> None:
         self.ref = ref
         self.durability = ref.spec.durability
         self.wakers: set[Callable[[], None]] = set()
         self.log = log
+        self._clock = clock
+        self._is_known = is_known
         self._lock = threading.Lock()
+        self._closed: str | None = None
 
     @property
     def decision(self) -> RecoveryDecision:
@@ -54,7 +57,14 @@ class FollowedShard:
         """Refused: see `OpenShard`."""
         raise self._refusal()
 
+    def is_held(self, ticket: Ticket) -> bool:
+        """Refused: see `OpenShard`."""
+        raise self._refusal()
+
     def commit(self) -> None:
+        """Nothing ever waits."""
+
+    def commit_within(self, seconds: float) -> None:
         """Nothing ever waits."""
 
     def last_sequence(self, producer: int) -> int | None:
@@ -62,22 +72,36 @@ class FollowedShard:
         raise self._refusal()
 
     def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page:
-        """See `OpenShard`."""
+        """See `OpenShard`. Raises `UnknownTopic` once the owner has deleted the topic."""
         with self._lock:
-            return self.log.read(offset, bytes_max)
+            self._check_open()
+            page = self.log.read(offset, bytes_max)
+            if self.log.head == 0 and not self._is_known(self.ref):
+                raise UnknownTopic(f"{self.ref}: the topic was deleted by the process that owns the directory")
+            return page
 
     def wait(self, offset: int, timeout: float | None) -> bool:
         """See `OpenShard`."""
-        return self.log.wait(offset, timeout)
+        deadline = None if timeout is None else self._clock.monotonic() + timeout
+        while True:
+            with self._lock:
+                self._check_open()
+                if self.log.wait(offset, 0):
+                    return True
+            if deadline is not None and self._clock.monotonic() >= deadline:
+                return False
+            self._clock.sleep(POLL_SECONDS)
 
     def offset_at_time(self, timestamp: int) -> int | None:
         """See `OpenShard`."""
         with self._lock:
+            self._check_open()
             return self.log.offset_at_time(timestamp)
 
     def offsets(self) -> Offsets:
         """See `OpenShard`."""
         with self._lock:
+            self._check_open()
             return self.log.offsets()
 
     def flush(self) -> None:
@@ -88,6 +112,21 @@ class FollowedShard:
         """Refused: see `OpenShard`."""
         raise self._refusal()
 
+    def end(self, reason: str) -> None:
+        """Give descriptors back and refuse everything from now on."""
+        with self._lock:
+            self._closed = reason
+            self.log.close()
+
+    def abandon(self, reason: str) -> None:
+        """In a forked child: descriptors go with the disk, and whoever held the lock does not exist."""
+        self._lock = threading.Lock()
+        self._closed = reason
+
+    def _check_open(self) -> None:
+        if self._closed is not None:
+            raise Closed(f"{self.ref} {self._closed}")
+
     def _refusal(self) -> Unsupported:
         return Unsupported(f"{self.ref} is opened read-only: append in the process that owns the directory")
 
@@ -96,7 +135,14 @@ class FollowingEngine(ShardedEngine[FollowedShard]):
     """Shards below `<root>/shards`, whoever owns them."""
 
     def __init__(
-        self, root: str, settings: Settings, *, disk: Disk, clock: Clock, is_owned: Callable[[], bool]
+        self,
+        root: str,
+        settings: Settings,
+        *,
+        disk: Disk,
+        clock: Clock,
+        is_owned: Callable[[], bool],
+        is_known: Callable[[ShardRef], bool],
     ) -> None:
         super().__init__()
         self._root = root
@@ -104,19 +150,18 @@ class FollowingEngine(ShardedEngine[FollowedShard]):
         self._disk = disk
         self._clock = clock
         self._is_owned = is_owned
+        self._is_known = is_known
 
-    def close(self) -> None:
-        """Give descriptors back."""
-        for shard in self.shards():
-            shard.log.close()
+    def _close(self, shard: FollowedShard) -> None:
+        shard.end("is closed")
 
-    def abandon(self) -> None:
-        """Readers share nothing that a child could harm."""
+    def _abandon(self, shard: FollowedShard) -> None:
+        shard.abandon("was opened before a fork: open it anew in the child")
 
     def _open(self, ref: ShardRef) -> FollowedShard:
         directory = f"{self._root}/{SHARDS}/{ref.id}"
         log = FollowedLog(self._disk, self._clock, directory, self._settings.wal, self._is_owned)
-        return FollowedShard(ref, log)
+        return FollowedShard(ref, log, clock=self._clock, is_known=self._is_known)
 
     def _remove(self, ref: ShardRef, shard: FollowedShard | None) -> None:
         raise Unsupported(f"{ref} is opened read-only: delete it in the process that owns the directory")

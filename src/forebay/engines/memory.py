@@ -1,7 +1,8 @@
 """The memory engine: records live as long as the process, offsets for ever. The model the others are compared with.
 
 Deliberately plain: a list of batches, one lock, nothing in the background. Offsets are reserved in the
-metadata store before they are used, so that after a restart none is ever given out twice.
+metadata store before they are used, so that after a restart none is ever given out twice. What does not fit
+into `memory.bytes_max` is evicted, oldest first.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from forebay.clock import Clock
 from forebay.engines.operations import ShardedEngine, wanted
 from forebay.engines.seam import PAGE_BYTES
-from forebay.errors import Closed, Unavailable
+from forebay.errors import Closed, Invalid
 from forebay.format.batch import Batch, ColumnBytes, batch_of, encode_row
 from forebay.format.control import WindowEntry
 from forebay.metadata import MetadataStore
@@ -26,6 +27,9 @@ from forebay.shard.reservation import reserve_in_state
 from forebay.topics import Durability
 from forebay.wal.staging import Entry, Producing, Ticket
 from forebay.wal.window import ProducerWindow
+
+EVICTED_PART = 8
+"""At the limit this part of the bytes goes at once."""
 
 
 class MemoryShard:
@@ -53,6 +57,8 @@ class MemoryShard:
         self._reserve = reserve
         self._reserved_end = start
         self._start = start
+        self._floor = start
+        """Everything from `start` up to here was evicted."""
         self._next = start
         self._bytes = 0
         self._batches: list[Batch] = []
@@ -81,10 +87,10 @@ class MemoryShard:
 
     def _append(self, columns: ColumnBytes, producing: Producing | None) -> int:
         base, end = self._next, self._next + columns.count
-        if self._bytes + columns.size > self._settings.memory.bytes_max:
-            raise Unavailable(
-                f"{self.ref} holds {self._bytes} bytes in memory, its limit is memory.bytes_max "
-                f"({self._settings.memory.bytes_max}): raise it or use an engine that writes to disk"
+        if columns.size > self._settings.memory.bytes_max:
+            raise Invalid(
+                f"{columns.size} bytes in one append to {self.ref}, which keeps memory.bytes_max "
+                f"({self._settings.memory.bytes_max}): send less at once, or raise the setting"
             )
         if end > self._reserved_end:
             self._reserved_end = self._reserve(end + self._settings.wal.reserve_records_min)
@@ -96,13 +102,33 @@ class MemoryShard:
         self._sizes.append(columns.size)
         self._bytes += columns.size
         self._next = end
+        self._evict()
         return base
+
+    def _evict(self) -> None:
+        """Let the oldest go until the rest fits. In bulk: each front deletion costs the length of the lists."""
+        if self._bytes <= self._settings.memory.bytes_max:
+            return
+        target = self._settings.memory.bytes_max - self._settings.memory.bytes_max // EVICTED_PART
+        count = 0
+        while self._bytes > target and count < len(self._batches) - 1:
+            self._bytes -= self._sizes[count]
+            count += 1
+        del self._batches[:count], self._bases[:count], self._sizes[:count]
+        self._floor = self._bases[0]
 
     def settle(self, ticket: Ticket) -> int:
         """See `OpenShard`."""
         return ticket.result()
 
+    def is_held(self, ticket: Ticket) -> bool:
+        """See `OpenShard`."""
+        return ticket.done
+
     def commit(self) -> None:
+        """Nothing ever waits."""
+
+    def commit_within(self, seconds: float) -> None:
         """Nothing ever waits."""
 
     def last_sequence(self, producer: int) -> int | None:
@@ -113,10 +139,10 @@ class MemoryShard:
         """See `OpenShard`."""
         with self._published:
             self._check_open()
-            if offset < self._start < self._next:
-                return Page([], [Gap(offset, self._start, Reason.LOST)], self._start)
-            if offset >= self._next or offset < self._start:
+            if offset >= self._next or self._next == self._start:
                 return Page([], [], offset)
+            events = self._holes(offset)
+            offset = events[-1].stop if events else offset
             first = bisect_right(self._bases, offset) - 1
             found = [self._batches[first].slice(offset, self._batches[first].end)]
             left = bytes_max - self._sizes[first]
@@ -125,7 +151,14 @@ class MemoryShard:
                 if left < 0:
                     break
                 found.append(self._batches[place])
-            return Page(found, [], found[-1].end)
+            return Page(found, events, found[-1].end)
+
+    def _holes(self, offset: int) -> list[Gap]:
+        """What a reader at `offset` has missed: records of an earlier life, then evicted ones."""
+        holes = [Gap(offset, self._start, Reason.LOST)] if offset < self._start else []
+        if offset < self._floor > self._start:
+            holes.append(Gap(max(offset, self._start), self._floor, Reason.CAP))
+        return holes
 
     def wait(self, offset: int, timeout: float | None) -> bool:
         """See `OpenShard`."""
@@ -141,7 +174,9 @@ class MemoryShard:
 
     def offsets(self) -> Offsets:
         """See `OpenShard`."""
-        return Offsets(earliest=self._start, evict_floor=0, durable=0, exported=0, next=self._next)
+        with self._published:
+            floor = self._floor if self._floor > self._start else 0
+            return Offsets(earliest=self._floor, evict_floor=floor, durable=0, exported=0, next=self._next)
 
     def flush(self) -> None:
         """Nothing can be made durable here."""
@@ -152,9 +187,18 @@ class MemoryShard:
         self._check_open()
 
     def end(self, reason: str) -> None:
-        """Refuse everything from now on and let the records go."""
-        self._closed = reason
-        self._batches, self._bases = [], []
+        """Refuse everything from now on, let the records go and wake whoever waits for more."""
+        with self._published:
+            self._closed = reason
+            self._batches, self._bases, self._sizes = [], [], []
+            self._published.notify_all()
+        for waker in tuple(self.wakers):
+            waker()
+
+    def abandon(self, reason: str) -> None:
+        """As `end`, in a forked child, where whoever held the lock does not exist."""
+        self._published = threading.Condition()
+        self.end(reason)
 
     def _check_open(self) -> None:
         if self._closed is not None:
@@ -177,16 +221,11 @@ class MemoryEngine(ShardedEngine[MemoryShard]):
         self._metadata = metadata
         self._owner = owner
 
-    def close(self) -> None:
-        """See `StorageEngine`."""
-        with self._lock:
-            for shard in self._shards.values():
-                shard.end("is closed")
+    def _close(self, shard: MemoryShard) -> None:
+        shard.end("is closed")
 
-    def abandon(self) -> None:
-        """See `StorageEngine`."""
-        for shard in self._shards.values():
-            shard.end("was opened before a fork: open it anew in the child")
+    def _abandon(self, shard: MemoryShard) -> None:
+        shard.abandon("was opened before a fork: open it anew in the child")
 
     def _open(self, ref: ShardRef) -> MemoryShard:
         shard = wanted(ref, self._settings)

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from typing import Generic, TypeVar
 
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS, NewRecord, OpenShard, ShardStatus
-from forebay.errors import Invalid
+from forebay.errors import Closed, Invalid
 from forebay.format.batch import Columns, encode_columns
 from forebay.format.descriptor import state_key
 from forebay.pages import Page
@@ -25,10 +25,19 @@ class ShardedEngine(Generic[S]):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._shards: dict[str, S] = {}
+        self._ended: str | None = None
 
     @abstractmethod
     def _open(self, ref: ShardRef) -> S:
         """Open a shard that is not open yet."""
+
+    @abstractmethod
+    def _close(self, shard: S) -> None:
+        """Close a shard in order."""
+
+    @abstractmethod
+    def _abandon(self, shard: S) -> None:
+        """End a shard in a forked child, without touching what the parent shares."""
 
     @abstractmethod
     def _remove(self, ref: ShardRef, shard: S | None) -> None:
@@ -39,6 +48,7 @@ class ShardedEngine(Generic[S]):
         shard = self._shards.get(ref.id)
         if shard is None:
             with self._lock:
+                self._check_open()
                 shard = self._shards.get(ref.id)
                 if shard is None:
                     shard = self._shards[ref.id] = self._open(ref)
@@ -48,6 +58,21 @@ class ShardedEngine(Generic[S]):
         """Every open shard."""
         return list(self._shards.values())
 
+    def close(self) -> None:
+        """See `StorageEngine`."""
+        with self._lock:
+            self._ended = "is closed"
+            for shard in self.shards():
+                self._close(shard)
+
+    def abandon(self) -> None:
+        """See `StorageEngine`."""
+        self._ended = "was opened before a fork: open it anew in the child"
+        # Whoever held it at the fork does not exist here.
+        self._lock = threading.Lock()
+        for shard in self.shards():
+            self._abandon(shard)
+
     def create_shard(self, ref: ShardRef) -> None:
         """See `StorageEngine`."""
         self.open_shard(ref)
@@ -55,7 +80,9 @@ class ShardedEngine(Generic[S]):
     def delete_shard(self, ref: ShardRef) -> None:
         """See `StorageEngine`."""
         with self._lock:
-            self._remove(ref, self._shards.pop(ref.id, None))
+            self._check_open()
+            self._remove(ref, self._shards.get(ref.id))
+            self._shards.pop(ref.id, None)
 
     def list_shard(self, shard_id: str | None = None) -> list[ShardStatus]:
         """See `StorageEngine`."""
@@ -92,6 +119,10 @@ class ShardedEngine(Generic[S]):
     def get_offset_by_timestamp(self, ref: ShardRef, timestamp: int) -> int | None:
         """See `StorageEngine`."""
         return self.open_shard(ref).offset_at_time(timestamp)
+
+    def _check_open(self) -> None:
+        if self._ended is not None:
+            raise Closed(f"this engine {self._ended}")
 
 
 def wanted(ref: ShardRef, settings: Settings) -> Wanted:

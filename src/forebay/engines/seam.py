@@ -68,8 +68,14 @@ class OpenShard(Protocol):
     def settle(self, ticket: Ticket) -> int:
         """Return the first offset once the durability class of that append holds, else raise its error."""
 
+    def is_held(self, ticket: Ticket) -> bool:
+        """Whether the durability class of a queued append holds already, so that nobody has to wait for it."""
+
     def commit(self) -> None:
         """Settle everything that is queued."""
+
+    def commit_within(self, seconds: float) -> None:
+        """As `commit`, unless somebody else is still at it when the time is up."""
 
     def last_sequence(self, producer: int) -> int | None:
         """The newest acknowledged sequence of an idempotent producer."""
@@ -94,7 +100,7 @@ class OpenShard(Protocol):
 
 
 class StorageEngine(Protocol):
-    """Shards by name. Deleting or listing what is not there is fine; reading it is `UnknownTopic`."""
+    """Shards by name. Deleting or listing what is not there is fine; a shard is made when it is first used."""
 
     def create_shard(self, ref: ShardRef) -> None:
         """On return the shard exists and is empty, or exists as before."""

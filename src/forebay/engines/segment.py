@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Sequence
 
 from forebay.clock import Clock
@@ -14,6 +15,8 @@ from forebay.settings import Settings
 from forebay.shard import Owner, SegmentShard, ShardRef, acquire
 from forebay.wal.begin import ASIDE
 from forebay.wal.survey import tail_bytes
+
+logger = logging.getLogger(__name__)
 
 SHARDS = "shards"
 
@@ -52,6 +55,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
     def open_many(self, refs: Sequence[ShardRef], on_bytes: Callable[[int], None]) -> None:
         """Open shards that are not open yet, acquired in few transactions; `on_bytes` hears of the bytes walked."""
         with self._lock:
+            self._check_open()
             closed = [ref for ref in refs if ref.id not in self._shards]
             taken = acquire(self._metadata, [wanted(ref, self._settings) for ref in closed], self._owner)
             for ref, (before, epoch) in zip(closed, taken, strict=True):
@@ -61,16 +65,15 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         before, epoch = acquire(self._metadata, [wanted(ref, self._settings)], self._owner)[0]
         return self._recover(ref, before, epoch, None)
 
-    def close(self) -> None:
-        """Close every shard in order."""
-        with self._lock:
-            for shard in self._shards.values():
-                shard.upkeep.close()
+    def _close(self, shard: SegmentShard) -> None:
+        try:
+            shard.upkeep.close()
+        except OSError as error:
+            # The others must still be closed; what is missing here is found by the next recovery.
+            logger.warning("%s: not closed in order: %s", shard.ref, error)
 
-    def abandon(self) -> None:
-        """See `StorageEngine`."""
-        for shard in self._shards.values():
-            shard.wal.abandon()
+    def _abandon(self, shard: SegmentShard) -> None:
+        shard.wal.abandon()
 
     def _recover(
         self, ref: ShardRef, before: ShardState | None, epoch: int, on_bytes: Callable[[int], None] | None

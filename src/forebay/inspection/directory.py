@@ -16,7 +16,7 @@ from forebay.format.keys import state_key, topics_prefix
 from forebay.format.value import decode_value
 from forebay.metadata import Entry, SqliteMetadata
 from forebay.settings import Settings
-from forebay.storage.directory import LOCK, DataDirectory, is_owned
+from forebay.storage.directory import LOCK, LogDirectory, is_owned
 from forebay.topics import Engine, TopicSpec, shard_id
 
 
@@ -87,7 +87,7 @@ class Inspected:
 
 
 @contextmanager
-def metadata_of(directory: DataDirectory, settings: Settings, disk: Disk, clock: Clock) -> Iterator[SqliteMetadata]:
+def metadata_of(directory: LogDirectory, settings: Settings, disk: Disk, clock: Clock) -> Iterator[SqliteMetadata]:
     """The metadata store of the directory, opened read-only."""
     store = SqliteMetadata(
         settings.metadata.path or directory.metadata_path,
@@ -104,7 +104,7 @@ def metadata_of(directory: DataDirectory, settings: Settings, disk: Disk, clock:
 
 def inspected(path: str, settings: Settings, disk: Disk, store: SqliteMetadata) -> Inspected:
     """Read everything that the metadata store says. Values that cannot be used are kept apart."""
-    directory = DataDirectory.look(path, disk)
+    directory = LogDirectory.look(path, disk)
     prefix = settings.metadata.prefix
     found = Inspected(
         path=directory.path,
@@ -131,5 +131,5 @@ def inspected(path: str, settings: Settings, disk: Disk, store: SqliteMetadata) 
 
 def look(path: str, settings: Settings, disk: Disk, clock: Clock) -> Inspected:
     """The directory as it is now; raises what opening its metadata raises."""
-    with metadata_of(DataDirectory.look(path, disk), settings, disk, clock) as store:
+    with metadata_of(LogDirectory.look(path, disk), settings, disk, clock) as store:
         return inspected(path, settings, disk, store)

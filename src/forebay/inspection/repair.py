@@ -24,7 +24,7 @@ from forebay.inspection.directory import ShardPlace, look
 from forebay.inspection.findings import Report, Severity
 from forebay.inspection.segments import RESTORE, SegmentExam, StoredIndex
 from forebay.settings import Settings
-from forebay.storage.directory import DataDirectory
+from forebay.storage.directory import LogDirectory
 from forebay.topics import TopicName
 from forebay.wal.begin import ASIDE
 from forebay.wal.files import LogFile
@@ -69,8 +69,8 @@ def repair(
     apply: bool = False,
 ) -> list[Step]:
     """The steps that are needed; with `apply`, carried out. `Unavailable` if another process has the directory."""
-    DataDirectory.look(path, disk)
-    directory = DataDirectory.take(path, disk, clock)
+    LogDirectory.look(path, disk)
+    directory = LogDirectory.take(path, disk, clock)
     try:
         found = look(path, settings, disk, clock)
         places = [place for place in found.places() if topic is None or (place.spec and place.spec.name == topic)]

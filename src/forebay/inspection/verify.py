@@ -15,7 +15,7 @@ from forebay.inspection.directory import Inspected, ShardPlace, inspected, metad
 from forebay.inspection.findings import Report, Severity
 from forebay.inspection.shard import Progress, verify_shard
 from forebay.settings import Settings
-from forebay.storage.directory import DataDirectory
+from forebay.storage.directory import LogDirectory
 from forebay.topics import TopicName
 
 
@@ -50,7 +50,7 @@ def verify(
     """
     report = Report()
     try:
-        directory = DataDirectory.look(path, disk)
+        directory = LogDirectory.look(path, disk)
     except Corrupt as error:
         report.add(Severity.ERROR, str(error), "then verify again", file=path)
         return report
@@ -77,7 +77,7 @@ def _chosen(found: Inspected, disk: Disk, topic: TopicName | None) -> list[Shard
 
 
 def _metadata(
-    directory: DataDirectory, settings: Settings, disk: Disk, clock: Clock, report: Report
+    directory: LogDirectory, settings: Settings, disk: Disk, clock: Clock, report: Report
 ) -> Inspected | None:
     """What the metadata store says; `None`, with a finding, if it cannot be read at all."""
     try:

@@ -68,7 +68,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             sources.append((path, expand(read_yaml(path), path, environment)))
         sources.append(("the environment", environment_tree(environment)))
         if overrides is not None:
-            sources.append(("overrides", expand(dict(overrides), "overrides", environment)))
+            sources.append(("overrides", expand(overrides, "overrides", environment)))
         values: dict[str, dict[str, object]] = {group: {} for group in GROUPS}
         for source, tree in sources:
             for setting, value in parse_tree(tree, source):

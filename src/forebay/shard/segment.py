@@ -12,10 +12,11 @@ from forebay.errors import Corrupt
 from forebay.format.descriptor import ShardState
 from forebay.settings import WalSettings
 from forebay.shard.decision import RecoveryDecision, decide
-from forebay.topics import TopicSpec, parse_compression, shard_id
+from forebay.topics import Durability, TopicSpec, parse_compression, shard_id
 from forebay.wal.begin import Start, begin
 from forebay.wal.log import Wal
 from forebay.wal.sealing import Sealer
+from forebay.wal.staging import Ticket
 from forebay.wal.survey import Survey, survey
 from forebay.wal.upkeep import Upkeep
 from forebay.wal.writer import ShardPlace
@@ -66,6 +67,18 @@ class SegmentShard:
     def failure(self) -> str | None:
         """Why appends are refused, if they are."""
         return self.wal.failure
+
+    def is_held(self, ticket: Ticket) -> bool:
+        """Whether the durability class of a queued append holds already."""
+        # Of class memory it does once the offset is reserved: even if it is lost, it never stands for another record.
+        reserved = self.durability is Durability.MEMORY and ticket.offset + ticket.count <= self.wal.writer.reserved_end
+        return ticket.done or reserved
+
+    def commit_within(self, seconds: float) -> None:
+        """Settle everything that is queued, unless somebody else is still writing when the time is up."""
+        if self.wal.committing.acquire(timeout=seconds):
+            self.wal.committing.release()
+            self.wal.commit()
 
     def last_sequence(self, producer: int) -> int | None:
         """The newest acknowledged sequence of an idempotent producer."""

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Generator
 
-from forebay.errors import Unavailable
+from forebay.errors import Indeterminate
 from forebay.wal.staging import Ticket
 
 _LOCK = threading.Lock()
@@ -33,12 +33,15 @@ class Ack:
         return self._ticket.done
 
     def result(self, timeout: float | None = None) -> int:
-        """Wait for the first offset of the append, or the error it failed with; `Unavailable` if time is up."""
+        """Wait for the first offset of the append, or the error it failed with.
+
+        `Indeterminate` if the time is up: the append is still on its way, and this may be asked again.
+        """
         if not self._ticket.done:
             settled = threading.Event()
             self.add_callback(lambda _: settled.set())
             if not settled.wait(timeout):
-                raise Unavailable(f"not acknowledged within {timeout} s: it may still be; ask again")
+                raise Indeterminate(f"not acknowledged within {timeout} s: it may still be; ask again")
         return self._ticket.result()
 
     def add_callback(self, callback: Callable[[Ack], None]) -> None:

@@ -6,13 +6,13 @@ Input is checked before it comes here, apart from sizes. Knows shards, nothing o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from forebay.clock import Clock
 from forebay.engines import OpenShard
-from forebay.errors import Invalid, Unavailable
+from forebay.errors import ForebayError, Indeterminate, Invalid, Unavailable
 from forebay.format.batch import ColumnBytes, Columns, encode_arrow, encode_columns
 from forebay.partitioning import Partitioner
 from forebay.settings import WalSettings
@@ -24,6 +24,22 @@ if TYPE_CHECKING:
 
 FRAME_ROOM = 1024
 """What a frame needs beside its columns: head, runs, padding."""
+
+
+class Staged(NamedTuple):
+    """The records of one partition, queued together."""
+
+    partition: int
+    shard: OpenShard
+    ticket: Ticket
+    records: int
+
+
+class Failed(NamedTuple):
+    """A partition whose records were not appended."""
+
+    partition: int
+    error: ForebayError
 
 
 class Appender:
@@ -54,16 +70,23 @@ class Appender:
     def together(self, partition: int, columns: Columns, producing: Producing | None, *, atomic: bool) -> Sequence[int]:
         """Append records to one partition."""
         encoded = encode_columns(columns)
-        if not atomic and encoded.size + FRAME_ROOM > self._settings.frame_bytes_max and encoded.count > 1:
-            if producing is not None:
-                raise Invalid("atomic=False may split the append, but a producer's sequence names exactly one")
-            half = encoded.count // 2
-            front = self.together(partition, _picked(columns, range(half)), None, atomic=False)
-            back = _picked(columns, range(half, encoded.count))
-            return [*front, *self.together(partition, back, None, atomic=False)]
-        shard, ticket = self._stage(partition, encoded, producing)
-        first = shard.settle(ticket)
-        return range(first, first + encoded.count)
+        if atomic or encoded.size + FRAME_ROOM <= self._settings.frame_bytes_max:
+            return self._settled([self._stage(partition, encoded, producing)])[0]
+        if producing is not None:
+            raise Invalid("atomic=False may split the append, but a producer's sequence names exactly one")
+        # Every piece is checked before the first is appended.
+        pieces = self._split(columns, encoded)
+        return [offset for piece in pieces for offset in self.together(partition, piece, None, atomic=True)]
+
+    def _split(self, columns: Columns, encoded: ColumnBytes) -> list[Columns]:
+        """The columns in pieces that fit into a frame each."""
+        if encoded.size + FRAME_ROOM <= self._settings.frame_bytes_max:
+            return [columns]
+        if encoded.count == 1:
+            self.checked_size(encoded.size)
+        half = encoded.count // 2
+        halves = (_picked(columns, range(half)), _picked(columns, range(half, encoded.count)))
+        return [piece for part in halves for piece in self._split(part, encode_columns(part))]
 
     def scattered(
         self, chosen: Sequence[int], columns: Columns, producing: Producing | None, *, atomic: bool
@@ -75,18 +98,18 @@ class Appender:
         _refuse_scattered_producer(producing, len(rows))
         parts = {number: _picked(columns, places) for number, places in rows.items()}
         offsets = [0] * len(chosen)
-        if not atomic:
-            for number, places in rows.items():
-                found = self.together(number, parts[number], producing, atomic=False)
-                _place(offsets, places, found)
-            return offsets
         encoded = {number: encode_columns(part) for number, part in parts.items()}
+        if not atomic:
+            pieces = {number: self._split(part, encoded[number]) for number, part in parts.items()}
+            for number, places in rows.items():
+                split = [self.together(number, piece, producing, atomic=True) for piece in pieces[number]]
+                _place(offsets, places, [offset for found in split for offset in found])
+            return offsets
         for part in encoded.values():
             self.checked_size(part.size)
-        staged = {number: self._stage(number, part, producing) for number, part in encoded.items()}
-        for number, (shard, ticket) in staged.items():
-            first = shard.settle(ticket)
-            _place(offsets, rows[number], range(first, first + len(rows[number])))
+        settled = self._all_settled(list(encoded.items()), producing)
+        for number, found in zip(encoded, settled, strict=True):
+            _place(offsets, rows[number], found)
         return offsets
 
     def arrow(
@@ -96,16 +119,45 @@ class Appender:
         pieces = pieces_of(batch, partitioner, partition, producing.producer if producing else 0)
         _refuse_scattered_producer(producing, len(pieces))
         now = self._clock.now_ms()
-        encoded = [(piece, encode_arrow(piece.batch, now)) for piece in pieces]
+        encoded = [(piece.partition, encode_arrow(piece.batch, now)) for piece in pieces]
         for _, columns in encoded:
             self.checked_size(columns.size)
-        staged = [(piece, self._stage(piece.partition, columns, producing)) for piece, columns in encoded]
         offsets = np.zeros(batch.num_rows, np.int64)
-        for piece, (shard, ticket) in staged:
-            first = shard.settle(ticket)
-            offsets[piece.rows] = np.arange(first, first + piece.batch.num_rows)
+        for piece, settled in zip(pieces, self._all_settled(encoded, producing), strict=True):
+            offsets[piece.rows] = np.arange(settled.start, settled.stop)
         found: list[int] = offsets.tolist()
         return found
+
+    def _all_settled(self, parts: Sequence[tuple[int, ColumnBytes]], producing: Producing | None) -> list[range]:
+        """Stage every partition's records, then wait for all."""
+        staged: list[Staged] = []
+        for number, columns in parts:
+            try:
+                staged.append(self._stage(number, columns, producing))
+            except ForebayError as error:
+                if staged:
+                    self._settled(staged, Failed(number, error))
+                raise
+        return self._settled(staged)
+
+    def _settled(self, staged: Sequence[Staged], refused: Failed | None = None) -> list[range]:
+        """The offsets of what was staged. Where some partitions hold and others failed the outcome is mixed."""
+        held: list[range] = []
+        failed = [refused] if refused is not None else []
+        for partition, shard, ticket, count in staged:
+            try:
+                first = shard.settle(ticket)
+                held.append(range(first, first + count))
+            except ForebayError as error:
+                failed.append(Failed(partition, error))
+        if failed and held:
+            raise Indeterminate(
+                f"{self._name}: the records of {len(held)} partitions are appended, those of partition "
+                f"{failed[0].partition} are not ({failed[0].error}): read before you repeat them"
+            ) from failed[0].error
+        if failed:
+            raise failed[0].error
+        return held
 
     def checked_size(self, size: int) -> int:
         """The size, or `Invalid` if no frame can hold it."""
@@ -116,7 +168,7 @@ class Appender:
             )
         return size
 
-    def _stage(self, partition: int, columns: ColumnBytes, producing: Producing | None) -> tuple[OpenShard, Ticket]:
+    def _stage(self, partition: int, columns: ColumnBytes, producing: Producing | None) -> Staged:
         self.checked_size(columns.size)
         shard = self._shard(partition)
         ticket = Ticket()
@@ -124,13 +176,13 @@ class Appender:
             shard.stage_many(columns, producing, ticket)
         except QueueFull as full:
             self._patiently(shard, lambda: shard.stage_many(columns, producing, ticket), full)
-        return shard, ticket
+        return Staged(partition, shard, ticket, columns.count)
 
     def _patiently(self, shard: OpenShard, stage: Callable[[], Ticket], full: QueueFull) -> None:
         """While the queue is full help to write it, and try again until the time limit."""
         deadline = self._clock.monotonic() + self._settings.append_timeout_ms / 1000
-        while self._clock.monotonic() < deadline:
-            shard.commit()
+        while (left := deadline - self._clock.monotonic()) > 0:
+            shard.commit_within(left)
             try:
                 stage()
             except QueueFull as still:

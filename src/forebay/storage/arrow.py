@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.partitioning import Partitioner
+from forebay.storage.checks import checked_column
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,7 +26,7 @@ def pieces_of(batch: pa.RecordBatch, partitioner: Partitioner, partition: int | 
     """The batch by partition; one piece, uncopied, where all rows go together."""
     keys = None
     if partition is None and partitioner.partitions > 1 and "key" in batch.schema.names:
-        keys = batch.column("key").to_pylist()
+        keys = checked_column("key", batch.column("key").to_pylist(), None)
     chosen = partitioner.choose_many(keys, batch.num_rows, partition=partition, producer=producer)
     if isinstance(chosen, int):
         return [Piece(chosen, batch, np.arange(batch.num_rows))]

@@ -5,12 +5,18 @@ Raises `Invalid` that says what is wrong with which argument. Knows records, not
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from forebay.errors import Invalid
-from forebay.records import OFFSET_MAX, Headers
+from forebay.records import OFFSET_MAX, Headers, Position
 from forebay.wal.staging import Producing
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+S = TypeVar("S")
 
 HeadersLike: TypeAlias = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]]
 
@@ -18,6 +24,7 @@ TAG_BYTES_MAX = 1024
 HEADERS_MAX = 1000
 TIMESTAMP_MAX = 2**62
 PRODUCER_MAX = 2**64 - 1
+POSITIONS = frozenset({"earliest", "latest", "offset", "time"})
 
 
 def checked_bytes(what: str, value: object) -> bytes | None:
@@ -47,7 +54,7 @@ def checked_tag(tag: object) -> str | None:
 
 def checked_headers(headers: HeadersLike | None) -> Headers:
     """Pairs of name and value; names may repeat."""
-    if not headers:
+    if headers is None:
         return ()
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     try:
@@ -94,7 +101,10 @@ def checked_column(what: str, column: Iterable[object] | None, count: int | None
         return None
     if isinstance(column, bytes | str):
         raise Invalid(f"{what} is {type(column).__name__}: give a sequence with one entry for each record")
-    values = column if type(column) is list else list(column)
+    try:
+        values = column if type(column) is list else list(column)
+    except TypeError as error:
+        raise Invalid(f"{what} is {type(column).__name__}: give a sequence with one entry for each record") from error
     if count is not None and len(values) != count:
         raise Invalid(f"{len(values)} {what} for {count} records: give one for each")
     if set(map(type, values)) <= {bytes, type(None)}:
@@ -108,8 +118,9 @@ def checked_tags(tags: Sequence[str | None] | str | None, count: int) -> list[st
         return None
     if isinstance(tags, str):
         return [checked_tag(tags)] * count
-    if len(tags) != count:
-        raise Invalid(f"{len(tags)} tags for {count} records: give one for each, or one text for all")
+    tags = _sequence("tags", tags, count)
+    if not set(map(type, tags)) <= {str, type(None)}:
+        return [checked_tag(tag) for tag in tags]
     known = {tag: checked_tag(tag) for tag in set(tags)}
     return [known[tag] for tag in tags]
 
@@ -118,15 +129,63 @@ def checked_timestamps(timestamps: Sequence[int] | int | None, count: int, now: 
     """A column of timestamps; one number, or now, stands for all records."""
     if timestamps is None or isinstance(timestamps, int):
         return [now if timestamps is None else checked_timestamp(timestamps)] * count
-    if len(timestamps) != count:
-        raise Invalid(f"{len(timestamps)} timestamps for {count} records: give one for each")
-    return [checked_timestamp(int(timestamp)) for timestamp in timestamps]
+    timestamps = _sequence("timestamps", timestamps, count)
+    try:
+        # `index` also takes numpy's integers, and refuses what only looks like a number.
+        return [checked_timestamp(operator.index(timestamp)) for timestamp in timestamps]
+    except TypeError as error:
+        raise Invalid(f"timestamps are milliseconds since 1970 as int: {error}") from error
 
 
 def checked_header_column(headers: Sequence[HeadersLike | None] | None, count: int) -> list[Headers] | None:
     """A column of headers, one entry for each record."""
     if headers is None:
         return None
-    if len(headers) != count:
-        raise Invalid(f"{len(headers)} headers for {count} records: give one entry, or None, for each")
-    return [checked_headers(entry) for entry in headers]
+    return [checked_headers(entry) for entry in _sequence("headers", headers, count)]
+
+
+def checked_partition(partition: object) -> int:
+    """A number that may name a partition; whether there is one, the topic says."""
+    if not isinstance(partition, int) or isinstance(partition, bool):
+        raise Invalid(f"partition is {type(partition).__name__}, not int")
+    return partition
+
+
+def checked_position(start: object) -> Position:
+    """Where to start: an offset stands for its position."""
+    if isinstance(start, int) and not isinstance(start, bool):
+        start = Position.at_offset(start)
+    if not isinstance(start, Position) or start.kind not in POSITIONS:
+        raise Invalid(f"start is {start!r:.80}: give EARLIEST, LATEST, an offset, or a Position")
+    if start.kind == "time":
+        checked_timestamp(start.value)
+    elif not isinstance(start.value, int) or isinstance(start.value, bool) or not 0 <= start.value <= OFFSET_MAX:
+        raise Invalid(f"offset is {start.value!r:.80}; allowed: 0 to {OFFSET_MAX}")
+    return start
+
+
+def checked_seconds(what: str, seconds: object) -> float:
+    """A span of time that is not negative."""
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not seconds >= 0:
+        raise Invalid(f"{what} is {seconds!r:.80}; give seconds, not below 0")
+    return seconds
+
+
+def checked_arrow(batch: object) -> pa.RecordBatch:
+    """A record batch of Arrow; a table is cut into batches by its owner, who knows how large they may be."""
+    import pyarrow as pa  # noqa: PLC0415 - loaded only where it is used
+
+    if not isinstance(batch, pa.RecordBatch):
+        raise Invalid(f"batch is {type(batch).__name__}, not a pyarrow.RecordBatch; a table gives its to_batches()")
+    return batch
+
+
+def _sequence(what: str, column: Sequence[S], count: int) -> Sequence[S]:
+    """A column of the right length."""
+    try:
+        length = len(column)
+    except TypeError as error:
+        raise Invalid(f"{what} is {type(column).__name__}: give a sequence with one entry for each record") from error
+    if length != count or isinstance(column, str | bytes | Mapping):
+        raise Invalid(f"{length} {what} for {count} records: give a sequence with one entry for each")
+    return column

@@ -6,7 +6,7 @@ from forebay.clock import Clock
 from forebay.errors import Conflict, UnknownTopic
 from forebay.format.keys import deleted_key, topic_key, topics_prefix
 from forebay.format.value import decode_value, encode_value
-from forebay.metadata import Absent, Delete, DeleteRange, MetadataStore, Put, RevisionIs
+from forebay.metadata import Absent, Delete, DeleteRange, Exists, MetadataStore, Put, RevisionIs
 from forebay.topics import TopicName, TopicSpec
 
 
@@ -55,6 +55,13 @@ class Definitions:
             raise UnknownTopic(f'there is no topic {name}: create it, or see "forebay topic list" for what there is')
         return decode_value(entry.value, TopicSpec)[0]
 
+    def is_current(self, spec: TopicSpec) -> bool:
+        """Whether this very topic, and not another of its name, still exists."""
+        try:
+            return self.get(spec.name).topic_id == spec.topic_id
+        except UnknownTopic:
+            return False
+
     def all(self) -> list[TopicSpec]:
         """Every definition, by name."""
         return [
@@ -79,6 +86,8 @@ class Definitions:
         return [decode_value(entry.value, TopicSpec)[0] for entry in entries]
 
     def end_deletion(self, spec: TopicSpec) -> None:
-        """Everything of the topic is gone: forget its shards' states, then that it was being deleted."""
+        """Everything of the topic is gone: forget its shards' states, and that it was being deleted."""
+        note = deleted_key(spec.topic_id, prefix=self._prefix)
         states = f"{self._prefix}/storage/topics/{spec.namespace}/{spec.topic}/"
-        self._store.transaction([], [DeleteRange(states), Delete(deleted_key(spec.topic_id, prefix=self._prefix))])
+        # Only while the note stands: once it is gone, the states below that name may be those of a new topic.
+        self._store.transaction([Exists(note)], [DeleteRange(states), Delete(note)])

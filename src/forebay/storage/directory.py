@@ -9,6 +9,7 @@ shards/            one directory per shard
 from __future__ import annotations
 
 import posixpath
+from pathlib import PurePath
 
 import msgspec
 
@@ -19,6 +20,7 @@ from forebay.errors import Corrupt, Invalid, Unavailable, UnsupportedFormat
 MARKER = "forebay.json"
 LOCK = "lock"
 METADATA = "metadata.sqlite"
+SHARDS = "shards"
 FORMAT = 1
 LOCK_ATTEMPTS = 20
 LOCK_WAIT_SECONDS = 0.02
@@ -31,7 +33,7 @@ class Marker(msgspec.Struct, frozen=True):
     id: str
 
 
-class DataDirectory:
+class LogDirectory:
     """A directory of ours, locked by this process."""
 
     def __init__(self, path: str, marker: Marker, lock: Lock | None) -> None:
@@ -44,7 +46,7 @@ class DataDirectory:
         return f"{self.path}/{METADATA}"
 
     @classmethod
-    def take(cls, path: str, disk: Disk, clock: Clock) -> DataDirectory:
+    def take(cls, path: str | PurePath, disk: Disk, clock: Clock) -> LogDirectory:
         """Open for writing: made if missing, refused if it is somebody else's or another process has it."""
         path = checked_path(path)
         try:
@@ -53,28 +55,33 @@ class DataDirectory:
         except NotADirectoryError as error:
             raise Invalid(f"{path} is not a directory: name one for the data") from error
         except OSError as error:
-            raise Unavailable(f"{path} cannot be used as a data directory: {error}") from error
-        if MARKER not in names and set(names) - {LOCK, f"{MARKER}.tmp"}:
-            raise Invalid(f"{path} has files in it and is not a Forebay data directory: name an empty or a new one")
+            raise Unavailable(
+                f"{path} cannot be used as a data directory: {error}; check the path and its permissions"
+            ) from error
+        if MARKER not in names:
+            _refuse_foreign(path, set(names))
         try:
             lock = _locked(f"{path}/{LOCK}", disk, clock)
             try:
                 marker = _marker(path, disk, clock)
-                make_directories(disk, f"{path}/shards")
+                make_directories(disk, f"{path}/{SHARDS}")
             except BaseException:
                 lock.release()
                 raise
         except OSError as error:
-            raise Unavailable(f"{path} cannot be written: {error}") from error
+            raise Unavailable(f"{path} cannot be written: {error}; check its permissions and the free space") from error
         return cls(path, marker, lock)
 
     @classmethod
-    def look(cls, path: str, disk: Disk) -> DataDirectory:
+    def look(cls, path: str | PurePath, disk: Disk) -> LogDirectory:
         """Open for reading beside whoever writes; changes nothing."""
         path = checked_path(path)
-        if not disk.exists(f"{path}/{MARKER}"):
-            raise Invalid(f"{path} is not a Forebay data directory: it has no {MARKER}")
-        return cls(path, read_marker(path, disk), None)
+        try:
+            if not disk.exists(f"{path}/{MARKER}"):
+                raise Invalid(f"{path} is not a Forebay data directory: it has no {MARKER}")
+            return cls(path, read_marker(path, disk), None)
+        except OSError as error:
+            raise Unavailable(f"{path} cannot be read: {error}; check the path and its permissions") from error
 
     def release(self) -> None:
         """Let another process have it."""
@@ -87,11 +94,38 @@ class DataDirectory:
         self._lock = None
 
 
-def checked_path(path: str) -> str:
-    """The path as the disk takes it."""
-    if not isinstance(path, str) or not path or "\0" in path:
-        raise Invalid(f"{path!r:.100} is not a path of a directory")
-    return posixpath.normpath(path)
+def checked_path(path: str | PurePath) -> str:
+    """The path as the disk takes it: absolute, so that the process may change its working directory."""
+    text = str(path) if isinstance(path, PurePath) else path
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise Invalid(f"{path!r:.100} is not the path of a directory")
+    return posixpath.abspath(text)
+
+
+def _refuse_foreign(path: str, names: set[str]) -> None:
+    if METADATA in names or SHARDS in names:
+        raise Corrupt(f"{path} holds a log, but its {MARKER} is missing: restore that file from a backup")
+    if names - {LOCK, f"{MARKER}.tmp"}:
+        raise Invalid(f"{path} has files in it and is not a Forebay data directory: name an empty or a new one")
+
+
+def refuse_lost_metadata(path: str, metadata_path: str, disk: Disk) -> None:
+    """Shards without a metadata store: it was lost or is looked for elsewhere. A new one would hide every topic."""
+    if not disk.list_directory(f"{path}/{SHARDS}"):
+        return
+    if not disk.exists(metadata_path) or _is_empty(metadata_path, disk):
+        raise Corrupt(
+            f"{path} holds shards, but its metadata store {metadata_path} is missing or empty: restore it from a "
+            "backup, or correct metadata.path"
+        )
+
+
+def _is_empty(path: str, disk: Disk) -> bool:
+    file = disk.open(path)
+    try:
+        return file.size() == 0
+    finally:
+        file.close()
 
 
 def is_owned(path: str, disk: Disk) -> bool:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import logging
+import posixpath
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import PurePath
 from types import TracebackType
 from typing import Self
 
 from forebay.clock import Clock, SystemClock
 from forebay.disk import Disk, SystemDisk
 from forebay.engines import FollowingEngine, MemoryEngine, OpenShard, SegmentEngine
-from forebay.errors import Closed, Unsupported
+from forebay.errors import Closed, Unavailable, UnknownTopic, Unsupported
 from forebay.lifecycle import close_with_process, closed
 from forebay.metadata import MemoryMetadata, MetadataStore, SqliteMetadata
 from forebay.settings import Settings
 from forebay.shard import Owner, ShardRef
 from forebay.storage.definitions import Definitions
-from forebay.storage.directory import DataDirectory, is_owned
+from forebay.storage.directory import LogDirectory, is_owned, refuse_lost_metadata
 from forebay.storage.threads import Committer, Maintenance
 from forebay.storage.topic import Topic
 from forebay.topics import Engine, TopicName, TopicSpec
@@ -43,7 +46,8 @@ class Storage:
         memory: MemoryEngine,
         segment: SegmentEngine | FollowingEngine | None,
         maintenance: Maintenance | None,
-        directory: DataDirectory | None,
+        directory: LogDirectory | None,
+        disk: SystemDisk | None = None,
         read_only: bool = False,
     ) -> None:
         self.settings = settings
@@ -55,15 +59,21 @@ class Storage:
         self._segment = segment
         self._maintenance = maintenance
         self._directory = directory
+        self._disk = disk
+        """The disk, if it is this log's own: then a forked child must let go of it."""
         self._committer = Committer()
         self._definitions = Definitions(metadata, settings.metadata.prefix, clock)
+        self._opened: dict[str, dict[int, OpenShard]] = {}
+        """The open shards of each topic id, shared by all its handles."""
+        self._changing = threading.RLock()
+        """Held while a topic is deleted and while a shard is opened: none is opened behind a deletion's back."""
         self._closing = threading.Lock()
         self._ended: str | None = None
 
     @classmethod
     def open(
         cls,
-        path: str,
+        path: str | PurePath,
         settings: Settings,
         *,
         read_only: bool = False,
@@ -76,13 +86,21 @@ class Storage:
         """
         clock = clock or SystemClock()
         if path == IN_MEMORY:
+            if read_only:
+                raise Unsupported(f'"{IN_MEMORY}" is a log of this process alone: there is nothing to read beside it')
             return cls._open_memory(settings, clock)
-        disk = disk or SystemDisk(settings.runtime.descriptors_max)
+        if settings.metadata.backend == "memory":
+            raise Unsupported(
+                f'metadata.backend "memory" would forget the topics of {path}: use "sqlite", or open "{IN_MEMORY}"'
+            )
+        own = SystemDisk(settings.runtime.descriptors_max) if disk is None else None
+        used = own or disk
+        assert used is not None
         if read_only:
-            return cls._open_beside(DataDirectory.look(path, disk), settings, disk, clock)
-        directory = DataDirectory.take(path, disk, clock)
+            return cls._open_beside(LogDirectory.look(path, used), settings, used, clock, own)
+        directory = LogDirectory.take(path, used, clock)
         try:
-            return cls._open_directory(directory, settings, disk, clock)
+            return cls._open_directory(directory, settings, used, clock, own)
         except BaseException:
             directory.release()
             raise
@@ -106,14 +124,17 @@ class Storage:
         return storage
 
     @classmethod
-    def _open_beside(cls, directory: DataDirectory, settings: Settings, disk: Disk, clock: Clock) -> Storage:
+    def _open_beside(
+        cls, directory: LogDirectory, settings: Settings, disk: Disk, clock: Clock, own: SystemDisk | None
+    ) -> Storage:
         metadata = SqliteMetadata(
-            settings.metadata.path or directory.metadata_path,
+            _metadata_path(directory, settings),
             disk=disk,
             clock=clock,
             busy_timeout_ms=settings.metadata.busy_timeout_ms,
             read_only=True,
         )
+        definitions = Definitions(metadata, settings.metadata.prefix, clock)
         owner = Owner("", directory.id)
         storage = cls(
             settings,
@@ -127,22 +148,23 @@ class Storage:
                 disk=disk,
                 clock=clock,
                 is_owned=lambda: is_owned(directory.path, disk),
+                is_known=lambda ref: definitions.is_current(ref.spec),
             ),
             maintenance=None,
             directory=directory,
+            disk=own,
             read_only=True,
         )
         close_with_process(storage)
         return storage
 
     @classmethod
-    def _open_directory(cls, directory: DataDirectory, settings: Settings, disk: Disk, clock: Clock) -> Storage:
-        metadata = SqliteMetadata(
-            settings.metadata.path or directory.metadata_path,
-            disk=disk,
-            clock=clock,
-            busy_timeout_ms=settings.metadata.busy_timeout_ms,
-        )
+    def _open_directory(
+        cls, directory: LogDirectory, settings: Settings, disk: Disk, clock: Clock, own: SystemDisk | None
+    ) -> Storage:
+        path = _metadata_path(directory, settings)
+        refuse_lost_metadata(directory.path, path, disk)
+        metadata = SqliteMetadata(path, disk=disk, clock=clock, busy_timeout_ms=settings.metadata.busy_timeout_ms)
         try:
             owner = Owner(metadata.session(SESSION_SECONDS).id, directory.id)
             maintenance = Maintenance(disk, clock, directory.path, settings.runtime)
@@ -163,6 +185,7 @@ class Storage:
                 ),
                 maintenance=maintenance,
                 directory=directory,
+                disk=own,
             )
             storage._finish_deletions()
         except BaseException:
@@ -197,8 +220,15 @@ class Storage:
             engine=engine,
             compression=compression,
         )
-        self._finish_deletions()
-        return self._handle(self._definitions.create(spec, exist_ok=exist_ok))
+        if self._segment is None and spec.engine is not Engine.MEMORY:
+            raise Unsupported(f'this log keeps everything in memory: create {spec.name} with durability "ephemeral"')
+        with self._changing:
+            self._finish_deletions()
+            if any(gone.name == spec.name for gone in self._definitions.deleting()):
+                raise Unavailable(
+                    f"{spec.name}: the files of the deleted topic of that name are not gone yet; try again"
+                )
+            return self._handle(self._definitions.create(spec, exist_ok=exist_ok))
 
     def topic(self, name: str) -> Topic:
         """A topic that exists; `UnknownTopic` if the metadata store says that it does not."""
@@ -211,19 +241,21 @@ class Storage:
         return self._definitions.all()
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic with all its records. Repeatable: an interrupted deletion is finished at the next opening."""
+        """Delete a topic with all its records: from its return on the topic is unknown.
+
+        Files that cannot be removed now are removed later, at the latest when the directory is opened next.
+        """
         self._check_writable()
-        self._definitions.begin_deletion(TopicName.parse(name))
-        self._finish_deletions()
+        with self._changing:
+            self._definitions.begin_deletion(TopicName.parse(name))
+            self._finish_deletions()
 
     def recover(self, on_progress: Progress | None = None) -> None:
         """Open every shard now rather than at its first use; `on_progress` hears 0.0 to 1.0, by bytes walked."""
         self._check_open()
         if not isinstance(self._segment, SegmentEngine):
             return
-        refs = [ref for spec in self.topics() if spec.engine is Engine.SEGMENT for ref in refs_of(spec)]
-        total = sum(self._segment.tail_bytes(ref) for ref in refs) or 1
-        done = 0
+        done, total = 0, 1
 
         def on_bytes(count: int) -> None:
             nonlocal done
@@ -231,7 +263,10 @@ class Storage:
             if on_progress is not None:
                 on_progress(min(0.999, done / total))
 
-        self._segment.open_many(refs, on_bytes)
+        with self._changing:
+            refs = [ref for spec in self.topics() if spec.engine is Engine.SEGMENT for ref in refs_of(spec)]
+            total = sum(self._segment.tail_bytes(ref) for ref in refs) or 1
+            self._segment.open_many(refs, on_bytes)
         if on_progress is not None:
             on_progress(1.0)
 
@@ -240,19 +275,19 @@ class Storage:
     def close(self) -> None:
         """Make everything durable and end in order: nothing is left to replay. Harmless when repeated."""
         with self._closing:
-            if self._ended is not None:
-                return
-            self._ended = "is closed"
-            self._committer.end()
-            if self._maintenance is not None:
-                self._maintenance.end()
-            if self._segment is not None:
-                self._segment.close()
-            self._memory.close()
-            self._metadata.close()
-            if self._directory is not None:
-                self._directory.release()
-            closed(self)
+            # Set first and looked at by nobody here: a closing that was interrupted is finished by the next call.
+            self._ended = self._ended or "is closed"
+            with ExitStack() as last_first:
+                last_first.callback(closed, self)
+                if self._directory is not None:
+                    last_first.callback(self._directory.release)
+                last_first.callback(self._metadata.close)
+                last_first.callback(self._memory.close)
+                if self._segment is not None:
+                    last_first.callback(self._segment.close)
+                if self._maintenance is not None:
+                    last_first.callback(self._maintenance.end)
+                last_first.callback(self._committer.end)
 
     def __enter__(self) -> Self:
         return self
@@ -269,8 +304,12 @@ class Storage:
         """Everything goes on."""
 
     def after_fork_in_child(self) -> None:
-        """In the child every handle says that it was opened before the fork."""
+        """In the child every handle says that it was opened before the fork, and nothing of the parent's is held."""
         self._ended = "was opened before a fork: open it anew in the child"
+        # Whoever held one of these at the fork does not exist here.
+        self._closing, self._changing = threading.Lock(), threading.RLock()
+        for opened in self._opened.values():
+            opened.clear()
         self._committer.abandon()
         if self._maintenance is not None:
             self._maintenance.abandon()
@@ -279,38 +318,53 @@ class Storage:
         self._memory.abandon()
         if self._directory is not None:
             self._directory.abandon()
+        if self._disk is not None:
+            # Else the child would keep the parent's locks alive after its death.
+            self._disk.abandon()
         closed(self)
 
     # How
 
     def _handle(self, spec: TopicSpec) -> Topic:
-        engine = self._memory if spec.engine is Engine.MEMORY else self._segment
-        if engine is None:
-            raise Unsupported("this log keeps everything in memory: use durability ephemeral")
         if self.read_only and spec.engine is Engine.MEMORY:
             raise Unsupported(f"{spec.name} lives in the memory of its owner: no other process can read it")
-        refs: Sequence[ShardRef] = refs_of(spec)
-        opened: dict[int, OpenShard] = {}
+        opened = self._opened.setdefault(spec.topic_id, {})
 
         def shard(partition: int) -> OpenShard:
             found = opened.get(partition)
-            if found is None:
-                self._check_open()
-                found = opened[partition] = engine.open_shard(refs[partition])
-            return found
+            return found if found is not None else self._open_shard(opened, ShardRef(spec, partition))
 
         return Topic(spec, self.settings.wal, clock=self._clock, shard=shard, commit_soon=self._committer.ask)
 
+    def _open_shard(self, opened: dict[int, OpenShard], ref: ShardRef) -> OpenShard:
+        with self._changing:
+            self._check_open()
+            # A handle may outlive its topic: what it names must not come to life again by being used.
+            if not self._definitions.is_current(ref.spec):
+                raise UnknownTopic(f"topic {ref.spec.name} was deleted: this handle has ended")
+            engine = self._memory if ref.spec.engine is Engine.MEMORY else self._segment
+            assert engine is not None
+            opened[ref.partition] = engine.open_shard(ref)
+            return opened[ref.partition]
+
     def _finish_deletions(self) -> None:
+        """Remove what deleted topics left. What cannot be removed now is logged and tried again later."""
         for spec in self._definitions.deleting():
-            for ref in refs_of(spec):
-                if self._maintenance is not None:
-                    self._maintenance.forget(ref.id)
-                if spec.engine is Engine.MEMORY or self._segment is None:
-                    self._memory.delete_shard(ref)
-                else:
-                    self._segment.delete_shard(ref)
-            self._definitions.end_deletion(spec)
+            self._opened.pop(spec.topic_id, {}).clear()
+            try:
+                for ref in refs_of(spec):
+                    self._delete_shard(ref)
+                self._definitions.end_deletion(spec)
+            except (OSError, Unavailable) as error:
+                logger.warning("%s is deleted, but not all of its files could be removed yet: %s", spec.name, error)
+
+    def _delete_shard(self, ref: ShardRef) -> None:
+        if self._maintenance is not None:
+            self._maintenance.forget(ref.id)
+        if ref.spec.engine is Engine.MEMORY or self._segment is None:
+            self._memory.delete_shard(ref)
+        else:
+            self._segment.delete_shard(ref)
 
     def _check_writable(self) -> None:
         self._check_open()
@@ -325,3 +379,8 @@ class Storage:
 def refs_of(spec: TopicSpec) -> list[ShardRef]:
     """The shards of a topic."""
     return [ShardRef(spec, partition) for partition in range(spec.partitions)]
+
+
+def _metadata_path(directory: LogDirectory, settings: Settings) -> str:
+    """Absolute, so that the process may change its working directory."""
+    return posixpath.abspath(settings.metadata.path or directory.metadata_path)

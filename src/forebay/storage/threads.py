@@ -32,6 +32,7 @@ class Maintenance:
         self._changed = threading.Condition()
         self._busy: dict[str, SegmentShard] = {}
         self._watched: dict[str, SegmentShard] = {}
+        self._stepping = threading.Lock()
         self._ended = False
         self._thread: threading.Thread | None = None
 
@@ -44,6 +45,10 @@ class Maintenance:
 
     def step(self) -> None:
         """One round over all shards that are due something."""
+        with self._stepping:
+            self._step()
+
+    def _step(self) -> None:
         shards = list(self._busy.values())
         due = [shard for shard in shards if _safely(shard, shard.upkeep.prepare)]
         if len(due) >= self._settings.shards_syncfs_min:
@@ -53,13 +58,17 @@ class Maintenance:
                 _safely(shard, shard.upkeep.sync)
         for shard in shards:
             _safely(shard, shard.upkeep.finish)
-            if not shard.upkeep.is_busy:
-                self._busy.pop(shard.ref.id, None)
+            # Out first and in again: a shard that gets work meanwhile must find itself out and come back by itself.
+            self._busy.pop(shard.ref.id, None)
+            if shard.upkeep.is_busy:
+                self._busy[shard.ref.id] = shard
 
     def forget(self, shard_id: str) -> None:
-        """The shard is gone."""
+        """Leave the shard alone from now on; on return nothing works on it any more."""
         self._watched.pop(shard_id, None)
         self._busy.pop(shard_id, None)
+        with self._stepping:
+            self._busy.pop(shard_id, None)
 
     def end(self) -> None:
         """Stop the thread and wait for its present round."""
@@ -73,6 +82,8 @@ class Maintenance:
         """In a forked child: the thread is not there."""
         self._thread = None
         self._ended = True
+        self._stepping = threading.Lock()
+        self._changed = threading.Condition()
 
     def _wake(self, shard: SegmentShard) -> None:
         if shard.ref.id in self._busy:
@@ -103,7 +114,8 @@ class Maintenance:
 
     def _sync_together(self, shards: list[SegmentShard]) -> None:
         """Many dirty files: one sync of their file system costs less than one each."""
-        targets = [(shard, shard.upkeep.sync_begin()) for shard in shards]
+        begun = ((shard, shard.upkeep.sync_begin()) for shard in shards)
+        targets = [(shard, target) for shard, target in begun if target is not None]
         try:
             self._disk.sync_filesystem(self._root)
         except OSError as error:
@@ -111,8 +123,7 @@ class Maintenance:
                 shard.upkeep.sync_failed(error)
             return
         for shard, target in targets:
-            if target is not None:
-                shard.upkeep.sync_end(target)
+            shard.upkeep.sync_end(target)
 
 
 def _safely(shard: SegmentShard, step: Callable[[], bool | None]) -> bool:
@@ -156,6 +167,7 @@ class Committer:
         """In a forked child: the thread is not there."""
         self._thread = None
         self._ended = True
+        self._asked = threading.Condition()
 
     def _run(self) -> None:
         while True:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from forebay.clock import Clock
@@ -20,18 +20,22 @@ from forebay.storage.acks import Ack
 from forebay.storage.appending import Appender
 from forebay.storage.checks import (
     HeadersLike,
+    checked_arrow,
     checked_bytes,
     checked_column,
     checked_header_column,
     checked_headers,
+    checked_partition,
+    checked_position,
     checked_producing,
+    checked_seconds,
     checked_tag,
     checked_tags,
     checked_timestamp,
     checked_timestamps,
 )
-from forebay.storage.following import follow
-from forebay.topics import Durability, TopicSpec
+from forebay.storage.streams import Bounded, Following, Stream, Waiting
+from forebay.topics import TopicSpec
 from forebay.wal.staging import Entry, Producing, Ticket
 
 if TYPE_CHECKING:
@@ -90,6 +94,8 @@ class Topic:
         """
         producing = None if producer is None and sequence is None else checked_producing(producer, sequence)
         entry = self._entry(value, key, tag, headers, timestamp, producing, Ticket())
+        if partition is not None:
+            checked_partition(partition)
         chosen = self._partitioner.choose(entry.key, partition=partition, producer=producer or 0)
         return self._appender.one(chosen, entry)
 
@@ -110,10 +116,12 @@ class Topic:
         Raises `Unavailable` at once if the queue is full.
         """
         producing = None if producer is None and sequence is None else checked_producing(producer, sequence)
+        if partition is not None:
+            checked_partition(partition)
         chosen = self._partitioner.choose(checked_bytes("key", key), partition=partition, producer=producer or 0)
         ack = Ack(chosen)
         shard = self._appender.one_soon(chosen, self._entry(value, key, tag, headers, timestamp, producing, ack.ticket))
-        if shard.durability is Durability.MEMORY:
+        if shard.is_held(ack.ticket):
             ack.ticket.finish()
         else:
             self._commit_soon(shard)
@@ -150,6 +158,8 @@ class Topic:
             tags=checked_tags(tags, count),
             headers=checked_header_column(headers, count),
         )
+        if partition is not None:
+            checked_partition(partition)
         chosen = self._partitioner.choose_many(columns.keys, count, partition=partition, producer=producer or 0)
         if isinstance(chosen, int):
             return self._appender.together(chosen, columns, producing, atomic=atomic)
@@ -167,8 +177,10 @@ class Topic:
 
         It has a column `value` and may have `key`, `tag`, `headers` and `timestamp`.
         """
-        if batch.num_rows == 0:
+        if checked_arrow(batch).num_rows == 0:
             return []
+        if partition is not None:
+            checked_partition(partition)
         producing = checked_producing(producer, sequence)
         return self._appender.arrow(batch, self._partitioner, partition, producing)
 
@@ -181,13 +193,13 @@ class Topic:
         stop: int | None = None,
         partition: int | None = None,
         on_gap: OnGap | None = None,
-    ) -> Iterator[Record]:
+    ) -> Stream[Record]:
         """The records from `start` up to the end as it is now, or to offset `stop`; partition after partition.
 
-        A lost or damaged range raises `DataLoss` at its place, unless `on_gap(partition, gap)` takes it.
+        A lost or damaged range raises `DataLoss` at its place, unless `on_gap(partition, gap)` takes it; the
+        stream may be asked again and goes on behind it.
         """
-        for number, batch in self._batches(start, stop, partition, on_gap):
-            yield from batch.records(number)
+        return Stream(Bounded(self._parts(start, stop, partition, on_gap), _records, self._shard))
 
     def read_arrow(
         self,
@@ -196,10 +208,9 @@ class Topic:
         stop: int | None = None,
         partition: int | None = None,
         on_gap: OnGap | None = None,
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Stream[pa.RecordBatch]:
         """As `read`, as record batches, without a Python object per record."""
-        for number, batch in self._batches(start, stop, partition, on_gap):
-            yield batch.to_arrow(number)
+        return Stream(Bounded(self._parts(start, stop, partition, on_gap), _arrow, self._shard))
 
     def follow(
         self,
@@ -209,37 +220,43 @@ class Topic:
         timeout: float | None = None,
         stop: threading.Event | None = None,
         on_gap: OnGap | None = None,
-    ) -> Iterator[Record]:
+    ) -> Stream[Record]:
         """The records from `start` on and then new ones as they come, from all partitions.
 
-        Ends when nothing came for `timeout` seconds, or soon after `stop` is set. A reader that stalls costs
-        the writer nothing and goes on where it was.
+        Ends when nothing came for `timeout` seconds, or soon after `stop` is set; asked again, it goes on. A
+        reader that stalls costs the writer nothing and goes on where it was.
         """
+        if timeout is not None:
+            checked_seconds("timeout", timeout)
+        return Stream(Waiting(self.following(start, partition=partition, on_gap=on_gap), timeout, stop))
+
+    def following(
+        self, start: Position | int = LATEST, *, partition: int | None = None, on_gap: OnGap | None = None
+    ) -> Following[Record]:
+        """What `follow` asks again and again, for callers who wait in their own way."""
         cursors = [self._cursor(number, start, on_gap) for number in self._chosen(start, partition)]
         shards = [self._shard(cursor.partition) for cursor in cursors]
-        return follow(cursors, shards, timeout, stop)
+        return Following(cursors, shards, _records, self._shard)
 
     def offsets(self, partition: int = 0) -> Offsets:
         """The watermarks of a partition: earliest, evict_floor, durable, exported, next."""
-        return self._shard(self._partitioner.choose(None, partition=partition)).offsets()
+        return self._one(partition).offsets()
 
     def offset_at_time(self, timestamp: int, partition: int = 0) -> int | None:
         """The offset of the first record at or after the time (ms); `None` if there is none."""
-        return self._shard(self._partitioner.choose(None, partition=partition)).offset_at_time(
-            checked_timestamp(timestamp)
-        )
+        return self._one(partition).offset_at_time(checked_timestamp(timestamp))
 
     def last_sequence(self, producer: int, partition: int = 0) -> int | None:
         """The newest acknowledged sequence of an idempotent producer; `None` if it is not known here."""
-        return self._shard(self._partitioner.choose(None, partition=partition)).last_sequence(producer)
+        return self._one(partition).last_sequence(producer)
 
     def recovery(self, partition: int = 0) -> RecoveryDecision:
         """How the partition was recovered when it was opened."""
-        return self._shard(self._partitioner.choose(None, partition=partition)).decision
+        return self._one(partition).decision
 
     def failure(self, partition: int = 0) -> str | None:
         """Why the partition refuses appends, if it does."""
-        return self._shard(self._partitioner.choose(None, partition=partition)).failure
+        return self._one(partition).failure
 
     def flush(self) -> None:
         """On return everything appended so far is synced, whatever the durability class."""
@@ -250,6 +267,9 @@ class Topic:
         """Begin a new log file in each partition that has records in its present one."""
         for number in range(self.spec.partitions):
             self._shard(number).rotate()
+
+    def _one(self, partition: int) -> OpenShard:
+        return self._shard(self._partitioner.choose(None, partition=checked_partition(partition)))
 
     def _entry(
         self,
@@ -273,42 +293,51 @@ class Topic:
 
     def _chosen(self, start: Position | int, partition: int | None) -> range:
         if partition is not None:
-            number = self._partitioner.choose(None, partition=partition)
+            number = self._partitioner.choose(None, partition=checked_partition(partition))
             return range(number, number + 1)
-        if self.spec.partitions > 1 and (isinstance(start, int) or start.kind == "offset"):
+        if self.spec.partitions > 1 and checked_position(start).kind == "offset":
             raise Invalid(
                 f"{self.name} has {self.spec.partitions} partitions and an offset is a place in one of them: "
                 "name the partition"
             )
         return range(self.spec.partitions)
 
-    def _batches(
+    def _parts(
         self, start: Position | int, stop: int | None, partition: int | None, on_gap: OnGap | None
-    ) -> Iterator[tuple[int, Batch]]:
+    ) -> list[tuple[Cursor, int]]:
+        """Where to begin in each partition, and where it ends now."""
+        if stop is not None:
+            check_offset(stop)
+        parts = []
         for number in self._chosen(start, partition):
             cursor = self._cursor(number, start, on_gap)
             end = self._shard(number).offsets().next
-            limit = end if stop is None else min(end, stop)
-            while batches := cursor.pull(limit):
-                for batch in batches:
-                    yield number, batch
+            parts.append((cursor, end if stop is None else min(end, stop)))
+        return parts
 
     def _cursor(self, partition: int, start: Position | int, on_gap: OnGap | None) -> Cursor:
         shard = self._shard(partition)
         name = f"{self.name}[{partition}]"
-        return Cursor(shard, _start_offset(shard, start), name=name, partition=partition, on_gap=on_gap)
+        return Cursor(
+            shard, _start_offset(shard, checked_position(start)), name=name, partition=partition, on_gap=on_gap
+        )
 
 
-def _start_offset(shard: OpenShard, start: Position | int) -> int:
+def _start_offset(shard: OpenShard, position: Position) -> int:
     """The offset that a position means in this shard now."""
-    if isinstance(start, int):
-        start = Position.at_offset(start)
-    if start == EARLIEST:
+    if position == EARLIEST:
         return shard.offsets().earliest
-    if start == LATEST:
+    if position == LATEST:
         return shard.offsets().next
-    if start.kind == "time":
-        found = shard.offset_at_time(checked_timestamp(start.value))
+    if position.kind == "time":
+        found = shard.offset_at_time(position.value)
         return found if found is not None else shard.offsets().next
-    check_offset(start.value)
-    return start.value
+    return position.value
+
+
+def _records(batch: Batch, partition: int) -> Sequence[Record]:
+    return batch.records(partition)
+
+
+def _arrow(batch: Batch, partition: int) -> Sequence[pa.RecordBatch]:
+    return (batch.to_arrow(partition),)

@@ -169,6 +169,9 @@ class FollowedLog:
         return files[::-1]
 
     def _segments(self) -> list[str]:
+        if not self._disk.exists(self._directory):
+            # A shard that nobody has written to yet.
+            return []
         return sorted(name for name in self._disk.list_directory(self._directory) if parse_segment_name(name))
 
     def _opened(self, path: str) -> LogScan:

@@ -1,0 +1,178 @@
+"""Streams over the partitions of a topic: up to an end, or following what comes.
+
+Data is always pulled by offset and wake-ups only wake, so a missed one costs nothing. A stream lives on
+after an error: whoever asks it again goes on behind the hole that was reported.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Generic, Protocol, Self, TypeAlias, TypeVar
+
+from forebay.engines import OpenShard
+from forebay.errors import Closed
+from forebay.format.batch import Batch
+from forebay.reading import Cursor
+
+STOP_CHECK_SECONDS = 0.1
+
+T = TypeVar("T")
+Shown: TypeAlias = Callable[[Batch, int], Sequence[T]]
+"""What a caller gets for a batch of a partition: its records, or one Arrow batch."""
+
+
+class Source(Protocol[T]):
+    """Where a stream gets its pages from."""
+
+    def next_page(self) -> list[T]:
+        """What comes next; empty at the end."""
+
+    def close(self) -> None:
+        """Nothing more will be asked for."""
+
+
+class Stream(Generic[T]):
+    """An iterator that may be left and entered again, also after an error, and goes on where it was.
+
+    For one thread at a time. Holds no more than one page.
+    """
+
+    def __init__(self, source: Source[T]) -> None:
+        self._source = source
+        self._rows: Iterator[T] = iter(())
+
+    def __iter__(self) -> Iterator[T]:
+        while True:
+            # An iterator of the stream's own: a loop that is left in the middle of a page skips nothing.
+            yield from self._rows
+            page = self._source.next_page()
+            if not page:
+                return
+            self._rows = iter(page)
+
+    def __next__(self) -> T:
+        for row in self:
+            return row
+        raise StopIteration
+
+    def close(self) -> None:
+        """End the stream; harmless when repeated."""
+        self._source.close()
+        self._rows = iter(())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Bounded(Generic[T]):
+    """Partition after partition, each up to its end."""
+
+    def __init__(self, parts: Sequence[tuple[Cursor, int]], shown: Shown[T], explain: Callable[[int], object]) -> None:
+        self._parts = list(parts)
+        self._shown = shown
+        self._explain = explain
+
+    def next_page(self) -> list[T]:
+        """See `Source`."""
+        while self._parts:
+            cursor, end = self._parts[0]
+            page = _pulled(cursor, end, self._shown, self._explain)
+            if page:
+                return page
+            self._parts.pop(0)
+        return []
+
+    def close(self) -> None:
+        """See `Source`."""
+        self._parts.clear()
+
+
+class Following(Generic[T]):
+    """All partitions in turn, without an end. Here only what is there now; who waits, and how, is the caller's."""
+
+    def __init__(
+        self,
+        cursors: Sequence[Cursor],
+        shards: Sequence[OpenShard],
+        shown: Shown[T],
+        explain: Callable[[int], object],
+    ) -> None:
+        self._cursors = cursors
+        self._shards = shards
+        self._shown = shown
+        self._explain = explain
+        self._turn = 0
+        polls = [shard.poll_seconds for shard in shards if shard.poll_seconds is not None]
+        self.look_seconds = min([STOP_CHECK_SECONDS, *polls])
+        """How long to wait at most before looking again: not every shard can wake, and a caller may want to stop."""
+
+    def next_page(self) -> list[T]:
+        """What there is of the next partition that has something; empty if none has. Never waits."""
+        for _ in self._cursors:
+            cursor = self._cursors[self._turn]
+            self._turn = (self._turn + 1) % len(self._cursors)
+            page = _pulled(cursor, None, self._shown, self._explain)
+            if page:
+                return page
+        return []
+
+    def wake(self, waker: Callable[[], None], owner: object) -> Callable[[], None]:
+        """Call `waker` whenever something may have come, until `owner` is gone or the result is called."""
+        for shard in self._shards:
+            shard.wakers.add(waker)
+        return weakref.finalize(owner, _leave, list(self._shards), waker)
+
+
+class Waiting(Generic[T]):
+    """A `Following` for a thread that may sleep: ends when nothing came for a time, or it is told to stop."""
+
+    def __init__(self, following: Following[T], timeout: float | None, stop: threading.Event | None) -> None:
+        self._following = following
+        self._timeout = timeout
+        self._stop = stop
+        self._closed = False
+        self._woken = threading.Event()
+        self._leave = following.wake(self._woken.set, self)
+
+    def next_page(self) -> list[T]:
+        """See `Source`."""
+        step = self._following.look_seconds
+        if self._timeout is not None:
+            step = min(step, self._timeout)
+        idle = 0.0
+        while not self._closed and (self._stop is None or not self._stop.is_set()):
+            self._woken.clear()
+            page = self._following.next_page()
+            if page or (self._timeout is not None and idle >= self._timeout):
+                return page
+            if not self._woken.wait(step):
+                idle += step
+        return []
+
+    def close(self) -> None:
+        """See `Source`."""
+        self._closed = True
+        self._leave()
+
+
+def _pulled(cursor: Cursor, end: int | None, shown: Shown[T], explain: Callable[[int], object]) -> list[T]:
+    try:
+        batches = cursor.pull(end)
+    except Closed:
+        # Perhaps the topic was deleted, or the log closed as a whole: asking for the shard anew says which.
+        explain(cursor.partition)
+        raise
+    return [row for batch in batches for row in shown(batch, cursor.partition)]
+
+
+def _leave(shards: Sequence[OpenShard], waker: Callable[[], None]) -> None:
+    for shard in shards:
+        shard.wakers.discard(waker)
