@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from typing import Final, Generic, Self, TypeVar
+from zlib import crc32
 
 from forebay.disk import Disk
 from forebay.errors import ForebayError, Indeterminate
@@ -71,13 +72,14 @@ class Rig(Generic[D]):
         epoch: int = 0,
         settings: WalSettings = SMALL,
         directory: str = DIRECTORY,
+        seed: str = "",
     ) -> None:
         self.disk = disk
         self.durability = durability
         self.epoch = epoch
         self.settings = settings
         self.directory = directory
-        self.clock = ManualClock(seed=epoch)
+        self.clock = ManualClock(seed=crc32(f"{epoch} {seed}".encode()))
         self.events: list[Event] = []
         self._attempts = itertools.count(epoch * 1_000_000)
         self.shard: SegmentShard

@@ -117,13 +117,13 @@ def _close(rig: Simulated) -> None:
 def _heal(rig: Simulated) -> None:
     """A write and a sync fail, each with more to come."""
     rig.append(2)
-    _fail_next(rig, "write", errno.EIO, taken=9)
+    fail_next(rig, "write", errno.EIO, taken=9)
     rig.append()
     rig.append()
     rig.shard.upkeep.maintain()
     rig.append()
     rig.see()
-    _fail_next(rig, "sync", errno.EIO)
+    fail_next(rig, "sync", errno.EIO)
     try:
         rig.append()
         rig.flush()
@@ -132,7 +132,7 @@ def _heal(rig: Simulated) -> None:
     rig.append(2)
 
 
-def _fail_next(rig: Simulated, kind: str, number: int, taken: int | None = None) -> None:
+def fail_next(rig: Simulated, kind: str, number: int, taken: int | None = None) -> None:
     def matches(call: Call) -> bool:
         return call.kind == kind and call.path.endswith(".seg")
 

@@ -63,7 +63,11 @@ class Crashed(NamedTuple):
     power: bool
 
 
-Event = Begun | Told | Synced | Seen | Crashed
+class Troubled(NamedTuple):
+    """The disk failed a call: what class `memory` had only queued may be gone."""
+
+
+Event = Begun | Told | Synced | Seen | Crashed | Troubled
 
 
 @dataclass(slots=True)
@@ -75,6 +79,7 @@ class Append:
     offset: int = -1
     durable: bool = False
     """Said to be durable, by its class or by a later sync."""
+    troubled: bool = False
     crashes: list[Crashed] = field(default_factory=list)
     """What has happened since it was acknowledged."""
 
@@ -115,6 +120,9 @@ class History:
             case Crashed():
                 for append in self.acked:
                     append.crashes.append(event)
+            case Troubled():
+                for append in self.acked:
+                    append.troubled = True
 
     def _told(self, told: Told) -> None:
         append = self.appends[told.attempt]
@@ -133,7 +141,7 @@ class History:
             return True
         if self.durability is Durability.DISK:
             return not any(crash.power for crash in append.crashes)
-        return not append.crashes
+        return not append.crashes and not append.troubled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

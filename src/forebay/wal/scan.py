@@ -73,6 +73,9 @@ class LogScan:
         self.reserved_end = 0
         self.durable = 0
         self.clean = False
+        """Nothing follows the mark of a clean stop."""
+        self.closed = False
+        """No record follows the mark of a clean stop, though other frames may."""
         self.gaps: list[Gap] = []
         self.frames = 0
         self.stop = 0
@@ -138,6 +141,7 @@ class LogScan:
         if head.run_count:
             self._take_runs(head, buffer, position)
         self.frames += 1
+        self.closed = False
         self.end = head.base + head.count
 
     def _take_runs(self, head: FrameHead, buffer: bytes, position: int) -> None:
@@ -164,6 +168,7 @@ class LogScan:
             self.end = max(self.end, gap.stop)
         elif head.kind == Kind.MARK:
             self.clean = decode_mark(buffer, position, head)
+            self.closed = self.closed or self.clean
 
     def _beyond(self, position: int, proof: int) -> int | None:
         """A place that is not whole: `None` if the log ends there, else where it goes on behind the damage."""

@@ -226,7 +226,7 @@ class Writer:
         self.end = self.durable = scan.end
         self.reserved_end = scan.reserved_end
         self._reserving = None
-        self._reopened_clean = scan.clean
+        self._reopened_clean = scan.closed
         self.state_written = scan.state_epoch == self.place.epoch
 
     def reserve_ahead(self) -> None:

@@ -1,0 +1,186 @@
+"""EIO, ENOSPC, EMFILE and short writes at every call of the disk that a shard makes, once and for good."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import pytest
+
+from forebay.errors import ForebayError
+from forebay.testing.crashes import crash_states
+from forebay.testing.damage import Damage
+from forebay.testing.faults import PlannedFault, plan_faults
+from forebay.testing.history import Outcome, Troubled
+from forebay.testing.invariants import Violation, check_log, healthy_or_read_only
+from forebay.topics import Durability
+from tests.ledger import Ledger
+from tests.log.rig import Rig, Simulated, after, simulated
+from tests.log.scenarios import fail_next
+
+STRIDE: Final = 1 if os.environ.get("FOREBAY_SOAK") else 2
+"""In a normal run every second fault that lasts; each fault that strikes once is always tried."""
+CRASHES: Final = (Damage.KILLED, Damage.OLD, Damage.WHOLE)
+
+
+def _write(rig: Simulated) -> None:
+    rig.append()
+    rig.append(3)
+    rig.group(1, 2)
+    _try(rig.flush)
+    rig.append(12, size=20)
+    rig.append(producing=(1, 0))
+    rig.append(producing=(1, 1))
+
+
+def _rotate(rig: Simulated) -> None:
+    rig.append(2)
+    _try(rig.wal.rotate)
+    rig.append()
+    rig.append(size=4096)
+    rig.append()
+    rig.append(producing=(1, 0))
+
+
+def _seal(rig: Simulated) -> None:
+    for _ in range(4):
+        rig.append()
+    _try(rig.wal.rotate)
+    rig.append(2)
+    rig.shard.upkeep.seal_rotated()
+    rig.append()
+    rig.clock.advance(2)
+    rig.shard.upkeep.maintain()
+
+
+def _close(rig: Simulated) -> None:
+    rig.append(2)
+    _try(rig.wal.rotate)
+    rig.append()
+    _try(rig.shard.upkeep.close)
+    _reopen(rig)
+    rig.append()
+    _try(rig.shard.upkeep.close)
+    _reopen(rig)
+    rig.append()
+
+
+def _recover(rig: Simulated) -> None:
+    """A torn tail is found, set aside and cut."""
+    rig.append(2)
+    active = rig.wal.writer.active
+    if active is not None:
+        with contextlib.suppress(OSError):
+            active.file.write_at(b"torn" * 5, active.position)
+    _reopen(rig)
+    rig.append()
+
+
+def _heal(rig: Simulated) -> None:
+    rig.append(2)
+    fail_next(rig, "write", errno.EIO, taken=9)
+    rig.append()
+    rig.shard.upkeep.maintain()
+    rig.append()
+    fail_next(rig, "sync", errno.EIO)
+    _try(rig.flush)
+    rig.shard.upkeep.maintain()
+    rig.append(2)
+
+
+LIVES: Final = {"append": _write, "rotate": _rotate, "seal": _seal, "close": _close, "recover": _recover, "heal": _heal}
+
+
+@pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.DISK, Durability.MEMORY])
+@pytest.mark.parametrize("name", LIVES)
+def test_no_failing_call_breaks_a_promise(name: str, durability: Durability, ledger: Ledger) -> None:
+    life = LIVES[name]
+    broken: list[str] = []
+    for fault in _plan(life, durability):
+        kind = "short write" if fault.number is None else errno.errorcode[fault.number]
+        ledger.count("faults", life=name, errno=kind)
+        violations = _live_through(life, durability, fault)
+        if violations:
+            ledger.violation("faults", life=name, errno=kind)
+            broken += [f"{fault}: {violation}" for violation in violations]
+    assert broken[:10] == []
+
+
+def _plan(life: Callable[[Simulated], None], durability: Durability) -> Iterator[PlannedFault]:
+    rig = _begun(durability)
+    reached = rig.disk.calls_reached
+    life(rig)
+    calls = rig.disk.calls[reached:]
+    yield from plan_faults(calls)
+    yield from list(plan_faults(calls, short_writes=False, lasting=True))[::STRIDE]
+
+
+def _begun(durability: Durability) -> Simulated:
+    rig = Rig(simulated(), durability).open()
+    rig.append(2)
+    return rig
+
+
+def _live_through(life: Callable[[Simulated], None], durability: Durability, fault: PlannedFault) -> list[Violation]:
+    rig = _begun(durability)
+    rig.disk.plan(fault)
+    try:
+        life(rig)
+    except OSError as error:
+        # Only an opening may fail so: nothing is open then, and nothing was promised.
+        assert "SegmentShard.open" in _where(error), fault
+    rig.note(Troubled())
+    violations = list(_promises(rig, durability))
+    rig.disk.heal()
+    rig.clock.advance(2)
+    if rig.wal.closed:
+        rig.open()
+    rig.shard.upkeep.maintain()
+    works = rig.append() is Outcome.ACKED
+    violations += healthy_or_read_only(rig.wal.failure, appends_work=works)
+    if not works:
+        violations.append(Violation("I28", f"not healed: {rig.wal.failure}"))
+    return [*violations, *_promises(rig, durability)]
+
+
+def _promises(rig: Simulated, durability: Durability) -> Iterator[Violation]:
+    """Whatever was acknowledged is there: now, after a kill and after a power cut."""
+    if not rig.wal.closed:
+        reading = _read(rig)
+        if reading is not None:
+            yield from reading
+    for state in crash_states(rig.disk.trace, damages=CRASHES, states_max=2, names_max=2):
+        again = after(state, durability).open()
+        yield from check_log(again.history(), again.reading())
+
+
+def _read(rig: Simulated) -> list[Violation] | None:
+    """A reading is right or fails with the disk's own error."""
+    try:
+        return check_log(rig.history(), rig.see())
+    except OSError:
+        return None
+
+
+def _reopen(rig: Simulated) -> None:
+    rig.open()
+
+
+def _try(step: Callable[[], None]) -> None:
+    """A step that may be refused with a reason."""
+    try:
+        step()
+    except ForebayError as error:
+        assert str(error)
+
+
+def _where(error: OSError) -> str:
+    names: list[str] = []
+    step = error.__traceback__
+    while step is not None:
+        names.append(step.tb_frame.f_code.co_qualname)
+        step = step.tb_next
+    return " ".join(names)
