@@ -3,7 +3,7 @@
 Knows the log and the metadata store; knows nothing of topics beyond their definition, nor of engines.
 """
 
-from forebay.shard.decision import RecoveryDecision, Source, decide
+from forebay.shard.decision import RecoveryDecision, Situation, Source, decide
 from forebay.shard.ownership import Owner, Wanted, acquire, read_state
 from forebay.shard.segment import SegmentShard, ShardRef
 
@@ -12,6 +12,7 @@ __all__ = [
     "RecoveryDecision",
     "SegmentShard",
     "ShardRef",
+    "Situation",
     "Source",
     "Wanted",
     "acquire",

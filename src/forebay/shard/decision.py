@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from forebay.errors import Conflict, UnknownTopic
 from forebay.format.descriptor import Phase, ShardState
@@ -21,6 +21,7 @@ class Source(enum.StrEnum):
     EMPTY = "empty"
     LOCAL = "local continuity"
     CATALOG = "catalog"
+    SEALED = "sealed state"
 
 
 class LogFacts(Protocol):
@@ -61,6 +62,8 @@ class RecoveryDecision:
     """The log's end is known to the record; no gap was needed."""
     clean: bool = False
     gap: Gap | None = None
+    set_aside: bool = False
+    """The local files are not the shard's present log: they are kept apart."""
     torn_bytes: int = 0
     """Bytes behind the last whole frame, never acknowledged, set aside."""
     damage: tuple[Gap, ...] = ()
@@ -70,59 +73,104 @@ class RecoveryDecision:
         parts.append("after a clean stop" if self.clean else "exact" if self.exact else "tail not exact")
         if self.gap is not None:
             parts.append(f"gap {self.gap}")
+        if self.set_aside:
+            parts.append("older local files set aside")
         if self.torn_bytes:
             parts.append(f"{self.torn_bytes} torn bytes set aside")
         parts += [f"damage {gap}" for gap in self.damage]
         return ", ".join(parts)
 
 
-def decide(
-    facts: LogFacts, state: ShardState | None, *, name: str, durability: Durability, identity: str, holder: str
-) -> RecoveryDecision:
-    """The decision for a shard whose recorded state, before it was acquired now, is `state`.
+class Situation(NamedTuple):
+    """Where a shard is being opened. `identity` names the present boot and mount, `holder` the present directory."""
 
-    `identity` names the present boot and mount, `holder` the present directory.
-    """
+    name: str
+    durability: Durability
+    identity: str
+    holder: str
+    frontier: int = 0
+    """The end of catalogued history."""
+    shared: bool = False
+    """Offsets are reserved in the metadata store, so another directory may go on where one has died."""
+
+
+def decide(facts: LogFacts, state: ShardState | None, here: Situation) -> RecoveryDecision:
+    """The decision for a shard whose recorded state, before it was acquired now, is `state`."""
     if state is None:
         if not facts.is_empty:
             raise Conflict(
-                f"{name} has a local log that ends at {facts.end}, but the metadata store does not know the shard: "
+                f"{here.name} has a local log up to {facts.end}, but the metadata store does not know the shard: "
                 "restore the metadata store, or move the shard's directory away to start anew"
             )
         return RecoveryDecision(next_offset=0, source=Source.EMPTY, exact=True)
     if state.phase is Phase.DELETING:
-        raise UnknownTopic(f"{name} is being deleted")
-    if facts.is_empty:
-        return _without_log(state)
-    if not _is_mine(facts, state, holder):
-        raise Conflict(
-            f"{name}: the local log is of epoch {facts.epoch}, but epoch {state.epoch} was held by {state.holder}: "
-            "records may lie elsewhere; open the directory that held it last"
-        )
-    return _continue_log(facts, durability, identity)
+        raise UnknownTopic(f"{here.name} is being deleted")
+    if state.phase is Phase.SEALED:
+        return _after_seal(facts, state, here)
+    if not _is_mine(facts, state, here.holder):
+        return _take_over(facts, state, here)
+    return _without_log(state, here) if facts.is_empty else _continue_log(facts, state, here)
 
 
 def _is_mine(facts: LogFacts, state: ShardState, holder: str) -> bool:
     """Whether nobody else can have written since the newest state frame of the local log.
 
     An epoch that this directory acquired without writing anything leaves no frame, so all epochs since
-    `holder_since` count as its own.
+    `holder_since` count as its own; without a log, all of them must be.
     """
+    if facts.is_empty:
+        return state.holder in (None, holder)
     return facts.epoch == state.epoch or (state.holder == holder and facts.epoch >= state.holder_since)
 
 
-def _without_log(state: ShardState) -> RecoveryDecision:
-    if state.reserved_end == 0:
+def _after_seal(facts: LogFacts, state: ShardState, here: Situation) -> RecoveryDecision:
+    """The last owner ended in order and all of it is history: go on exactly there."""
+    if facts.end > state.next_offset:
+        raise Conflict(
+            f"{here.name} was sealed at {state.next_offset} by {state.sealed_by}, but the local log goes to "
+            f"{facts.end}: they contradict each other; find out which is right before you move either away"
+        )
+    stale = not facts.is_empty and facts.end < state.next_offset
+    return RecoveryDecision(next_offset=state.next_offset, source=Source.SEALED, exact=True, set_aside=stale)
+
+
+def _take_over(facts: LogFacts, state: ShardState, here: Situation) -> RecoveryDecision:
+    """Another directory wrote last and its session is gone: what it had not exported stays on its disk."""
+    if not here.shared:
+        raise Conflict(
+            f"{here.name}: epoch {state.epoch} was held by directory {state.holder} and its records lie there: "
+            "open that directory, or seal and move the topic from there"
+        )
+    return _behind(here.frontier, state.reserved_end, set_aside=not facts.is_empty)
+
+
+def _without_log(state: ShardState, here: Situation) -> RecoveryDecision:
+    if here.frontier > 0 and not here.shared:
+        raise Conflict(
+            f"{here.name} has history up to {here.frontier}, but its directory has no log: restore the directory; "
+            "going on without it could give an offset out twice"
+        )
+    if max(here.frontier, state.reserved_end) == 0:
         return RecoveryDecision(next_offset=0, source=Source.EMPTY, exact=True)
-    gap = Gap(0, state.reserved_end, Reason.LOST)
-    return RecoveryDecision(next_offset=state.reserved_end, source=Source.CATALOG, exact=False, gap=gap)
+    return _behind(here.frontier, state.reserved_end, set_aside=False)
 
 
-def _continue_log(facts: LogFacts, durability: Durability, identity: str) -> RecoveryDecision:
-    exact = (
-        facts.clean or durability is Durability.FSYNC or (durability is Durability.DISK and facts.identity == identity)
+def _behind(frontier: int, reserved_end: int, *, set_aside: bool) -> RecoveryDecision:
+    """Go on behind everything that may have been given out; what history does not have is a gap."""
+    next_offset = max(frontier, reserved_end)
+    gap = Gap(frontier, next_offset, Reason.LOST) if next_offset > frontier else None
+    return RecoveryDecision(
+        next_offset=next_offset, source=Source.CATALOG, exact=gap is None, gap=gap, set_aside=set_aside
     )
-    next_offset = facts.end if exact else max(facts.end, facts.reserved_end)
+
+
+def _continue_log(facts: LogFacts, state: ShardState, here: Situation) -> RecoveryDecision:
+    same_boot = here.durability is Durability.DISK and facts.identity == here.identity
+    exact = facts.clean or here.durability is Durability.FSYNC or same_boot
+    reserved_end = max(facts.reserved_end, state.reserved_end)
+    if facts.end < here.frontier:
+        return _behind(here.frontier, 0 if exact else reserved_end, set_aside=True)
+    next_offset = facts.end if exact else max(facts.end, reserved_end)
     gap = Gap(facts.end, next_offset, Reason.LOST) if next_offset > facts.end else None
     return RecoveryDecision(
         next_offset=next_offset,

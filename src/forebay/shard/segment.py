@@ -11,7 +11,7 @@ from forebay.disk import Disk
 from forebay.errors import Corrupt
 from forebay.format.descriptor import ShardState
 from forebay.settings import WalSettings
-from forebay.shard.decision import RecoveryDecision, decide
+from forebay.shard.decision import RecoveryDecision, Situation, decide
 from forebay.topics import Durability, TopicSpec, parse_compression, shard_id
 from forebay.wal.begin import Start, begin
 from forebay.wal.log import Wal
@@ -101,14 +101,8 @@ class SegmentShard:
         """Recover the shard as its owner in `epoch`. What was decided is logged; nothing is written needlessly."""
         facts = survey(disk, directory, settings, on_bytes)
         _check_identity(facts, ref)
-        decision = decide(
-            facts,
-            before,
-            name=str(ref),
-            durability=ref.spec.durability,
-            identity=disk.identity(directory) if facts.last is not None else "",
-            holder=holder,
-        )
+        identity = disk.identity(directory) if facts.last is not None else ""
+        decision = decide(facts, before, Situation(str(ref), ref.spec.durability, identity, holder))
         zstd_level = parse_compression(ref.spec.compression)
         wal = begin(
             facts,

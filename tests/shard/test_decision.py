@@ -1,0 +1,174 @@
+"""Where a shard goes on: one case per row of the decision table. Pure, so no disk and no store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from forebay.errors import Conflict, ForebayError, UnknownTopic
+from forebay.format.descriptor import Phase, ShardState
+from forebay.records import Gap, Reason
+from forebay.shard import RecoveryDecision, Situation, Source, decide
+from forebay.topics import Durability
+
+ME, OTHER = "me", "another"
+TOPIC = "ab" * 16
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A local log, as a survey would tell of it."""
+
+    end: int = 0
+    epoch: int = 0
+    reserved_end: int = 0
+    identity: str = "boot 1"
+    clean: bool = False
+    torn_bytes: int = 0
+    damage: list[Gap] = field(default_factory=list)
+    is_empty: bool = False
+
+
+NO_LOG = Facts(is_empty=True)
+LOG = Facts(end=21, epoch=3, reserved_end=100)
+
+
+def state(**changes: object) -> ShardState:
+    fields: dict[str, object] = {"incarnation": TOPIC, "epoch": 3, "holder": ME, "holder_since": 1, "owner": "gone"}
+    return ShardState(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def here(durability: Durability = Durability.FSYNC, *, frontier: int = 0, shared: bool = True) -> Situation:
+    return Situation("shop/orders[0]", durability, "boot 1", ME, frontier, shared)
+
+
+def lost(start: int, stop: int) -> Gap:
+    return Gap(start, stop, Reason.LOST)
+
+
+SEALED = {"phase": Phase.SEALED, "next_offset": 22, "owner": None}
+
+ROWS = [
+    pytest.param(NO_LOG, state(**SEALED), here(frontier=22), (22, Source.SEALED, None, False), id="sealed, no log"),
+    pytest.param(
+        Facts(end=22, epoch=3),
+        state(**SEALED),
+        here(frontier=22),
+        (22, Source.SEALED, None, False),
+        id="sealed, own log",
+    ),
+    pytest.param(
+        Facts(end=9, epoch=1), state(**SEALED), here(frontier=22), (22, Source.SEALED, None, True), id="sealed, old log"
+    ),
+    pytest.param(LOG, state(), here(frontier=10), (21, Source.LOCAL, None, False), id="open, mine, exact"),
+    pytest.param(
+        LOG, state(), here(Durability.MEMORY), (100, Source.LOCAL, lost(21, 100), False), id="open, mine, not exact"
+    ),
+    pytest.param(
+        LOG,
+        state(reserved_end=300),
+        here(Durability.MEMORY),
+        (300, Source.LOCAL, lost(21, 300), False),
+        id="open, mine, reserved in the store",
+    ),
+    pytest.param(
+        LOG, state(), here(frontier=30), (30, Source.CATALOG, None, True), id="open, mine, behind the catalog"
+    ),
+    pytest.param(
+        LOG,
+        state(),
+        here(Durability.MEMORY, frontier=30),
+        (100, Source.CATALOG, lost(30, 100), True),
+        id="open, mine, behind the catalog, not exact",
+    ),
+    pytest.param(
+        LOG,
+        state(epoch=5, holder=OTHER, holder_since=4, reserved_end=90),
+        here(frontier=40),
+        (90, Source.CATALOG, lost(40, 90), True),
+        id="open, another's, own old files",
+    ),
+    pytest.param(
+        NO_LOG,
+        state(holder=OTHER, reserved_end=90),
+        here(frontier=90),
+        (90, Source.CATALOG, None, False),
+        id="open, another's, all exported",
+    ),
+    pytest.param(NO_LOG, state(), here(), (0, Source.EMPTY, None, False), id="open, no log, nothing reserved"),
+    pytest.param(
+        NO_LOG, state(reserved_end=64), here(frontier=20), (64, Source.CATALOG, lost(20, 64), False), id="open, no log"
+    ),
+    pytest.param(
+        LOG, state(phase=Phase.SEALING), here(frontier=10), (21, Source.LOCAL, None, False), id="sealing, as open"
+    ),
+    pytest.param(NO_LOG, None, here(), (0, Source.EMPTY, None, False), id="absent, none"),
+]
+
+
+@pytest.mark.parametrize(("facts", "before", "situation", "expected"), ROWS)
+def test_a_shard_goes_on_where_its_row_says(
+    facts: Facts, before: ShardState | None, situation: Situation, expected: tuple[int, Source, Gap | None, bool]
+) -> None:
+    decision = decide(facts, before, situation)
+
+    assert (decision.next_offset, decision.source, decision.gap, decision.set_aside) == expected
+
+
+@pytest.mark.parametrize(
+    ("facts", "before", "situation", "error"),
+    [
+        pytest.param(Facts(end=30, epoch=3), state(**SEALED), here(), Conflict, id="sealed, log ends behind it"),
+        pytest.param(LOG, state(phase=Phase.DELETING), here(), UnknownTopic, id="deleting"),
+        pytest.param(LOG, None, here(), Conflict, id="absent, some"),
+        pytest.param(
+            LOG, state(epoch=5, holder=OTHER, holder_since=4), here(shared=False), Conflict, id="local, another's"
+        ),
+        pytest.param(NO_LOG, state(), here(frontier=9, shared=False), Conflict, id="local, history but no log"),
+    ],
+)
+def test_a_contradiction_is_refused(
+    facts: Facts, before: ShardState | None, situation: Situation, error: type[ForebayError]
+) -> None:
+    with pytest.raises(error, match="shop/orders"):
+        decide(facts, before, situation)
+
+
+@pytest.mark.parametrize(
+    ("durability", "identity", "clean", "exact"),
+    [
+        (Durability.FSYNC, "boot 0", False, True),
+        (Durability.DISK, "boot 1", False, True),
+        (Durability.DISK, "boot 0", False, False),
+        (Durability.MEMORY, "boot 1", False, False),
+        (Durability.MEMORY, "boot 0", True, True),
+        (Durability.DISK, "boot 0", True, True),
+    ],
+)
+def test_the_end_is_exact_by_class_boot_and_clean_stop(
+    durability: Durability, identity: str, *, clean: bool, exact: bool
+) -> None:
+    facts = Facts(end=21, epoch=3, reserved_end=100, identity=identity, clean=clean)
+
+    decision = decide(facts, state(), here(durability))
+
+    assert decision.exact is exact
+    assert decision.gap == (None if exact else lost(21, 100))
+
+
+def test_an_epoch_acquired_without_writing_still_counts_as_mine() -> None:
+    written_in_epoch_3 = LOG
+    acquired_twice_since = state(epoch=5, holder=ME, holder_since=2)
+
+    decision = decide(written_in_epoch_3, acquired_twice_since, here())
+
+    assert decision.source is Source.LOCAL
+
+
+def test_a_decision_reads_as_a_sentence() -> None:
+    decision = RecoveryDecision(next_offset=100, source=Source.LOCAL, exact=False, gap=lost(21, 100), torn_bytes=7)
+
+    assert str(decision) == (
+        "next offset 100 by local continuity, tail not exact, gap [21, 100) lost, 7 torn bytes set aside"
+    )
