@@ -14,6 +14,7 @@ class ManualClock:
     def __init__(self, now_ms: int = STARTED_MS, *, seed: int = 0) -> None:
         self._wall_ns = now_ms * 1_000_000
         self._monotonic_ns = 0
+        self._asleep_ns = 0
         self._random = random.Random(seed)
 
     def now_ms(self) -> int:
@@ -21,6 +22,9 @@ class ManualClock:
 
     def monotonic(self) -> float:
         return self._monotonic_ns / NANOSECONDS
+
+    def boottime(self) -> float:
+        return (self._monotonic_ns + self._asleep_ns) / NANOSECONDS
 
     def sleep(self, seconds: float) -> None:
         self.advance(seconds)
@@ -35,6 +39,12 @@ class ManualClock:
         passed = round(seconds * NANOSECONDS)
         self._wall_ns += passed
         self._monotonic_ns += passed
+
+    def suspend(self, seconds: float) -> None:
+        """Let the machine sleep: the wall clock and the boot time go on, timers do not notice."""
+        passed = round(seconds * NANOSECONDS)
+        self._wall_ns += passed
+        self._asleep_ns += passed
 
     def jump(self, milliseconds: int) -> None:
         """Set the wall clock forward or back, as an operator or a time server would; timers do not notice."""
