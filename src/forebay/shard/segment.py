@@ -82,6 +82,9 @@ class SegmentShard:
 
     def last_sequence(self, producer: int) -> int | None:
         """The newest acknowledged sequence of an idempotent producer."""
+        if self.durability is Durability.MEMORY:
+            # Acknowledged in the queue; the window hears of it when it is written.
+            self.wal.commit()
         return self.wal.writer.window.last_sequence(producer)
 
     @classmethod

@@ -1,0 +1,96 @@
+"""Where the engines under test keep their state: on the machine's disk or a simulated one, beside a metadata store."""
+
+from __future__ import annotations
+
+from forebay.clock import Clock, SystemClock
+from forebay.disk import Disk, make_directories
+from forebay.engines import MemoryEngine, SegmentEngine
+from forebay.metadata import MemoryMetadata, MetadataStore, Session
+from forebay.settings import Settings
+from forebay.shard import Owner, SegmentShard, ShardRef
+from forebay.topics import TopicName, TopicSpec
+
+TOPIC_ID = "0123456789abcdef0123456789abcdef"
+SETTINGS = Settings.load(
+    overrides={
+        "wal": {"producer_appends_max": 16, "free_bytes_min": 0, "rotate_bytes_max": 65_536, "cache_bytes_max": 16_384}
+    }
+)
+
+
+def spec_of(durability: str, partitions: int = 4) -> TopicSpec:
+    """The topic whose partitions are the shards."""
+    name = TopicName("shop", "orders")
+    return TopicSpec.create(name, topic_id=TOPIC_ID, created_at=0, partitions=partitions, durability=durability)
+
+
+class Owners:
+    """One owner after the other, each with a session of its own."""
+
+    def __init__(self, metadata: MetadataStore) -> None:
+        self._metadata = metadata
+        self._session: Session | None = None
+
+    def next(self) -> Owner:
+        if self._session is not None:
+            self._session.close()
+        self._session = self._metadata.session(30.0)
+        return Owner(self._session.id, "here")
+
+
+class MemoryHome:
+    """Engines in memory: only the metadata store lasts."""
+
+    forgets = True
+
+    def __init__(self, settings: Settings = SETTINGS, metadata: MetadataStore | None = None) -> None:
+        self.metadata = metadata or MemoryMetadata()
+        self._settings = settings
+        self._owners = Owners(self.metadata)
+
+    def open(self) -> MemoryEngine:
+        return MemoryEngine(self._settings, clock=SystemClock(), metadata=self.metadata, owner=self._owners.next())
+
+    def ref(self, partition: int = 0) -> ShardRef:
+        return ShardRef(spec_of("ephemeral"), partition)
+
+
+class SegmentHome:
+    """Engines on a disk, without threads: `shards` are there to be maintained by hand."""
+
+    forgets = False
+
+    def __init__(
+        self,
+        disk: Disk,
+        root: str,
+        durability: str,
+        *,
+        settings: Settings = SETTINGS,
+        clock: Clock | None = None,
+        metadata: MetadataStore | None = None,
+    ) -> None:
+        self.metadata = metadata or MemoryMetadata()
+        self.shards: list[SegmentShard] = []
+        self._disk = disk
+        self._root = root
+        self._durability = durability
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._owners = Owners(self.metadata)
+        make_directories(disk, f"{root}/shards")
+
+    def open(self) -> SegmentEngine:
+        self.shards.clear()
+        return SegmentEngine(
+            self._root,
+            self._settings,
+            disk=self._disk,
+            clock=self._clock,
+            metadata=self.metadata,
+            owner=self._owners.next(),
+            on_open=self.shards.append,
+        )
+
+    def ref(self, partition: int = 0) -> ShardRef:
+        return ShardRef(spec_of(self._durability), partition)

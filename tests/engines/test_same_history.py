@@ -1,0 +1,126 @@
+"""One stream of operations, two engines: whoever reads sees the same (the engines differ in what survives alone)."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+from hypothesis import settings as effort
+
+from forebay.disk import SystemDisk
+from forebay.engines import NewRecord, StorageEngine
+from forebay.errors import ForebayError
+from forebay.settings import Settings
+from forebay.shard import ShardRef
+from forebay.testing.clock import ManualClock
+from forebay.testing.contracts.engines import append_by, steps_of
+from forebay.testing.disk import SimulatedDisk
+from tests.engines.homes import MemoryHome, SegmentHome
+
+Operation: TypeAlias = tuple[str, int, object]
+
+SMALL = Settings.load(
+    overrides={
+        "wal": {
+            "producer_appends_max": 4,
+            "producers_max": 3,
+            "free_bytes_min": 0,
+            "rotate_bytes_max": 4096,
+            "cache_bytes_max": 2048,
+            "batch_bytes_max": 4096,
+        }
+    }
+)
+
+values = st.none() | st.binary(max_size=300)
+headers = st.lists(st.tuples(st.text(max_size=5), st.none() | st.binary(max_size=5)), max_size=3).map(tuple)
+records = st.builds(
+    NewRecord,
+    values,
+    st.integers(min_value=-5, max_value=50),
+    st.none() | st.binary(max_size=8),
+    st.none() | st.text(min_size=1, max_size=8),
+    headers,
+)
+operations = st.one_of(
+    st.tuples(st.just("write"), st.integers(0, 1), records),
+    st.tuples(st.just("batch"), st.integers(0, 1), st.lists(records, max_size=40)),
+    st.tuples(st.just("producer"), st.integers(0, 1), st.tuples(st.integers(1, 4), st.integers(0, 8))),
+    st.tuples(st.just("read"), st.integers(0, 1), st.tuples(st.integers(0, 100), st.integers(1, 30))),
+    st.tuples(st.just("time"), st.integers(0, 1), st.integers(-6, 51)),
+    st.tuples(st.just("rotate"), st.integers(0, 1), st.none()),
+    st.tuples(st.just("create"), st.integers(0, 2), st.none()),
+    st.tuples(st.just("list"), st.integers(0, 2), st.none()),
+    st.tuples(st.just("upkeep"), st.integers(0, 1), st.none()),
+)
+
+
+def answer(engine: StorageEngine, ref: ShardRef, kind: str, what: object, upkeep: Callable[[], None]) -> object:
+    """What the engine says to one operation; an error counts by its family."""
+    shard = engine.open_shard(ref)
+    # What waits in the queue of class memory is remembered beyond the window's limit.
+    shard.commit()
+    answers: dict[str, Callable[[], object]] = {
+        "write": lambda: engine.write(ref, what),  # type: ignore[arg-type]
+        "batch": lambda: engine.batch_write(ref, what),  # type: ignore[arg-type]
+        "producer": lambda: append_by(shard, *what),  # type: ignore[misc]
+        "read": lambda: steps_of(engine, ref, what[0], records_max=what[1]),  # type: ignore[index]
+        "time": lambda: engine.get_offset_by_timestamp(ref, what),  # type: ignore[arg-type]
+        "rotate": shard.rotate,
+        "create": lambda: engine.create_shard(ref),
+        "list": lambda: [status.offsets.next for status in engine.list_shard(ref.id)],
+        "upkeep": upkeep,
+    }
+    try:
+        return answers[kind]()
+    except ForebayError as error:
+        return type(error)
+
+
+def history_of(
+    engine: StorageEngine, ref_of: Callable[[int], ShardRef], script: list[Operation], upkeep: Callable[[], None]
+) -> list[object]:
+    """Every answer, then everything a reader finds."""
+    told = [answer(engine, ref_of(partition), kind, what, upkeep) for kind, partition, what in script]
+    for partition in range(3):
+        engine.create_shard(ref_of(partition))
+        told.append(steps_of(engine, ref_of(partition), bytes_max=500))
+    engine.close()
+    return told
+
+
+@pytest.mark.parametrize("durability", ["memory", "disk", "fsync"])
+@given(script=st.lists(operations, max_size=30))
+@effort(max_examples=60)
+def test_memory_and_segment_engine_tell_the_same_history(durability: str, script: list[Operation]) -> None:
+    """I29, for the engines there are."""
+    memory = MemoryHome(SMALL)
+    clock = ManualClock()
+    segment = SegmentHome(SimulatedDisk(directories=["/s"]), "/s", durability, settings=SMALL, clock=clock)
+
+    def upkeep() -> None:
+        clock.advance(2.0)
+        for shard in segment.shards:
+            shard.upkeep.maintain()
+
+    expected = history_of(memory.open(), memory.ref, script, lambda: None)
+    assert history_of(segment.open(), segment.ref, script, upkeep) == expected
+
+
+@given(script=st.lists(operations, max_size=40))
+@effort(max_examples=20)
+def test_the_machines_disk_tells_the_same_history_and_keeps_it(script: list[Operation]) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        memory = MemoryHome(SMALL)
+        segment = SegmentHome(SystemDisk(), str(Path(root)), "disk", settings=SMALL)
+        told = history_of(memory.open(), memory.ref, script, lambda: None)
+
+        assert history_of(segment.open(), segment.ref, script, lambda: None) == told
+        again = segment.open()
+        assert [steps_of(again, segment.ref(partition)) for partition in range(3)] == told[-3:]
+        again.close()
