@@ -3,74 +3,121 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Generator
 
 from forebay.errors import Indeterminate
 from forebay.wal.staging import Ticket
 
-_LOCK = threading.Lock()
+logger = logging.getLogger(__name__)
 
 
-class Ack:
-    """One append on its way. Settled by another thread, once; callbacks run there and must be quick."""
+class Ack(Ticket):
+    """One append on its way. Settled by another thread, once; callbacks run there and must be quick.
 
-    __slots__ = ("_callbacks", "_ticket", "partition")
+    Takes no lock: a callback is first entered and `done` looked at afterwards, while settling turns `done`
+    true first and looks for callbacks afterwards. Whoever comes second sees the other, and a list gives
+    each of its entries to one thread only.
+    """
+
+    __slots__ = ("_callbacks", "partition")
 
     def __init__(self, partition: int) -> None:
+        super().__init__(_call_back)
         self.partition = partition
-        self._ticket = Ticket(self._settled)
-        self._callbacks: list[Callable[[Ack], None]] | None = []
+        self._callbacks: list[Callable[[Ack], None]] = []
 
     @property
     def ticket(self) -> Ticket:
         """What the shard settles."""
-        return self._ticket
-
-    @property
-    def done(self) -> bool:
-        """Whether the outcome is known."""
-        return self._ticket.done
+        return self
 
     def result(self, timeout: float | None = None) -> int:
         """Wait for the first offset of the append, or the error it failed with.
 
         `Indeterminate` if the time is up: the append is still on its way, and this may be asked again.
         """
-        if not self._ticket.done:
+        if not self.done:
             settled = threading.Event()
             self.add_callback(lambda _: settled.set())
             if not settled.wait(timeout):
                 raise Indeterminate(f"not acknowledged within {timeout} s: it may still be; ask again")
-        return self._ticket.result()
+        return super().result()
 
     def add_callback(self, callback: Callable[[Ack], None]) -> None:
         """Call `callback(ack)` when the outcome is known; at once if it is already."""
-        with _LOCK:
-            if self._callbacks is not None:
-                self._callbacks.append(callback)
-                return
-        callback(self)
+        self._callbacks.append(callback)
+        if self.done:
+            _call_back(self)
 
     def __await__(self) -> Generator[object, None, int]:
-        if not self._ticket.done:
-            loop = asyncio.get_running_loop()
-            settled = loop.create_future()
-
-            def wake(_: Ack) -> None:
-                loop.call_soon_threadsafe(_settle, settled)
-
-            self.add_callback(wake)
+        if not self.done:
+            wakeups = _wakeups()
+            settled = wakeups.loop.create_future()
+            self.add_callback(lambda _: wakeups.add(settled))
             yield from settled
-        return self._ticket.result()
-
-    def _settled(self, _: Ticket) -> None:
-        with _LOCK:
-            callbacks, self._callbacks = self._callbacks, None
-        for callback in callbacks or ():
-            callback(self)
+        return super().result()
 
 
-def _settle(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+def _call_back(ack: Ticket) -> None:
+    assert isinstance(ack, Ack)
+    callbacks = ack._callbacks
+    while callbacks:
+        try:
+            callback = callbacks.pop(0)
+        except IndexError:
+            return
+        try:
+            callback(ack)
+        except Exception:
+            # The append is what it is; whoever wanted to hear of it may be gone (a closed event loop).
+            logger.exception("the callback of an append failed")
+
+
+class Wakeups:
+    """Futures of one event loop that are to be settled: one call into the loop for all that come together.
+
+    A call from another thread costs more than an append does, so there is at most one on its way.
+    """
+
+    __slots__ = ("_asked", "_due", "loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._due: deque[asyncio.Future[None]] = deque()
+        self._asked = False
+
+    def add(self, future: asyncio.Future[None]) -> None:
+        """Settle the future, in its loop, soon. For any thread."""
+        self._due.append(future)
+        if not self._asked:
+            self._asked = True
+            self.loop.call_soon_threadsafe(self._settle)
+
+    def _settle(self) -> None:
+        # In this order: what is added from here on either is found below or asks again.
+        self._asked = False
+        due = self._due
+        while due:
+            future = due.popleft()
+            if not future.done():
+                future.set_result(None)
+
+
+class _Running(threading.local):
+    """The wake-ups of the loop that this thread runs."""
+
+    wakeups: Wakeups | None = None
+
+
+_RUNNING = _Running()
+
+
+def _wakeups() -> Wakeups:
+    loop = asyncio.get_running_loop()
+    found = _RUNNING.wakeups
+    if found is None or found.loop is not loop:
+        found = _RUNNING.wakeups = Wakeups(loop)
+    return found

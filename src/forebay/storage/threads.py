@@ -140,16 +140,16 @@ class Committer:
 
     def __init__(self) -> None:
         self._asked = threading.Condition()
-        self._shards: dict[str, OpenShard] = {}
+        self._shards: dict[OpenShard, None] = {}
         self._ended = False
         self._thread: threading.Thread | None = None
 
     def ask(self, shard: OpenShard) -> None:
         """Commit what is queued in this shard, soon."""
-        if shard.ref.id in self._shards:
+        if shard in self._shards:
             return
         with self._asked:
-            self._shards[shard.ref.id] = shard
+            self._shards[shard] = None
             if self._thread is None and not self._ended:
                 self._thread = threading.Thread(target=self._run, name="forebay-committer", daemon=True)
                 self._thread.start()
@@ -177,7 +177,7 @@ class Committer:
                     return
                 # Taken out before the commit: whoever asks from here on asks for another one.
                 shards, self._shards = self._shards, {}
-            for shard in shards.values():
+            for shard in shards:
                 try:
                     shard.commit()
                 except Exception:
