@@ -114,11 +114,15 @@ class SegmentDescriptor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
 
 class Cur(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of catalogued history: the newest descriptor starts at `start`, the next will at `next`."""
+    """The end of catalogued history: the newest descriptor starts at `start`, the next will at `next`.
+
+    `generation` counts the changes to what lies before: whoever remembers descriptors looks again when it moves.
+    """
 
     start: int
     next: int
     epoch: int
+    generation: int = 0
 
 
 class ShardState(msgspec.Struct, frozen=True, kw_only=True):

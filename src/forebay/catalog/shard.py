@@ -1,0 +1,258 @@
+"""The catalog of one shard: its state, its descriptors and the end of its history, in the metadata store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from forebay.catalog.rules import never_backwards, no_gap, no_overlap
+from forebay.errors import Conflict, Corrupt, Fenced, Indeterminate, Unavailable
+from forebay.format.descriptor import Cur, DescriptorKind, SegmentDescriptor, ShardState
+from forebay.format.keys import cur_key, segment_key, segments_prefix, state_key
+from forebay.format.value import Unknown, decode_value, encode_value
+from forebay.metadata import Absent, Compare, Delete, Entry, MetadataStore, Operation, Put, RevisionIs
+
+ATTEMPTS = 8
+PAGE_DESCRIPTORS = 500
+SWEEP_KEYS = 90
+"""Shadowed descriptors removed per transaction, with room for what guards it."""
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+Manifest = Callable[[SegmentDescriptor], Sequence[SegmentDescriptor]]
+"""Reads the descriptors that a manifest descriptor stands for."""
+
+
+class ShardKeys(NamedTuple):
+    """Where a shard's facts stand in the metadata store."""
+
+    namespace: str
+    topic: str
+    partition: int
+    prefix: str
+
+    @property
+    def state(self) -> str:
+        return state_key(self.namespace, self.topic, self.partition, prefix=self.prefix)
+
+    @property
+    def cur(self) -> str:
+        return cur_key(self.namespace, self.topic, self.partition, prefix=self.prefix)
+
+    @property
+    def segments(self) -> str:
+        return segments_prefix(self.namespace, self.topic, self.partition, prefix=self.prefix)
+
+    def segment(self, start: int) -> str:
+        """The key of the descriptor that starts at this offset."""
+        return segment_key(self.namespace, self.topic, self.partition, start, prefix=self.prefix)
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.topic}[{self.partition}]"
+
+
+class StoredState(NamedTuple):
+    """A shard's state as found, with what is needed to change it."""
+
+    state: ShardState
+    unknown: Unknown
+    revision: int
+
+
+class Frontier(NamedTuple):
+    """The end of history as found: `next` is the first offset it does not cover. Revision 0: none yet."""
+
+    cur: Cur
+    unknown: Unknown | None
+    revision: int
+
+    @property
+    def next(self) -> int:
+        return self.cur.next
+
+
+class Piece(NamedTuple):
+    """A descriptor as found."""
+
+    descriptor: SegmentDescriptor
+    revision: int
+
+
+class ShardCatalog:
+    """History of one shard. Stateless: every call asks the store. Safe for concurrent use."""
+
+    def __init__(self, store: MetadataStore, keys: ShardKeys, topic_id: str, manifest: Manifest | None = None) -> None:
+        self.keys = keys
+        self._store = store
+        self._topic_id = topic_id
+        self._manifest = manifest
+
+    def state(self) -> StoredState | None:
+        """The shard's state; `None` only if the store says that there is none."""
+        entry = self._store.get(self.keys.state)
+        if entry is None:
+            return None
+        state, unknown = self._decoded(entry, ShardState)
+        return StoredState(state, unknown, entry.mod_revision)
+
+    def frontier(self) -> Frontier:
+        """The end of catalogued history."""
+        entry = self._store.get(self.keys.cur)
+        if entry is None:
+            return Frontier(Cur(start=0, next=0, epoch=0), None, 0)
+        cur, unknown = self._decoded(entry, Cur)
+        return Frontier(cur, unknown, entry.mod_revision)
+
+    def descriptors(self) -> list[SegmentDescriptor]:
+        """The whole history in order, manifests opened. Raises `Corrupt` if it has a hole or an overlap."""
+        frontier = self.frontier()
+        found = [piece.descriptor for piece in self.pieces() if piece.descriptor.start < frontier.next]
+        opened = [inner for descriptor in found for inner in self._opened(descriptor)]
+        start = opened[0].start if opened else frontier.next
+        flaw = no_overlap(opened) or no_gap(start, opened, frontier.next)
+        if flaw is not None:
+            raise Corrupt(f'the catalog of {self.keys} contradicts itself: {flaw}; run "forebay verify"')
+        return opened
+
+    def pieces(self) -> list[Piece]:
+        """What stands in the store, in order; a manifest hides what it replaced and is not opened."""
+        found: list[Piece] = []
+        after: str | None = None
+        while True:
+            page = self._store.range(self.keys.segments, start_after=after, limit=PAGE_DESCRIPTORS)
+            for entry in page:
+                if entry.key != self.keys.cur:
+                    descriptor = self._decoded(entry, SegmentDescriptor)[0]
+                    if not found or descriptor.start >= _hidden_below(found[-1].descriptor):
+                        found.append(Piece(descriptor, entry.mod_revision))
+            if len(page) < PAGE_DESCRIPTORS:
+                return found
+            after = page[-1].key
+
+    def extend(self, epoch: int, additions: Sequence[SegmentDescriptor]) -> None:
+        """Add to the end of history, all or nothing, as the owner in `epoch`.
+
+        Harmless when repeated: additions that are there already, with the same content, are left as they are.
+        Raises `Fenced` once another epoch owns the shard.
+        """
+        for _ in range(ATTEMPTS):
+            state = self._owned(epoch)
+            frontier = self.frontier()
+            if self._recorded(frontier, additions):
+                return
+            flaw = (
+                never_backwards(frontier.next, additions)
+                or no_overlap(additions)
+                or no_gap(frontier.next, additions, additions[-1].end)
+            )
+            if flaw is not None:
+                raise Conflict(f"{self.keys}: these segments do not continue the history: {flaw}")
+            cur = Cur(
+                start=additions[-1].start, next=additions[-1].end, epoch=epoch, generation=frontier.cur.generation
+            )
+            compares: list[Compare] = [
+                RevisionIs(self.keys.state, state.revision),
+                RevisionIs(self.keys.cur, frontier.revision),
+                *(Absent(self.keys.segment(piece.start)) for piece in additions),
+            ]
+            puts: list[Operation] = [Put(self.keys.segment(p.start), encode_value(p)) for p in additions]
+            puts.append(Put(self.keys.cur, encode_value(cur, unknown=frontier.unknown)))
+            # Commit point: before it the objects are orphans, after it they are history.
+            if self._done(compares, puts):
+                return
+        raise Unavailable(f"{self.keys}: the catalog changed {ATTEMPTS} times while it was being extended; try again")
+
+    def replace(self, old: Sequence[Piece], new: SegmentDescriptor) -> bool:
+        """Put one descriptor (a segment or a manifest) in the place of consecutive ones; false if they changed.
+
+        Only the first is compared and overwritten in the transaction; the others are hidden by it from then on
+        and removed afterwards, so the size of the change does not matter.
+        """
+        first, last = old[0].descriptor, old[-1].descriptor
+        flaw = no_gap(first.start, [piece.descriptor for piece in old], last.end)
+        if flaw is not None or (new.start, new.end) != (first.start, last.end):
+            raise Conflict(f"{self.keys}: [{new.start}, {new.end}) does not replace what stands there: {flaw}")
+        frontier = self.frontier()
+        cur = msgspec.structs.replace(frontier.cur, generation=frontier.cur.generation + 1)
+        compares: list[Compare] = [
+            RevisionIs(self.keys.segment(first.start), old[0].revision),
+            RevisionIs(self.keys.cur, frontier.revision),
+        ]
+        puts: list[Operation] = [
+            Put(self.keys.segment(new.start), encode_value(new)),
+            Put(self.keys.cur, encode_value(cur, unknown=frontier.unknown)),
+        ]
+        # Commit point: one descriptor now answers for the whole range.
+        if not self._done(compares, puts):
+            return False
+        self.sweep_hidden()
+        return True
+
+    def sweep_hidden(self) -> int:
+        """Remove descriptors that a replacement hides; how many. May be repeated and interrupted at will."""
+        visible = {piece.descriptor.start for piece in self.pieces()}
+        entries = [entry for entry in self._store.range(self.keys.segments) if entry.key != self.keys.cur]
+        hidden = [e for e in entries if self._decoded(e, SegmentDescriptor)[0].start not in visible]
+        for first in range(0, len(hidden), SWEEP_KEYS):
+            part = hidden[first : first + SWEEP_KEYS]
+            self._store.transaction(
+                [RevisionIs(entry.key, entry.mod_revision) for entry in part],
+                [Delete(entry.key) for entry in part],
+            )
+        return len(hidden)
+
+    def _opened(self, descriptor: SegmentDescriptor) -> Sequence[SegmentDescriptor]:
+        if descriptor.kind is not DescriptorKind.MANIFEST:
+            return [descriptor]
+        if self._manifest is None:
+            raise Unavailable(
+                f"{self.keys}: its catalog names a manifest object and no store is given to read it"
+            )
+        return self._manifest(descriptor)
+
+    def _owned(self, epoch: int) -> StoredState:
+        stored = self.state()
+        if stored is None or stored.state.epoch != epoch or stored.state.incarnation != self._topic_id:
+            now = "gone" if stored is None else f"in epoch {stored.state.epoch}"
+            raise Fenced(f"{self.keys} is {now}: the owner of epoch {epoch} may not change its history any more")
+        return stored
+
+    def _recorded(self, frontier: Frontier, additions: Sequence[SegmentDescriptor]) -> bool:
+        """Whether all of this is in the catalog already, by an attempt whose answer was lost."""
+        if frontier.next < additions[-1].end:
+            return False
+        for piece in additions:
+            entry = self._store.get(self.keys.segment(piece.start))
+            if entry is None or not _same(self._decoded(entry, SegmentDescriptor)[0], piece):
+                return False
+        return True
+
+    def _done(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
+        """Try once; an unknown outcome counts as not done, for the caller looks again before it repeats."""
+        try:
+            return self._store.transaction(compares, operations).succeeded
+        except Indeterminate:
+            return False
+
+    def _decoded(self, entry: Entry, kind: type[T]) -> tuple[T, Unknown]:
+        try:
+            return decode_value(entry.value, kind)
+        except Corrupt as error:
+            raise Corrupt(f"{entry.key}: {error}") from error
+
+
+def _hidden_below(descriptor: SegmentDescriptor) -> int:
+    """Descriptors that start below this, after the given one, were replaced by it."""
+    return descriptor.end
+
+
+def _same(found: SegmentDescriptor, wanted: SegmentDescriptor) -> bool:
+    return (found.start, found.end, found.kind, found.content_hash, found.reason) == (
+        wanted.start,
+        wanted.end,
+        wanted.kind,
+        wanted.content_hash,
+        wanted.reason,
+    )

@@ -1,0 +1,151 @@
+"""How far readers have come: cursors in the metadata store, apart from any owner, so that they survive a move.
+
+A cursor says "everything below this offset is done". It belongs to one incarnation of a topic and never goes
+back by itself. Knows the metadata store alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from forebay.errors import Indeterminate, Invalid, Unavailable
+from forebay.format.keys import progress_key
+from forebay.format.value import Unknown, decode_value, encode_value
+from forebay.metadata import Delete, MetadataStore, Operation, Put, RevisionIs
+from forebay.metadata.seam import OPERATIONS_MAX
+from forebay.records import OFFSET_MAX
+
+ATTEMPTS = 8
+READER_CHARACTERS_MAX = 100
+NOTE_BYTES_MAX = 4096
+
+_READER = re.compile(r"[A-Za-z0-9._-]+")
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """One reader's place in one partition: it has done everything below `offset`. `epoch` is the owner it read from."""
+
+    offset: int
+    incarnation: str
+    epoch: int = 0
+    note: str = ""
+    """Whatever the reader wants to find again beside its place."""
+
+
+class ReaderName(NamedTuple):
+    """A reader (subscription or group) of one topic."""
+
+    namespace: str
+    topic: str
+    reader: str
+
+    @classmethod
+    def of(cls, namespace: str, topic: str, reader: str) -> ReaderName:
+        """Checked: 1 to 100 of A-Z a-z 0-9 . _ -"""
+        if len(reader) > READER_CHARACTERS_MAX or not _READER.fullmatch(reader) or reader in (".", ".."):
+            raise Invalid(
+                f"{reader!a:.120} is not a reader's name: use 1 to {READER_CHARACTERS_MAX} of A-Z a-z 0-9 . _ -"
+            )
+        return cls(namespace, topic, reader)
+
+
+class _Stored(NamedTuple):
+    progress: Progress
+    unknown: Unknown
+    revision: int
+
+
+class ProgressStore:
+    """Cursors of all readers. Safe for concurrent use by threads and processes."""
+
+    def __init__(self, store: MetadataStore, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+
+    def get(self, name: ReaderName, partition: int, incarnation: str) -> Progress | None:
+        """The cursor, if there is one for this incarnation of the topic."""
+        stored = self._stored(self._key(name, partition))
+        if stored is None or stored.progress.incarnation != incarnation:
+            return None
+        return stored.progress
+
+    def ack_up_to(self, name: ReaderName, cursors: Mapping[int, Progress]) -> dict[int, int]:
+        """Move cursors forward; where each partition stands on return. All are durable, in as few transactions as fit.
+
+        One that is further already stays where it is: a late or repeated acknowledgement does no harm.
+        """
+        standing: dict[int, int] = {}
+        pending = dict(cursors)
+        while pending:
+            part = dict(list(pending.items())[: OPERATIONS_MAX // 2])
+            standing |= self._move(name, part)
+            for partition in part:
+                del pending[partition]
+        return standing
+
+    def reset(self, name: ReaderName, partition: int, progress: Progress) -> None:
+        """Set the cursor to a place, also an earlier one."""
+        _check(progress)
+        self._store.transaction([], [Put(self._key(name, partition), encode_value(progress))])
+
+    def readers(self, namespace: str, topic: str) -> list[str]:
+        """The names of all readers that have a cursor in the topic."""
+        prefix = f"{self._prefix}/progress/{namespace}/{topic}/"
+        return sorted({entry.key.removeprefix(prefix).split("/")[0] for entry in self._store.range(prefix)})
+
+    def forget(self, name: ReaderName, partitions: int) -> None:
+        """Remove every cursor of a reader."""
+        keys = [self._key(name, partition) for partition in range(partitions)]
+        for first in range(0, len(keys), OPERATIONS_MAX):
+            self._store.transaction([], [Delete(key) for key in keys[first : first + OPERATIONS_MAX]])
+
+    def _move(self, name: ReaderName, cursors: Mapping[int, Progress]) -> dict[int, int]:
+        for _ in range(ATTEMPTS):
+            compares, puts = [], list[Operation]()
+            standing: dict[int, int] = {}
+            for partition, progress in cursors.items():
+                _check(progress)
+                key = self._key(name, partition)
+                stored = self._stored(key)
+                standing[partition] = progress.offset
+                if stored is not None and not _moves(stored.progress, progress):
+                    standing[partition] = stored.progress.offset
+                    continue
+                compares.append(RevisionIs(key, stored.revision if stored is not None else 0))
+                puts.append(Put(key, encode_value(progress, unknown=stored.unknown if stored is not None else None)))
+            if not puts or self._done(compares, puts):
+                return standing
+        raise Unavailable(f"cursors of {name.reader} changed {ATTEMPTS} times while they were being moved; try again")
+
+    def _done(self, compares: list[RevisionIs], puts: list[Operation]) -> bool:
+        try:
+            return self._store.transaction(compares, puts).succeeded
+        except Indeterminate:
+            # Whether it happened shows at the next look; moving a cursor to where it stands is harmless.
+            return False
+
+    def _stored(self, key: str) -> _Stored | None:
+        entry = self._store.get(key)
+        if entry is None:
+            return None
+        progress, unknown = decode_value(entry.value, Progress)
+        return _Stored(progress, unknown, entry.mod_revision)
+
+    def _key(self, name: ReaderName, partition: int) -> str:
+        return progress_key(name.namespace, name.topic, name.reader, partition, prefix=self._prefix)
+
+
+def _moves(stands: Progress, wanted: Progress) -> bool:
+    """Whether the cursor goes forward: further, or into another incarnation of the topic."""
+    return stands.incarnation != wanted.incarnation or wanted.offset > stands.offset
+
+
+def _check(progress: Progress) -> None:
+    if not 0 <= progress.offset <= OFFSET_MAX:
+        raise Invalid(f"offset is {progress.offset}; allowed: 0 to {OFFSET_MAX}")
+    if len(progress.note.encode()) > NOTE_BYTES_MAX:
+        raise Invalid(f"the note beside a cursor has more than {NOTE_BYTES_MAX} bytes")
