@@ -106,7 +106,7 @@ def test_a_value_out_of_range_is_named_with_path_value_and_range(value: object) 
 @pytest.mark.parametrize(
     ("group", "name", "value", "message"),
     [
-        ("metadata", "backend", "paper", "metadata.backend is 'paper'; allowed: sqlite or memory"),
+        ("metadata", "backend", "paper", "metadata.backend is 'paper'; allowed: sqlite or memory or etcd"),
         ("metadata", "prefix", "forebay", "metadata.prefix is 'forebay'; allowed: one to eight parts"),
         ("metadata", "prefix", "/a/", "metadata.prefix is '/a/'"),
         ("metadata", "prefix", "/a\n", "metadata.prefix is"),
@@ -138,6 +138,46 @@ def test_settings_made_in_code_are_checked_too() -> None:
         msgspec.structs.replace(WalSettings(), sync_interval_ms=0)
     with pytest.raises(Invalid, match="reframe_bytes_min is 8192, above wal.reframe_bytes_max 4096"):
         Settings.load(overrides={"wal": {"reframe_bytes_min": 8192, "reframe_bytes_max": 4096}})
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"backend": "etcd"}, "without metadata.endpoints: name its members"),
+        ({"endpoints": ["localhost:2379"]}, "names 'localhost:2379'; write http://host:port"),
+        ({"endpoints": ["http://a:1/path"]}, "write http://host:port"),
+        ({"endpoints": 7}, "metadata.endpoints is 7; allowed: texts"),
+        ({"lease_ttl_s": 5, "lease_margin_s": 5}, "lease_margin_s is 5, not below metadata.lease_ttl_s 5"),
+        ({"tls_cert": "c.pem"}, "tls_cert and metadata.tls_key go together"),
+        ({"password": "p"}, "user and metadata.password go together"),
+    ],
+)
+def test_what_contradicts_itself_about_etcd_is_refused(metadata: dict[str, object], message: str) -> None:
+    with pytest.raises(Invalid, match=message):
+        Settings.load(overrides={"metadata": metadata})
+
+
+def test_endpoints_are_a_list_in_a_file_and_parted_by_commas_in_a_variable(tmp_path: Path) -> None:
+    expected = ("http://a:2379", "https://[::1]:2379")
+
+    filed = load_file(tmp_path, "metadata: {endpoints: ['http://${H}:2379', 'https://[::1]:2379']}", {"H": "a"})
+    variable = Settings.load(environment={"FOREBAY_METADATA__ENDPOINTS": " http://a:2379, https://[::1]:2379,"})
+
+    assert filed.metadata.endpoints == variable.metadata.endpoints == expected
+
+
+def test_a_password_is_shown_nowhere() -> None:
+    settings = Settings.load(
+        overrides={"metadata": {"user": "u", "password": "${P}"}}, environment={"P": "correct horse"}
+    )
+
+    assert settings.metadata.password == "correct horse"
+    assert "horse" not in repr(settings) + str(settings) + repr(settings.metadata.__rich_repr__())
+    assert "password='(hidden)'" in repr(settings)
+    assert "password=None" in repr(Settings())
+    with pytest.raises(Invalid, match="metadata.password is \\(hidden\\)") as refusal:
+        Settings.load(overrides={"metadata": {"password": ["correct horse"]}})
+    assert "horse" not in str(refusal.value)
 
 
 def test_settings_cannot_be_changed() -> None:

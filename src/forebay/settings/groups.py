@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal
@@ -9,7 +10,9 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 
 from forebay.errors import Invalid
-from forebay.settings.setting import GIB, KIB, MIB, TIB, Group, Setting, settings_of, within
+from forebay.settings.setting import GIB, KIB, MIB, SECRET, TIB, Group, Setting, settings_of, within
+
+_ENDPOINT = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 
 
 class WalSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -93,8 +96,11 @@ class MetadataSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=T
     group: ClassVar[str] = "metadata"
 
     backend: Annotated[
-        Literal["sqlite", "memory"],
-        Meta(description="`sqlite` keeps it in one file; `memory` forgets it at the end of the process."),
+        Literal["sqlite", "memory", "etcd"],
+        Meta(
+            description="`sqlite` keeps it in one file; `memory` forgets it at the end of the process; "
+            "`etcd` shares it between machines."
+        ),
     ] = "sqlite"
     path: Annotated[
         str | None, Meta(description="The SQLite file. Left out, it lies in the directory of the log files.")
@@ -109,6 +115,44 @@ class MetadataSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=T
     busy_timeout_ms: Annotated[
         int, within(0, 600_000, "How long to wait for another process that is writing to the SQLite file.")
     ] = 5_000
+    endpoints: Annotated[
+        tuple[str, ...],
+        Meta(max_length=32, description="The members of etcd as `http://host:port` or `https://host:port`."),
+    ] = ()
+    lease_ttl_s: Annotated[
+        int, within(2, 3_600, "How long after its last sign of life a process is held for dead, where etcd says so.")
+    ] = 15
+    lease_margin_s: Annotated[
+        int, within(0, 600, "How much earlier the process itself gives up, for clocks that do not run alike.")
+    ] = 2
+    request_timeout_ms: Annotated[
+        int, within(100, 600_000, "How long to wait for etcd's answer before the call has failed.")
+    ] = 5_000
+    tls_ca: Annotated[
+        str | None, Meta(description="Certificates (PEM) that etcd's are checked against. Left out: the system's.")
+    ] = None
+    tls_cert: Annotated[str | None, Meta(description="The certificate (PEM) shown to etcd.")] = None
+    tls_key: Annotated[str | None, Meta(description="The private key (PEM) of `metadata.tls_cert`.")] = None
+    user: Annotated[str | None, Meta(description="The user that etcd knows this process by.")] = None
+    password: Annotated[
+        str | None, Meta(description="That user's password; better given as `${NAME}`.", extra=SECRET)
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.backend == "etcd" and not self.endpoints:
+            raise Invalid('metadata.backend is "etcd" without metadata.endpoints: name its members')
+        for endpoint in self.endpoints:
+            if not _ENDPOINT.fullmatch(endpoint):
+                raise Invalid(f"metadata.endpoints names {endpoint!r}; write http://host:port or https://host:port")
+        if self.lease_margin_s >= self.lease_ttl_s:
+            raise Invalid(
+                f"metadata.lease_margin_s is {self.lease_margin_s}, not below metadata.lease_ttl_s "
+                f"{self.lease_ttl_s}: no lease would ever hold; lower the first or raise the second"
+            )
+        for one, other in (("tls_cert", "tls_key"), ("user", "password")):
+            if (getattr(self, one) is None) != (getattr(self, other) is None):
+                raise Invalid(f"metadata.{one} and metadata.{other} go together: give both or neither")
 
 
 class RuntimeSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -21,6 +21,9 @@ TIB = 1024 * GIB
 
 ENVIRONMENT_PREFIX = "FOREBAY_"
 ENVIRONMENT_SEPARATOR = "__"
+SECRET = {"secret": True}
+"""Marks a setting whose value is shown nowhere."""
+HIDDEN = "(hidden)"
 
 _UNITS = {"ms": "milliseconds", "s": "seconds", "seconds": "seconds", "bytes": "bytes"}
 _COUNTS = ("records", "producers", "appends", "descriptors", "shards")
@@ -38,6 +41,14 @@ class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     def __post_init__(self) -> None:
         for setting in settings_of(type(self)):
             setting.parse(getattr(self, setting.name), source="settings", strict=True)
+
+    def __repr__(self) -> str:
+        shown_fields = ", ".join(f"{name}={value!r}" for name, value in self.__rich_repr__())
+        return f"{type(self).__name__}({shown_fields})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        values = [(setting, getattr(self, setting.name)) for setting in settings_of(type(self))]
+        return [(setting.name, HIDDEN if setting.secret and value is not None else value) for setting, value in values]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +74,10 @@ class Setting:
         return self.meta.description or ""
 
     @property
+    def secret(self) -> bool:
+        return self.meta.extra == SECRET
+
+    @property
     def unit(self) -> str:
         """The unit, read off the name, which carries it by rule; empty for texts."""
         words = self.name.split("_")
@@ -78,15 +93,18 @@ class Setting:
             return " or ".join(str(choice) for choice in choices)
         if self.meta.pattern is not None:
             return "one to eight parts, each `/` and letters, digits, `.`, `_`, `-`"
-        return "text, or left out"
+        return "texts, in a variable parted by commas" if get_origin(self.type) is tuple else "text, or left out"
 
     def parse(self, value: object, *, source: str, strict: bool) -> object:
-        """The value as its declared type; texts are read as numbers unless `strict`."""
+        """The value as its declared type; texts are read as numbers and lists unless `strict`."""
+        if get_origin(self.type) is tuple and isinstance(value, str) and not strict:
+            value = [part.strip() for part in value.split(",") if part.strip()]
         try:
             return msgspec.convert(value, Annotated[self.type, self.meta], strict=strict)
         except msgspec.ValidationError as error:
             allowed = f"{self.range} {self.unit}".rstrip()
-            raise Invalid(f"{source}: {self.path} is {shown(value)}; allowed: {allowed}") from error
+            given = HIDDEN if self.secret else shown(value)
+            raise Invalid(f"{source}: {self.path} is {given}; allowed: {allowed}") from error
 
 
 @functools.cache

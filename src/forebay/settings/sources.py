@@ -59,6 +59,8 @@ def expand(tree: object, source: str, environment: Mapping[str, str]) -> Mapping
         raise Invalid(f"{source} holds {shown(tree)}, not groups of settings such as `wal:`")
 
     def expanded(value: object) -> object:
+        if isinstance(value, list | tuple):
+            return [expanded(part) for part in value]
         return _expand_text(value, source, environment) if isinstance(value, str) else value
 
     return {

@@ -28,7 +28,6 @@ from forebay.topics import Engine, TopicName, TopicSpec
 logger = logging.getLogger(__name__)
 
 IN_MEMORY = ":memory:"
-SESSION_SECONDS = 30.0
 
 Progress = Callable[[float], None]
 
@@ -93,6 +92,8 @@ class Storage:
             raise Unsupported(
                 f'metadata.backend "memory" would forget the topics of {path}: use "sqlite", or open "{IN_MEMORY}"'
             )
+        if settings.metadata.backend == "etcd":
+            raise Unsupported(f'metadata.backend "etcd" is not offered for {path} yet: use "sqlite"')
         own = SystemDisk(settings.runtime.descriptors_max) if disk is None else None
         used = own or disk
         assert used is not None
@@ -108,7 +109,7 @@ class Storage:
     @classmethod
     def _open_memory(cls, settings: Settings, clock: Clock) -> Storage:
         metadata = MemoryMetadata()
-        owner = Owner(metadata.session(SESSION_SECONDS).id, IN_MEMORY)
+        owner = Owner(metadata.session(settings.metadata.lease_ttl_s).id, IN_MEMORY)
         memory = MemoryEngine(settings, clock=clock, metadata=metadata, owner=owner)
         storage = cls(
             settings,
@@ -166,7 +167,7 @@ class Storage:
         refuse_lost_metadata(directory.path, path, disk)
         metadata = SqliteMetadata(path, disk=disk, clock=clock, busy_timeout_ms=settings.metadata.busy_timeout_ms)
         try:
-            owner = Owner(metadata.session(SESSION_SECONDS).id, directory.id)
+            owner = Owner(metadata.session(settings.metadata.lease_ttl_s).id, directory.id)
             maintenance = Maintenance(disk, clock, directory.path, settings.runtime)
             storage = cls(
                 settings,
