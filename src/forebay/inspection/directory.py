@@ -11,8 +11,8 @@ from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.engines.segment import SHARDS
 from forebay.errors import Corrupt, UnsupportedFormat
-from forebay.format.descriptor import ShardState
-from forebay.format.keys import state_key, topics_prefix
+from forebay.format.descriptor import Cur, ShardState
+from forebay.format.keys import cur_key, state_key, topics_prefix
 from forebay.format.value import decode_value
 from forebay.metadata import Entry, SqliteMetadata
 from forebay.settings import Settings
@@ -57,6 +57,12 @@ class Inspected:
         if entry is None or any(bad.key == key for bad in self.bad):
             return None
         return decode_value(entry.value, ShardState)[0]
+
+    def frontier(self, spec: TopicSpec, partition: int) -> int:
+        """The end of the shard's catalogued history."""
+        key = cur_key(spec.namespace, spec.topic, partition, prefix=self.prefix)
+        entry = next((entry for entry in self.entries if entry.key == key), None)
+        return decode_value(entry.value, Cur)[0].next if entry is not None else 0
 
     def places(self) -> list[ShardPlace]:
         """The shards of all topics that keep files, by topic and partition."""

@@ -9,7 +9,7 @@ from forebay.disk import Disk
 from forebay.errors import ForebayError
 from forebay.inspection.directory import Inspected, ShardPlace
 from forebay.settings import WalSettings
-from forebay.shard import RecoveryDecision, decide
+from forebay.shard import RecoveryDecision, Situation, decide
 from forebay.wal.begin import ASIDE
 from forebay.wal.survey import survey
 
@@ -33,14 +33,11 @@ def outlook(found: Inspected, place: ShardPlace, settings: WalSettings, disk: Di
         facts = survey(disk, place.directory, settings, writable=False)
         for scan in facts.logs:
             scan.file.close()
-        decision = decide(
-            facts,
-            found.state(place.spec, place.partition),
-            name=place.name,
-            durability=place.spec.durability,
-            identity=disk.identity(place.directory) if facts.last is not None else "",
-            holder=found.id,
+        identity = disk.identity(place.directory) if facts.last is not None else ""
+        here = Situation(
+            place.name, place.spec.durability, identity, found.id, found.frontier(place.spec, place.partition)
         )
+        decision = decide(facts, found.state(place.spec, place.partition), here)
     except ForebayError as error:
         return Outlook(decision=None, refusal=str(error), files=files, bytes=size)
     return Outlook(decision=decision, refusal=None, files=files, bytes=size)

@@ -1,0 +1,131 @@
+"""How a command is made: common options on each, examples in its help, errors turned into one line and a code."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from forebay.cli.failures import (
+    BROKEN_PIPE,
+    INTERRUPTED,
+    UNAVAILABLE,
+    complain,
+    exit_code,
+    silence_stdout,
+)
+from forebay.cli.interruptions import Interrupted
+from forebay.cli.invocation import (
+    AssignmentsOption,
+    DirectoryOption,
+    Invocation,
+    LogFormatOption,
+    Options,
+    SettingsOption,
+    VerboseOption,
+)
+from forebay.cli.logs import LogFormat, logging_to_stderr
+from forebay.errors import ForebayError
+
+Body = Callable[..., int | None]
+"""What a command does: takes the invocation and its own options, returns an exit code or nothing for 0."""
+
+COMMON: dict[str, Any] = {
+    "directory": DirectoryOption,
+    "settings_file": SettingsOption,
+    "assignments": AssignmentsOption,
+    "log_format": LogFormatOption,
+    "verbose": VerboseOption,
+}
+_UsageError: Any = typer.BadParameter.__bases__[0]
+"""Click's family of usage errors, which typer does not name."""
+
+
+class Commands(TyperGroup):
+    """A group whose usage errors are one line too."""
+
+    def main(self, *arguments: Any, **options: Any) -> NoReturn:
+        """Run and leave the process with the exit code."""
+        options["standalone_mode"] = False
+        try:
+            code = super().main(*arguments, **options)
+        except _UsageError as error:
+            context = getattr(error, "ctx", None)
+            path = context.command_path if context is not None else "forebay"
+            if type(error).__name__ == "NoArgsIsHelpError":
+                error.show()
+            else:
+                complain(f'{error.format_message()} (see "{path} --help")')
+            sys.exit(2)
+        except typer.Abort:
+            complain("not done")
+            sys.exit(1)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def command(app: typer.Typer, name: str, *, examples: Sequence[str]) -> Callable[[Body], Body]:
+    """Register a command. Its docstring and the examples are its help."""
+
+    def register(body: Body) -> Body:
+        own = list(inspect.signature(body, eval_str=True).parameters.values())[1:]
+
+        def invoke(ctx: typer.Context, **given: Any) -> None:
+            common = Options(**{name: given.pop(name) for name in COMMON if given[name] is not None})
+            given = {name: value for name, value in given.items() if name not in COMMON}
+            outer = ctx.find_root().obj
+            raise typer.Exit(_run(body, common.over(outer if isinstance(outer, Options) else Options()), given))
+
+        context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+        shared = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+            for name, kind in COMMON.items()
+        ]
+        parameters = [context, *(one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own), *shared]
+        invoke.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        invoke.__annotations__ = {one.name: one.annotation for one in parameters}
+        app.command(name, help=_help(body, examples))(invoke)
+        return body
+
+    return register
+
+
+def _help(body: Body, examples: Sequence[str]) -> str:
+    shown = "\n".join(f"  {example}" for example in examples)
+    return f"{inspect.getdoc(body)}\n\n\b\nExamples:\n{shown}"
+
+
+def _run(body: Body, options: Options, arguments: dict[str, Any]) -> int:
+    """Run a command; whatever it ends in is an exit code, and at most one line on stderr."""
+    invocation = Invocation(options=options)
+    log_format, verbose = options.log_format or LogFormat.TEXT, bool(options.verbose)
+    with logging_to_stderr(log_format, verbose=verbose), invocation.interruptions.heeded():
+        try:
+            code = body(invocation, **arguments)
+            sys.stdout.flush()
+            return code or 0
+        except BrokenPipeError:
+            silence_stdout()
+            return BROKEN_PIPE
+        except KeyboardInterrupt as interrupt:
+            _flush()
+            return interrupt.exit_code if isinstance(interrupt, Interrupted) else INTERRUPTED
+        except ForebayError as error:
+            _flush()
+            complain(str(error))
+            return exit_code(error)
+        except OSError as error:
+            _flush()
+            complain(f"the system refused: {error}")
+            return UNAVAILABLE
+
+
+def _flush() -> None:
+    """What was found before an error is shown before it."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        silence_stdout()

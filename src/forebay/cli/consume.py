@@ -1,0 +1,216 @@
+"""`forebay consume`: read a topic from a place on, and follow it if asked to."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from forebay.cli.commands import command
+from forebay.cli.failures import complain
+from forebay.cli.invocation import Invocation
+from forebay.cli.positions import END, parse_start, parse_stop
+from forebay.cli.terminal import as_json, readable_time, say, write
+from forebay.errors import DataLoss, Invalid
+from forebay.records import EARLIEST, LATEST, Gap, Position, Reason, Record
+
+if TYPE_CHECKING:
+    from forebay.storage import Topic
+
+VALUE_CHARACTERS_MAX = 60
+
+
+class OutputFormat(enum.StrEnum):
+    """How records are written."""
+
+    VALUE = "value"
+    JSON = "json"
+    TABLE = "table"
+    RAW = "raw"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    command(
+        app,
+        "consume",
+        examples=[
+            "forebay consume shop/orders",
+            "forebay consume shop/orders --from latest --follow",
+            "forebay consume shop/orders --partition 2 --from 1000 --until 2000 --format json",
+            "forebay consume shop/orders --from 2031-05-06T00:00:00Z --until 2031-05-07T00:00:00Z",
+            "forebay consume shop/orders --format json | forebay produce shop/copy --format json",
+        ],
+    )(consume)
+
+
+def consume(
+    run: Invocation,
+    *,
+    name: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="PLACE",
+            help="earliest, latest, an offset, a time in ISO 8601 or as 1935903600000ms "
+            "[default: earliest, with --follow latest].",
+            show_default=False,
+        ),
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACE",
+            help="end (as it is now), an offset or a time, which is not read any more.",
+            show_default=False,
+        ),
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new records as they come.")] = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(help="With --follow: end when nothing came for so many seconds.", show_default=False),
+    ] = None,
+    count: Annotated[int | None, typer.Option("--count", "-n", help="So many records.", show_default=False)] = None,
+    partition: Annotated[int | None, typer.Option(help="This partition alone.", show_default=False)] = None,
+    output: Annotated[
+        OutputFormat,
+        typer.Option(
+            "--format", help="The value and a new line; a JSON object per line; columns; the value and nothing else."
+        ),
+    ] = OutputFormat.VALUE,
+    fail_on_loss: Annotated[
+        bool, typer.Option("--fail-on-loss", help="End with code 6 at a lost or damaged range.")
+    ] = False,
+) -> int:
+    """Read the records of a topic, also while another process appends to it.
+
+    Ranges without records are told in band: on stderr, or with --format json as {"gap": …} in their place.
+    """
+    first = parse_start(start) if start is not None else LATEST if follow else EARLIEST
+    last = parse_stop(until) if until is not None else None
+    if timeout is not None and (not follow or timeout < 0):
+        raise Invalid("--timeout is a number of seconds to wait with --follow")
+    if count is not None and count < 0:
+        raise Invalid(f"--count is {count}; give 0 or more")
+    with run.reader() as log:
+        topic = log.topic(name)
+        printer = _Printer(topic, output, fail_on_loss=fail_on_loss)
+        stream = _Stream(topic, partition, printer.gap)
+        records = stream.follow(first, last, timeout) if follow else stream.read(first, last)
+        left = count
+        while left != 0 and (record := next(records, None)) is not None:
+            printer.record(record)
+            if follow:
+                # Whoever waits for new records wants each of them at once.
+                sys.stdout.flush()
+            left = None if left is None else left - 1
+    return 0
+
+
+class _Stream:
+    """The records of a topic between two places."""
+
+    def __init__(self, topic: Topic, partition: int | None, on_gap: Callable[[int, Gap], None]) -> None:
+        self._topic = topic
+        self._partition = partition
+        self._on_gap = on_gap
+        if partition is not None and not 0 <= partition < topic.partitions:
+            raise Invalid(f"partition is {partition}; {topic.name} has 0 to {topic.partitions - 1}")
+        self._chosen = range(topic.partitions) if partition is None else range(partition, partition + 1)
+
+    def read(self, start: Position, until: Position | None) -> Iterator[Record]:
+        """What is there now."""
+        self._check(start, until)
+        for number in self._chosen:
+            stop = self._stop(number, until)
+            yield from self._topic.read(start, stop=stop, partition=number, on_gap=self._on_gap)
+
+    def follow(self, start: Position, until: Position | None, timeout: float | None) -> Iterator[Record]:
+        """What is there and what comes, until every partition has reached its end."""
+        self._check(start, until)
+        if until == END:
+            yield from self.read(start, until)
+            return
+        waiting = set(self._chosen)
+        for record in self._topic.follow(start, partition=self._partition, timeout=timeout, on_gap=self._on_gap):
+            if until is not None and _is_behind(record, until):
+                waiting.discard(record.partition)
+            elif record.partition in waiting:
+                yield record
+                if until == Position.at_offset(record.offset + 1):
+                    waiting.discard(record.partition)
+            if not waiting:
+                return
+
+    def _stop(self, partition: int, until: Position | None) -> int:
+        end = self._topic.offsets(partition).next
+        if until is None or until == END:
+            return end
+        if until.kind == "offset":
+            return min(end, until.value)
+        found = self._topic.offset_at_time(until.value, partition)
+        return end if found is None else found
+
+    def _check(self, *places: Position | None) -> None:
+        by_offset = any(place is not None and place.kind == "offset" for place in places)
+        if by_offset and len(self._chosen) > 1:
+            raise Invalid(
+                f"{self._topic.name} has {self._topic.partitions} partitions and an offset is a place in one of "
+                "them: add --partition"
+            )
+
+
+def _is_behind(record: Record, until: Position) -> bool:
+    return (record.offset if until.kind == "offset" else record.timestamp) >= until.value
+
+
+class _Printer:
+    """Writes records and gaps in the format asked for."""
+
+    def __init__(self, topic: Topic, output: OutputFormat, *, fail_on_loss: bool) -> None:
+        self._topic = topic
+        self._output = output
+        self._fail_on_loss = fail_on_loss
+        if output is OutputFormat.TABLE:
+            say(f"{'partition':>9}  {'offset':>10}  {'time':24}  {'key':16}  {'tag':8}  value")
+
+    def record(self, record: Record) -> None:
+        """Write one record."""
+        if self._output is OutputFormat.VALUE:
+            write((record.value or b"") + b"\n")
+        elif self._output is OutputFormat.RAW:
+            write(record.value or b"")
+        elif self._output is OutputFormat.JSON:
+            from forebay.inspection.dump import record_item
+
+            say(as_json({"topic": self._topic.name, **record_item(record)}))
+        else:
+            time = readable_time(record.timestamp)
+            columns = f"{record.partition:>9}  {record.offset:>10}  {time:24}"
+            say(f"{columns}  {_shown(record.key, 16):16}  {record.tag or '':8}  {_shown(record.value)}".rstrip())
+
+    def gap(self, partition: int, gap: Gap) -> None:
+        """Tell of a range without records, in its place."""
+        place = f"{self._topic.name}[{partition}]"
+        if self._fail_on_loss and gap.reason in (Reason.LOST, Reason.DAMAGED):
+            raise DataLoss(f'{place}: offsets {gap} cannot be read; "forebay verify" says more')
+        if self._output is OutputFormat.JSON:
+            reason = gap.reason.name.lower()
+            hole = {"partition": partition, "start": gap.start, "stop": gap.stop, "reason": reason}
+            say(as_json({"topic": self._topic.name, "gap": hole}))
+        else:
+            sys.stdout.flush()
+            complain(f"gap {place} {gap}")
+
+
+def _shown(content: bytes | None, characters_max: int = VALUE_CHARACTERS_MAX) -> str:
+    """Bytes for a column: one line, nothing that a terminal would obey, not too long."""
+    if content is None:
+        return "-"
+    text = content[: 4 * characters_max].decode("utf-8", "replace")
+    plain = "".join(character if character.isprintable() else "·" for character in text)
+    return plain if len(plain) <= characters_max else f"{plain[: characters_max - 1]}…"

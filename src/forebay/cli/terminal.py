@@ -1,0 +1,99 @@
+"""What a command shows: lines on stdout, and progress on stderr where somebody is looking."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+
+def say(line: str) -> None:
+    """One line on stdout. Names of files may hold anything, so nothing here fails on them."""
+    write(line.encode("utf-8", "surrogateescape") + b"\n")
+
+
+def write(content: bytes) -> None:
+    """Bytes on stdout, as they are."""
+    sys.stdout.buffer.write(content)
+
+
+def say_json(value: object) -> None:
+    """One JSON value, on one line."""
+    say(as_json(value))
+
+
+def as_json(value: object) -> str:
+    """Compact JSON."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
+
+
+def say_table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Rows in columns as wide as they need to be."""
+    cells = [list(map(str, row)) for row in rows]
+    widths = [max(len(line[column]) for line in [list(heads), *cells]) for column in range(len(heads))]
+    for line in [list(heads), *cells]:
+        say("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def readable_bytes(count: float) -> str:
+    """A size for people."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def readable_time(timestamp_ms: int) -> str:
+    """A timestamp for people, in UTC; the number itself where no calendar reaches."""
+    try:
+        return (
+            datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        )
+    except (OverflowError, ValueError, OSError):
+        return f"{timestamp_ms}ms"
+
+
+class Meter(Protocol):
+    """Something that shows how far a command has come."""
+
+    def total(self, amount: int) -> None:
+        """How much there is in all."""
+
+    def advance(self, amount: int) -> None:
+        """So much more is done."""
+
+
+class _Silent:
+    def total(self, amount: int) -> None:
+        pass
+
+    def advance(self, amount: int) -> None:
+        pass
+
+
+@contextmanager
+def meter(label: str, *, in_bytes: bool) -> Iterator[Meter]:
+    """A progress bar on stderr if that is a terminal, else nothing."""
+    if not sys.stderr.isatty():
+        yield _Silent()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    amount = DownloadColumn() if in_bytes else MofNCompleteColumn()
+    columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(label, total=None)
+
+        class _Bar:
+            def total(self, amount: int) -> None:
+                progress.update(task, total=amount)
+
+            def advance(self, amount: int) -> None:
+                progress.advance(task, amount)
+
+        yield _Bar()
