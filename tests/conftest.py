@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 
 from tests.ledger import Ledger, LedgerPlugin, enclose
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # No deadline: a shared machine is slow at moments, which says nothing about the code.
 hypothesis.settings.register_profile("normal", deadline=None)
@@ -24,6 +28,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("spark"):
             item.add_marker(pytest.mark.xdist_group("spark"))  # one JVM for the run, not one per worker
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """The one Spark session of the run."""
+    from forebay.spark import session  # noqa: PLC0415 - only a run that needs Spark loads it
+
+    small = {"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"}
+    started = session("forebay tests", master="local[2]", settings=small)
+    yield started
+    started.stop()
 
 
 @pytest.fixture

@@ -1,0 +1,303 @@
+"""What tasks read, without Spark: together exactly the rows of the topic, and every missing one is named."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.pandas.types import to_arrow_schema
+
+import forebay
+from forebay.errors import Corrupt, DataLoss, Invalid, Unavailable, UnknownTopic, Unsupported, UnsupportedFormat
+from forebay.records import Gap, Reason
+from forebay.spark import scan
+from forebay.spark.columns import SPARK_TYPES, arrow_schema
+from forebay.spark.options import ReadOptions
+from forebay.spark.planning import Range
+from forebay.spark.scan import read_split
+from forebay.spark.snapshot import Snapshot, Split, look, plan
+from forebay.spark.source import spark_schema
+from tests.spark.topics import SETTINGS, Filled, Row, flip_a_bit, in_order, lose_some, skip_offsets
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def log(path: Path) -> Iterator[forebay.Storage]:
+    with forebay.open(str(path), SETTINGS) as opened:
+        yield opened
+
+
+def _options(path: Path, topic: str = "shop/orders", **options: str) -> ReadOptions:
+    return ReadOptions.parse({"path": str(path), "topic": topic, **options})
+
+
+def _splits(path: Path, **options: str) -> list[Split]:
+    asked = _options(path, **options)
+    return plan(look(asked), asked, asked.columns)
+
+
+def _rows(batches: Iterator[pa.RecordBatch]) -> list[Row]:
+    rows = []
+    for batch in batches:
+        batch.validate(full=True)
+        stamps = batch.column("timestamp").cast(pa.int64()).to_pylist()
+        for row, stamp in zip(batch.to_pylist(), stamps, strict=True):
+            headers = [(pair["key"], pair["value"]) for pair in row["headers"]]
+            assert stamp % 1000 == 0
+            rows.append({**row, "headers": headers, "timestamp": stamp // 1000})
+            assert rows[-1].pop("topic") == "shop/orders"
+    return in_order(rows)
+
+
+def _read(path: Path, **options: str) -> list[Row]:
+    return _rows(batch for split in _splits(path, **options) for batch in read_split(split))
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_rows_of_every_tier_are_read_while_the_owner_holds_the_directory_and_after(
+    path: Path, compression: str
+) -> None:
+    with forebay.open(str(path), SETTINGS) as log:
+        filled = Filled(log, "shop/orders", partitions=3, compression=compression)
+        filled.every_tier()
+
+        assert _read(path) == in_order(filled.rows)
+        assert _read(path, minPartitions="11") == in_order(filled.rows)
+
+    assert _read(path) == in_order(filled.rows)
+
+
+def test_any_range_is_read_exactly(path: Path, log: forebay.Storage) -> None:
+    filled = Filled(log, "shop/orders")
+    filled.every_tier()
+    ends = [0, 1, 2999, 3000, 5499, 5500, 5501, 5650, 5700, 5740, 5780, 7983]
+    assert len(filled.rows) == ends[-1]
+
+    for start in ends:
+        for stop in (end for end in ends if end >= start):
+            starting, ending = (f'{{"shop/orders": {{"0": {place}}}}}' for place in (start, stop))
+            assert _read(path, startingOffsets=starting, endingOffsets=ending) == filled.rows[start:stop]
+
+
+def test_every_record_batch_has_the_very_schema_that_spark_checks_in_the_first(
+    path: Path, log: forebay.Storage
+) -> None:
+    Filled(log, "shop/orders", partitions=2).every_tier()
+
+    for columns in (tuple(SPARK_TYPES), ("value",), ("offset", "topic"), ("headers", "timestamp", "tag", "key")):
+        expected = to_arrow_schema(spark_schema(columns), timezone="UTC")
+        batches = [batch for split in _splits(path, columns=",".join(columns)) for batch in read_split(split)]
+        assert batches
+        assert all(batch.schema.equals(expected) for batch in batches)
+        assert arrow_schema(columns).equals(expected)
+
+
+def test_small_frames_are_put_together(path: Path, log: forebay.Storage) -> None:
+    filled = Filled(log, "shop/orders")
+    filled.singles(500)
+    filled.many(3000)
+    filled.singles(500)
+
+    (split,) = _splits(path)
+
+    assert [batch.num_rows for batch in read_split(split)] == [500, 3000, 500]
+
+
+def test_what_is_appended_after_the_look_is_not_read(path: Path, log: forebay.Storage) -> None:
+    filled = Filled(log, "shop/orders", partitions=2)
+    filled.many(10, 0)
+    asked = _options(path)
+    snapshot = look(asked)
+
+    filled.many(10, 0)
+    filled.many(10, 1)
+    filled.seal()
+
+    assert snapshot.ranges == (Range(0, 0, 10),)
+    splits = plan(snapshot, asked, asked.columns)
+    assert _rows(batch for split in splits for batch in read_split(split)) == filled.rows[:10]
+
+
+def test_a_split_is_plain_and_outlives_sealing(path: Path, log: forebay.Storage) -> None:
+    filled = Filled(log, "shop/orders")
+    filled.singles(50)
+    splits = pickle.loads(pickle.dumps(_splits(path)))
+
+    filled.seal()
+    filled.singles(50)
+
+    assert _rows(batch for split in splits for batch in read_split(split)) == filled.rows[:50]
+
+
+def test_files_that_go_while_a_task_reads_are_looked_up_again(path: Path, log: forebay.Storage) -> None:
+    """A sealed file is opened when it is first needed: by then another may hold its records."""
+    filled = Filled(log, "shop/orders")
+    filled.many(3000)
+    filled.seal()
+    filled.many(3000)
+    filled.topic.rotate()
+    (split,) = _splits(path)
+    batches = read_split(split)
+    first = next(batches)
+
+    filled.seal()
+
+    assert _rows(iter([first, *batches])) == filled.rows
+
+
+def test_topic_without_records_is_planned_without_a_task(path: Path) -> None:
+    with forebay.open(str(path), SETTINGS) as log:
+        log.create_topic("shop/orders", partitions=3)
+        assert _splits(path) == []
+
+    assert _splits(path) == []
+
+
+def test_lost_offsets_fail_by_name_or_are_skipped(path: Path) -> None:
+    lose_some(path, "shop/orders")
+    with forebay.open(str(path), SETTINGS) as log:
+        log.topic("shop/orders").append(b"after")
+
+        with pytest.raises(
+            DataLoss, match=r"shop/orders\[0\]: offsets \[10, \d+\) lost cannot be read: set failOnDataLo"
+        ):
+            _read(path)
+        behind = _read(path, failOnDataLoss="false")
+
+    assert [row["value"] for row in behind] == [b"before"] * 10 + [b"after"]
+
+
+def test_offsets_that_no_record_ever_had_are_no_loss(path: Path) -> None:
+    with forebay.open(str(path), SETTINGS) as log:
+        filled = Filled(log, "shop/orders")
+        filled.many(10)
+        spec = filled.topic.spec
+    skip_offsets(path, spec, Gap(10, 25, Reason.SKIPPED))
+
+    rows = _read(path)
+
+    assert rows[:10] == filled.rows
+    assert [(row["offset"], row["value"]) for row in rows[10:]] == [(25, b"behind")]
+
+
+def test_lost_offsets_outside_the_range_do_not_matter(path: Path) -> None:
+    lose_some(path, "shop/orders")
+    with forebay.open(str(path), SETTINGS) as log:
+        after = log.topic("shop/orders").append(b"after")
+
+    for start, stop, values in ((0, 10, [b"before"] * 10), (after, after + 1, [b"after"])):
+        starting, ending = (f'{{"shop/orders": {{"0": {place}}}}}' for place in (start, stop))
+        rows = _read(path, startingOffsets=starting, endingOffsets=ending)
+        assert [row["value"] for row in rows] == values
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_damaged_frame_fails_by_name_or_is_skipped_and_logged(
+    path: Path, caplog: pytest.LogCaptureFixture, *, sealed: bool
+) -> None:
+    with forebay.open(str(path), SETTINGS) as log:
+        filled = Filled(log, "shop/orders")
+        filled.many(3000)
+        filled.topic.append_many([b"victim" * 1000] * 10)
+        filled.many(3000)
+        if sealed:
+            filled.seal()
+    flip_a_bit(path, b"victim" * 1000)
+
+    with pytest.raises(DataLoss, match=r"shop/orders\[0\]: offsets \[3000, 3010\) damaged cannot be read"):
+        _read(path)
+    assert _read(path, failOnDataLoss="false") == filled.rows
+    assert "shop/orders[0]: offsets [3000, 3010) damaged cannot be read: skipped" in caplog.text
+
+
+def test_a_log_that_ends_before_the_plan_is_an_error_and_not_fewer_rows(
+    path: Path, log: forebay.Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled = Filled(log, "shop/orders")
+    filled.many(10)
+    (split,) = _splits(path)
+    monkeypatch.setattr(scan, "WAIT_SECONDS", 0.0)
+    beyond = Split(**{**_plain(split), "ranges": (Range(0, 0, 11),)})
+
+    with pytest.raises(Unavailable, match=r"shop/orders\[0\] can be read up to 10 now, and up to 11 when this read"):
+        list(read_split(beyond))
+
+
+def test_topic_deleted_since_the_look_is_an_error(path: Path, log: forebay.Storage) -> None:
+    Filled(log, "shop/orders").many(10)
+    asked = _options(path)
+    snapshot = look(asked)
+
+    log.delete_topic("shop/orders")
+
+    with pytest.raises(Invalid, match="shop/orders was deleted since it was loaded"):
+        plan(snapshot, asked, asked.columns)
+
+
+def test_timestamp_outside_of_spark_is_an_error_that_names_it(path: Path, log: forebay.Storage) -> None:
+    log.create_topic("shop/orders").append(b"far", timestamp=2**62)
+
+    with pytest.raises(Invalid, match=r"shop/orders: a timestamp in offsets \[0, 1\) has no place in Spark's type"):
+        _read(path)
+    (split,) = _splits(path, columns="value")
+    assert [batch.to_pylist() for batch in read_split(split)] == [[{"value": b"far"}]]
+
+
+def test_unknown_topic_and_directory_are_named(path: Path, tmp_path: Path, log: forebay.Storage) -> None:
+    with pytest.raises(UnknownTopic, match="there is no topic shop/other"):
+        look(_options(path, "shop/other"))
+    with pytest.raises(Invalid, match="nowhere is not a Forebay data directory"):
+        look(_options(tmp_path / "nowhere"))
+
+
+def test_relative_path_is_settled_where_the_read_is_planned(
+    path: Path, log: forebay.Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Filled(log, "shop/orders").many(10)
+    monkeypatch.chdir(path.parent)
+
+    snapshot = look(_options(Path("data")))
+
+    assert snapshot.path == str(path)
+
+
+def test_records_in_the_memory_of_another_process_are_refused(path: Path, log: forebay.Storage) -> None:
+    log.create_topic("shop/orders", durability="ephemeral")
+
+    with pytest.raises(Unsupported, match="shop/orders lives in the memory of its owner"):
+        look(_options(path))
+    with pytest.raises(Unsupported, match=":memory: lives in the memory of its owner"):
+        look(_options(Path(":memory:")))
+
+
+def test_directory_of_a_newer_version_is_refused(path: Path) -> None:
+    with forebay.open(str(path), SETTINGS) as log:
+        log.create_topic("shop/orders")
+    marker = path / "forebay.json"
+    marker.write_text(marker.read_text().replace('"format":1', '"format":2'))
+
+    with pytest.raises(UnsupportedFormat, match="has format 2, this version knows up to 1: upgrade"):
+        look(_options(path))
+
+
+def test_rows_that_do_not_add_up_are_an_error(
+    path: Path, log: forebay.Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Filled(log, "shop/orders").many(10)
+    (split,) = _splits(path)
+    monkeypatch.setattr(scan, "_coalesced", lambda batches: [batch.slice(0, 5) for batch in batches])
+
+    with pytest.raises(Corrupt, match=r"5 records and 0 named holes do not make up the offsets \[0, 10\)"):
+        list(read_split(split))
+
+
+def _plain(value: Snapshot | Split) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__slots__}
