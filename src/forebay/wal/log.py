@@ -23,6 +23,7 @@ from forebay.wal.files import FileList
 from forebay.wal.healing import rebuild
 from forebay.wal.live import LiveFile
 from forebay.wal.staging import Entry, Producing, Staging, Ticket
+from forebay.wal.turns import Turns, followed
 from forebay.wal.writer import Writer
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,8 @@ class Wal:
         self.idle_since = writer.clock.monotonic()
         self.live = live
         self._published = threading.Condition()
+        self._waiting = 0
+        self._turns = Turns()
         self._space_checked = float("-inf")
 
     # Appending
@@ -89,18 +92,26 @@ class Wal:
     def settle(self, ticket: Ticket) -> int:
         """Wait until the durability class of an append holds; its first offset, or the error it failed with.
 
-        Leader and followers: whoever gets in first writes for all that wait.
+        Leader and followers: whoever has the turn writes for all that wait.
         """
         if self.durability is Durability.MEMORY and ticket.offset + ticket.count <= self.writer.reserved:
             # Reserved, so that even if it is lost its offset never stands for another record.
             return ticket.result() if ticket.done else ticket.offset
-        if not ticket.done:
-            with self.committing:
-                if not ticket.done:
-                    self._commit()
-                if not ticket.done:
-                    ticket.finish(Closed(f"{self.writer.place}: the append was queued before a fork; repeat it"))
+        while not ticket.done:
+            if self._turns.lead(self.committing):
+                self._commit_for(ticket)
+            elif not followed(ticket):
+                self.commit()
         return ticket.result()
+
+    def _commit_for(self, ticket: Ticket) -> None:
+        """Write for all that wait, this append among them. The caller holds `committing`, which is released."""
+        try:
+            self._commit()
+            if not ticket.done:
+                ticket.finish(Closed(f"{self.writer.place}: the append was queued before a fork; repeat it"))
+        finally:
+            self.committing.release()
 
     def commit(self) -> None:
         """Write and publish everything that waits. On return each ticket taken is settled, well or ill."""
@@ -136,8 +147,7 @@ class Wal:
         """Show what is written, and durable if the class asks for that, to every reader."""
         active = self.writer.active
         assert active is not None
-        for frame in made:
-            self.cache.add(frame)
+        self.cache.add(made)
         active.publish(self.writer.end)
         # Commit point for readers: what is below `head` is never taken back while this process lives.
         self.head, self.writer.unsettled = self.writer.end, False
@@ -145,9 +155,14 @@ class Wal:
         counters = self.counters
         counters.commits += 1
         counters.records += made[-1].end - made[0].base
-        counters.bytes_written += sum(len(frame.data) for frame in made)
+        counters.bytes_written += sum([len(frame.data) for frame in made])
         self.idle_since = self.writer.clock.monotonic()
         self._note_dirty()
+
+    def tell(self) -> None:
+        """Tell other processes, and a later recovery, how far the log is published and durable."""
+        if self.writer.active is not None:
+            self.live.publish(self.writer.active, self.writer)
 
     def _note_dirty(self) -> None:
         if self.dirty_since is None:
@@ -162,8 +177,10 @@ class Wal:
                 self.on_dirty()
 
     def _wake(self) -> None:
-        with self._published:
-            self._published.notify_all()
+        # Who waits says so before it looks at `head`, which has moved by now: nobody is missed.
+        if self._waiting:
+            with self._published:
+                self._published.notify_all()
         for waker in tuple(self.wakers):
             try:
                 waker()
@@ -193,9 +210,8 @@ class Wal:
     def rotate_locked(self) -> None:
         """Begin a new file, if the present one has records. The caller holds `committing`."""
         if self.writer.rotate():
-            assert self.writer.active is not None
             self.counters.rotations += 1
-            self.live.publish(self.writer.active, self.writer)
+            self.tell()
             self._note_dirty()
 
     # Failing and healing
@@ -244,8 +260,7 @@ class Wal:
             except (OSError, ForebayError) as error:
                 logger.warning("%s: still read-only: %s", self.writer.place, error)
                 return False
-            if self.writer.active is not None:
-                self.live.publish(self.writer.active, self.writer)
+            self.tell()
             self.writer.unsettled = False
             self.staging.restart_at(self.writer.next, window)
             self.failure = None
@@ -299,7 +314,11 @@ class Wal:
         if not self.staging.is_empty and self.durability is Durability.MEMORY:
             self.commit()
         with self._published:
-            self._published.wait_for(lambda: self.head > offset or self.closed, timeout)
+            self._waiting += 1
+            try:
+                self._published.wait_for(lambda: self.head > offset or self.closed, timeout)
+            finally:
+                self._waiting -= 1
         return self.head > offset
 
     def offset_at_time(self, timestamp: int) -> int | None:
@@ -333,6 +352,7 @@ class Wal:
             if self.failure is not None or not self.guarded(self._timed_sync):
                 raise Unavailable(f"{self.writer.place}: not everything could be made durable ({self.failure})")
             self.dirty_since = None
+            self.tell()
 
     def rotate(self) -> None:
         """Close the active file, if it has records, and begin a new one."""
@@ -363,8 +383,8 @@ class Wal:
             # What came in since the commit above: nobody else will write it now.
             self._commit()
             self.closed = True
-            if self.failure is None:
-                self.guarded(self.writer.finish)
+            if self.failure is None and self.guarded(self.writer.finish) and self.writer.touched:
+                self.tell()
             for file in self.files.all:
                 file.close()
             self.live.close()
@@ -376,6 +396,7 @@ class Wal:
         # Whoever held a lock at the fork does not exist here.
         self.committing = threading.Lock()
         self._published = threading.Condition()
+        self._turns = Turns()
         self.staging = Staging(0, self.writer.window, self.settings)
         self.staging.refuse(Closed(f"{self.writer.place} was opened before a fork: open it anew in the child"))
 

@@ -104,7 +104,9 @@ def survey(
         return facts
     live = read_live(disk, directory)
     newest_file = disk.open(f"{directory}/{segments[-1]}", writable=writable)
-    newest = _scan_newest(newest_file, window, live.durable if live else 0, on_bytes)
+    checkpoint = read_checkpoint(disk, directory) if CHECKPOINT_NAME in names else None
+    proof = max(live.durable if live else 0, checkpoint.durable if checkpoint else 0)
+    newest = _scan_newest(newest_file, window, proof, on_bytes)
     files: list[SealedFile | LogScan] = [newest]
     indexed = indexed_files(disk, directory, segments[:-1])
     # From the newest back: each file tells up to where the one before it had been durable.

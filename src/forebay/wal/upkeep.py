@@ -95,6 +95,7 @@ class Upkeep:
         with self._wal.committing:
             self._wal.counters.fsyncs += 1
             self._wal.writer.sync_end(target)
+            self._wal.tell()
         self._wal.sync_ended()
 
     def sync_failed(self, error: OSError) -> None:
