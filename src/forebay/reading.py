@@ -34,7 +34,7 @@ class Cursor:
         self.next = start
         self.partition = partition
         self._source = source
-        self._name = name
+        self.name = name
         self._on_gap = on_gap
 
     def pull(self, stop: int | None = None, bytes_max: int = PAGE_BYTES) -> list[Batch]:
@@ -73,7 +73,7 @@ class Cursor:
             self._on_gap(self.partition, gap)
         elif gap.reason in (Reason.LOST, Reason.DAMAGED):
             raise DataLoss(
-                f"{self._name}: offsets {gap} cannot be read: pass on_gap to hear of such ranges and go on, "
+                f"{self.name}: offsets {gap} cannot be read: pass on_gap to hear of such ranges and go on, "
                 'or start behind it; "forebay verify" says more'
             )
 
@@ -82,10 +82,10 @@ class Cursor:
         for piece in _in_order(page):
             start, stop = (piece.start, piece.stop) if isinstance(piece, Gap) else (piece.base, piece.end)
             if start != expected:
-                raise Corrupt(f'{self._name}: the stream goes on at {start}, expected {expected}: run "forebay verify"')
+                raise Corrupt(f'{self.name}: the stream goes on at {start}, expected {expected}: run "forebay verify"')
             expected = stop
         if expected != page.next:
-            raise Corrupt(f"{self._name}: a page ends at {expected} but says {page.next}")
+            raise Corrupt(f"{self.name}: a page ends at {expected} but says {page.next}")
 
 
 def _in_order(page: Page) -> Iterator[Batch | Gap]:

@@ -169,5 +169,6 @@ def _locked(path: str, disk: Disk, clock: Clock) -> Lock:
         # A reader that looks whether the directory is owned holds the lock for an instant.
         clock.sleep(LOCK_WAIT_SECONDS)
     raise Unavailable(
-        f"{path.rpartition('/')[0]} is open for writing in another process: close it there, or open it read-only here"
+        f"{path.rpartition('/')[0]} is open for writing already, here or in another process: close it there, "
+        "or open it read-only here"
     )

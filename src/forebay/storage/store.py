@@ -267,7 +267,12 @@ class Storage:
         with self._changing:
             refs = [ref for spec in self.topics() if spec.engine is Engine.SEGMENT for ref in refs_of(spec)]
             total = sum(self._segment.tail_bytes(ref) for ref in refs) or 1
-            self._segment.open_many(refs, on_bytes)
+            try:
+                self._segment.open_many(refs, on_bytes)
+            except OSError as error:
+                raise Unavailable(
+                    f"not every shard could be opened: {error}; once the disk works, try again"
+                ) from error
         if on_progress is not None:
             on_progress(1.0)
 
@@ -345,7 +350,10 @@ class Storage:
                 raise UnknownTopic(f"topic {ref.spec.name} was deleted: this handle has ended")
             engine = self._memory if ref.spec.engine is Engine.MEMORY else self._segment
             assert engine is not None
-            opened[ref.partition] = engine.open_shard(ref)
+            try:
+                opened[ref.partition] = engine.open_shard(ref)
+            except OSError as error:
+                raise Unavailable(f"{ref} cannot be opened: {error}; once the disk works, try again") from error
             return opened[ref.partition]
 
     def _finish_deletions(self) -> None:

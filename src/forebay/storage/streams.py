@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Generic, Protocol, Self, TypeAlias, TypeVar
 
 from forebay.engines import OpenShard
-from forebay.errors import Closed
+from forebay.errors import Closed, Unavailable
 from forebay.format.batch import Batch
 from forebay.reading import Cursor
 
@@ -170,6 +170,8 @@ def _pulled(cursor: Cursor, end: int | None, shown: Shown[T], explain: Callable[
         # Perhaps the topic was deleted, or the log closed as a whole: asking for the shard anew says which.
         explain(cursor.partition)
         raise
+    except OSError as error:
+        raise Unavailable(f"{cursor.name} cannot be read at offset {cursor.next}: {error}; try again") from error
     return [row for batch in batches for row in shown(batch, cursor.partition)]
 
 

@@ -1,0 +1,239 @@
+"""Opening and closing a log: whose directory it is, what settings reach, what a reopened log knows."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+import forebay
+from forebay import EARLIEST, Closed, Settings, Storage, Unavailable, Unsupported
+from tests.storage.rig import QUICK, WatchedDisk, quick, until, values, wal_of
+
+
+def test_what_was_appended_is_there_after_reopening_and_the_end_was_clean(tmp_path: Path) -> None:
+    for durability in ("memory", "disk", "fsync"):
+        with forebay.open(tmp_path / "log", QUICK) as log:
+            topic = log.create_topic(durability, durability=durability)
+            offsets = [topic.append(b"%d" % n) for n in range(10)]
+
+        with forebay.open(str(tmp_path / "log"), QUICK) as log:
+            topic = log.topic(durability)
+            assert values(topic.read()) == [b"%d" % n for n in range(10)]
+            assert topic.append(b"next") == offsets[-1] + 1
+            assert topic.recovery().clean
+            assert topic.recovery().exact
+
+
+def test_closing_twice_is_harmless_and_every_handle_says_closed(tmp_path: Path) -> None:
+    log = forebay.open(tmp_path / "log", QUICK)
+    topic = log.create_topic("t", partitions=2)
+    topic.append(b"v", partition=0)
+    stream = topic.follow(EARLIEST, timeout=0.0)
+    assert values(stream) == [b"v"]
+    ack = topic.append_nowait(b"w", partition=0)
+    log.close()
+    log.close()
+
+    assert ack.result(0) == 1
+    for call in (
+        lambda: topic.append(b"v", partition=0),
+        lambda: topic.append(b"v", partition=1),
+        lambda: topic.append_nowait(b"v", partition=0),
+        lambda: topic.append_many([b"v"], partition=0),
+        lambda: list(topic.read()),
+        lambda: next(stream),
+        lambda: log.topic("t"),
+        log.topics,
+        lambda: log.create_topic("u"),
+        lambda: log.delete_topic("t"),
+        log.recover,
+        topic.flush,
+    ):
+        with pytest.raises(Closed):
+            call()
+
+
+def test_a_second_log_on_the_same_directory_is_refused_by_name(tmp_path: Path) -> None:
+    log = forebay.open(tmp_path / "log", QUICK)
+    with pytest.raises(Unavailable, match=f"{tmp_path}/log is open for writing already.*read-only"):
+        forebay.open(tmp_path / "log", QUICK)
+    log.close()
+
+    forebay.open(tmp_path / "log", QUICK).close()
+
+
+def test_a_log_may_be_opened_beside_its_owner_to_read(tmp_path: Path) -> None:
+    with forebay.open(tmp_path / "log", QUICK) as log, forebay.open(tmp_path / "log", QUICK, read_only=True) as beside:
+        topic = log.create_topic("t")
+        assert list(beside.topic("t").read()) == []
+        topic.append_many([b"a", b"b"])
+
+        read = beside.topic("t")
+        assert values(read.read()) == [b"a", b"b"]
+        assert read.failure() == "opened read-only"
+        for call in (
+            lambda: read.append(b"v"),
+            lambda: read.append_nowait(b"v"),
+            lambda: read.append_many([b"v"]),
+            lambda: read.last_sequence(1),
+            read.flush,
+            read.rotate,
+            lambda: beside.create_topic("u"),
+            lambda: beside.delete_topic("t"),
+        ):
+            with pytest.raises(Unsupported, match="read-only"):
+                call()
+
+
+def test_a_topic_without_records_can_be_read_where_nobody_owns_it(tmp_path: Path) -> None:
+    """A reader beside no owner took the missing directory of an unused shard for files that keep changing."""
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        log.create_topic("t")
+
+    with forebay.open(tmp_path / "log", QUICK, read_only=True) as beside:
+        assert list(beside.topic("t").read()) == []
+        assert beside.topic("t").offsets().next == 0
+
+
+def test_a_reader_beside_the_owner_hears_that_a_topic_was_deleted(tmp_path: Path) -> None:
+    with forebay.open(tmp_path / "log", QUICK) as log, forebay.open(tmp_path / "log", QUICK, read_only=True) as beside:
+        log.create_topic("t").append(b"v")
+        stream = beside.topic("t").follow(EARLIEST)
+        assert next(stream).value == b"v"
+
+        log.delete_topic("t")
+
+        with pytest.raises(forebay.UnknownTopic, match="deleted"):
+            next(stream)
+
+
+def test_a_log_in_memory_has_the_same_surface_and_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with forebay.open(":memory:") as log:
+        topic = log.create_topic("t", partitions=2)
+        topic.append(b"a", key=b"k", tag="x")
+        topic.append_many([b"b", b"c"], partition=0)
+        assert topic.spec.durability == "ephemeral"
+        assert set(values(topic.read())) == {b"a", b"b", b"c"}
+        topic.flush()
+        topic.rotate()
+        with pytest.raises(Unsupported, match="in memory"):
+            log.create_topic("u", durability="fsync")
+        assert [spec.topic for spec in log.topics()] == ["t"]
+        log.recover()
+
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(Unsupported, match="memory"):
+        forebay.open(":memory:", read_only=True)
+
+
+def test_a_process_may_change_its_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative path was kept as it was and led elsewhere afterwards."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with forebay.open("log", QUICK) as log:
+        topic = log.create_topic("t")
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        topic.append(b"v")
+        topic.rotate()
+        log.create_topic("u").append(b"w")
+
+    assert os.listdir(tmp_path / "elsewhere") == []
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        assert values(log.topic("t").read()) + values(log.topic("u").read()) == [b"v", b"w"]
+
+
+def test_settings_reach_the_log_the_disk_and_the_metadata(tmp_path: Path) -> None:
+    settings = {
+        **QUICK,
+        "wal": {"rotate_bytes_max": 8192, "frame_bytes_max": 65_536, "free_bytes_min": 0},
+        "metadata": {"path": str(tmp_path / "meta.sqlite"), "prefix": "/other"},
+        "runtime": {"descriptors_max": 9},
+    }
+    with forebay.open(tmp_path / "log", settings) as log:
+        topic = log.create_topic("t")
+        for _ in range(6):
+            topic.append(b"x" * 4000)
+        assert wal_of(topic).counters.rotations >= 2
+        with pytest.raises(forebay.Invalid, match="frame_bytes_max"):
+            topic.append(b"x" * 65_536)
+        assert log._disk is not None
+        assert log._disk._descriptors.limit == 9
+
+    assert (tmp_path / "meta.sqlite").exists()
+    assert not (tmp_path / "log" / "metadata.sqlite").exists()
+    with pytest.raises(forebay.Corrupt, match="metadata.path"):
+        forebay.open(tmp_path / "log", QUICK)
+    with forebay.open(tmp_path / "log", {"metadata": {"path": str(tmp_path / "meta.sqlite")}}) as log:
+        assert log.topics() == []
+
+
+def test_metadata_in_memory_is_refused_for_a_directory(tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match="forget the topics"):
+        forebay.open(tmp_path / "log", {"metadata": {"backend": "memory"}})
+
+
+def test_recovery_tells_its_progress_and_opens_every_shard(tmp_path: Path) -> None:
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        for name in "abc":
+            log.create_topic(name, partitions=2).append_many([b"x" * 1000] * 50, keys=[b"%d" % n for n in range(50)])
+
+    heard: list[float] = []
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        log.recover(heard.append)
+        assert heard == sorted(heard)
+        assert heard[-1] == 1.0
+        assert len(log._segment.shards()) == 6  # type: ignore[union-attr]
+        assert sum(len(list(log.topic(name).read())) for name in "abc") == 150
+
+
+def test_threads_are_not_made_per_topic_and_end_with_the_log(tmp_path: Path) -> None:
+    before = threading.active_count()
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        topics = [log.create_topic(f"t{n}") for n in range(20)]
+        for topic in topics:
+            topic.append_nowait(b"v").result()
+        assert threading.active_count() <= before + 2
+
+    assert threading.active_count() == before
+
+
+def test_a_closing_that_fails_half_way_still_lets_the_directory_go(tmp_path: Path) -> None:
+    disk = WatchedDisk()
+    log = Storage.open(str(tmp_path / "log"), quick(), disk=disk)
+    log.create_topic("t").append(b"v")
+
+    def refuse(kind: str, path: str) -> None:
+        if kind in ("write", "sync", "create", "rename"):
+            raise OSError(5, "the disk is gone", path)
+
+    disk.meet = refuse
+    log.close()
+    disk.meet = lambda kind, path: None
+
+    with Storage.open(str(tmp_path / "log"), Settings()) as again:
+        assert values(again.topic("t").read()) == [b"v"]
+        assert not again.topic("t").recovery().clean
+
+
+def test_upkeep_that_fails_is_tried_again(tmp_path: Path) -> None:
+    disk = WatchedDisk()
+    failed = threading.Event()
+
+    def refuse(kind: str, path: str) -> None:
+        if kind == "sync" and path.endswith(".seg") and not failed.is_set():
+            failed.set()
+            raise OSError(5, "once", path)
+
+    with Storage.open(str(tmp_path / "log"), quick(), disk=disk) as log:
+        topic = log.create_topic("t")
+        topic.append(b"before")
+        disk.meet = refuse
+        assert failed.wait(60)
+
+        until(lambda: topic.failure() is None and topic.offsets().durable == 1)
+        topic.append(b"after")
+        assert values(topic.read()) == [b"before", b"after"]
