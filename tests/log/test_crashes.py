@@ -11,19 +11,15 @@ import pytest
 
 from forebay.testing.crashes import CrashState, explore
 from forebay.testing.damage import Damage
-from forebay.testing.history import Outcome
 from forebay.testing.invariants import (
-    Violation,
     acks_follow_syncs,
-    check_log,
     names_follow_bytes,
-    readings_agree,
-    recovery_is_stable,
 )
 from forebay.testing.trace import Trace
 from forebay.topics import Durability
 from tests.ledger import Ledger
-from tests.log.rig import Rig, Simulated, after, simulated
+from tests.log.checks import recover_and_go_on
+from tests.log.rig import Rig, after, simulated
 from tests.log.scenarios import SCENARIOS, Scenario
 
 STATES_MAX: Final = 64 if os.environ.get("FOREBAY_SOAK") else 10
@@ -98,38 +94,9 @@ def _judge(states: Iterator[CrashState], durability: Durability, name: str, ledg
     for state in states:
         digests.add(state.digest())
         ledger.count("crash states", scenario=name, damage=state.damage.value)
-        violations = _recover_and_go_on(state, durability)
+        violations = recover_and_go_on(state, durability)
         if violations:
             ledger.violation("crash states", scenario=name, damage=state.damage.value)
             broken += [f"{state}: {violation}" for violation in violations]
     ledger.count("distinct crash states", n=len(digests), scenario=name)
     assert broken[:10] == []
-
-
-def _recover_and_go_on(state: CrashState, durability: Durability) -> list[Violation]:
-    """Recover twice, append, repeat what producers may repeat, recover again."""
-    rig = after(state, durability).open()
-    first = rig.reading()
-    violations = [*check_log(rig.history(), first)]
-    violations += readings_agree(first, rig.reading(bytes_max=1))
-    again = Rig(rig.disk, durability, epoch=rig.epoch).open()
-    violations += recovery_is_stable(first, again.reading())
-    assert again.append() is Outcome.ACKED
-    assert again.append(2) is Outcome.ACKED
-    _repeat(again)
-    again.flush()
-    violations += check_log(again.history(), again.see())
-    last = Rig(rig.disk, durability, epoch=again.epoch).open()
-    violations += check_log(last.history(), last.reading())
-    return violations
-
-
-def _repeat(rig: Simulated) -> None:
-    """Every producer repeats its newest append that anyone heard of."""
-    newest: dict[int, tuple[int, int]] = {}
-    for append in rig.history().appends.values():
-        producing = append.begun.producing
-        if producing is not None and append.outcome is Outcome.ACKED:
-            newest[producing[0]] = (producing[1], len(append.begun.values))
-    for producer, (sequence, count) in newest.items():
-        rig.append(count, producing=(producer, sequence))

@@ -1,0 +1,38 @@
+"""What is checked on the disk that a crash left behind."""
+
+from __future__ import annotations
+
+from forebay.testing.crashes import CrashState
+from forebay.testing.history import Outcome
+from forebay.testing.invariants import Violation, check_log, readings_agree, recovery_is_stable
+from forebay.topics import Durability
+from tests.log.rig import Rig, Simulated, after
+
+
+def recover_and_go_on(state: CrashState, durability: Durability) -> list[Violation]:
+    """Recover twice, append, repeat what producers may repeat, recover again."""
+    rig = after(state, durability).open()
+    first = rig.reading()
+    violations = [*check_log(rig.history(), first)]
+    violations += readings_agree(first, rig.reading(bytes_max=1))
+    again = Rig(rig.disk, durability, epoch=rig.epoch).open()
+    violations += recovery_is_stable(first, again.reading())
+    assert again.append() is Outcome.ACKED
+    assert again.append(2) is Outcome.ACKED
+    _repeat(again)
+    again.flush()
+    violations += check_log(again.history(), again.see())
+    last = Rig(rig.disk, durability, epoch=again.epoch).open()
+    violations += check_log(last.history(), last.reading())
+    return violations
+
+
+def _repeat(rig: Simulated) -> None:
+    """Every producer repeats its newest append that anyone heard of."""
+    newest: dict[int, tuple[int, int]] = {}
+    for append in rig.history().appends.values():
+        producing = append.begun.producing
+        if producing is not None and append.outcome is Outcome.ACKED:
+            newest[producing[0]] = (producing[1], len(append.begun.values))
+    for producer, (sequence, count) in newest.items():
+        rig.append(count, producing=(producer, sequence))

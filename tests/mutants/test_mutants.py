@@ -1,0 +1,264 @@
+"""Deliberate breaks of the log: for each the checks must name the promise that it breaks.
+
+A check that stays silent here would stay silent when someone makes the same mistake.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import pytest
+
+import forebay.disk.writing
+import forebay.format.control
+import forebay.format.frame
+import forebay.format.head
+import forebay.wal.writer
+from forebay.disk import Disk, File
+from forebay.errors import ForebayError
+from forebay.format.control import State
+from forebay.records import Bytes
+from forebay.testing.crashes import explore
+from forebay.testing.damage import Damage
+from forebay.testing.disk import SimulatedDisk
+from forebay.testing.invariants import (
+    Violation,
+    acks_follow_syncs,
+    check_log,
+    damage_is_reported,
+    names_follow_bytes,
+    names_of,
+)
+from forebay.topics import Durability
+from forebay.wal.log import Wal
+from forebay.wal.scan import LogScan
+from forebay.wal.window import ProducerWindow
+from forebay.wal.writer import Writer
+from tests.ledger import Ledger
+from tests.log.checks import recover_and_go_on
+from tests.log.rig import Rig, Simulated, simulated
+from tests.log.scenarios import fail_next
+
+FSYNC, DISK = Durability.FSYNC, Durability.DISK
+DAMAGES: Final = (Damage.KILLED, Damage.OLD, Damage.CUT, Damage.WHOLE)
+
+
+def _run_crashing(durability: Durability, run: Callable[[Simulated], None]) -> list[Violation]:
+    """A run, its trace, and the crashes at each of its steps."""
+    rig = Rig(simulated(), durability).open()
+    run(rig)
+    trace = rig.disk.trace
+    violations = [*names_follow_bytes(trace), *check_log(rig.history(), rig.reading())]
+    if durability is FSYNC:
+        violations += acks_follow_syncs(trace)
+    for state in explore(trace, damages=DAMAGES, states_max=3, names_max=3):
+        try:
+            violations += recover_and_go_on(state, durability)
+        except (ForebayError, AssertionError, OSError) as error:
+            violations.append(Violation("recovery", f"{type(error).__name__}: {error}"))
+    return violations
+
+
+def _appends(rig: Simulated) -> None:
+    rig.append()
+    rig.append(2)
+    rig.see()
+    rig.wal.rotate()
+    rig.append()
+
+
+def _many_appends(rig: Simulated) -> None:
+    for _ in range(7):
+        rig.append(3)
+        rig.see()
+
+
+def _produces(rig: Simulated) -> None:
+    rig.append(producing=(1, 0))
+    rig.append(producing=(1, 1))
+    rig.wal.rotate()
+    rig.append(producing=(1, 2))
+
+
+def _reopens(rig: Simulated) -> None:
+    rig.append(2)
+    rig.shard.upkeep.close()
+    rig.open()
+    rig.append()
+    rig.see()
+
+
+def _meets_a_short_write(rig: Simulated) -> None:
+    rig.append()
+    rig.disk.shorten_at(rig.disk.calls_reached, 30)
+    rig.append(size=50)
+    rig.append()
+
+
+def _meets_a_failing_sync(rig: Simulated) -> None:
+    rig.append()
+    fail_next(rig, "sync", errno.EIO)
+    rig.append()
+    rig.append()
+
+
+def _flip_below_the_mark(durability: Durability) -> list[Violation]:
+    """One bit of the first of several synced records, before the shard is opened again."""
+    rig = Rig(simulated(), durability).open()
+    for _ in range(4):
+        rig.append()
+    _overwrite(rig, rig.wal.files.all[0].path, _first_record(rig) + 60)
+    again = Rig(rig.disk, durability, epoch=rig.epoch).open()
+    history = rig.history()
+    return [*check_log(history, again.reading()), *damage_is_reported(history, again.reading(), 4)]
+
+
+def _flip_an_offset(durability: Durability) -> list[Violation]:
+    """One bit of the offset of a record, under a reader whose cache is empty."""
+    rig = Rig(simulated(), durability).open()
+    for _ in range(4):
+        rig.append()
+    rig.wal.cache.clear()
+    active = rig.wal.writer.active
+    assert active is not None
+    second = _first_record(rig) + (active.limit - _first_record(rig)) // 4
+    _overwrite(rig, active.path, second)
+    history = rig.history()
+    return [*check_log(history, rig.reading()), *damage_is_reported(history, rig.reading(), 4)]
+
+
+def _first_record(rig: Simulated) -> int:
+    position = rig.wal.files.all[0].index.position_of(0)  # type: ignore[union-attr]
+    assert isinstance(position, int)
+    return position
+
+
+def _overwrite(rig: Simulated, path: str, position: int) -> None:
+    file = rig.disk.open(path, writable=True)
+    file.write_at(bytes([file.read_at(1, position)[0] ^ 2]), position)
+
+
+# The breaks.
+
+
+def _ack_before_sync(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Wal, "_timed_sync", lambda wal: None)
+
+
+def _no_directory_sync(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SimulatedDisk, "sync_directory", lambda disk, path: None)
+
+
+def _checksum_without_header(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(forebay.format.head, "_PACK_FIRST", lambda base, length: b"")
+    patch.setattr(forebay.format.frame, "_PACK_FIRST", lambda base, length: b"")
+
+
+def _reservation_not_persisted(patch: pytest.MonkeyPatch) -> None:
+    def forget(state: State, **fields: Any) -> list[bytes]:
+        return forebay.format.control.encode_state(_without_reservation(state), **fields)
+
+    patch.setattr(forebay.wal.writer, "encode_state", forget)
+
+
+def _without_reservation(state: State) -> State:
+    return State(
+        reserved_end=0,
+        previous_end=state.previous_end,
+        earliest=0,
+        evict_floor=0,
+        identity=state.identity,
+        window=state.window,
+        restated=state.restated,
+    )
+
+
+def _cut_below_the_mark(patch: pytest.MonkeyPatch) -> None:
+    def always_torn(scan: LogScan, position: int, proof: int) -> None:
+        scan.torn_bytes = scan.size - position
+
+    patch.setattr(LogScan, "_beyond", always_torn)
+
+
+def _short_write_counts(patch: pytest.MonkeyPatch) -> None:
+    def once(file: File, data: Bytes, position: int) -> None:
+        file.write_at(data, position)
+
+    patch.setattr(forebay.wal.writer, "write_all", once)
+
+
+def _sync_again(patch: pytest.MonkeyPatch) -> None:
+    sync = Writer.sync
+
+    def twice(writer: Writer) -> None:
+        try:
+            sync(writer)
+        except OSError:
+            sync(writer)
+            writer.unsettled = False
+
+    patch.setattr(Writer, "sync", twice)
+
+
+def _window_forgotten(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LogScan, "_take_runs", lambda *_: None)
+    patch.setattr(ProducerWindow, "extend", lambda *_: None)
+
+
+def _renamed_before_synced(patch: pytest.MonkeyPatch) -> None:
+    def replace_file(disk: Disk, path: str, data: Bytes) -> None:
+        file = disk.create(path + ".tmp")
+        forebay.disk.writing.write_all(file, data, 0)
+        disk.rename(path + ".tmp", path)
+        disk.sync_directory(path.rpartition("/")[0])
+
+    patch.setattr(forebay.wal.writer, "replace_file", replace_file)
+
+
+def _clean_mark_stays(patch: pytest.MonkeyPatch) -> None:
+    resume = Writer.resume
+
+    def forgetful(writer: Writer, *arguments: Any) -> None:
+        resume(writer, *arguments)
+        writer._reopened_clean = False
+
+    patch.setattr(Writer, "resume", forgetful)
+
+
+class Mutant(NamedTuple):
+    """A break, what shows it, and the promise that must be named."""
+
+    name: str
+    apply: Callable[[pytest.MonkeyPatch], None]
+    show: Callable[[], Sequence[Violation]]
+    invariant: str
+
+
+MUTANTS: Final = (
+    Mutant("ack before fsync", _ack_before_sync, lambda: _run_crashing(FSYNC, _appends), "I13"),
+    Mutant("ack before fsync, by its loss", _ack_before_sync, lambda: _run_crashing(FSYNC, _appends), "I1"),
+    Mutant("no directory fsync", _no_directory_sync, lambda: _run_crashing(FSYNC, _appends), "I14"),
+    Mutant("checksum without header", _checksum_without_header, lambda: _flip_an_offset(FSYNC), "I12"),
+    Mutant("reservation not persisted", _reservation_not_persisted, lambda: _run_crashing(DISK, _many_appends), "I4"),
+    Mutant("cut below the durable mark", _cut_below_the_mark, lambda: _flip_below_the_mark(FSYNC), "I12"),
+    Mutant("short write taken as whole", _short_write_counts, lambda: _run_crashing(FSYNC, _meets_a_short_write), "I1"),
+    Mutant("fsync error retried", _sync_again, lambda: _run_crashing(FSYNC, _meets_a_failing_sync), "I1"),
+    Mutant("dedupe window forgotten", _window_forgotten, lambda: _run_crashing(FSYNC, _produces), "I26"),
+    Mutant("renamed before synced", _renamed_before_synced, lambda: _run_crashing(FSYNC, _appends), "I14"),
+    Mutant("clean mark outlives later records", _clean_mark_stays, lambda: _run_crashing(DISK, _reopens), "I4"),
+)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_checks_name_the_promise_that_a_break_breaks(
+    mutant: Mutant, monkeypatch: pytest.MonkeyPatch, ledger: Ledger
+) -> None:
+    assert list(mutant.show()) == [], "without the break nothing is wrong"
+
+    mutant.apply(monkeypatch)
+    found = names_of(mutant.show())
+
+    ledger.count("mutants caught", n=int(mutant.invariant in found))
+    assert mutant.invariant in found
