@@ -207,9 +207,7 @@ class ShardCatalog:
         if descriptor.kind is not DescriptorKind.MANIFEST:
             return [descriptor]
         if self._manifest is None:
-            raise Unavailable(
-                f"{self.keys}: its catalog names a manifest object and no store is given to read it"
-            )
+            raise Unavailable(f"{self.keys}: its catalog names a manifest object and no store is given to read it")
         return self._manifest(descriptor)
 
     def _owned(self, epoch: int) -> StoredState:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from forebay.clock import Clock
 from forebay.engines import OpenShard
 from forebay.engines.operations import check_offset
-from forebay.errors import Invalid
+from forebay.errors import Invalid, Unavailable
 from forebay.format.batch import Batch, Columns
 from forebay.partitioning import Partitioner
 from forebay.reading import Cursor, OnGap
@@ -244,7 +244,11 @@ class Topic:
 
     def offset_at_time(self, timestamp: int, partition: int = 0) -> int | None:
         """The offset of the first record at or after the time (ms); `None` if there is none."""
-        return self._one(partition).offset_at_time(checked_timestamp(timestamp))
+        shard = self._one(partition)
+        try:
+            return shard.offset_at_time(checked_timestamp(timestamp))
+        except OSError as error:
+            raise Unavailable(f"{shard.ref} cannot be searched: {error}; try again") from error
 
     def last_sequence(self, producer: int, partition: int = 0) -> int | None:
         """The newest acknowledged sequence of an idempotent producer; `None` if it is not known here."""
@@ -316,23 +320,20 @@ class Topic:
         return parts
 
     def _cursor(self, partition: int, start: Position | int, on_gap: OnGap | None) -> Cursor:
-        shard = self._shard(partition)
         name = f"{self.name}[{partition}]"
-        return Cursor(
-            shard, _start_offset(shard, checked_position(start)), name=name, partition=partition, on_gap=on_gap
-        )
+        first = self._start_offset(partition, checked_position(start))
+        return Cursor(self._shard(partition), first, name=name, partition=partition, on_gap=on_gap)
 
-
-def _start_offset(shard: OpenShard, position: Position) -> int:
-    """The offset that a position means in this shard now."""
-    if position == EARLIEST:
-        return shard.offsets().earliest
-    if position == LATEST:
-        return shard.offsets().next
-    if position.kind == "time":
-        found = shard.offset_at_time(position.value)
-        return found if found is not None else shard.offsets().next
-    return position.value
+    def _start_offset(self, partition: int, position: Position) -> int:
+        """The offset that a position means in this partition now."""
+        if position == EARLIEST:
+            return self.offsets(partition).earliest
+        if position == LATEST:
+            return self.offsets(partition).next
+        if position.kind == "time":
+            found = self.offset_at_time(position.value, partition)
+            return found if found is not None else self.offsets(partition).next
+        return position.value
 
 
 def _records(batch: Batch, partition: int) -> Sequence[Record]:
