@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from forebay.format.batch import Batch, decode
@@ -36,19 +37,23 @@ class TailCache:
         self._frames: dict[int, CachedFrame] = {}
         self._bases: list[int] = []
         self._dropped = 0
+        self._end = -1
         self._lock = threading.Lock()
         self.bytes = 0
         self.hits = 0
         self.misses = 0
 
-    def add(self, frame: CachedFrame) -> None:
-        """Append a frame that continues the newest one; a jump in offsets empties the cache first."""
+    def add(self, frames: Sequence[CachedFrame]) -> None:
+        """Append frames that continue the newest one; a jump in offsets empties the cache first."""
         with self._lock:
-            if self._bases and frame.base != self._frames[self._bases[-1]].end:
-                self._clear()
-            self._frames[frame.base] = frame
-            self._bases.append(frame.base)
-            self.bytes += len(frame.data)
+            for frame in frames:
+                base, end, data = frame
+                if base != self._end:
+                    self._clear()
+                self._frames[base] = frame
+                self._bases.append(base)
+                self._end = end
+                self.bytes += len(data)
             while self.bytes > self._bytes_max and len(self._frames) > 1:
                 self._drop_oldest()
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from forebay.errors import ForebayError, Unavailable
-from forebay.format.batch import ColumnBytes, Columns, encode_columns, encode_rows
+from forebay.format.batch import ColumnBytes, Columns, encode_columns, encode_row
 from forebay.format.control import WindowEntry
 from forebay.records import Headers, Run
 from forebay.settings import WalSettings
@@ -56,19 +56,19 @@ class Ticket:
         return self.offset
 
     def finish(self, error: ForebayError | None = None) -> None:
-        """Settle the outcome, once."""
+        """Settle the outcome, once. Cut short (Ctrl-C), it is repeated, and nobody who waits is forgotten."""
         if not self.done:
+            for follower in self.followers or ():
+                follower.finish(error)
             self.error = error
             self.done = True
-            followers, self.followers = self.followers, None
-            for follower in followers or ():
-                follower.finish(error)
-            if self.callback is not None:
-                try:
-                    self.callback(self)
-                except Exception:
-                    # The append is what it is; whoever wanted to hear of it may be gone (a closed event loop).
-                    logger.exception("the callback of an append failed")
+        if self.callback is not None:
+            try:
+                self.callback(self)
+            except Exception:
+                # The append is what it is; whoever wanted to hear of it may be gone (a closed event loop).
+                logger.exception("the callback of an append failed")
+            self.callback = None
 
     def follow(self, repeat: Ticket) -> None:
         """Settle `repeat` together with this append, whose repetition it is."""
@@ -98,7 +98,7 @@ class Entry(NamedTuple):
 class PendingFrame:
     """One frame to be: single records that share it, or the columns of one larger append."""
 
-    __slots__ = ("base", "columns", "entries", "producing", "size", "ticket")
+    __slots__ = ("base", "columns", "entries", "produced", "producing", "size", "ticket")
 
     def __init__(
         self,
@@ -111,6 +111,8 @@ class PendingFrame:
         self.entries: list[Entry] = []
         self.columns = columns
         self.producing = producing
+        self.produced = producing is not None
+        """Some append in it may be idempotent."""
         self.ticket = ticket
         self.size = columns.size if columns is not None else 0
 
@@ -123,7 +125,7 @@ class PendingFrame:
         if self.columns is not None:
             return self.columns
         if len(self.entries) == 1:
-            return encode_rows([self.entries[0][:5]])
+            return encode_row(self.entries[0][:5])
         values, keys, tags, headers, timestamps, _, _ = zip(*self.entries, strict=True)
         return encode_columns(Columns(values=values, keys=keys, tags=tags, headers=headers, timestamps=timestamps))
 
@@ -131,7 +133,7 @@ class PendingFrame:
         """Who appended what, in order; empty if no append of the frame is idempotent."""
         if self.columns is not None:
             return [Run(self.columns.count, *self.producing)] if self.producing else []
-        if not any(entry.producing for entry in self.entries):
+        if not self.produced or not any(entry.producing for entry in self.entries):
             return []
         return [Run(1, *(entry.producing or (0, 0))) for entry in self.entries]
 
@@ -194,14 +196,16 @@ class Staging:
     def take(self) -> None:
         """Move everything that waits to `taken`, for the committer, which empties it with `settle`."""
         with self.lock:
-            self.taken, self._frames = [f for f in self._frames if f.end > f.base], [PendingFrame(self.next)]
+            waiting = [frame for frame in self._frames if frame.entries or frame.columns is not None]
+            self.taken, self._frames = waiting, [PendingFrame(self._frames[-1].end)]
             self._bytes = 0
 
     def settle(self) -> None:
         """All of `taken` is published: remember its producers and acknowledge. May be repeated if it was cut short."""
         with self.lock:
             for frame in self.taken:
-                self._remember(frame)
+                if frame.produced:
+                    self._remember(frame)
         for frame in self.taken:
             for ticket in frame.tickets():
                 ticket.finish()
@@ -249,6 +253,8 @@ class Staging:
         ticket = entry.ticket
         ticket.offset = frame.base + len(frame.entries)
         ticket.count = 1
+        if entry.producing is not None:
+            frame.produced = True
         frame.entries.append(entry)
         frame.size += size
         self._bytes += size

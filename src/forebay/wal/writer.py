@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 OUTPUT_BYTES = 1024 * 1024
 """Frames are joined up to this size per write: one huge buffer is several times slower."""
 RESERVE_SECONDS = 4.0
+RESERVE_LOOKS = 8
+"""How often, within the smallest step, it is looked whether more should be reserved."""
 
 
 class ShardPlace(NamedTuple):
@@ -96,6 +98,8 @@ class Writer:
         self._reserve = reserve
         self._reserving: tuple[int, int] | None = None
         self._reserved_at = (clock.monotonic(), 0)
+        self._look_again = 0
+        """From this offset on, see whether more should be reserved ahead of need."""
         self.syncing = False
         """A sync of the active file runs beside other work: its failure must find that file still active."""
         self._stray: str | None = None
@@ -241,10 +245,12 @@ class Writer:
 
     def _prelude(self, active: ActiveFile, end: int) -> None:
         """Control frames due before records up to `end`; waits for the disk only where that order is a promise."""
-        self._drop_stray()
-        self._put_gap(active)
+        if self._stray is not None:
+            self._drop_stray()
+        if self.opening_gap is not None:
+            self._put_gap(active)
         needed = end > self.reserved_end
-        early = self._reserving is None and self._reserve is None and end > self.reserved_end - self._step() // 2
+        early = end >= self._look_again and self._is_early(end)
         if not needed and not early and self.state_written and not self._reopened_clean:
             return
         reserved_end = end + self._step() if needed or early else self.reserved_end
@@ -258,6 +264,11 @@ class Writer:
         if needed or self._reopened_clean:
             self.sync()
             self._reopened_clean = False
+
+    def _is_early(self, end: int) -> bool:
+        """Whether it is time to reserve more, although there is some left."""
+        self._look_again = end + self.settings.reserve_records_min // RESERVE_LOOKS
+        return self._reserving is None and self._reserve is None and end > self.reserved_end - self._step() // 2
 
     def _put_gap(self, active: ActiveFile) -> None:
         gap = self.opening_gap
