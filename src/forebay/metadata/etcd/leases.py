@@ -1,0 +1,197 @@
+"""Sessions as leases: a key that etcd removes when its holder has given no sign of life for too long.
+
+The holder counts by itself: from the *sending* of the last renewal that was answered, on a clock that goes on
+while the machine sleeps, less a margin. So it gives up before anybody else may take its place, whatever
+becomes of the network. One thread per store renews all of its sessions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+
+from forebay.clock import Clock
+from forebay.errors import ForebayError, Invalid, Unavailable
+from forebay.metadata.etcd.gateway import Gateway
+from forebay.metadata.etcd.keyspace import Keyspace, lease_from, session_of
+from forebay.metadata.etcd.refusals import FAILED_PRECONDITION, NOT_FOUND, Refused
+from forebay.metadata.etcd.wire import Acknowledgement, LeaseReply, Renewal, TransactionReply
+
+RENEWALS_PER_TTL = 3
+_RETRY_S = 0.2
+_IDLE_S = 60.0
+_NAMES_MAX = 4
+_JOIN_S = 2.0
+_log = logging.getLogger(__name__)
+
+
+class EtcdSession:
+    """A session held by this process."""
+
+    def __init__(self, leases: Leases, lease: int, *, sent_at: float, ttl_s: float) -> None:
+        self._leases = leases
+        self._id = session_of(lease) or ""
+        self._ended = False
+        self.lease = lease
+        self.ttl_s = ttl_s
+        self.renewed(sent_at)
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    def alive(self) -> bool:
+        return not self._ended and self._leases.now() < self._deadline
+
+    def close(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._leases.end(self)
+
+    def renewed(self, sent_at: float) -> None:
+        """etcd has confirmed the lease in answer to what was sent then."""
+        self._deadline = sent_at + self.ttl_s - self._leases.margin_s
+        self.due_at = sent_at + self.ttl_s / RENEWALS_PER_TTL
+
+    def lost(self) -> None:
+        """etcd has said that the lease is over."""
+        self._ended = True
+
+
+class Leases:
+    """The sessions of one store and the thread that renews them, begun with the first."""
+
+    def __init__(self, gateway: Gateway, keyspace: Keyspace, clock: Clock, *, margin_s: float) -> None:
+        self.margin_s = margin_s
+        self._gateway = gateway
+        self._keyspace = keyspace
+        self._clock = clock
+        self._held: dict[str, EtcdSession] = {}
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, ttl_s: float) -> EtcdSession:
+        """A new session. When it returns, everybody sees its key."""
+        sent_at = self._clock.boottime()
+        lease, granted_s = self._grant(math.ceil(ttl_s))
+        if granted_s <= self.margin_s:
+            self._revoke_quietly(lease)
+            raise Invalid(f"ttl_s is {ttl_s}, not above the margin of {self.margin_s} s: no lease would ever hold")
+        session = EtcdSession(self, lease, sent_at=sent_at, ttl_s=granted_s)
+        put = {"key": self._keyspace.session_key(session.id), "value": b"", "lease": str(lease)}
+        try:
+            # May be repeated: nobody else knows the key yet, and a second put changes nothing.
+            self._gateway.ask("/v3/kv/txn", {"success": [{"request_put": put}]}, TransactionReply)
+        except BaseException:
+            self._revoke_quietly(lease)
+            raise
+        with self._lock:
+            self._held[session.id] = session
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._keep, name="forebay-leases", daemon=True)
+                self._thread.start()
+        self._wake.set()
+        return session
+
+    def end(self, session: EtcdSession) -> None:
+        """When it returns, the lease is over and its keys are gone."""
+        if self._gateway.ended:
+            return
+        with self._lock:
+            self._held.pop(session.id, None)
+        try:
+            self._revoke(session.lease)
+        except Unavailable as error:
+            raise Unavailable(
+                f"session {session.id} is renewed no more, but etcd could not be told: its keys go within "
+                f"{session.ttl_s:g} s ({error})"
+            ) from error
+
+    def end_all(self) -> list[ForebayError]:
+        """End every session, each tried; gives what went wrong."""
+        failures: list[ForebayError] = []
+        for session in tuple(self._held.values()):
+            try:
+                session.close()
+            except ForebayError as error:
+                failures.append(error)
+        return failures
+
+    def stop(self) -> None:
+        """Let the thread end; the gateway has ended before."""
+        self._wake.set()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_JOIN_S)
+
+    def now(self) -> float:
+        """The time that leases are counted in; for ever late once the store has ended."""
+        return math.inf if self._gateway.ended else self._clock.boottime()
+
+    def renew_due(self) -> float:
+        """Renew what is due. Gives the seconds until something is due again."""
+        with self._lock:
+            held = tuple(self._held.values())
+        for session in held:
+            if session.due_at <= self._clock.boottime():
+                self._renew(session)
+        with self._lock:
+            return min((session.due_at for session in self._held.values()), default=math.inf) - self._clock.boottime()
+
+    def _keep(self) -> None:
+        while not self._gateway.ended:
+            self._wake.clear()
+            try:
+                wait_s = self.renew_due()
+            except Exception:
+                # Nothing is promised without renewal: the sessions end by their deadlines.
+                _log.exception("sessions are renewed no more")
+                raise
+            if not self._gateway.ended:
+                self._wake.wait(min(max(wait_s, 0.0), _IDLE_S))
+
+    def _renew(self, session: EtcdSession) -> None:
+        sent_at = self._clock.boottime()
+        timeout_s = min(self._gateway.timeout_s, max(1.0, session.ttl_s / 4))
+        try:
+            reply = self._gateway.ask("/v3/lease/keepalive", {"ID": str(session.lease)}, Renewal, timeout_s=timeout_s)
+        except ForebayError as error:
+            if not self._gateway.ended:
+                _log.warning("session %s is not renewed: %s", session.id, error)
+            session.due_at = self._clock.boottime() + _RETRY_S
+            return
+        if reply.result.ttl_s > 0:
+            session.renewed(sent_at)
+            return
+        _log.warning("session %s has ended: etcd has let its lease go", session.id)
+        session.lost()
+        with self._lock:
+            self._held.pop(session.id, None)
+
+    def _grant(self, ttl_s: int) -> tuple[int, float]:
+        for _ in range(_NAMES_MAX):
+            lease = lease_from(self._clock.random_bytes(8))
+            try:
+                # A grant whose answer was lost leaves a lease that nobody uses and that ends by itself.
+                request = {"ID": str(lease), "TTL": str(ttl_s)}
+                granted = self._gateway.call("/v3/lease/grant", request, LeaseReply, repeatable=True)
+            except Refused as error:
+                if error.code != FAILED_PRECONDITION:
+                    raise error.as_error() from error
+                continue
+            return lease, float(granted.ttl_s)
+        raise Unavailable(f"etcd knows {_NAMES_MAX} new names of sessions already: try again")
+
+    def _revoke(self, lease: int) -> None:
+        try:
+            self._gateway.call("/v3/lease/revoke", {"ID": str(lease)}, Acknowledgement, repeatable=True)
+        except Refused as error:
+            if error.code != NOT_FOUND:
+                raise error.as_error() from error
+
+    def _revoke_quietly(self, lease: int) -> None:
+        with contextlib.suppress(ForebayError):
+            self._revoke(lease)
