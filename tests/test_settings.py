@@ -78,7 +78,7 @@ def test_a_bad_reference_is_named(path: str, message: str) -> None:
         ({"wal": {"sync_intervall_ms": 1}}, "overrides: wal.sync_intervall_ms .* did you mean wal.sync_interval_ms\\?"),
         ({"wall": {"sync_interval_ms": 1}}, "overrides: wall .* did you mean wal\\?"),
         ({"sync_interval_ms": 1}, "sync_interval_ms .* did you mean wal.sync_interval_ms\\?"),
-        ({"xyzzy": 1}, "xyzzy is not a setting; the groups are wal, memory, metadata, runtime"),
+        ({"xyzzy": 1}, "xyzzy is not a setting; the groups are wal, memory, metadata, store, runtime"),
         ({7: {}}, "7 is not a setting"),
         ({"wal": {None: 1}}, "wal.None is not a setting"),
     ],
@@ -178,6 +178,32 @@ def test_a_password_is_shown_nowhere() -> None:
     with pytest.raises(Invalid, match="metadata.password is \\(hidden\\)") as refusal:
         Settings.load(overrides={"metadata": {"password": ["correct horse"]}})
     assert "horse" not in str(refusal.value)
+
+
+def test_options_of_a_store_are_expanded_parted_and_never_shown(tmp_path: Path) -> None:
+    text = "store: {backend: s3, root: b/p, options: {region: eu, secret_access_key: '${KEY}', allow_http: true}}"
+
+    store = load_file(tmp_path, text, {"KEY": "hush"}).store
+
+    assert store.options == {"region": "eu", "secret_access_key": "hush", "allow_http": True}
+    assert "hush" not in repr(store)
+    variables = {"FOREBAY_STORE__BACKEND": "gcs", "FOREBAY_STORE__ROOT": "b", "FOREBAY_STORE__OPTIONS": "a=1, b=x=y"}
+    assert Settings.load(environment=variables).store.options == {"a": "1", "b": "x=y"}
+
+
+@pytest.mark.parametrize("options", ["hush", ["hush"], {"key": ["hush"]}, {"key": {"hush": "${hush}"}}, {"key": None}])
+def test_options_of_a_wrong_shape_are_refused_without_showing_them(options: object) -> None:
+    with pytest.raises(Invalid, match="store.options is \\(hidden\\); allowed: names with values") as refusal:
+        Settings.load(overrides={"store": {"backend": "s3", "root": "b", "options": options}})
+
+    assert "hush" not in str(refusal.value)
+
+
+def test_a_bucket_is_asked_for_and_options_belong_to_services() -> None:
+    with pytest.raises(Invalid, match='store.backend is "azure" without store.root'):
+        Settings.load(overrides={"store": {"backend": "azure"}})
+    with pytest.raises(Invalid, match='store.options belong to s3, gcs and azure; store.backend is "memory"'):
+        Settings.load(overrides={"store": {"backend": "memory", "options": {"region": "eu"}}})
 
 
 def test_settings_cannot_be_changed() -> None:

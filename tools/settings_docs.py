@@ -30,7 +30,7 @@ listed here is an error that names it, and so is a value outside its range.
 
 
 def row(setting: Setting) -> str:
-    default = "none" if setting.default in (None, ()) else f"`{setting.default}`"
+    default = "none" if setting.default in (None, (), {}) else f"`{setting.default}`"
     return (
         f"| `{setting.name}` | {default} | {setting.range} | {setting.unit or '–'} | {setting.meaning} "
         f"| `{setting.environment_name}` |"

@@ -19,6 +19,7 @@ from forebay.settings.groups import (
     MemorySettings,
     MetadataSettings,
     RuntimeSettings,
+    StoreSettings,
     WalSettings,
     all_settings,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "RuntimeSettings",
     "Setting",
     "Settings",
+    "StoreSettings",
     "WalSettings",
     "all_settings",
     "settings_of",
@@ -49,6 +51,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     wal: WalSettings = msgspec.field(default_factory=WalSettings)
     memory: MemorySettings = msgspec.field(default_factory=MemorySettings)
     metadata: MetadataSettings = msgspec.field(default_factory=MetadataSettings)
+    store: StoreSettings = msgspec.field(default_factory=StoreSettings)
     runtime: RuntimeSettings = msgspec.field(default_factory=RuntimeSettings)
 
     @classmethod

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal
 
+import msgspec
 from msgspec import Meta
 
 from forebay.errors import Invalid
@@ -155,6 +156,52 @@ class MetadataSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=T
                 raise Invalid(f"metadata.{one} and metadata.{other} go together: give both or neither")
 
 
+class StoreSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The store of sealed segments: a directory, or a bucket of an object store."""
+
+    group: ClassVar[str] = "store"
+
+    backend: Annotated[
+        Literal["directory", "s3", "gcs", "azure", "memory"],
+        Meta(description="`memory` forgets everything at the end of the process."),
+    ] = "directory"
+    root: Annotated[
+        str | None, Meta(description="The directory; or the bucket (Azure: the container) as `bucket/prefix`.")
+    ] = None
+    options: Annotated[
+        dict[str, str | int | bool],
+        Meta(
+            max_length=64,
+            description="What the service asks for: `endpoint`, `region`, `access_key_id`, `secret_access_key`, … "
+            "Secrets are better given as `${NAME}`, or left to the service's own chain of credentials.",
+            extra=SECRET,
+        ),
+    ] = msgspec.field(default_factory=dict)
+    part_bytes: Annotated[int, within(5 * MIB, GIB, "Large objects are sent in parts of this size.")] = 8 * MIB
+    parts_in_flight_max: Annotated[
+        int, within(1, 64, "Parts sent, or ranges fetched, at the same time; with the part size it bounds memory.")
+    ] = 4
+    read_ahead_bytes: Annotated[
+        int, within(64 * KIB, GIB, "How much of one object may be fetched ahead of its reader.")
+    ] = 8 * MIB
+    request_timeout_ms: Annotated[
+        int, within(100, 3_600_000, "How long one request may take before it has failed.")
+    ] = 30_000
+    retries_max: Annotated[int, within(0, 100, "How often a request that failed or was throttled is sent again.")] = 8
+    retry_timeout_ms: Annotated[
+        int, within(100, 3_600_000, "After this time a request is not sent again, however few the tries.")
+    ] = 120_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.backend in ("s3", "gcs", "azure") and not self.root:
+            raise Invalid(f'store.backend is "{self.backend}" without store.root: name the bucket as bucket/prefix')
+        if self.backend in ("directory", "memory") and self.options:
+            raise Invalid(
+                f'store.options belong to s3, gcs and azure; store.backend is "{self.backend}": leave them out'
+            )
+
+
 class RuntimeSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What all shards of one process share."""
 
@@ -172,7 +219,7 @@ class RuntimeSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 GROUPS: Mapping[str, type[Group]] = MappingProxyType(
-    {kind.group: kind for kind in (WalSettings, MemorySettings, MetadataSettings, RuntimeSettings)}
+    {kind.group: kind for kind in (WalSettings, MemorySettings, MetadataSettings, StoreSettings, RuntimeSettings)}
 )
 
 

@@ -26,7 +26,7 @@ SECRET = {"secret": True}
 HIDDEN = "(hidden)"
 
 _UNITS = {"ms": "milliseconds", "s": "seconds", "seconds": "seconds", "bytes": "bytes"}
-_COUNTS = ("records", "producers", "appends", "descriptors", "shards")
+_COUNTS = ("records", "producers", "appends", "descriptors", "shards", "parts", "retries")
 
 
 def within(low: int, high: int, meaning: str) -> Meta:
@@ -93,12 +93,13 @@ class Setting:
             return " or ".join(str(choice) for choice in choices)
         if self.meta.pattern is not None:
             return "one to eight parts, each `/` and letters, digits, `.`, `_`, `-`"
-        return "texts, in a variable parted by commas" if get_origin(self.type) is tuple else "text, or left out"
+        many = {tuple: "texts, in a variable parted by commas", dict: "names with values, in a variable as `a=1, b=2`"}
+        return many.get(get_origin(self.type), "text, or left out")
 
     def parse(self, value: object, *, source: str, strict: bool) -> object:
         """The value as its declared type; texts are read as numbers and lists unless `strict`."""
-        if get_origin(self.type) is tuple and isinstance(value, str) and not strict:
-            value = [part.strip() for part in value.split(",") if part.strip()]
+        if isinstance(value, str) and not strict:
+            value = _parted(value, get_origin(self.type))
         try:
             return msgspec.convert(value, Annotated[self.type, self.meta], strict=strict)
         except msgspec.ValidationError as error:
@@ -114,8 +115,18 @@ def settings_of(kind: type[Group]) -> tuple[Setting, ...]:
     found = []
     for field in msgspec.structs.fields(kind):
         declared, meta = get_args(hints[field.name])
-        found.append(Setting(group=kind.group, name=field.name, type=declared, default=field.default, meta=meta))
+        default = field.default_factory() if field.default_factory is not msgspec.NODEFAULT else field.default
+        found.append(Setting(group=kind.group, name=field.name, type=declared, default=default, meta=meta))
     return tuple(found)
+
+
+def _parted(text: str, kind: object) -> object:
+    """A text as the list or mapping it stands for, where the setting is one."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if kind is tuple:
+        return parts
+    # A part without "=" stays as it is, so that it is refused and not half understood.
+    return dict(part.split("=", 1) for part in parts) if kind is dict and all("=" in part for part in parts) else text
 
 
 def shown(value: object) -> str:

@@ -52,7 +52,7 @@ def read_yaml(path: str) -> object:
 
 
 def expand(tree: object, source: str, environment: Mapping[str, str]) -> Mapping[object, object]:
-    """The tree with `${VAR}` replaced in its strings; groups are one level deep, so no recursion is needed."""
+    """The tree with `${VAR}` replaced in its strings; groups are one level deep and hold lists or flat mappings."""
     if tree is None:
         return {}
     if not isinstance(tree, Mapping):
@@ -61,6 +61,8 @@ def expand(tree: object, source: str, environment: Mapping[str, str]) -> Mapping
     def expanded(value: object) -> object:
         if isinstance(value, list | tuple):
             return [expanded(part) for part in value]
+        if isinstance(value, Mapping):
+            return {name: part if isinstance(part, Mapping) else expanded(part) for name, part in value.items()}
         return _expand_text(value, source, environment) if isinstance(value, str) else value
 
     return {
