@@ -32,6 +32,38 @@ class OutputFormat(enum.StrEnum):
     RAW = "raw"
 
 
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
+FromOption = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="PLACE",
+        help="earliest, latest, an offset, a time in ISO 8601 or as 1935903600000ms "
+        "[default: earliest, with --follow latest].",
+        show_default=False,
+    ),
+]
+UntilOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PLACE", help="end (as it is now), an offset or a time, which is not read any more.", show_default=False
+    ),
+]
+FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="Go on with new records as they come.")]
+TimeoutOption = Annotated[
+    float | None, typer.Option(help="With --follow: end when nothing came for so many seconds.", show_default=False)
+]
+CountOption = Annotated[int | None, typer.Option("--count", "-n", help="So many records.", show_default=False)]
+PartitionOption = Annotated[int | None, typer.Option(help="This partition alone.", show_default=False)]
+FormatOption = Annotated[
+    OutputFormat,
+    typer.Option(
+        "--format", help="The value and a new line; a JSON object per line; columns; the value and nothing else."
+    ),
+]
+LossOption = Annotated[bool, typer.Option("--fail-on-loss", help="End with code 6 at a lost or damaged range.")]
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     command(
@@ -50,41 +82,15 @@ def register(app: typer.Typer) -> None:
 def consume(
     run: Invocation,
     *,
-    name: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
-    start: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="PLACE",
-            help="earliest, latest, an offset, a time in ISO 8601 or as 1935903600000ms "
-            "[default: earliest, with --follow latest].",
-            show_default=False,
-        ),
-    ] = None,
-    until: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PLACE",
-            help="end (as it is now), an offset or a time, which is not read any more.",
-            show_default=False,
-        ),
-    ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new records as they come.")] = False,
-    timeout: Annotated[
-        float | None,
-        typer.Option(help="With --follow: end when nothing came for so many seconds.", show_default=False),
-    ] = None,
-    count: Annotated[int | None, typer.Option("--count", "-n", help="So many records.", show_default=False)] = None,
-    partition: Annotated[int | None, typer.Option(help="This partition alone.", show_default=False)] = None,
-    output: Annotated[
-        OutputFormat,
-        typer.Option(
-            "--format", help="The value and a new line; a JSON object per line; columns; the value and nothing else."
-        ),
-    ] = OutputFormat.VALUE,
-    fail_on_loss: Annotated[
-        bool, typer.Option("--fail-on-loss", help="End with code 6 at a lost or damaged range.")
-    ] = False,
+    name: TopicArgument,
+    start: FromOption = None,
+    until: UntilOption = None,
+    follow: FollowOption = False,
+    timeout: TimeoutOption = None,
+    count: CountOption = None,
+    partition: PartitionOption = None,
+    output: FormatOption = OutputFormat.VALUE,
+    fail_on_loss: LossOption = False,
 ) -> int:
     """Read the records of a topic, also while another process appends to it.
 

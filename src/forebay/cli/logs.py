@@ -18,6 +18,7 @@ from typing import Any, Final
 _FIELDS: Final = ("topic", "partition", "epoch", "offset", "segment")
 _NUMBER: Final = re.compile(r"\b(epoch|offset) (\d+)")
 _SHARD: Final = re.compile(r"^([\w.-]+/[\w.-]+)\[(\d+)\]$")
+_DIRECTORY: Final = re.compile(r"\b([0-9a-f]{32})_(\d+)/")
 _SEGMENT: Final = re.compile(r"(\d{20}-\d{8,10})\.(?:seg|idx)")
 
 
@@ -42,6 +43,9 @@ def shard_fields(record: logging.LogRecord) -> dict[str, Any]:
     message = record.getMessage()
     for name, number in _NUMBER.findall(message):
         found.setdefault(name, int(number))
+    directory = _DIRECTORY.search(message)
+    if directory is not None:
+        found = {"topic_id": directory[1], "partition": int(directory[2])} | found
     segment = _SEGMENT.search(message)
     if segment is not None:
         found["segment"] = segment[1]

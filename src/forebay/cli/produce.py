@@ -21,6 +21,25 @@ FILE_BYTES_MAX = 64 * 1024 * 1024
 CHUNK_BYTES = 256 * 1024
 
 
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic; it must exist.")]
+InputsArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[FILE]...", help="What to read; - or nothing is stdin.")
+]
+FormatOption = Annotated[
+    InputFormat, typer.Option("--format", help="A value per line, a JSON object per line, or one record per file.")
+]
+KeyOption = Annotated[str | None, typer.Option(help="The key of every record.", show_default=False)]
+SeparatorOption = Annotated[str | None, typer.Option(help="Each line is KEY, this text, VALUE.", show_default=False)]
+TagOption = Annotated[str | None, typer.Option(help="The tag of every record.", show_default=False)]
+PartitionOption = Annotated[int | None, typer.Option(help="Append there, not where the key says.", show_default=False)]
+RateOption = Annotated[float | None, typer.Option(help="At most so many records a second.", show_default=False)]
+BatchOption = Annotated[int, typer.Option(help="Append up to so many records at once.")]
+ProducerOption = Annotated[
+    int | None, typer.Option(help="Append as this idempotent producer; its sequence goes on.", show_default=False)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="The summary as JSON.")]
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     command(
@@ -38,29 +57,17 @@ def register(app: typer.Typer) -> None:
 def produce(
     run: Invocation,
     *,
-    name: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic; it must exist.")],
-    inputs: Annotated[
-        list[str] | None, typer.Argument(metavar="[FILE]...", help="What to read; - or nothing is stdin.")
-    ] = None,
-    input_format: Annotated[
-        InputFormat,
-        typer.Option("--format", help="A value per line, a JSON object per line, or one record per file."),
-    ] = InputFormat.LINES,
-    key: Annotated[str | None, typer.Option(help="The key of every record.", show_default=False)] = None,
-    key_separator: Annotated[
-        str | None, typer.Option(help="Each line is KEY, this text, VALUE.", show_default=False)
-    ] = None,
-    tag: Annotated[str | None, typer.Option(help="The tag of every record.", show_default=False)] = None,
-    partition: Annotated[
-        int | None, typer.Option(help="Append there, not where the key says.", show_default=False)
-    ] = None,
-    rate: Annotated[float | None, typer.Option(help="At most so many records a second.", show_default=False)] = None,
-    batch: Annotated[int, typer.Option(help="Append up to so many records at once.")] = 5000,
-    producer: Annotated[
-        int | None,
-        typer.Option(help="Append as this idempotent producer; its sequence goes on.", show_default=False),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The summary as JSON.")] = False,
+    name: TopicArgument,
+    inputs: InputsArgument = None,
+    input_format: FormatOption = InputFormat.LINES,
+    key: KeyOption = None,
+    key_separator: SeparatorOption = None,
+    tag: TagOption = None,
+    partition: PartitionOption = None,
+    rate: RateOption = None,
+    batch: BatchOption = 5000,
+    producer: ProducerOption = None,
+    as_json: AsJson = False,
 ) -> int:
     """Append records to a topic, from stdin or from files.
 
