@@ -115,13 +115,13 @@ def one_record_per_offset(history: History, reading: Reading) -> Iterator[Violat
 def offsets_rise(history: History, reading: Reading) -> Iterator[Violation]:
     """I5: each caller's acknowledgements rise, no record is there twice, and next lies above all that is read."""
     last: dict[str, int] = {}
-    repeats: set[tuple[int, int]] = set()
+    originals: dict[tuple[int, int] | None, int] = {}
+    for append in history.appends.values():
+        originals.setdefault(append.begun.producing, append.begun.attempt)
     for append in history.acked:
         caller, producing = append.begun.caller, append.begun.producing
-        if producing is not None and producing in repeats:
+        if producing is not None and originals[producing] != append.begun.attempt:
             continue
-        if producing is not None:
-            repeats.add(producing)
         if append.offset <= last.get(caller, -1):
             yield Violation("I5", f"caller {caller!r} was given {append.offset} after {last[caller]}")
         last[caller] = append.offset + len(append.begun.values) - 1

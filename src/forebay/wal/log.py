@@ -19,6 +19,7 @@ from forebay.pages import Page
 from forebay.records import Offsets
 from forebay.topics import Durability
 from forebay.wal.cache import CachedFrame, TailCache
+from forebay.wal.counters import Counters
 from forebay.wal.files import FileList
 from forebay.wal.healing import rebuild
 from forebay.wal.live import LiveFile
@@ -31,16 +32,6 @@ logger = logging.getLogger(__name__)
 PAGE_BYTES = 1024 * 1024
 SPACE_CHECK_SECONDS = 0.1
 ROTATE_WAIT_SECONDS = 60.0
-
-
-class Counters:
-    """What the log has done since it was opened; the core counts, others publish."""
-
-    __slots__ = ("bytes_written", "commits", "fsync_seconds", "fsyncs", "records", "rotations")
-
-    def __init__(self) -> None:
-        self.bytes_written = self.commits = self.fsyncs = self.records = self.rotations = 0
-        self.fsync_seconds = 0.0
 
 
 class Wal:
@@ -260,6 +251,7 @@ class Wal:
             except (OSError, ForebayError) as error:
                 logger.warning("%s: still read-only: %s", self.writer.place, error)
                 return False
+            self.head = self.writer.end
             self.tell()
             self.writer.unsettled = False
             self.staging.restart_at(self.writer.next, window)

@@ -104,14 +104,13 @@ class ProducerWindow:
 
     def add(self, entry: WindowEntry) -> None:
         """Remember acknowledged appends. Forgets the producer that has been silent longest beyond the limit."""
-        known = self._producers.get(entry.producer)
-        if known is None:
-            known = self._producers[entry.producer] = Producer()
-            if len(self._producers) > self._producers_max:
-                self._producers.popitem(last=False)
-        else:
-            self._producers.move_to_end(entry.producer)
+        known = self._producers.get(entry.producer) or Producer()
         known.add(entry, self._appends_max)
+        # Only now: whoever is in the window has at least one append, whatever interrupts this.
+        self._producers[entry.producer] = known
+        self._producers.move_to_end(entry.producer)
+        if len(self._producers) > self._producers_max:
+            self._producers.popitem(last=False)
 
     def extend(self, entries: Iterable[WindowEntry]) -> None:
         """Add many, in the order in which they were acknowledged."""

@@ -307,13 +307,22 @@ class Writer:
         return active
 
     def _adopt(self, active: ActiveFile, start: int, reserved_end: int) -> None:
-        """Go on in a new file. One statement: an exception (Ctrl-C) finds all of it done or nothing."""
-        reserved_at = (self.clock.monotonic(), start)
-        (
-            (self.active, self.end, self.durable, self.reserved_end),
-            (self.opening_gap, self._stray, self._reserving, self._reserved_at),
-            (self.state_written, self._reopened_clean, self.touched),
-        ) = ((active, start, start, reserved_end), (None, None, None, reserved_at), (True, False, True))
+        """Go on in a new file."""
+        adopted = {
+            "active": active,
+            "end": start,
+            "durable": start,
+            "reserved_end": reserved_end,
+            "opening_gap": None,
+            "state_written": True,
+            "touched": True,
+            "_stray": None,
+            "_reserving": None,
+            "_reserved_at": (self.clock.monotonic(), start),
+            "_reopened_clean": False,
+        }
+        # One step of the interpreter: an exception from outside (Ctrl-C) finds all of it done or nothing.
+        vars(self).update(adopted)
 
     def _drop_stray(self) -> None:
         """A file whose making failed half-way may have its name: it must be gone before the present one grows.

@@ -1,0 +1,13 @@
+"""What a log has done, in numbers. Knows nothing of who asks."""
+
+from __future__ import annotations
+
+
+class Counters:
+    """What the log has done since it was opened; the core counts, others publish."""
+
+    __slots__ = ("bytes_written", "commits", "fsync_seconds", "fsyncs", "records", "rotations")
+
+    def __init__(self) -> None:
+        self.bytes_written = self.commits = self.fsyncs = self.records = self.rotations = 0
+        self.fsync_seconds = 0.0

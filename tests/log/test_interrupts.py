@@ -1,0 +1,194 @@
+"""An exception at every line of a commit: nobody waits for ever, what was acknowledged stays, the log goes on."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final
+
+import pytest
+
+from forebay.errors import Closed, Unavailable
+from forebay.testing.crashes import crash_states
+from forebay.testing.damage import Damage
+from forebay.testing.history import Outcome, Troubled
+from forebay.testing.invariants import Violation, check_log, healthy_or_read_only
+from forebay.topics import Durability
+from forebay.wal.staging import Entry, Ticket
+from tests.ledger import Ledger
+from tests.log.rig import Rig, Simulated, after, simulated
+
+ROOM: Final = f"{os.sep}forebay{os.sep}wal{os.sep}"
+LINES_MAX: Final = 2_000
+
+
+class Interruption:
+    """Raises at the n-th line that the log executes.
+
+    Leaving a `with` block reports its first line once more, at a moment when no signal is delivered: between
+    the end of the block and the call that releases the lock. So those lines are not counted.
+    """
+
+    def __init__(self, line: int, error: type[BaseException]) -> None:
+        self.struck = False
+        self._left = line
+        self._error = error
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
+        if ROOM not in frame.f_code.co_filename:
+            return None
+        if event == "line" and not self.struck:
+            source = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+            self._left -= not source.startswith("with ")
+            if self._left == 0:
+                self.struck = True
+                raise self._error(f"{frame.f_code.co_qualname}: {source}")
+        return self
+
+
+def _plain(rig: Simulated) -> None:
+    rig.append()
+
+
+def _nothing(_: Simulated) -> None:
+    """The first commit makes the first file."""
+
+
+def _full_file(rig: Simulated) -> None:
+    rig.append(size=4096)
+
+
+def _used_up(rig: Simulated) -> None:
+    rig.append(7)
+
+
+BEFORE: Final = {"grows": _plain, "first file": _nothing, "rotates": _full_file, "reserves": _used_up}
+
+
+@pytest.mark.parametrize(
+    ("durability", "error"), [(Durability.FSYNC, KeyboardInterrupt), (Durability.DISK, MemoryError)]
+)
+@pytest.mark.parametrize("before", BEFORE)
+def test_an_exception_at_any_line_of_a_commit_leaves_no_waiter_and_loses_no_ack(
+    before: str, error: type[BaseException], durability: Durability, ledger: Ledger
+) -> None:
+    broken: list[str] = []
+    for line in range(1, LINES_MAX):
+        interruption = Interruption(line, error)
+        violations = _commit_through(BEFORE[before], interruption, durability)
+        if not interruption.struck:
+            break
+        ledger.count("interrupted lines", commit=before, error=error.__name__)
+        broken += [f"line {line}: {violation}" for violation in violations]
+    else:
+        pytest.fail("a commit has more lines than expected")
+    assert broken[:10] == []
+
+
+def _commit_through(
+    before: Callable[[Simulated], None], interruption: Interruption, durability: Durability
+) -> list[Violation]:
+    rig = Rig(simulated(), durability).open()
+    before(rig)
+    staged = [rig.stage(), rig.stage(3, producing=(1, 0)), rig.stage(producing=(2, 0)), rig.stage(3, producing=(1, 0))]
+    _traced(rig.wal.commit, interruption)
+    for attempt, ticket in staged:
+        # Settled by the commit, or still queued: then whoever waits commits for itself, as here.
+        rig.hear(attempt, ticket)
+        assert isinstance(ticket, Ticket) and ticket.done
+    rig.note(Troubled())
+    violations = check_log(rig.history(), rig.see())
+    rig.clock.advance(2)
+    rig.shard.upkeep.maintain()
+    works = [rig.append(), rig.append(3, producing=(1, 0)), rig.append(producing=(2, 0)), rig.append(producing=(1, 1))]
+    healthy = works == [Outcome.ACKED] * 4
+    violations += healthy_or_read_only(rig.wal.failure, appends_work=healthy)
+    return [*violations, *check_log(rig.history(), rig.see()), *_after_crashes(rig, durability)]
+
+
+def _after_crashes(rig: Simulated, durability: Durability) -> list[Violation]:
+    violations: list[Violation] = []
+    for state in crash_states(rig.disk.trace, damages=(Damage.KILLED, Damage.OLD), states_max=1, names_max=2):
+        again = after(state, durability).open()
+        violations += check_log(again.history(), again.reading())
+    return violations
+
+
+def _traced(step: Callable[[], None], interruption: Interruption) -> None:
+    previous = sys.gettrace()
+    sys.settrace(interruption)
+    try:
+        step()
+    except (KeyboardInterrupt, MemoryError):
+        pass
+    finally:
+        sys.settrace(previous)
+
+
+def test_ctrl_c_in_a_commit_reaches_the_caller_and_the_log_recovers_by_itself() -> None:
+    rig = Rig(simulated(), Durability.FSYNC).open()
+    rig.append()
+    attempt, ticket = rig.stage()
+
+    with pytest.raises(KeyboardInterrupt):
+        _traced_at(rig, "Writer._put", KeyboardInterrupt)
+
+    assert rig.hear(attempt, ticket) is Outcome.INDETERMINATE
+    assert "KeyboardInterrupt" in str(rig.wal.failure)
+    with pytest.raises(Unavailable, match="read-only"):
+        rig.wal.staging.stage_one(_entry(), 1)
+    rig.shard.upkeep.maintain()
+    assert rig.wal.failure is None
+    assert rig.append() is Outcome.ACKED
+
+
+def test_after_a_fork_the_child_s_handles_are_closed_and_the_parent_goes_on() -> None:
+    """Given a log whose lock is held and whose queue is full of another thread's appends, as at a fork under load."""
+    rig = Rig(simulated(), Durability.FSYNC).open()
+    rig.append()
+    _, ticket = rig.stage()
+    wal = rig.wal
+    calls = rig.disk.calls_reached
+
+    with wal.committing:
+        wal.abandon()
+        with pytest.raises(Closed, match="fork"):
+            wal.stage_one(_entry(), 1)
+        with pytest.raises(Closed):
+            wal.read(0)
+        with pytest.raises(Closed):
+            wal.flush()
+        assert isinstance(ticket, Ticket)
+        with pytest.raises(Closed):
+            wal.settle(ticket)
+        wal.close()
+
+    assert rig.disk.calls_reached == calls, "the child touches nothing that is the parent's"
+    assert wal.wait(0, timeout=None) is True
+    assert wal.wait(1, timeout=None) is False
+
+
+def _entry() -> Entry:
+    return Entry(b"x", None, None, (), 0, None, Ticket())
+
+
+def _traced_at(rig: Simulated, function: str, error: type[BaseException]) -> None:
+    """Commit; raise inside the named function, behind its first line."""
+
+    def trace(frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
+        if (
+            frame.f_code.co_qualname == function
+            and event == "line"
+            and frame.f_lineno > frame.f_code.co_firstlineno + 2
+        ):
+            raise error
+        return trace
+
+    sys.settrace(trace)
+    try:
+        rig.wal.commit()
+    finally:
+        sys.settrace(None)
