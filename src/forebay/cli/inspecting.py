@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 OneTopic = Annotated[
     str | None,
-    typer.Argument(metavar="[TOPIC]", help="This topic alone; else the whole directory.", show_default=False),
+    typer.Argument(metavar="TOPIC", help="This topic alone; else the whole directory.", show_default=False),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, one object per line.")]
 
@@ -55,7 +55,7 @@ def dump(
     files: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[FILE]...",
+            metavar="FILE",
             help="Files of a data directory: *.seg, *.idx, checkpoint, live, forebay.json. None: the metadata store.",
         ),
     ] = None,

@@ -23,7 +23,7 @@ CHUNK_BYTES = 256 * 1024
 
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic; it must exist.")]
 InputsArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="[FILE]...", help="What to read; - or nothing is stdin.")
+    list[str] | None, typer.Argument(metavar="FILE", help="What to read; - or nothing is stdin.")
 ]
 FormatOption = Annotated[
     InputFormat, typer.Option("--format", help="A value per line, a JSON object per line, or one record per file.")

@@ -23,7 +23,7 @@ from forebay.format.segment import HEADER_BYTES, decode_header, index_name, pars
 from forebay.inspection.directory import ShardPlace, look
 from forebay.inspection.findings import Report, Severity
 from forebay.inspection.segments import RESTORE, SegmentExam, StoredIndex
-from forebay.settings import Settings
+from forebay.settings import Settings, WalSettings
 from forebay.storage.directory import LogDirectory
 from forebay.topics import TopicName
 from forebay.wal.begin import ASIDE
@@ -76,17 +76,23 @@ def repair(
         places = [place for place in found.places() if topic is None or (place.spec and place.spec.name == topic)]
         steps: list[Step] = []
         for place in places:
-            if disk.exists(place.directory):
-                steps += _ShardRepair(place, settings, disk, clock).run(apply=apply)
+            steps += repair_shard(place, settings.wal, disk=disk, clock=clock, apply=apply)
         return steps
     finally:
         directory.release()
 
 
+def repair_shard(place: ShardPlace, settings: WalSettings, *, disk: Disk, clock: Clock, apply: bool) -> list[Step]:
+    """The same for one shard, which nobody else may have open."""
+    if not disk.exists(place.directory):
+        return []
+    return _ShardRepair(place, settings, disk, clock).run(apply=apply)
+
+
 class _ShardRepair:
     """The repair of one shard."""
 
-    def __init__(self, place: ShardPlace, settings: Settings, disk: Disk, clock: Clock) -> None:
+    def __init__(self, place: ShardPlace, settings: WalSettings, disk: Disk, clock: Clock) -> None:
         self._place = place
         self._directory = place.directory
         self._settings = settings
@@ -201,7 +207,7 @@ class _ShardRepair:
 
     def _rebuild(self, plan: Sequence[Step]) -> None:
         wanted = {step.file for step in plan if step.action is Action.REBUILD_INDEX}
-        facts = survey(self._disk, self._directory, self._settings.wal, writable=False)
+        facts = survey(self._disk, self._directory, self._settings, writable=False)
         try:
             for scan in facts.logs[:-1]:
                 if index_name(scan.path) in wanted:

@@ -118,12 +118,11 @@ class SegmentExam:
         if size < footer.segment_bytes:
             self._error(f"ends at byte {size}, {footer.segment_bytes - size} bytes too early", RESTORE, byte=size)
             examined.damage.append(Gap(footer.end, footer.end, Reason.DAMAGED))
-        examined.damage += self._places(log, known)
-        self._compare(log, index, examined)
+        self._compare(log, index, known, examined)
         return examined
 
-    def _compare(self, log: LogFile, index: StoredIndex, examined: Examined) -> None:
-        """Work the index out anew and hold it against the stored one."""
+    def _compare(self, log: LogFile, index: StoredIndex, known: list[Gap], examined: Examined) -> None:
+        """Work the index out anew and hold it against the stored one, which names the whole file by its hash."""
         try:
             content, footer = index_of(log)
         except (Corrupt, UnsupportedFormat) as error:
@@ -132,18 +131,22 @@ class SegmentExam:
             return
         self._report.frames += footer.frames
         self._report.records += footer.records
-        if content == index.content or examined.damage:
+        examined.damage += known
+        if content == index.content:
             return
         stored = index.footer
-        if (footer.segment_crc, footer.content_hash) != (stored.segment_crc, stored.content_hash):
+        exchanged = (footer.segment_crc, footer.content_hash) != (stored.segment_crc, stored.content_hash)
+        if exchanged:
+            examined.damage += self._places(log, known, severity=Severity.ERROR)
+        if examined.damage:
+            return
+        what = "its index does not fit its frames"
+        if exchanged:
             what = (
                 f"all frames are whole, but the file is not the one that was sealed (crc {footer.segment_crc:08x}, "
                 f"sealed with {stored.segment_crc:08x})"
             )
-        else:
-            what = "its index does not fit its frames"
-        place = _first_difference(index.entries, content)
-        self._error(what + place, REPAIR)
+        self._error(what + _first_difference(index.entries, content), REPAIR)
 
     def log(self, file: File, header: SegmentHeader, *, size: int, proof: int, published: bool) -> Examined:
         """A file without an index. With `published` its owner says that all of it is whole."""
@@ -158,7 +161,7 @@ class SegmentExam:
             self._error("has no state frame, so it does not say what came before it", RESTORE, byte=HEADER_BYTES)
         log = _log_file(file, header, end=scan.end, limit=scan.stop if scan.stop else size)
         damage = [gap for gap in scan.gaps if gap.reason is Reason.DAMAGED]
-        self._places(log, [])
+        self._places(log, [], severity=Severity.NOTE)
         if scan.ends_damaged:
             gap = damage[-1]
             self._error("had been durable further than this", RESTORE, byte=scan.stop, offsets=(gap.start, gap.stop))
@@ -195,11 +198,19 @@ class SegmentExam:
         self._report.frames += footer.frames
         self._report.records += footer.records
 
-    def _places(self, log: LogFile, known: list[Gap]) -> list[Gap]:
+    def _places(self, log: LogFile, known: list[Gap], *, severity: Severity) -> list[Gap]:
+        """Report what is not whole below the limit. `severity` is for places that no record stood in.
+
+        A crash may take an unsynced control frame and leave those behind it; the log steps over such a place.
+        """
         found = []
         for byte, gap, verdict in damaged_places(log):
             if verdict is Verdict.NEWER:
                 self._error("has a frame of a newer version", UPGRADE, byte=byte)
+            elif gap.start == gap.stop and severity is not Severity.ERROR:
+                what, step = "a frame without records is not whole", "nothing to do: no record is affected"
+                self._report.add(severity, what, step, shard=self._shard, file=self._path, byte=byte)
+                continue
             elif gap not in known:
                 self._error(f"the frame is {verdict.value}", RESTORE, byte=byte, offsets=(gap.start, gap.stop))
             found.append(gap)
