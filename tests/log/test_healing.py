@@ -1,0 +1,162 @@
+"""After a failed write or sync: what readers saw is there, what failed is gone, and appends go on."""
+
+from __future__ import annotations
+
+import errno
+
+import msgspec
+import pytest
+
+from forebay.errors import Indeterminate, Unavailable
+from forebay.records import Gap, Reason
+from forebay.testing.history import Outcome, Troubled
+from forebay.testing.invariants import check_log
+from forebay.topics import Durability
+from tests.log.rig import DIRECTORY, SMALL, Rig, Simulated, simulated
+from tests.log.scenarios import fail_next
+
+DISK, FSYNC = Durability.DISK, Durability.FSYNC
+LARGE = msgspec.structs.replace(SMALL, rotate_bytes_max=1 << 20)
+
+
+def _failed_sync(rig: Simulated) -> None:
+    fail_next(rig, "sync", errno.EIO)
+    with pytest.raises(Unavailable, match="EIO"):
+        rig.flush()
+
+
+def test_pages_that_the_system_dropped_come_back_from_the_cache() -> None:
+    rig = Rig(simulated(), DISK, settings=LARGE).open()
+    rig.append(3)
+    rig.flush()
+    rig.append(2)
+    rig.append()
+    _failed_sync(rig)
+    rig.disk.discard_failed(f"{DIRECTORY}/00000000000000000000-00000001.seg")
+
+    assert rig.wal.heal()
+
+    assert rig.append() is Outcome.ACKED
+    again = Rig(rig.disk, DISK, epoch=1).open()
+    assert check_log(rig.history(), again.reading()) == []
+    assert [offset for offset, _ in again.reading().records] == list(range(7))
+
+
+def test_what_neither_file_nor_cache_gives_back_is_a_lost_range_and_no_more() -> None:
+    rig = Rig(simulated(), DISK, settings=LARGE).open()
+    rig.append()
+    rig.flush()
+    for _ in range(4):
+        rig.append(size=3000)
+    held = rig.wal.cache.next_frame(0)
+    assert held is not None
+    _failed_sync(rig)
+    rig.disk.discard_failed(f"{DIRECTORY}/00000000000000000000-00000001.seg")
+
+    assert rig.wal.heal()
+
+    reading = rig.reading()
+    assert reading.gaps == [Gap(1, held.base, Reason.LOST)]
+    assert [offset for offset, _ in reading.records] == [0, *range(held.base, 5)]
+    assert reading == Rig(rig.disk, DISK, epoch=1).open().reading()
+
+
+def test_a_failed_append_is_indeterminate_and_gone_once_the_log_has_healed() -> None:
+    rig = Rig(simulated(), FSYNC).open()
+    rig.append()
+    fail_next(rig, "sync", errno.EIO)
+
+    assert rig.append() is Outcome.INDETERMINATE
+    assert rig.append() is Outcome.REFUSED
+    assert rig.wal.failure is not None and "EIO" in rig.wal.failure
+    rig.shard.upkeep.maintain()
+
+    assert [value for _, value in rig.reading().records] == [b"a0.0"]
+    assert rig.append() is Outcome.ACKED
+    assert check_log(rig.history(), rig.reading()) == []
+
+
+def test_appends_that_only_waited_when_the_log_failed_were_not_written() -> None:
+    """The one whose bytes were on their way is indeterminate, the next in the queue merely unavailable."""
+    rig = Rig(simulated(), DISK).open()
+    rig.append()
+    _, ticket = rig.stage()
+    fail_next(rig, "sync", errno.EIO)
+    target = rig.shard.upkeep.sync_begin()
+    assert target is not None
+    with pytest.raises(OSError) as failure:
+        target.active.file.sync()
+    rig.shard.upkeep.sync_failed(failure.value)
+
+    with pytest.raises(Unavailable):
+        rig.wal.settle(ticket)  # type: ignore[arg-type]
+
+
+def test_a_repeat_of_an_append_that_failed_is_taken_as_new_once_healed() -> None:
+    rig = Rig(simulated(), FSYNC).open()
+    rig.append(producing=(1, 0))
+    fail_next(rig, "write", errno.EIO, taken=60)
+    assert rig.append(producing=(1, 1)) is Outcome.INDETERMINATE
+    rig.shard.upkeep.maintain()
+
+    assert rig.append(producing=(1, 1)) is Outcome.ACKED
+    assert rig.append(producing=(1, 0)) is Outcome.ACKED
+    assert check_log(rig.history(), rig.reading()) == []
+
+
+def test_no_file_is_left_behind_while_its_background_sync_is_still_running() -> None:
+    """The system tells of a failed sync once: were the file rotated meanwhile, nobody would heal it."""
+    rig = Rig(simulated(), DISK).open()
+    rig.append()
+    target = rig.shard.upkeep.sync_begin()
+    assert target is not None
+
+    rig.append(size=5000)
+    rig.append()
+    assert len(rig.wal.files.all) == 1
+
+    rig.shard.upkeep.sync_end(target)
+    rig.append()
+    assert len(rig.wal.files.all) == 2
+
+
+def test_a_full_disk_refuses_appends_before_it_is_full_and_takes_them_again() -> None:
+    rig = Rig(simulated(), DISK, settings=msgspec.structs.replace(SMALL, free_bytes_min=10_000)).open()
+    rig.append()
+    rig.disk.free = 5_000
+    rig.clock.advance(1)
+
+    assert rig.append() is Outcome.REFUSED
+    assert rig.wal.failure is None
+    assert rig.append(2) is Outcome.REFUSED
+    rig.disk.free = 1 << 30
+    assert rig.append() is Outcome.ACKED
+    assert check_log(rig.history(), rig.reading()) == []
+
+
+def test_class_memory_never_gives_out_the_offset_of_a_lost_record_again() -> None:
+    rig = Rig(simulated(), Durability.MEMORY).open()
+    rig.append()
+    rig.append(2)
+    fail_next(rig, "write", errno.EIO)
+    rig.wal.commit()
+    rig.note(Troubled())
+    rig.shard.upkeep.maintain()
+
+    rig.append()
+    rig.flush()
+
+    assert rig.reading().gaps == [Gap(1, 3, Reason.LOST)]
+    again = Rig(rig.disk, Durability.MEMORY, epoch=1).open()
+    assert again.reading().steps == rig.reading().steps
+    assert check_log(again.history(), again.reading()) == []
+
+
+def test_the_error_of_a_failed_append_says_what_happened_and_what_to_do() -> None:
+    rig = Rig(simulated(), FSYNC).open()
+    rig.append()
+    _, ticket = rig.stage()
+    fail_next(rig, "sync", errno.EIO)
+
+    with pytest.raises(Indeterminate, match=r"shop/orders\[0\].*EIO.*read before you repeat it"):
+        rig.wal.settle(ticket)  # type: ignore[arg-type]

@@ -1,0 +1,200 @@
+"""The small parts of the log, each by itself: window, queue, cache, sparse index."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.errors import Closed, Conflict
+from forebay.format.batch import Columns, encode_columns, encode_data_frame
+from forebay.format.control import WindowEntry
+from forebay.wal.cache import CachedFrame, TailCache
+from forebay.wal.sparse import ENTRY_BYTES, SparseIndex
+from forebay.wal.staging import Entry, Producing, QueueFull, Staging, Ticket
+from forebay.wal.window import ProducerWindow
+from tests.log.rig import SMALL
+
+
+def _window() -> ProducerWindow:
+    return ProducerWindow(producers_max=2, appends_max=3)
+
+
+def test_the_window_answers_a_remembered_repeat_with_its_offset() -> None:
+    window = _window()
+    window.extend([WindowEntry(7, 0, 1, 2, 10), WindowEntry(7, 1, 1, 1, 20)])
+
+    assert window.expect(7, 0, None) == 10
+    assert window.expect(7, 1, None) == 20
+    assert window.expect(7, 2, None) is None
+
+
+def test_the_window_refuses_what_is_out_of_step_or_forgotten() -> None:
+    window = _window()
+    window.extend(WindowEntry(7, sequence, 1, 1, 10 * sequence) for sequence in range(5))
+
+    with pytest.raises(Conflict, match="expected 5"):
+        window.expect(7, 6, None)
+    with pytest.raises(Conflict, match="no longer remembered"):
+        window.expect(7, 1, None)
+    with pytest.raises(Conflict, match="starts at sequence 0"):
+        window.expect(8, 1, None)
+    assert window.expect(7, 2, None) == 20
+
+
+def test_the_window_forgets_the_producer_that_was_silent_longest() -> None:
+    window = _window()
+    for producer in (1, 2, 1, 3):
+        window.add(WindowEntry(producer, (window.last_sequence(producer) or -1) + 1, 1, 1, producer))
+
+    assert [window.last_sequence(producer) for producer in (1, 2, 3)] == [0, None, 0]
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 3)), max_size=40))
+def test_a_window_restated_from_its_entries_answers_alike(appends: list[tuple[int, int]]) -> None:
+    window, offset = _window(), 0
+    for producer, count in appends:
+        last = window.last_sequence(producer)
+        window.add(WindowEntry(producer, 0 if last is None else last + 1, 1, count, offset))
+        offset += count
+
+    restated = _window()
+    restated.extend(window.entries())
+
+    assert list(restated.entries()) == list(window.entries())
+    for producer in range(1, 5):
+        assert restated.last_sequence(producer) == window.last_sequence(producer)
+
+
+def _staging(**settings: int) -> Staging:
+    return Staging(5, ProducerWindow(10, 10), msgspec.structs.replace(SMALL, **settings))
+
+
+def _entry(producing: Producing | None = None) -> Entry:
+    return Entry(b"v", None, None, (), 0, producing, Ticket())
+
+
+def _stage(staging: Staging, producing: Producing | None = None) -> Ticket:
+    return staging.stage_one(_entry(producing), 17)
+
+
+def test_the_queue_gives_offsets_in_order_and_keeps_an_append_of_many_whole() -> None:
+    staging = _staging()
+    columns = encode_columns(Columns(values=[b"a", b"b"], timestamps=[0, 0]))
+
+    offsets = [_stage(staging).offset, staging.stage_many(columns, None, Ticket()).offset, _stage(staging).offset]
+    staging.take()
+
+    assert offsets == [5, 6, 8]
+    assert [(frame.base, frame.end) for frame in staging.taken] == [(5, 6), (6, 8), (8, 9)]
+    assert staging.next == 9 and staging.is_empty
+
+
+def test_a_full_queue_refuses_and_uses_no_offset_but_takes_the_first_append_of_any_size() -> None:
+    staging = _staging(queue_records_max=2, queue_bytes_max=4096)
+    staging.stage_one(_entry(), 1_000_000)
+
+    with pytest.raises(QueueFull):
+        _stage(staging)
+    assert staging.next == 6
+
+
+def test_a_repeat_of_an_append_on_its_way_settles_with_it_and_knows_its_offset() -> None:
+    staging = _staging()
+    original = _stage(staging, Producing(1, 0))
+    repeat = _stage(staging, Producing(1, 0))
+    assert (repeat.offset, repeat.done) == (original.offset, False)
+
+    staging.take()
+    staging.settle()
+
+    assert original.done and repeat.done
+    assert original.result() == repeat.result() == 5
+    assert _stage(staging, Producing(1, 0)).result() == 5
+
+
+def test_a_repeat_of_an_append_that_fails_fails_with_it_and_is_not_remembered() -> None:
+    staging = _staging()
+    original, repeat = _stage(staging, Producing(1, 0)), _stage(staging, Producing(1, 0))
+    staging.take()
+
+    staging.fail(Closed("gone"), Closed("gone"), 5)
+
+    for ticket in (original, repeat):
+        with pytest.raises(Closed):
+            ticket.result()
+    assert _stage(staging, Producing(1, 0)).offset == 5
+
+
+def test_settling_again_after_it_was_cut_short_counts_no_append_twice() -> None:
+    staging = _staging()
+    ticket = _stage(staging, Producing(1, 0))
+    staging.take()
+    taken = list(staging.taken)
+
+    staging.settle()
+    staging.taken = taken
+    staging.settle()
+
+    assert ticket.done
+    assert [entry.appends for entry in staging.window.entries()] == [1]
+
+
+def _frame(base: int, count: int, size: int = 10) -> CachedFrame:
+    columns = encode_columns(Columns(values=[b"x" * size] * count, timestamps=[base] * count))
+    data = encode_data_frame(
+        salt_crc=0, base=base, epoch=1, durable=0, appended_at=0, runs=[], columns=columns, zstd_level=None
+    )
+    return CachedFrame(base, base + count, data)
+
+
+def test_the_cache_gives_everything_since_an_offset_and_the_watermark() -> None:
+    cache = TailCache(1 << 20)
+    cache.add([_frame(0, 3), _frame(3, 2)])
+
+    batches, watermark = cache.read_cached_since(1)
+
+    assert [(batch.base, batch.end) for batch in batches] == [(1, 3), (3, 5)]
+    assert watermark == 5
+    assert cache.read_cached_since(5) == ([], 5)
+
+
+def test_the_cache_stays_within_its_limit_and_drops_the_oldest() -> None:
+    cache = TailCache(1000)
+    for base in range(50):
+        cache.add([_frame(base, 1)])
+        assert cache.bytes <= 1000
+
+    held = cache.next_frame(0)
+    assert held is not None and held.base > 0
+    assert cache.frames_from(0, 100) == []
+    assert [frame.base for frame in cache.frames_from(held.base, 1 << 20)] == list(range(held.base, 50))
+
+
+def test_a_jump_in_offsets_empties_the_cache() -> None:
+    cache = TailCache(1 << 20)
+    cache.add([_frame(0, 3)])
+    cache.add([_frame(10, 1)])
+
+    assert cache.frames_from(0, 100) == []
+    assert [frame.base for frame in cache.frames_from(10, 100)] == [10]
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 3 * ENTRY_BYTES), st.integers(0, 50)), min_size=1))
+def test_the_sparse_index_never_points_behind_what_is_looked_for(frames: list[tuple[int, int, int]]) -> None:
+    index, offset, position = SparseIndex(), 0, 64
+    placed: list[tuple[int, int, int]] = []
+    for count, length, time in frames:
+        index.add(offset, position, time)
+        placed.append((offset, position, time))
+        offset, position = offset + count, position + length
+
+    for base, place, _ in placed:
+        found = index.position_of(base)
+        assert found is not None and found <= place
+    for wanted in range(52):
+        first = next((place for _, place, time in placed if time >= wanted), None)
+        found = index.position_at_time(wanted)
+        assert (found is None) == (first is None)
+        assert found is None or (first is not None and found <= first)

@@ -1,0 +1,89 @@
+"""Many threads at once: appenders, readers and upkeep on one shard of the real file system."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from forebay.disk.system import SystemDisk
+from forebay.testing.history import Begun, Event, History, Outcome, Reading, Told
+from forebay.testing.invariants import check_log, stream_is_gapless
+from forebay.topics import Durability
+from tests.ledger import Ledger
+from tests.log.rig import SMALL, Rig, stage
+
+APPENDERS: Final = 3
+APPENDS: Final = 2_000 if os.environ.get("FOREBAY_SOAK") else 150
+RECORDS: Final = APPENDERS * sum(1 + number % 3 for number in range(APPENDS))
+
+
+class Crowd:
+    """Everybody who works on the shard, and what they were told."""
+
+    def __init__(self, rig: Rig[SystemDisk]) -> None:
+        self.rig = rig
+        self.events: list[list[Event]] = [[] for _ in range(APPENDERS)]
+        self.ended = threading.Event()
+
+    def append(self, name: int) -> None:
+        for number in range(APPENDS):
+            attempt = name * APPENDS + number
+            values = tuple(f"{name}.{number}.{place}".encode() for place in range(1 + number % 3))
+            offset = self.rig.wal.settle(stage(self.rig.wal, values, None, number))
+            self.events[name] += [Begun(attempt, values, str(name)), Told(attempt, Outcome.ACKED, offset)]
+
+    def follow(self) -> Reading:
+        """Read from 0 to the last record, waiting at the end."""
+        steps: list[tuple[int, bytes | None]] = []
+        offset = 0
+        while offset < RECORDS:
+            if not self.rig.wal.wait(offset, timeout=30):
+                raise AssertionError(f"no record came behind {offset}")
+            page = self.rig.wal.read(offset, bytes_max=700)
+            assert not page.events
+            for batch in page.batches:
+                steps += list(enumerate(batch.values(), start=batch.base))
+            offset = page.next
+        return Reading(start=0, steps=tuple(steps), end=offset, next=offset)
+
+    def keep_up(self) -> None:
+        while not self.ended.is_set():
+            self.rig.clock.advance(0.5)
+            self.rig.shard.upkeep.maintain()
+
+
+@pytest.mark.parametrize("durability", [Durability.DISK, Durability.FSYNC, Durability.MEMORY])
+def test_appenders_readers_and_upkeep_do_not_disturb_each_other(
+    durability: Durability, tmp_path: Path, ledger: Ledger
+) -> None:
+    rig = Rig(SystemDisk(descriptors_max=8), durability, settings=SMALL, directory=str(tmp_path / "shard")).open()
+    crowd = Crowd(rig)
+
+    with ThreadPoolExecutor(max_workers=APPENDERS + 3) as pool:
+        upkeep = pool.submit(crowd.keep_up)
+        readers = [pool.submit(crowd.follow) for _ in range(2)]
+        appenders = [pool.submit(crowd.append, name) for name in range(APPENDERS)]
+        _finish(appenders)
+        readings = _finish(readers)
+        crowd.ended.set()
+        upkeep.result()
+
+    history = History(durability, [event for events in crowd.events for event in events])
+    rig.shard.upkeep.close()
+    again = Rig(SystemDisk(), durability, epoch=rig.epoch, settings=SMALL, directory=rig.directory).open()
+    for reading in (*readings, again.reading()):
+        assert list(stream_is_gapless(reading)) == []
+        assert check_log(history, reading) == []
+    assert len(again.wal.files.all) > 3
+    ledger.count("histories of threads", durability=durability.value)
+    again.wal.close()
+
+
+def _finish(futures: list[Future[Reading]] | list[Future[None]]) -> list[Reading]:
+    found = [future.result() for future in futures]
+    return [reading for reading in found if reading is not None]
