@@ -88,6 +88,8 @@ class Upkeep:
             wal.dirty_since = None
             target = wal.writer.sync_begin()
             wal.writer.syncing = target is not None
+            if target is None:
+                wal.live.close()
             return target
 
     def sync_end(self, target: SyncTarget) -> None:
@@ -96,6 +98,8 @@ class Upkeep:
             self._wal.counters.fsyncs += 1
             self._wal.writer.sync_end(target)
             self._wal.tell()
+            # Never synced, so its descriptor counts as one that must stay open: it is taken again when needed.
+            self._wal.live.close()
         self._wal.sync_ended()
 
     def sync_failed(self, error: OSError) -> None:
@@ -141,6 +145,8 @@ class Upkeep:
             active = wal.writer.active
             if active is not None and not wal.closed and not wal.failure and active.marked < wal.writer.durable:
                 wal.guarded(wal.writer.mark)
+                # Of use only once it is durable; and a file with unsynced bytes keeps its descriptor.
+                wal.dirty_since = wal.dirty_since or wal.writer.clock.monotonic()
 
     def _rotated(self) -> list[LogFile]:
         active = self._wal.writer.active

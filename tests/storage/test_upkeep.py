@@ -1,0 +1,275 @@
+"""What a log does by itself: background syncs, marks, rotation by age, few syncs for many shards, few descriptors."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from forebay import Settings, Storage, Unavailable
+from forebay.clock import SystemClock
+from forebay.disk import SystemDisk
+from forebay.settings import RuntimeSettings
+from forebay.storage.threads import Maintenance
+from forebay.testing.clock import ManualClock
+from forebay.wal.staging import Entry, Ticket
+from tests.engines.homes import SegmentHome
+from tests.storage.rig import WatchedDisk, quick, until, values, wal_of
+
+
+def stepped(tmp_path: Path, durability: str, settings: Settings) -> tuple[Maintenance, SegmentHome, ManualClock]:
+    """Upkeep without its thread and with time turned by hand."""
+    clock = ManualClock()
+    disk = WatchedDisk()
+    home = SegmentHome(disk, str(tmp_path), durability, settings=settings, clock=clock)
+    maintenance = Maintenance(disk, clock, str(tmp_path), settings.runtime)
+    # Its thread is never started: the test is the thread.
+    maintenance._thread = threading.current_thread()
+    return maintenance, home, clock
+
+
+def test_a_disk_topic_is_durable_within_the_sync_interval(tmp_path: Path) -> None:
+    with Storage.open(str(tmp_path / "log"), quick()) as log:
+        topic = log.create_topic("t")
+        for number in range(1, 6):
+            topic.append(b"v")
+            until(lambda n=number: topic.offsets().durable == n)  # type: ignore[misc]
+
+
+def test_syncs_of_a_disk_topic_come_with_time_and_not_with_appends(tmp_path: Path) -> None:
+    settings = Settings.load(overrides={"wal": {"sync_interval_ms": 1000, "free_bytes_min": 0}})
+    maintenance, home, clock = stepped(tmp_path, "disk", settings)
+    engine = home.open()
+    shard = engine.open_shard(home.ref())
+    maintenance.watch(shard)
+    counters = shard.wal.counters
+    for _ in range(3):
+        before = counters.fsyncs
+        for _ in range(100):
+            shard.settle(shard.stage_one(_entry(), 17))
+        maintenance.step()
+        assert counters.fsyncs == before
+
+        clock.advance(1.001)
+        maintenance.step()
+
+        assert counters.fsyncs == before + 1
+        assert shard.offsets().durable == shard.offsets().next
+    engine.close()
+
+
+def test_an_idle_shard_writes_a_mark_once_and_is_then_left_alone(tmp_path: Path) -> None:
+    settings = Settings.load(overrides={"wal": {"mark_interval_ms": 500, "free_bytes_min": 0}})
+    maintenance, home, clock = stepped(tmp_path, "fsync", settings)
+    engine = home.open()
+    shard = engine.open_shard(home.ref())
+    maintenance.watch(shard)
+    shard.settle(shard.stage_one(_entry(), 17))
+    active = shard.wal.writer.active
+    assert active is not None
+    assert active.marked < 1
+
+    for _ in range(3):
+        clock.advance(2.0)
+        maintenance.step()
+
+    assert active.marked == 1
+    assert active.synced == active.position
+    assert not shard.upkeep.is_busy
+    position = active.position
+    for _ in range(5):
+        clock.advance(2.0)
+        maintenance.step()
+    assert active.position == position
+    engine.close()
+
+
+def test_a_file_with_records_is_rotated_at_its_age_and_sealed(tmp_path: Path) -> None:
+    settings = Settings.load(overrides={"wal": {"rotate_seconds_max": 60, "free_bytes_min": 0}})
+    maintenance, home, clock = stepped(tmp_path, "disk", settings)
+    engine = home.open()
+    shards = [engine.open_shard(home.ref(partition)) for partition in (0, 1)]
+    for shard in shards:
+        maintenance.watch(shard)
+    shards[0].settle(shards[0].stage_one(_entry(), 17))
+
+    clock.advance(61)
+    maintenance._find_old()
+    maintenance.step()
+
+    assert [shard.wal.counters.rotations for shard in shards] == [1, 0]
+    assert len(list(tmp_path.glob("shards/*/*.idx"))) == 1
+    assert [r.value for batch in shards[0].read(0).batches for r in batch.records(0)] == [b"v"]
+    engine.close()
+
+
+def test_records_of_class_memory_are_written_after_the_flush_interval(tmp_path: Path) -> None:
+    settings = Settings.load(overrides={"wal": {"flush_interval_ms": 20, "free_bytes_min": 0}})
+    maintenance, home, clock = stepped(tmp_path, "memory", settings)
+    engine = home.open()
+    shard = engine.open_shard(home.ref())
+    maintenance.watch(shard)
+    for _ in range(3):
+        shard.settle(shard.stage_one(_entry(), 17))
+    assert shard.wal.head == 1  # the first had to reserve offsets
+
+    clock.advance(0.021)
+    maintenance.step()
+
+    assert shard.wal.head == 3
+    engine.close()
+
+
+def test_a_shard_that_gets_work_while_it_is_let_go_comes_back(tmp_path: Path) -> None:
+    """It was seen idle, got work, found itself still on the list, and was then taken off: never synced again."""
+    maintenance, home, clock = stepped(tmp_path, "disk", quick())
+    engine = home.open()
+    shard = engine.open_shard(home.ref())
+    maintenance.watch(shard)
+    late: list[bool] = []
+
+    class Upkeep:
+        """The shard's upkeep, with an append at the worst moment."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(shard_upkeep, name)
+
+        @property
+        def is_busy(self) -> bool:
+            busy = shard_upkeep.is_busy
+            if not late:
+                late.append(True)
+                shard.settle(shard.stage_one(_entry(), 17))
+            return busy
+
+    shard_upkeep = shard.upkeep
+    maintenance._busy[shard.ref.id] = shard
+    shard.upkeep = Upkeep()  # type: ignore[assignment]
+    maintenance.step()
+
+    assert shard.ref.id in maintenance._busy
+    clock.advance(1)
+    maintenance.step()
+    assert shard.offsets().durable == 1
+    shard.upkeep = shard_upkeep
+    engine.close()
+
+
+def test_many_dirty_shards_are_synced_by_one_call(tmp_path: Path) -> None:
+    disk = WatchedDisk()
+    settings = Settings.load(
+        overrides={"wal": {"sync_interval_ms": 300, "mark_interval_ms": 60_000, "free_bytes_min": 0}}
+    )
+    with Storage.open(str(tmp_path / "log"), settings, disk=disk) as log:
+        topics = [log.create_topic(f"t{number}") for number in range(80)]
+        for topic in topics:
+            topic.append(b"new file")
+        until(lambda: all(topic.offsets().durable == 1 for topic in topics))
+        before = disk.calls.copy()
+
+        for topic in topics:
+            topic.append(b"v")
+        until(lambda: all(topic.offsets().durable == 2 for topic in topics))
+
+        assert 1 <= disk.calls["sync_filesystem"] - before["sync_filesystem"] <= 3
+        assert disk.calls["sync"] - before["sync"] < 64
+
+
+@pytest.mark.parametrize("number", [5, 28])
+def test_a_failed_sync_of_the_file_system_makes_no_record_durable_and_heals(tmp_path: Path, number: int) -> None:
+    disk = WatchedDisk()
+    failed: list[str] = []
+
+    def refuse(kind: str, path: str) -> None:
+        if kind == "sync_filesystem" and not failed:
+            failed.append(path)
+            raise OSError(number, os.strerror(number), path)
+
+    settings = Settings.load(
+        overrides={
+            "wal": {"sync_interval_ms": 20, "free_bytes_min": 0},
+            "runtime": {"shards_syncfs_min": 2, "maintenance_interval_ms": 5},
+        }
+    )
+    with Storage.open(str(tmp_path / "log"), settings, disk=disk) as log:
+        topics = [log.create_topic(f"t{number}") for number in range(6)]
+        for topic in topics:
+            topic.append(b"before")
+        disk.meet = refuse
+        for topic in topics:
+            topic.append(b"acked")
+        until(lambda: failed)
+
+        until(lambda: all(topic.failure() is None and topic.offsets().durable == 2 for topic in topics))
+        assert all(values(topic.read()) == [b"before", b"acked"] for topic in topics)
+
+
+def test_descriptors_and_threads_stay_few_with_five_hundred_shards(tmp_path: Path) -> None:
+    """The `live` file and the last mark of every shard were never synced and kept their descriptors."""
+    settings = Settings.load(
+        overrides={
+            "wal": {"sync_interval_ms": 50, "mark_interval_ms": 50, "free_bytes_min": 0},
+            "runtime": {"descriptors_max": 64},
+        }
+    )
+    before = len(os.listdir("/proc/self/fd"))
+    threads = threading.active_count()
+    with Storage.open(str(tmp_path / "log"), settings) as log:
+        disk = log._disk
+        assert isinstance(disk, SystemDisk)
+        topics = [log.create_topic(f"t{number}", partitions=25) for number in range(20)]
+        log.recover()
+        for topic in topics:
+            for partition in range(25):
+                topic.append(b"v", partition=partition)
+        until(lambda: all(topic.offsets(24).durable == 1 for topic in topics))
+        until(lambda: disk.descriptors_open <= 64)
+
+        assert len(os.listdir("/proc/self/fd")) <= before + 64 + 12
+        assert threading.active_count() <= threads + 1
+        assert all(values(topic.read()) == [b"v"] * 25 for topic in topics[::5])
+
+
+def test_a_sync_that_fails_beside_nothing_to_sync_harms_no_shard(tmp_path: Path) -> None:
+    """A failed sync of many poisoned also those that had nothing to sync."""
+    disk = WatchedDisk()
+    home = SegmentHome(disk, str(tmp_path), "fsync", settings=quick())
+    maintenance = Maintenance(disk, SystemClock(), str(tmp_path), RuntimeSettings())
+    engine = home.open()
+    shard = engine.open_shard(home.ref())
+    shard.settle(shard.stage_one(_entry(), 17))
+    shard.wal.flush()
+
+    def refuse(kind: str, path: str) -> None:
+        if kind == "sync_filesystem":
+            raise OSError(5, "input/output error", path)
+
+    disk.meet = refuse
+    maintenance._sync_together([shard])
+
+    assert shard.failure is None
+    engine.close()
+
+
+def test_low_space_refuses_appends_and_goes_on_by_itself(tmp_path: Path) -> None:
+    disk = WatchedDisk()
+    with Storage.open(str(tmp_path / "log"), quick(free_bytes_min=1_000_000), disk=disk) as log:
+        topic = log.create_topic("t")
+        topic.append(b"before")
+        disk.free = 999_999
+        wal_of(topic)._space_checked = float("-inf")
+
+        for _ in range(2):
+            with pytest.raises(Unavailable, match=r"999999 bytes are free.*wal.free_bytes_min \(1000000\)"):
+                topic.append(b"refused")
+        assert values(topic.read()) == [b"before"]
+        disk.free = 1_000_001
+
+        assert topic.append(b"after") == 1
+        assert values(topic.read()) == [b"before", b"after"]
+
+
+def _entry() -> Entry:
+    return Entry(b"v", None, None, (), 1, None, Ticket())
