@@ -82,6 +82,9 @@ class Disk(Protocol):
     def lock(self, path: str) -> Lock | None:
         """Take the exclusive lock of `path` (created if missing) without waiting; `None` if another holds it."""
 
+    def modified_ms(self, path: str) -> int:
+        """When the file last changed, by the clock of whoever keeps it, in milliseconds since 1970 UTC."""
+
     def free_bytes(self, path: str) -> int:
         """Bytes that may still be written on the file system that holds `path`."""
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from forebay.records import Bytes
 from forebay.testing import trace
+from forebay.testing.clock import STARTED_MS
 from forebay.testing.durability import Durability
 from forebay.testing.faults import Call, Fault, Faults, Match, PlannedFault
 from forebay.testing.trace import ROOT, Image, Note, Operation, Trace
@@ -48,6 +49,7 @@ class SimulatedFile:
         def effect() -> None:
             content = self._changeable()
             self._dirty = True
+            content.modified_ms = self._disk.now_ms
             self._disk.record(self._disk.volume.truncate(content, size))
 
         self._disk.perform("truncate", self.path, effect)
@@ -97,7 +99,8 @@ class SimulatedLock:
 class SimulatedDisk:
     """A `Disk` in memory. `trace` says what happened, `calls` what was called.
 
-    `boot` and `free` may be set: the name of this boot of the machine, and the bytes still free.
+    `boot`, `free` and `now_ms` may be set: the name of this boot of the machine, the bytes still free, and the
+    time that files changed from now on bear.
     """
 
     def __init__(
@@ -109,6 +112,7 @@ class SimulatedDisk:
         shared_with: SimulatedDisk | None = None,
     ) -> None:
         self.releases = 0
+        self.now_ms = STARTED_MS
         self._dead = False
         if shared_with is not None:
             self._share(shared_with)
@@ -172,6 +176,9 @@ class SimulatedDisk:
 
     def lock(self, path: str) -> SimulatedLock | None:
         return self.perform("lock", path, lambda: self._lock(path))
+
+    def modified_ms(self, path: str) -> int:
+        return self.perform("modified_ms", path, lambda: self.volume.find_file(path).modified_ms)
 
     def free_bytes(self, path: str) -> int:
         def effect() -> int:
@@ -301,6 +308,7 @@ class SimulatedDisk:
         limit = None if struck is None else struck[1].taken
         if struck is not None and struck[1].number is not None and not struck[1].after:
             limit = limit or 0
+        content.modified_ms = self.now_ms
         written = self.volume.write(content, data, position, limit)
         if written.data:
             self.record(written)
@@ -325,6 +333,7 @@ class SimulatedDisk:
     def _create(self, path: str) -> SimulatedFile:
         created = self.volume.create(path)
         self.record(created)
+        self.volume.files[created.inode].modified_ms = self.now_ms
         return SimulatedFile(self, path, self.volume.files[created.inode], writable=True)
 
     def _lock(self, path: str) -> SimulatedLock | None:

@@ -11,17 +11,19 @@ from collections import Counter
 
 from forebay.records import Bytes
 from forebay.testing import trace
+from forebay.testing.clock import STARTED_MS
 from forebay.testing.trace import ROOT, Image
 
 
 class Content:
     """The bytes of one file; immutable ones are shared with an image and copied at the first change."""
 
-    __slots__ = ("data", "inode")
+    __slots__ = ("data", "inode", "modified_ms")
 
     def __init__(self, inode: int, data: bytes | bytearray) -> None:
         self.inode = inode
         self.data = data
+        self.modified_ms = STARTED_MS
 
     def read(self, length: int, position: int) -> bytes:
         with memoryview(self.data) as view:

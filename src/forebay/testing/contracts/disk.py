@@ -297,6 +297,16 @@ class DiskContract:
 
         assert disk.lock(f"{root}/lock") is not None
 
+    def test_the_time_of_the_last_change_is_told_and_stays_with_the_file(self, disk: ContractDisk, root: str) -> None:
+        disk.create(f"{root}/a").write_at(b"abc", 0)
+
+        changed = disk.modified_ms(f"{root}/a")
+        disk.rename(f"{root}/a", f"{root}/b")
+
+        assert disk.modified_ms(f"{root}/b") == changed >= 0
+        with pytest.raises(FileNotFoundError):
+            disk.modified_ms(f"{root}/a")
+
     def test_free_bytes_and_identity_are_told(self, disk: ContractDisk, root: str) -> None:
         assert disk.free_bytes(root) > 0
         assert disk.identity(root) == disk.identity(root) != ""
