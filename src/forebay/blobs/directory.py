@@ -1,0 +1,302 @@
+"""Sealed segments in a directory, on a local or a shared file system.
+
+A new object is written under a temporary name, synced, and only then given its key, so a key always leads to
+whole bytes. The etag is a hash of the size and of samples of the content (all of it, if small): it survives
+a copy of the directory, and segments differ in their first bytes, where their salt is. On NFS before version
+4.1 an answer may get lost and the repeated link be told "exists": whoever compares by content is not deceived.
+Knows the disk's Protocols; knows nothing of what the objects mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import posixpath
+from collections.abc import Iterable, Iterator, Sequence
+
+from forebay.blobs.ahead import in_order, spans
+from forebay.blobs.mounts import probe_directory
+from forebay.blobs.seam import (
+    AHEAD,
+    CHUNK_BYTES,
+    BlobChanged,
+    BlobMissing,
+    Capabilities,
+    Denied,
+    Put,
+    Stat,
+    check_key,
+    check_prefix,
+    check_range,
+)
+from forebay.clock import Clock
+from forebay.disk import Disk, File, make_directories, write_all
+from forebay.errors import Closed, ForebayError, Indeterminate, Unavailable
+from forebay.records import Bytes
+
+UPLOADS = ".uploads"
+SAMPLE_BYTES = 4096
+WRITE_BYTES = 1024 * 1024
+
+
+class DirectoryStore:
+    """A `BlobStore` below `root`, which is created if missing."""
+
+    def __init__(self, root: str, *, disk: Disk, clock: Clock) -> None:
+        self.name = f"directory {root}"
+        self._root = root.rstrip("/") or "/"
+        self._uploads = posixpath.join(self._root, UPLOADS)
+        self._disk = disk
+        self._clock = clock
+        self._closed = False
+
+    def open(self) -> DirectoryStore:
+        """Make the directory; returns itself."""
+        with self._named("make the directory"):
+            make_directories(self._disk, self._uploads)
+        return self
+
+    def put_if_absent(self, key: str, data: Bytes) -> Put:
+        path = self._path(key)
+        temporary = self._written(key, [data])
+        self._make_parent(path, temporary)
+        try:
+            # Commit point: the link fails if the key is taken, so one of all writers gets it, with whole bytes.
+            self._disk.link(temporary, path)
+            created = True
+        except FileExistsError:
+            created = False
+        except OSError as error:
+            raise _unknown(self.name, key, error) from error
+        finally:
+            self._forget(temporary)
+        # Also for the loser: the winner may not have come so far yet, and we are about to say that it is there.
+        self._settle(path, key)
+        stat = self.stat(key)
+        if stat is None:
+            raise Unavailable(f"{self.name}: {key} was there and was deleted meanwhile; try again")
+        return Put(created, stat)
+
+    def upload(self, key: str, source: Iterable[Bytes]) -> Stat:
+        path = self._path(key)
+        temporary = self._written(key, source)
+        self._make_parent(path, temporary)
+        try:
+            # Commit point: the key leads to the new bytes as a whole; what it held before had the same content.
+            self._disk.rename(temporary, path)
+        except OSError as error:
+            self._forget(temporary)
+            raise _unknown(self.name, key, error) from error
+        self._settle(path, key)
+        stat = self.stat(key)
+        if stat is None:
+            raise Unavailable(f"{self.name}: {key} was deleted while it was being stored; try again")
+        return stat
+
+    def get_range(self, key: str, start: int, stop: int, *, etag: str | None = None) -> bytes:
+        check_range(start, stop)
+        with self._opened(key, etag) as file:
+            return _read(file, start, stop)
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]], *, etag: str | None = None) -> list[bytes]:
+        for start, stop in ranges:
+            check_range(start, stop)
+        with self._opened(key, etag) as file:
+            return [_read(file, start, stop) for start, stop in ranges]
+
+    def read(
+        self,
+        key: str,
+        start: int,
+        stop: int,
+        *,
+        chunk_bytes: int = CHUNK_BYTES,
+        ahead: int = AHEAD,  # unused: the system reads ahead by itself
+        etag: str | None = None,
+    ) -> Iterator[bytes]:
+        check_range(start, stop)
+        pieces = spans(start, stop, chunk_bytes)
+        with self._opened(key, etag) as file:
+            yield from in_order(lambda first, end: _read(file, first, end), pieces)
+
+    def list(self, prefix: str = "") -> Iterator[Stat]:
+        folder = check_prefix(prefix)
+        waiting = [folder] if folder else [name for name in self._names("") or () if not name.startswith(".")]
+        while waiting:
+            key = waiting.pop()
+            names = self._names(key)
+            if names is not None:
+                waiting.extend(f"{key}/{name}" for name in reversed(names))
+            elif key != folder and (stat := self.stat(key)) is not None:
+                yield stat
+
+    def stat(self, key: str) -> Stat | None:
+        try:
+            with self._opened(key, None) as file:
+                size = file.size()
+                return Stat(key, size, _etag(file, size), None, self._disk.modified_ms(file.path))
+        except (BlobMissing, FileNotFoundError):
+            return None
+
+    def delete(self, key: str) -> None:
+        path = self._path(key)
+        with self._named(f"delete {key}"):
+            try:
+                self._disk.unlink(path)
+            except (FileNotFoundError, NotADirectoryError):
+                return
+            except OSError:
+                if self._names(key) is not None:
+                    return
+                raise
+            self._disk.sync_directory(posixpath.dirname(path))
+
+    def probe(self) -> Capabilities:
+        self._alive()
+        with self._named("probe the file system"):
+            return probe_directory(self._disk, self._uploads, self.name, self._clock.random_bytes(8).hex())
+
+    def abort_stale_uploads(self, older_than_s: float) -> int:
+        self._alive()
+        before_ms = self._clock.now_ms() - int(older_than_s * 1000)
+        cleared = 0
+        with self._named("clear away uploads"):
+            for name in self._disk.list_directory(self._uploads):
+                path = posixpath.join(self._uploads, name)
+                with contextlib.suppress(FileNotFoundError):
+                    if self._disk.modified_ms(path) < before_ms:
+                        self._disk.unlink(path)
+                        cleared += 1
+        return cleared
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _written(self, key: str, source: Iterable[Bytes]) -> str:
+        """The bytes of `source`, durable under a temporary name; nothing of them stays if that fails.
+
+        What the source raises passes as it is: it is no failure of this store.
+        """
+        path = posixpath.join(self._uploads, f"{self._clock.random_bytes(16).hex()}.tmp")
+        storing = f"store {key}"
+        with self._named(storing):
+            file = self._created(path)
+        try:
+            try:
+                position = 0
+                for piece in source:
+                    with self._named(storing):
+                        position += _write(file, piece, position)
+                with self._named(storing):
+                    # Durable before it has its key: else the key could lead to an empty or half-written object.
+                    file.sync()
+            finally:
+                file.close()
+        except BaseException:
+            self._forget(path)
+            raise
+        return path
+
+    def _created(self, path: str) -> File:
+        try:
+            return self._disk.create(path)
+        except FileNotFoundError:
+            make_directories(self._disk, self._uploads)
+            return self._disk.create(path)
+
+    def _make_parent(self, path: str, temporary: str) -> None:
+        parent = posixpath.dirname(path)
+        try:
+            with self._named(f"make {parent}"):
+                if not self._disk.exists(parent):
+                    make_directories(self._disk, parent)
+        except ForebayError:
+            self._forget(temporary)
+            raise
+
+    def _settle(self, path: str, key: str) -> None:
+        try:
+            self._disk.sync_directory(posixpath.dirname(path))
+        except OSError as error:
+            raise _unknown(self.name, key, error) from error
+
+    def _forget(self, temporary: str) -> None:
+        # What stays is cleared away by `abort_stale_uploads`.
+        with contextlib.suppress(OSError):
+            self._disk.unlink(temporary)
+
+    def _names(self, key: str) -> Sequence[str] | None:
+        """What the folder holds; `None` if it is none."""
+        self._alive()
+        with self._named(f"list {key or 'everything'}"):
+            try:
+                return self._disk.list_directory(posixpath.join(self._root, key))
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    @contextlib.contextmanager
+    def _opened(self, key: str, etag: str | None) -> Iterator[File]:
+        path = self._path(key)
+        with self._named(f"read {key}"):
+            try:
+                file = self._disk.open(path)
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                raise BlobMissing(f"{self.name} has no object {key}") from None
+            try:
+                if etag is not None and (found := _etag(file, file.size())) != etag:
+                    raise BlobChanged(f"{self.name}: {key} is not the object it was (etag {found}, expected {etag})")
+                yield file
+            finally:
+                file.close()
+
+    @contextlib.contextmanager
+    def _named(self, doing: str) -> Iterator[None]:
+        """Errors of the disk as errors of ours; those of others pass."""
+        try:
+            yield
+        except ForebayError:
+            raise
+        except PermissionError as error:
+            raise Denied(
+                f"{self.name}: may not {doing}: {error.strerror}; look at the rights of the directory"
+            ) from error
+        except OSError as error:
+            if error.errno == errno.ESTALE:
+                raise BlobChanged(f"{self.name}: cannot {doing}: the file was replaced meanwhile") from error
+            raise Unavailable(f"{self.name}: cannot {doing}: {error.strerror or error}") from error
+
+    def _path(self, key: str) -> str:
+        self._alive()
+        return posixpath.join(self._root, check_key(key))
+
+    def _alive(self) -> None:
+        if self._closed:
+            raise Closed(f"{self.name} was closed: open another")
+
+
+def _write(file: File, piece: Bytes, position: int) -> int:
+    view = memoryview(piece).cast("B")
+    for start in range(0, len(view), WRITE_BYTES):
+        write_all(file, view[start : start + WRITE_BYTES], position + start)
+    return len(view)
+
+
+def _read(file: File, start: int, stop: int) -> bytes:
+    return file.read_at(stop - start, start) if stop > start else b""
+
+
+def _etag(file: File, size: int) -> str:
+    """A name for the content: of all of it if it is small, else of its beginning, middle and end."""
+    digest = hashlib.blake2b(size.to_bytes(8, "little"), digest_size=12)
+    if size <= 3 * SAMPLE_BYTES:
+        digest.update(file.read_at(size, 0))
+    else:
+        for position in (0, size // 2, size - SAMPLE_BYTES):
+            digest.update(file.read_at(SAMPLE_BYTES, position))
+    return digest.hexdigest()
+
+
+def _unknown(store: str, key: str, error: OSError) -> Indeterminate:
+    reason = error.strerror or str(error)
+    return Indeterminate(f"{store}: {key} may or may not be stored ({reason}): compare what is there by content")

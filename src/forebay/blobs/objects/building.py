@@ -1,0 +1,99 @@
+"""From settings to the library's own store: which options are the service's and which the connection's.
+
+Credentials come from the options, or else from the service's own chain (variables, files, the machine's role).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+from obstore.store import AzureStore, GCSStore, MemoryStore, S3Store
+
+from forebay.blobs.objects.refusals import LIBRARY_ERRORS, told_by
+from forebay.blobs.seam import check_key
+from forebay.errors import Invalid
+from forebay.settings import StoreSettings
+
+Library: TypeAlias = AzureStore | GCSStore | MemoryStore | S3Store
+
+_SERVICES: Mapping[str, Any] = {"s3": S3Store, "gcs": GCSStore, "azure": AzureStore}
+_SCHEMES = {"s3": "s3", "gcs": "gs", "azure": "az"}
+_CONNECTION = frozenset(
+    {
+        "allow_http",
+        "allow_invalid_certificates",
+        "connect_timeout",
+        "pool_idle_timeout",
+        "pool_max_idle_per_host",
+        "proxy_ca_certificate",
+        "proxy_excludes",
+        "proxy_url",
+        "randomize_addresses",
+        "read_timeout",
+        "root_certificate",
+        "user_agent",
+    }
+)
+_OPEN = frozenset({"endpoint", "region", "default_region", "base_url", "account_name", "bucket", "container_name"})
+_SECRET_LENGTH_MIN = 4
+CONNECT_TIMEOUT_MS_MAX = 5_000
+BACKOFF_S_FIRST = 0.1
+BACKOFF_S_MAX = 5.0
+
+
+def build(settings: StoreSettings, *, retries: int) -> Library:
+    """The library's store, which has made no request yet; `Invalid` names what is wrong with the settings."""
+    if settings.backend == "memory":
+        return MemoryStore()
+    bucket, prefix = place(settings)
+    config = {name: _text(value) for name, value in settings.options.items() if name not in _CONNECTION}
+    connect_ms = min(CONNECT_TIMEOUT_MS_MAX, settings.request_timeout_ms)
+    client: dict[str, object] = {
+        "timeout": timedelta(milliseconds=settings.request_timeout_ms),
+        "connect_timeout": timedelta(milliseconds=connect_ms),
+    }
+    client |= {name: value for name, value in settings.options.items() if name in _CONNECTION}
+    retry = {
+        "max_retries": retries,
+        "retry_timeout": timedelta(milliseconds=settings.retry_timeout_ms),
+        "backoff": {
+            "init_backoff": timedelta(seconds=BACKOFF_S_FIRST),
+            "max_backoff": timedelta(seconds=BACKOFF_S_MAX),
+            "base": 2,
+        },
+    }
+    try:
+        store: Library = _SERVICES[settings.backend](
+            bucket, prefix=prefix or None, config=config, client_options=client, retry_config=retry
+        )
+    except (*LIBRARY_ERRORS, TypeError) as error:
+        # Not `from error`: the library's long text may repeat the options.
+        told = told_by(error, secrets_of(settings))
+        raise Invalid(f"store.options do not describe a store on {settings.backend}: {told}") from None
+    return store
+
+
+def place(settings: StoreSettings) -> tuple[str, str]:
+    """Bucket and prefix of `store.root`."""
+    bucket, _, prefix = (settings.root or "").partition("/")
+    prefix = prefix.strip("/")
+    return bucket, check_key(prefix) if prefix else ""
+
+
+def name_of(settings: StoreSettings) -> str:
+    """The store as it is called in messages."""
+    if settings.backend == "memory":
+        return "memory store"
+    return f"{_SCHEMES[settings.backend]}://{'/'.join(part for part in place(settings) if part)}"
+
+
+def secrets_of(settings: StoreSettings) -> tuple[str, ...]:
+    """Values that no message may repeat. All but a few well-known ones count as secret."""
+    values = (str(value) for name, value in settings.options.items() if name not in _OPEN | _CONNECTION)
+    return tuple(value for value in values if len(value) >= _SECRET_LENGTH_MIN)
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
