@@ -125,7 +125,7 @@ class Cluster:
 
     def _is_healthy(self, member: Member) -> bool:
         with contextlib.suppress(httpx.HTTPError):
-            return self.client.get(f"{member.endpoint}/health").json().get("health") == "true"
+            return bool(self.client.get(f"{member.endpoint}/health").json().get("health") == "true")
         return False
 
 

@@ -1,0 +1,154 @@
+"""Sessions of the store in etcd: who counts what, and when a session ends for whom."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from forebay.errors import Invalid, Unavailable
+from forebay.metadata import Put, SessionEnded
+from forebay.metadata.etcd import EtcdMetadata
+from forebay.testing.clock import ManualClock
+from forebay.testing.contracts.metadata.calls import drain
+from tests.metadata.etcd.cluster import Cluster, until
+from tests.metadata.etcd.conftest import OpenStore
+from tests.metadata.etcd.proxy import Proxy
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def proxy(cluster: Cluster) -> Iterator[Proxy]:
+    with closing(Proxy(cluster.endpoints[0])) as proxy:
+        yield proxy
+
+
+def hold(act: str, cluster: Cluster) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.metadata.etcd.holder", act, ",".join(cluster.endpoints)]
+    return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def hear(child: subprocess.Popen[str]) -> str:
+    assert child.stdout is not None
+    return child.stdout.readline().strip()
+
+
+def is_alive(child: subprocess.Popen[str]) -> str:
+    assert child.stdin is not None
+    child.stdin.write("\n")
+    child.stdin.flush()
+    return hear(child)
+
+
+def test_a_session_that_is_not_renewed_ends_and_its_keys_vanish_in_one_revision(
+    store: EtcdMetadata, open_store: OpenStore
+) -> None:
+    clock = ManualClock()
+    session = open_store(clock=clock).session(2.0)
+    store.transaction([], [Put("leased/1", b"", session=session.id), Put("leased/2", b"", session=session.id)])
+    with store.watch("leased/") as watch:
+        changes = drain(watch, 2)
+
+    assert [(change.key, change.entry) for change in changes] == [("leased/1", None), ("leased/2", None)]
+    assert changes[0].revision == changes[1].revision
+    assert not store.session_alive(session.id)
+    assert store.transaction([SessionEnded(session.id)], [Put("mine", b"")]).succeeded
+    # Its holder would have known by its own clock, had it not stood still.
+    assert session.alive()
+    clock.advance(1.0)
+    assert not session.alive()
+
+
+@pytest.mark.slow
+def test_a_process_that_was_paused_too_long_knows_it_at_once_and_one_that_runs_is_renewed(
+    store: EtcdMetadata, cluster: Cluster
+) -> None:
+    with hold("hold", cluster) as paused, hold("fork", cluster) as running:
+        assert hear(running) == "child 0", "a forked child must find its store closed and leave the session alone"
+        one, other = hear(paused), hear(running)
+        assert store.session_alive(one)
+        assert is_alive(paused) == "True"
+
+        paused.send_signal(signal.SIGSTOP)
+        until(lambda: not store.session_alive(one))
+        paused.send_signal(signal.SIGCONT)
+
+        assert is_alive(paused) == "False"
+        assert is_alive(running) == "True"
+        assert store.session_alive(other)
+        running.kill()
+        until(lambda: not store.session_alive(other))
+        assert store.get("leased") is None
+
+
+def test_life_is_counted_from_the_sending_and_ends_before_the_lease(proxy: Proxy, open_store: OpenStore) -> None:
+    clock = ManualClock()
+    store = open_store(proxy.endpoint, clock=clock)
+    begun = clock.boottime()
+    proxy.on_request = lambda: clock.advance(0.25)
+
+    session = store.session(10.0)
+
+    for _ in range(2):
+        assert clock.boottime() > begun
+        clock.advance(begun + 10.0 - 1.0 - clock.boottime() - 0.001)
+        assert session.alive()
+        clock.advance(0.002)
+        assert not session.alive()
+
+        # It was renewed late, but before etcd let it go: nobody else had its place meanwhile.
+        begun = clock.boottime()
+        store._leases.renew_due()
+
+
+def test_a_machine_that_slept_does_not_trust_its_session(open_store: OpenStore) -> None:
+    clock = ManualClock()
+    session = open_store(clock=clock).session(30.0)
+
+    clock.jump(10**9)
+    assert session.alive()
+    clock.suspend(29.0)
+
+    assert not session.alive()
+
+
+def test_a_lease_taken_away_by_others_ends_the_session(store: EtcdMetadata, cluster: Cluster) -> None:
+    session = store.session(2.0)
+    cluster.call("lease/revoke", {"ID": str(int(session.id, 16))})
+
+    until(lambda: not session.alive())
+
+    session.close()
+    assert not store.session_alive(session.id)
+
+
+def test_a_session_that_etcd_cannot_be_told_of_ends_by_itself(
+    proxy: Proxy, store: EtcdMetadata, open_store: OpenStore
+) -> None:
+    cut_off = open_store(proxy.endpoint, request_timeout_ms=200)
+    sessions = [cut_off.session(2.0), cut_off.session(2.0)]
+    proxy.close()
+
+    with pytest.raises(Unavailable, match=f"session {sessions[0].id} is renewed no more.*go within 2 s"):
+        sessions[0].close()
+    with pytest.raises(Unavailable, match=sessions[1].id):
+        cut_off.close()
+
+    assert [session.alive() for session in sessions] == [False, False]
+    until(lambda: not any(store.session_alive(session.id) for session in sessions))
+
+
+def test_a_time_to_live_within_the_margin_is_refused(cluster: Cluster, open_store: OpenStore) -> None:
+    store = open_store()
+    store._leases.margin_s = 5.0
+
+    with pytest.raises(Invalid, match="ttl_s is 3.0, not above the margin of 5.0 s"):
+        store.session(3.0)
+
+    assert cluster.call("lease/leases").get("leases") is None
