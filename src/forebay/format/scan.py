@@ -82,6 +82,11 @@ class Scan:
             self._positions, self._heads = found
 
     @property
+    def is_table(self) -> bool:
+        """Whether the table is at hand: there are many frames and they are small."""
+        return self._table is not None
+
+    @property
     def positions(self) -> list[int]:
         """Where each frame begins in the buffer."""
         if self._positions is None:
@@ -202,7 +207,27 @@ def _scan_together(buffer: Bytes, walk: _Walk, salt_crc: int) -> Scan:
     crcs = np.fromiter(map(crc32, bodies, seeds.tolist()), dtype=np.uint32, count=len(position))
     damaged = crcs != (sizes >> _HALF).astype(np.uint32)
     newer = _newer(shape)
-    table = FrameTable(
+    table = _table(position, base, sizes, shape, epochs, durable, appended)
+    bad = damaged | newer
+    if not bad.any():
+        return Scan(walk.stop, walk.verdict, table)
+    first = int(np.argmax(bad))
+    verdict = Verdict.DAMAGED if damaged[first] else Verdict.NEWER
+    return Scan(int(position[first]), verdict, FrameTable(*[field[:first] for field in table]))
+
+
+def table_at(buffer: Bytes, position: npt.NDArray[np.int64]) -> FrameTable:
+    """The frames that are known to stand, whole, at these places; each a multiple of 8."""
+    words = np.frombuffer(buffer, "<u8", count=len(buffer) // 8)
+    place = position >> 3
+    return _table(position, *[words[place + column] for column in range(6)])
+
+
+def _table(
+    position: Field, base: Words, sizes: Words, shape: Words, epochs: Words, durable: Words, appended: Words
+) -> FrameTable:
+    """Heads by field, from the first six words of each frame."""
+    return FrameTable(
         position,
         base,
         ((sizes & _LOW) + np.uint64(16)).view(np.int64),
@@ -215,12 +240,6 @@ def _scan_together(buffer: Bytes, walk: _Walk, salt_crc: int) -> Scan:
         durable,
         appended.view(np.int64),
     )
-    bad = damaged | newer
-    if not bad.any():
-        return Scan(walk.stop, walk.verdict, table)
-    first = int(np.argmax(bad))
-    verdict = Verdict.DAMAGED if damaged[first] else Verdict.NEWER
-    return Scan(int(position[first]), verdict, FrameTable(*[field[:first] for field in table]))
 
 
 _LOW: Final = np.uint64(0xFFFFFFFF)

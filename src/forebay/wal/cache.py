@@ -9,11 +9,19 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
+
+import numpy as np
 
 from forebay.format.batch import Batch, decode
 from forebay.format.frame import HEADER_SIZE, FrameHead
 from forebay.format.head import WHOLE_HEAD
+from forebay.format.scan import table_at
+from forebay.format.stretch import STRETCH_MIN, batches_of
+
+SMALL_BYTES = 2048
+"""Frames up to here are worth copying to be read together."""
 
 
 class CachedFrame(NamedTuple):
@@ -27,6 +35,16 @@ class CachedFrame(NamedTuple):
         """The records of the frame."""
         _, length, _, _, *rest = WHOLE_HEAD.unpack_from(self.data)
         return decode(self.data, 0, FrameHead(self.base, length + HEADER_SIZE, *rest))
+
+
+def batches_in(frames: Sequence[CachedFrame]) -> list[Batch]:
+    """The records of consecutive frames; those of many small ones are put together."""
+    if len(frames) < STRETCH_MIN or len(frames[0].data) > SMALL_BYTES:
+        return [frame.batch() for frame in frames]
+    sizes = [len(frame.data) for frame in frames]
+    positions = np.array([0, *accumulate(sizes[:-1])], dtype=np.int64)
+    buffer = b"".join([frame.data for frame in frames])
+    return [batch for batch, _ in batches_of(buffer, table_at(buffer, positions))]
 
 
 class TailCache:

@@ -17,7 +17,9 @@ from forebay.format.batch import Batch, decode
 from forebay.format.checksum import salted
 from forebay.format.control import decode_gap
 from forebay.format.frame import HEADER, Kind, resync
+from forebay.format.scan import FrameTable
 from forebay.format.segment import HEADER_BYTES, SegmentHeader, index_name
+from forebay.format.stretch import batches_of
 from forebay.pages import Page
 from forebay.records import Gap, Reason
 from forebay.sealed import FRAME_BYTES_LIMIT, Gathered, SealedSegment, first_at_time
@@ -78,7 +80,8 @@ class LogFile:
         for step in self._steps(position, limit, chunk_bytes):
             if isinstance(step, Gap):
                 gathered.hole(step)
-            elif _take(gathered, step):
+            elif _take(gathered, step) or (not gathered.is_empty and gathered.left < bytes_max // 4):
+                # About full: what else would be read and checked now would have to be again for the next page.
                 return gathered.page()
         # Behind the last whole frame only damage can stand: the file is known to have reached further.
         gathered.hole(Gap(gathered.next, end, Reason.DAMAGED))
@@ -113,7 +116,7 @@ class LogFile:
             for piece in pieces_of(self.file, self.salt_crc, position, limit, chunk_bytes):
                 yield piece
                 position = piece.stop
-                expected = max([expected, *(head.end for head in piece.heads)])
+                expected = max(expected, piece.end)
             if position < limit:
                 gap, position = self.damage(position, expected)
                 yield gap
@@ -149,7 +152,15 @@ def _batches(piece: Piece) -> list[tuple[Batch, int]]:
 
 def _take(gathered: Gathered, piece: Piece) -> bool:
     """Add the frames of a piece to a page; true once the page is full."""
-    for head, position in zip(piece.heads, piece.positions, strict=True):
+    for part in piece.parts():
+        if isinstance(part, FrameTable):
+            for batch, length in batches_of(piece.buffer, part):
+                if batch.end > gathered.next:
+                    if not gathered.is_empty and gathered.left < length:
+                        return True
+                    gathered.add(batch, length)
+            continue
+        head, position = part
         if head.kind == Kind.DATA and head.base + head.count > gathered.next:
             if not gathered.is_empty and gathered.left < head.length:
                 return True

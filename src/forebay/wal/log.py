@@ -18,7 +18,7 @@ from forebay.format.batch import ColumnBytes
 from forebay.pages import Page
 from forebay.records import Offsets
 from forebay.topics import Durability
-from forebay.wal.cache import CachedFrame, TailCache
+from forebay.wal.cache import CachedFrame, TailCache, batches_in
 from forebay.wal.counters import Counters
 from forebay.wal.files import FileList
 from forebay.wal.healing import rebuild
@@ -296,7 +296,7 @@ class Wal:
         frames = self.cache.frames_from(offset, bytes_max)
         if not frames:
             return self.files.read(offset, bytes_max).clipped(head)
-        batches = [frame.batch() for frame in frames]
+        batches = batches_in(frames)
         if batches[0].base < offset:
             batches[0] = batches[0].slice(offset, batches[0].end)
         return Page(batches, [], frames[-1].end).clipped(head)

@@ -8,13 +8,17 @@ which is named and stepped over, never cut.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import NamedTuple
+
+import numpy as np
 
 from forebay.disk import File
 from forebay.errors import Corrupt, UnsupportedFormat
 from forebay.format.checksum import salted
 from forebay.format.control import State, WindowEntry, decode_gap, decode_mark, decode_state
-from forebay.format.frame import HEADER, FrameHead, Kind, Verdict, resync, runs_of, scan_frames
+from forebay.format.frame import HEADER, FrameHead, Kind, Scan, Verdict, resync, runs_of, scan_frames
+from forebay.format.scan import FrameTable
 from forebay.format.segment import HEADER_BYTES, SegmentHeader
 from forebay.records import OFFSET_MAX, Gap, Reason
 from forebay.sealed import FRAME_BYTES_LIMIT
@@ -31,12 +35,43 @@ class Piece(NamedTuple):
 
     buffer: bytes
     origin: int
-    heads: list[FrameHead]
-    positions: list[int]
+    scan: Scan
     stop: int
     """The byte of the file behind the last whole frame."""
     verdict: Verdict
     """What stands there; `WHOLE` if the end was reached or more pieces follow."""
+
+    @property
+    def heads(self) -> list[FrameHead]:
+        return self.scan.heads
+
+    @property
+    def positions(self) -> list[int]:
+        return self.scan.positions
+
+    @property
+    def end(self) -> int:
+        """The offset behind all frames; 0 without any."""
+        if self.scan.is_table:
+            table = self.scan.table
+            return int((table.base.view(np.int64) + table.count).max(initial=0))
+        return max((head.end for head in self.scan.heads), default=0)
+
+    def parts(self) -> Iterator[FrameTable | tuple[FrameHead, int]]:
+        """Everything in order: many data frames without producers as a table, any other as head and position."""
+        if not self.scan.is_table:
+            yield from zip(self.scan.heads, self.scan.positions, strict=True)
+            return
+        table = self.scan.table
+        plain = (table.kind == int(Kind.DATA)) & (table.run_count == 0)
+        edges: list[int] = (np.flatnonzero(plain[1:] != plain[:-1]) + 1).tolist()
+        for first, stop in pairwise([0, *edges, len(plain)]):
+            rows = FrameTable(*[field[first:stop] for field in table])
+            if stop > first and plain[first]:
+                yield rows
+                continue
+            for position, *head in zip(*[field.tolist() for field in rows], strict=True):
+                yield FrameHead(*head), position
 
 
 def pieces_of(file: File, salt_crc: int, start: int, stop: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Piece]:
@@ -47,13 +82,13 @@ def pieces_of(file: File, salt_crc: int, start: int, stop: int, chunk_bytes: int
         scan = scan_frames(buffer, 0, salt_crc, FRAME_BYTES_LIMIT)
         ended = position + len(buffer) >= stop or not buffer
         if scan.verdict is Verdict.TORN and not ended:
-            if not scan.heads:
+            if not scan.stop:
                 want *= 2
                 continue
-            yield Piece(buffer, position, scan.heads, scan.positions, position + scan.stop, Verdict.WHOLE)
+            yield Piece(buffer, position, scan, position + scan.stop, Verdict.WHOLE)
         else:
             verdict = Verdict.TORN if not buffer else scan.verdict
-            yield Piece(buffer, position, scan.heads, scan.positions, position + scan.stop, verdict)
+            yield Piece(buffer, position, scan, position + scan.stop, verdict)
             if verdict is not Verdict.WHOLE:
                 return
         position, want = position + scan.stop, chunk_bytes
@@ -123,20 +158,41 @@ class LogScan:
 
     def _take(self, piece: Piece) -> None:
         buffer, origin = piece.buffer, piece.origin
-        for head, position in zip(piece.heads, piece.positions, strict=True):
+        for part in piece.parts():
             self.clean = False
+            if isinstance(part, FrameTable):
+                self._take_table(part, origin)
+                continue
+            head, position = part
             if head.kind == Kind.DATA:
                 self._take_records(head, origin + position, buffer, position)
             else:
                 self._take_control(head, buffer, position)
             self.durable = max(self.durable, head.durable)
 
+    def _take_table(self, table: FrameTable, origin: int) -> None:
+        """Many small frames without producers."""
+        bases = table.base.view(np.int64)
+        ends = bases + table.count
+        expected = np.concatenate([[self.end], ends[:-1]])
+        if (bases != expected).any():
+            row = int(np.argmax(bases != expected))
+            raise self._contradiction(origin + int(table.position[row]), int(bases[row]), int(expected[row]))
+        self.index.add_many(bases, table.position + origin)
+        self.frames += len(bases)
+        self.closed = False
+        self.end = int(ends[-1])
+        self.durable = max(self.durable, int(table.durable.max()))
+
+    def _contradiction(self, place: int, found: int, expected: int) -> Corrupt:
+        return Corrupt(
+            f"{self.file.path} at byte {place} goes on with offset {found}, expected {expected}: "
+            'the file contradicts itself; run "forebay verify"'
+        )
+
     def _take_records(self, head: FrameHead, place: int, buffer: bytes, position: int) -> None:
         if head.base != self.end:
-            raise Corrupt(
-                f"{self.file.path} at byte {place} goes on with offset {head.base}, expected {self.end}: "
-                'the file contradicts itself; run "forebay verify"'
-            )
+            raise self._contradiction(place, head.base, self.end)
         self.index.add(head.base, place, None)
         if head.run_count:
             self._take_runs(head, buffer, position)

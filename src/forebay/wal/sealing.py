@@ -7,7 +7,7 @@ once its index exists, and until then recovery walks the bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from forebay.disk import Disk, File, replace_file, write_all
 from forebay.errors import Corrupt
@@ -16,7 +16,9 @@ from forebay.format.batch import Batch, decode, encode_data_frame, merge
 from forebay.format.checksum import ContentHash, crc32
 from forebay.format.control import decode_gap
 from forebay.format.frame import FrameHead, Kind, Verdict, runs_of
+from forebay.format.scan import FrameTable
 from forebay.format.segment import HEADER_BYTES, index_name
+from forebay.format.stretch import batches_of
 from forebay.records import Gap, Reason, Run
 from forebay.settings import WalSettings
 from forebay.wal.files import LogFile, SealedFile
@@ -98,17 +100,22 @@ class _Group:
         self._zstd_level = zstd_level
         self._batches: list[Batch] = []
         self._runs: list[Run] = []
-        self._head: FrameHead | None = None
+        self._durable = 0
         self._bytes = 0
 
     def frames_of(self, log: LogFile) -> Iterator[bytes]:
         """The frames of the new file, in order. Marks go: a sealed file is durable as a whole."""
-        for piece in pieces_of(log.file, log.salt_crc, HEADER_BYTES, log.limit):
-            for head, position in zip(piece.heads, piece.positions, strict=True):
+        for piece in pieces_of(log.file, log.salt_crc, HEADER_BYTES, log.limit, self._bytes_max):
+            for part in piece.parts():
+                if isinstance(part, FrameTable):
+                    yield from self._add_table(piece.buffer, part)
+                    continue
+                head, position = part
                 if head.kind == Kind.DATA:
-                    if self._is_full(head):
+                    if self._is_full(head.length, head.epoch):
                         yield self._flush()
-                    self._add(head, piece.buffer, position)
+                    runs = runs_of(piece.buffer, position, head) or [Run(head.count, 0, 0)]
+                    self._add(decode(piece.buffer, position, head), head.length, head.durable, runs)
                 elif head.kind != Kind.MARK:
                     if self._batches:
                         yield self._flush()
@@ -116,35 +123,42 @@ class _Group:
         if self._batches:
             yield self._flush()
 
-    def _is_full(self, head: FrameHead) -> bool:
-        first = self._head
-        return first is not None and (self._bytes + head.length > self._bytes_max or first.epoch != head.epoch)
+    def _is_full(self, length: int, epoch: int) -> bool:
+        if not self._batches:
+            return False
+        return self._bytes + length > self._bytes_max or self._batches[-1].epoch != epoch
 
-    def _add(self, head: FrameHead, buffer: bytes, position: int) -> None:
-        self._batches.append(decode(buffer, position, head))
-        for run in runs_of(buffer, position, head) or [Run(head.count, 0, 0)]:
+    def _add_table(self, buffer: bytes, table: FrameTable) -> Iterator[bytes]:
+        """Many small frames without producers."""
+        durable = int(table.durable[-1])
+        for batch, length in batches_of(buffer, table):
+            if self._is_full(length, batch.epoch):
+                yield self._flush()
+            self._add(batch, length, durable, [Run(batch.count, 0, 0)])
+
+    def _add(self, batch: Batch, length: int, durable: int, runs: Iterable[Run]) -> None:
+        self._batches.append(batch)
+        for run in runs:
             if self._runs and not run.producer and not self._runs[-1].producer:
                 self._runs[-1] = Run(self._runs[-1].count + run.count, 0, 0)
             else:
                 self._runs.append(run)
-        self._head = head
-        self._bytes += head.length
+        self._durable = durable
+        self._bytes += length
 
     def _flush(self) -> bytes:
-        head = self._head
-        assert head is not None
         data = encode_data_frame(
             salt_crc=self._salt_crc,
             base=self._batches[0].base,
-            epoch=head.epoch,
-            durable=head.durable,
+            epoch=self._batches[-1].epoch,
+            durable=self._durable,
             # The newest time of the group: what lives by age may then live a little longer, never shorter.
             appended_at=max(batch.appended_at for batch in self._batches),
             runs=self._runs if any(run.producer for run in self._runs) else [],
             columns=merge(self._batches),
             zstd_level=self._zstd_level,
         )
-        self._batches, self._runs, self._head, self._bytes = [], [], None, 0
+        self._batches, self._runs, self._bytes = [], [], 0
         return data
 
 

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 
+import numpy as np
+import numpy.typing as npt
+
 ENTRY_BYTES = 4096
 
 
@@ -33,6 +36,15 @@ class SparseIndex:
             self._times.append(max(newest, time_max))
         elif time_max > self._times[-1]:
             self._times[-1] = time_max
+
+    def add_many(self, offsets: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> None:
+        """Note many data frames behind all others, without their times."""
+        self.times_known = False
+        last = self._positions[-1] if self._positions else -ENTRY_BYTES
+        rows = np.flatnonzero(np.diff(positions // ENTRY_BYTES, prepend=last // ENTRY_BYTES))
+        self._offsets += offsets[rows].tolist()
+        self._positions += positions[rows].tolist()
+        self._times += [self._times[-1] if self._times else 0] * len(rows)
 
     def position_of(self, offset: int) -> int | None:
         """A position at or before the frame that covers `offset`; `None` before the first frame."""
