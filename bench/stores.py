@@ -20,11 +20,18 @@ FREE = {"wal": {"rotate_bytes_max": 4 * 1024**3}}
 FRAME_HEAD = 48
 
 
+KEY = struct.Struct(">Q").pack
+
+
+def keyed(values: Sequence[bytes], first: int) -> list[tuple[bytes, bytes]]:
+    return [(KEY(first + row), value) for row, value in enumerate(values)]
+
+
 class Store(Protocol):
     """A store of values in order."""
 
     def prepare(self, values: Sequence[bytes], first: int) -> Any:
-        """The batch in the shape that the store takes; not part of what is timed."""
+        """The batch and where it begins; what a store makes of it (keys, rows) is part of what is timed."""
 
     def write(self, prepared: Any) -> None:
         """Write one batch, atomically where the store can; durable on return if the store was opened so."""
@@ -62,11 +69,15 @@ class Lmdb:
         self._env = lmdb.open(str(path / "lmdb"), map_size=8 * 1024**3, sync=durable, metasync=durable)
 
     def prepare(self, values: Sequence[bytes], first: int) -> Any:
-        return _keyed(values, first)
+        return values, first
 
     def write(self, prepared: Any) -> None:
+        self.put(keyed(*prepared))
+
+    def put(self, pairs: list[tuple[bytes, bytes]]) -> None:
+        """Write pairs of key and value."""
         with self._env.begin(write=True) as transaction:
-            transaction.cursor().putmulti(prepared, append=True)
+            transaction.cursor().putmulti(pairs, append=True)
 
     def values(self) -> Iterator[bytes]:
         with self._env.begin() as transaction:
@@ -75,6 +86,16 @@ class Lmdb:
 
     def close(self) -> None:
         self._env.close()
+
+
+class LmdbKeyed(Lmdb):
+    """LMDB given its keys beforehand, at no cost: the most it can do."""
+
+    def prepare(self, values: Sequence[bytes], first: int) -> Any:
+        return keyed(values, first)
+
+    def write(self, prepared: Any) -> None:
+        self.put(prepared)
 
 
 class RocksDb:
@@ -87,13 +108,14 @@ class RocksDb:
         self._options.sync = durable
 
     def prepare(self, values: Sequence[bytes], first: int) -> Any:
-        return _keyed(values, first)
+        return values, first
 
     def write(self, prepared: Any) -> None:
+        values, first = prepared
         batch = self._rocks.WriteBatch(raw_mode=True)
         put = batch.put
-        for key, value in prepared:
-            put(key, value)
+        for offset, value in enumerate(values, first):
+            put(KEY(offset), value)
         self._db.write(batch, self._options)
 
     def values(self) -> Iterator[bytes]:
@@ -111,11 +133,11 @@ class Sqlite:
         self._db.execute("CREATE TABLE IF NOT EXISTS log (offset INTEGER PRIMARY KEY, value BLOB)")
 
     def prepare(self, values: Sequence[bytes], first: int) -> Any:
-        return list(enumerate(values, first))
+        return values, first
 
     def write(self, prepared: Any) -> None:
         self._db.execute("BEGIN")
-        self._db.executemany("INSERT INTO log VALUES (?, ?)", prepared)
+        self._db.executemany("INSERT INTO log VALUES (?, ?)", enumerate(*prepared))
         self._db.execute("COMMIT")
 
     def values(self) -> Iterator[bytes]:
@@ -187,10 +209,3 @@ def opened_ours(path: Path, durability: str) -> Iterator[forebay.Topic]:
     """A topic of a durability class in a log of its own."""
     with forebay.open(str(path / "data")) as log:
         yield log.create_topic("bench/t", durability=durability)
-
-
-_KEY = struct.Struct(">Q").pack
-
-
-def _keyed(values: Sequence[bytes], first: int) -> list[tuple[bytes, bytes]]:
-    return [(_KEY(first + row), value) for row, value in enumerate(values)]

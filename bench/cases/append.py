@@ -39,6 +39,7 @@ def _contenders(plan: Plan, *, durable: bool) -> dict[str, Contender | None]:
     }
     for name, kind in stores.EMBEDDED.items():
         found[name] = _peer(plan, name, kind, count, durable=durable)
+    found["lmdb, keys ready"] = _peer(plan, "lmdb", stores.LmdbKeyed, count, durable=durable)
     for name in servers.SERVERS:
         found[name] = _server(plan, name, count, durable=durable)
     return found
