@@ -9,7 +9,10 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+import numpy as np
+
 from forebay.errors import Invalid
+from forebay.format.columns import ROWS_SMALL, Timestamps
 from forebay.records import OFFSET_MAX, Headers, Position
 from forebay.wal.staging import Producing
 
@@ -125,10 +128,11 @@ def checked_tags(tags: Sequence[str | None] | str | None, count: int) -> list[st
     return [known[tag] for tag in tags]
 
 
-def checked_timestamps(timestamps: Sequence[int] | int | None, count: int, now: int) -> Sequence[int]:
+def checked_timestamps(timestamps: Sequence[int] | int | None, count: int, now: int) -> Timestamps:
     """A column of timestamps; one number, or now, stands for all records."""
     if timestamps is None or isinstance(timestamps, int):
-        return [now if timestamps is None else checked_timestamp(timestamps)] * count
+        stamp = now if timestamps is None else checked_timestamp(timestamps)
+        return [stamp] * count if count <= ROWS_SMALL else np.full(count, stamp, np.int64)
     timestamps = _sequence("timestamps", timestamps, count)
     try:
         # `index` also takes numpy's integers, and refuses what only looks like a number.
