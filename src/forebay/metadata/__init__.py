@@ -2,7 +2,8 @@
 
 It knows keys, values, revisions and sessions, nothing of what they mean; a common prefix of the keys is
 the caller's work. `MetadataStore` is a Protocol; `MemoryMetadata` forgets at the end of the process,
-`SqliteMetadata` keeps one file for the processes of one machine.
+`SqliteMetadata` keeps one file for the processes of one machine. `EtcdMetadata`, for many machines, is loaded
+from `forebay.metadata.etcd` by who asks for it.
 """
 
 from forebay.metadata.memory import MemoryMetadata, MemoryState

@@ -2,10 +2,10 @@
 
 A store is a sorted map from keys (`str`) to values (`bytes`) with one global revision, changed only by
 transactions that compare before they write. Sessions own keys that vanish when the session ends.
-Memory, SQLite and, later, etcd keep the same rules, which one contract suite in `forebay.testing` states:
+Memory, SQLite and etcd keep the same rules, which one contract suite in `forebay.testing` states:
 
 - The revision rises by one with each transaction that changed something, and with each session that
-  ended and owned keys; it never goes back, also not across restarts.
+  ended and owned keys; it never goes back, also not across restarts. A store that others share may rise between.
 - A read that fails raises. Only a read that returns may say that a key is absent.
 - `Unavailable` means that nothing was done, `Indeterminate` that the transaction happened once or not at
   all, `Closed` that this handle (or the session given) has ended, `Invalid` that the call breaks a limit.

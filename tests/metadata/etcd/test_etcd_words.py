@@ -7,8 +7,10 @@ import json
 import pytest
 
 from forebay.errors import Invalid, Unavailable
+from forebay.metadata import Absent, Delete
 from forebay.metadata.etcd.keyspace import Keyspace, Span, lease_from, lease_of, session_of, span_of
 from forebay.metadata.etcd.refusals import AnswerLost, LoginNeeded, NotDone, Refused, failure_of
+from forebay.metadata.etcd.wire import transaction_request
 
 
 @pytest.mark.parametrize(
@@ -77,3 +79,12 @@ def test_a_session_is_named_by_its_lease() -> None:
     assert session_of(0) is None
     assert lease_from(bytes(8)) == 1
     assert [lease_of(text) for text in ("", "0" * 16, "8" + "0" * 15, "7FFFFFFFFFFFFFFF", "x" * 16)] == [None] * 5
+
+
+def test_a_comparison_alone_asks_the_majority() -> None:
+    """etcd answers a transaction without operations out of what the member happens to know."""
+    request = transaction_request(Keyspace("/p"), [Absent("a")], [])
+
+    asking = [{"request_range": {"key": b"/p/sessions/", "count_only": True}}]
+    assert request["success"] == request["failure"] == asking
+    assert "failure" not in transaction_request(Keyspace("/p"), [], [Delete("a")])

@@ -2,7 +2,7 @@
 
 A thread of each watch reads the stream; `poll` takes what has come in. A stream that is silent for long is
 opened anew after a read that asks the majority, so a member that hangs or is cut off delays a watch, and
-never ends it. Every stream begins one revision early: etcd before 3.5.18 forgets deletions *at* the revision it
+never ends it. Every stream begins one revision early: etcd before 3.5.16 forgets deletions *at* the revision it
 compacts to and yet lets a watch begin there.
 """
 
