@@ -7,7 +7,6 @@ again at a fresh look.
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections.abc import Callable, Sequence
 
 from forebay.disk import Disk
@@ -75,15 +74,18 @@ class _ShardExam:
         if not self._disk.exists(directory):
             self._without_directory()
             return
+        # In this order: an owner goes on meanwhile, and what is read first must not speak of what came later.
+        summary = self._content(CHECKPOINT_NAME)
+        published = self._content(LIVE_NAME)
         names = self._disk.list_directory(directory)
         segments = sorted(name for name in names if parse_segment_name(name) is not None)
         self._names(names, segments)
-        if LIVE_NAME in names:
-            self._live = self._read_live()
+        if published is not None:
+            self._live = self._decoded_live(published)
         files = self._examine(segments, set(names))
         self._link(files)
-        if CHECKPOINT_NAME in names:
-            self._checkpoint(files)
+        if summary is not None:
+            self._checkpoint(summary, files)
         self._against_state(files)
 
     def _without_directory(self) -> None:
@@ -171,9 +173,9 @@ class _ShardExam:
                 self._add(Severity.ERROR, what, RESTORE, file=path, offsets=(previous, expected))
             expected, before = file.end, file
 
-    def _checkpoint(self, files: Sequence[Examined]) -> None:
+    def _checkpoint(self, content: bytes, files: Sequence[Examined]) -> None:
         path = f"{self._place.directory}/{CHECKPOINT_NAME}"
-        checkpoint = decode_checkpoint(self._content(CHECKPOINT_NAME))
+        checkpoint = decode_checkpoint(content)
         if checkpoint is Verdict.NEWER:
             self._add(Severity.ERROR, "was written by a newer version", UPGRADE, file=path)
             return
@@ -195,8 +197,8 @@ class _ShardExam:
             what = f"says that the log was durable up to {checkpoint.durable}, but it ends at {end}"
             self._add(Severity.ERROR, what, RESTORE, file=path, offsets=(end, checkpoint.durable))
 
-    def _read_live(self) -> Live | None:
-        live = decode_live(self._content(LIVE_NAME)[:LIVE_BYTES])
+    def _decoded_live(self, content: bytes) -> Live | None:
+        live = decode_live(content[:LIVE_BYTES])
         if isinstance(live, Live):
             return live
         # Never synced, so a power loss may leave anything in it; a living owner rewrites it at each commit.
@@ -220,13 +222,12 @@ class _ShardExam:
             what = f"its log is of epoch {newest.epoch}, the metadata store knows only {state.epoch}"
             self._add(Severity.ERROR, what, "restore a newer backup of the metadata store")
 
-    def _content(self, name: str) -> bytes:
+    def _content(self, name: str) -> bytes | None:
+        """The whole of a small file; `None` if there is none."""
         try:
             file = self._disk.open(f"{self._place.directory}/{name}")
-        except OSError as error:
-            if error.errno == errno.ENOENT:
-                return b""
-            raise
+        except FileNotFoundError:
+            return None
         with contextlib.closing(file):
             return file.read_at(file.size(), 0)
 
