@@ -58,6 +58,11 @@ class Stream(Generic[T]):
             return row
         raise StopIteration
 
+    def next_page(self) -> list[T]:
+        """The rest of the present page, or the next one; empty at the end."""
+        rest = list(self._rows)
+        return rest or self._source.next_page()
+
     def close(self) -> None:
         """End the stream; harmless when repeated."""
         self._source.close()
@@ -111,8 +116,8 @@ class Following(Generic[T]):
         self._explain = explain
         self._turn = 0
         polls = [shard.poll_seconds for shard in shards if shard.poll_seconds is not None]
-        self.look_seconds = min([STOP_CHECK_SECONDS, *polls])
-        """How long to wait at most before looking again: not every shard can wake, and a caller may want to stop."""
+        self.poll_seconds = min(polls, default=None)
+        """How often to look where not every shard can wake; `None` where all can."""
 
     def next_page(self) -> list[T]:
         """What there is of the next partition that has something; empty if none has. Never waits."""
@@ -126,9 +131,7 @@ class Following(Generic[T]):
 
     def wake(self, waker: Callable[[], None], owner: object) -> Callable[[], None]:
         """Call `waker` whenever something may have come, until `owner` is gone or the result is called."""
-        for shard in self._shards:
-            shard.wakers.add(waker)
-        return weakref.finalize(owner, _leave, list(self._shards), waker)
+        return weakref.finalize(owner, wake(self._shards, waker))
 
 
 class Waiting(Generic[T]):
@@ -144,7 +147,7 @@ class Waiting(Generic[T]):
 
     def next_page(self) -> list[T]:
         """See `Source`."""
-        step = self._following.look_seconds
+        step = min(STOP_CHECK_SECONDS, self._following.poll_seconds or STOP_CHECK_SECONDS)
         if self._timeout is not None:
             step = min(step, self._timeout)
         idle = 0.0
@@ -175,6 +178,13 @@ def _pulled(cursor: Cursor, end: int | None, shown: Shown[T], explain: Callable[
     return [row for batch in batches for row in shown(batch, cursor.partition)]
 
 
-def _leave(shards: Sequence[OpenShard], waker: Callable[[], None]) -> None:
+def wake(shards: Sequence[OpenShard], waker: Callable[[], None]) -> Callable[[], None]:
+    """Call `waker` after each publication in one of the shards, until the result is called."""
     for shard in shards:
-        shard.wakers.discard(waker)
+        shard.wakers.add(waker)
+
+    def leave() -> None:
+        for shard in shards:
+            shard.wakers.discard(waker)
+
+    return leave

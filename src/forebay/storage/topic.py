@@ -34,7 +34,7 @@ from forebay.storage.checks import (
     checked_timestamp,
     checked_timestamps,
 )
-from forebay.storage.streams import Bounded, Following, Stream, Waiting
+from forebay.storage.streams import Bounded, Following, Stream, Waiting, wake
 from forebay.topics import TopicSpec
 from forebay.wal.staging import Entry, Producing, Ticket
 
@@ -237,6 +237,10 @@ class Topic:
         cursors = [self._cursor(number, start, on_gap) for number in self._chosen(start, partition)]
         shards = [self._shard(cursor.partition) for cursor in cursors]
         return Following(cursors, shards, _records, self._shard)
+
+    def on_published(self, waker: Callable[[], None]) -> Callable[[], None]:
+        """Call `waker`, which must be quick, after each publication in the topic, until the result is called."""
+        return wake([self._shard(number) for number in range(self.spec.partitions)], waker)
 
     def offsets(self, partition: int = 0) -> Offsets:
         """The watermarks of a partition: earliest, evict_floor, durable, exported, next."""

@@ -1,0 +1,33 @@
+"""The same surface for asyncio: nothing here blocks the event loop.
+
+Single appends go through the queue and wait for their acknowledgement without a thread; whatever may touch
+the disk in the caller's thread runs in a few threads of its own. A call that is cancelled has an open outcome:
+an append that was queued may still become visible, once, as after `Indeterminate`. One event loop per log.
+
+    async with forebay.aio.open("./data") as log:
+        orders = await log.create_topic("shop/orders", durability="fsync")
+        await orders.append(b"paid", key=b"42")
+        async for record in orders.read():
+            print(record.offset, record.value)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import PurePath
+
+from forebay.aio.log import AsyncLog
+from forebay.aio.streams import AsyncStream
+from forebay.aio.topic import AsyncTopic
+from forebay.settings import Settings
+
+__all__ = ["AsyncLog", "AsyncStream", "AsyncTopic", "open"]
+
+
+def open(
+    path: str | PurePath, settings: Settings | Mapping[str, object] | None = None, *, read_only: bool = False
+) -> AsyncLog:
+    """A log to be opened by `async with` or `await`; see `forebay.open`."""
+    if not isinstance(settings, Settings):
+        settings = Settings.load(overrides=settings)
+    return AsyncLog(path, settings, read_only=read_only)

@@ -1,0 +1,143 @@
+"""A log for asyncio: opened, asked for topics and closed without blocking the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Generator
+from functools import partial
+from pathlib import PurePath
+from types import TracebackType
+from typing import Self
+
+from forebay.aio.topic import AsyncTopic
+from forebay.aio.workers import Workers
+from forebay.errors import Closed
+from forebay.settings import Settings
+from forebay.storage import Storage, Topic
+from forebay.storage.store import Progress
+from forebay.topics import TopicSpec
+
+
+class AsyncLog:
+    """Topics in one place, for one event loop."""
+
+    def __init__(self, path: str | PurePath, settings: Settings, *, read_only: bool = False) -> None:
+        self._open = partial(Storage.open, path, settings, read_only=read_only)
+        self._storage: Storage | None = None
+        self._workers = Workers()
+        self._opening = threading.Lock()
+        self._found: Storage | None = None
+        self._wanted = True
+
+    def __await__(self) -> Generator[object, None, Self]:
+        return self._opened().__await__()
+
+    async def __aenter__(self) -> Self:
+        return await self._opened()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def settings(self) -> Settings:
+        """What the log was opened with."""
+        return self._log.settings
+
+    async def create_topic(
+        self,
+        name: str,
+        *,
+        partitions: int = 1,
+        durability: str | None = None,
+        engine: str | None = None,
+        compression: str = "none",
+        exist_ok: bool = False,
+    ) -> AsyncTopic:
+        """See `Storage.create_topic`."""
+        create = partial(
+            self._log.create_topic,
+            name,
+            partitions=partitions,
+            durability=durability,
+            engine=engine,
+            compression=compression,
+            exist_ok=exist_ok,
+        )
+        return AsyncTopic(await self._workers.run(_with_shards, create), self._log.settings, self._workers)
+
+    async def topic(self, name: str) -> AsyncTopic:
+        """See `Storage.topic`."""
+        topic = await self._workers.run(_with_shards, partial(self._log.topic, name))
+        return AsyncTopic(topic, self._log.settings, self._workers)
+
+    async def topics(self) -> list[TopicSpec]:
+        """See `Storage.topics`."""
+        return await self._workers.run(self._log.topics)
+
+    async def delete_topic(self, name: str) -> None:
+        """See `Storage.delete_topic`."""
+        await self._workers.run(self._log.delete_topic, name)
+
+    async def recover(self, on_progress: Progress | None = None) -> None:
+        """See `Storage.recover`; `on_progress` is called in the event loop."""
+        loop = asyncio.get_running_loop()
+
+        def tell(done: float) -> None:
+            if on_progress is not None:
+                loop.call_soon_threadsafe(on_progress, done)
+
+        await self._workers.run(self._log.recover, tell)
+
+    async def close(self) -> None:
+        """See `Storage.close`. Goes on in its thread if it is cancelled."""
+        storage, self._storage = self._storage, None
+        if storage is None:
+            self._workers.end()
+            return
+        closing = self._workers.start(storage.close)
+        closing.add_done_callback(lambda _: self._workers.end())
+        await asyncio.shield(closing)
+
+    async def _opened(self) -> Self:
+        if self._storage is None:
+            try:
+                self._storage = await asyncio.shield(self._workers.start(self._open_wanted))
+            except asyncio.CancelledError:
+                self._give_up()
+                raise
+        return self
+
+    def _open_wanted(self) -> Storage:
+        """Open in a thread; if nobody waits any more, close again."""
+        storage = self._open()
+        with self._opening:
+            self._found = storage
+            wanted = self._wanted
+        if not wanted:
+            storage.close()
+            raise Closed("the opening of this log was cancelled")
+        return storage
+
+    def _give_up(self) -> None:
+        with self._opening:
+            self._wanted = False
+            found = self._found
+        if found is not None:
+            _ = self._workers.start(found.close)
+
+    @property
+    def _log(self) -> Storage:
+        if self._storage is None:
+            raise Closed("this log is not open: use `async with` or await it first")
+        return self._storage
+
+
+def _with_shards(find: Callable[[], Topic]) -> Topic:
+    """The topic with every shard open, for opening one later, at its first append, would block the loop."""
+    topic = find()
+    for partition in range(topic.partitions):
+        topic.offsets(partition)
+    return topic

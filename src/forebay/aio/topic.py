@@ -1,0 +1,205 @@
+"""A topic for asyncio: appends by the queue, everything else in the log's few threads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from forebay.aio.streams import LOOK_SECONDS, AsyncStream, Followed, Paged
+from forebay.aio.workers import Published, Workers
+from forebay.errors import Unavailable
+from forebay.reading import OnGap
+from forebay.records import EARLIEST, LATEST, Offsets, Position, Record
+from forebay.settings import Settings
+from forebay.shard import RecoveryDecision
+from forebay.storage import Ack, Topic
+from forebay.storage.checks import HeadersLike, checked_seconds
+from forebay.topics import TopicSpec
+from forebay.wal.staging import QueueFull
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class AsyncTopic:
+    """One topic. Made by `create_topic` or `topic` of an `AsyncLog`."""
+
+    def __init__(self, topic: Topic, settings: Settings, workers: Workers) -> None:
+        self._topic = topic
+        self._run = workers.run
+        self._workers = workers
+        self._timeout = settings.wal.append_timeout_ms / 1000
+        self._room = Published(topic)
+
+    @property
+    def name(self) -> str:
+        """`namespace/topic`."""
+        return self._topic.name
+
+    @property
+    def spec(self) -> TopicSpec:
+        """The definition of the topic."""
+        return self._topic.spec
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions the topic has."""
+        return self._topic.partitions
+
+    async def append(
+        self,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        tag: str | None = None,
+        headers: HeadersLike | None = None,
+        timestamp: int | None = None,
+        partition: int | None = None,
+        producer: int | None = None,
+        sequence: int | None = None,
+    ) -> int:
+        """See `Topic.append`. Appends of many tasks are written together; start them together.
+
+        Cancelled, it may still become visible, once. While the queue is full it waits without blocking.
+        """
+        queue = partial(
+            self._topic.append_nowait,
+            value,
+            key=key,
+            tag=tag,
+            headers=headers,
+            timestamp=timestamp,
+            partition=partition,
+            producer=producer,
+            sequence=sequence,
+        )
+        try:
+            ack = queue()
+        except QueueFull as full:
+            ack = await self._patiently(queue, full)
+        return await ack
+
+    async def _patiently(self, queue: Callable[[], Ack], full: QueueFull) -> Ack:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._timeout
+        with self._room as room:
+            while (left := deadline - loop.time()) > 0:
+                published = room.next()
+                try:
+                    return queue()
+                except QueueFull as still:
+                    full = still
+                await asyncio.wait([published], timeout=min(left, LOOK_SECONDS))
+        waited = round(self._timeout * 1000)
+        raise Unavailable(f"{self.name}: waited {waited} ms (wal.append_timeout_ms): {full}") from full
+
+    async def append_many(
+        self,
+        values: Iterable[bytes | None],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        tags: Sequence[str | None] | str | None = None,
+        headers: Sequence[HeadersLike | None] | None = None,
+        timestamps: Sequence[int] | int | None = None,
+        partition: int | None = None,
+        producer: int | None = None,
+        sequence: int | None = None,
+        atomic: bool = True,
+    ) -> Sequence[int]:
+        """See `Topic.append_many`."""
+        return await self._run(
+            self._topic.append_many,
+            values,
+            keys=keys,
+            tags=tags,
+            headers=headers,
+            timestamps=timestamps,
+            partition=partition,
+            producer=producer,
+            sequence=sequence,
+            atomic=atomic,
+        )
+
+    async def append_arrow(
+        self,
+        batch: pa.RecordBatch,
+        *,
+        partition: int | None = None,
+        producer: int | None = None,
+        sequence: int | None = None,
+    ) -> Sequence[int]:
+        """See `Topic.append_arrow`."""
+        return await self._run(
+            self._topic.append_arrow, batch, partition=partition, producer=producer, sequence=sequence
+        )
+
+    def read(
+        self,
+        start: Position | int = EARLIEST,
+        *,
+        stop: int | None = None,
+        partition: int | None = None,
+        on_gap: OnGap | None = None,
+    ) -> AsyncStream[Record]:
+        """See `Topic.read`. `on_gap` is called in another thread."""
+        begin = partial(self._topic.read, start, stop=stop, partition=partition, on_gap=on_gap)
+        return AsyncStream(Paged(self._workers, begin))
+
+    def read_arrow(
+        self,
+        start: Position | int = EARLIEST,
+        *,
+        stop: int | None = None,
+        partition: int | None = None,
+        on_gap: OnGap | None = None,
+    ) -> AsyncStream[pa.RecordBatch]:
+        """See `Topic.read_arrow`."""
+        begin = partial(self._topic.read_arrow, start, stop=stop, partition=partition, on_gap=on_gap)
+        return AsyncStream(Paged(self._workers, begin))
+
+    def follow(
+        self,
+        start: Position | int = LATEST,
+        *,
+        partition: int | None = None,
+        timeout: float | None = None,
+        on_gap: OnGap | None = None,
+    ) -> AsyncStream[Record]:
+        """See `Topic.follow`. Leave it by cancelling, by `aclose` or by `async with`.
+
+        Where it starts is settled by the first record that is asked for, or by `async with`.
+        """
+        if timeout is not None:
+            checked_seconds("timeout", timeout)
+        begin = partial(self._topic.following, start, partition=partition, on_gap=on_gap)
+        return AsyncStream(Followed(self._workers, begin, timeout))
+
+    async def offsets(self, partition: int = 0) -> Offsets:
+        """See `Topic.offsets`."""
+        return await self._run(self._topic.offsets, partition)
+
+    async def offset_at_time(self, timestamp: int, partition: int = 0) -> int | None:
+        """See `Topic.offset_at_time`."""
+        return await self._run(self._topic.offset_at_time, timestamp, partition)
+
+    async def last_sequence(self, producer: int, partition: int = 0) -> int | None:
+        """See `Topic.last_sequence`."""
+        return await self._run(self._topic.last_sequence, producer, partition)
+
+    async def recovery(self, partition: int = 0) -> RecoveryDecision:
+        """See `Topic.recovery`."""
+        return await self._run(self._topic.recovery, partition)
+
+    async def failure(self, partition: int = 0) -> str | None:
+        """See `Topic.failure`."""
+        return await self._run(self._topic.failure, partition)
+
+    async def flush(self) -> None:
+        """See `Topic.flush`."""
+        await self._run(self._topic.flush)
+
+    async def rotate(self) -> None:
+        """See `Topic.rotate`."""
+        await self._run(self._topic.rotate)

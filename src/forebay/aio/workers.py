@@ -1,0 +1,90 @@
+"""The threads behind an asynchronous log, and what wakes its tasks from other threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import TracebackType
+from typing import ParamSpec, Self, TypeVar
+
+from forebay.errors import Closed
+from forebay.storage import Topic
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+WORKERS = 4
+
+
+class Workers:
+    """A few threads for calls that may touch the disk."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="forebay-aio")
+        self._ended = False
+
+    def start(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
+        """Begin the call in a thread. Cancelling what waits for it does not stop it."""
+        if self._ended:
+            raise Closed("this log is closed")
+        return asyncio.get_running_loop().run_in_executor(self._pool, partial(call, *args, **kwargs))
+
+    async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.start(call, *args, **kwargs)
+
+    def end(self) -> None:
+        self._ended = True
+        self._pool.shutdown(wait=False)
+
+
+class Published:
+    """Lets tasks wait for the next publication in a topic, which is when its queue has room again."""
+
+    def __init__(self, topic: Topic) -> None:
+        self._topic = topic
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[asyncio.Future[None]] = []
+        self._asked = False
+        self._users = 0
+        self._leave: Callable[[], None] | None = None
+
+    def __enter__(self) -> Self:
+        self._users += 1
+        if self._leave is None:
+            self._leave = self._topic.on_published(self._wake)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._users -= 1
+        if self._users == 0 and self._leave is not None:
+            self._leave()
+            self._leave = None
+
+    def next(self) -> asyncio.Future[None]:
+        """Done at the next publication after this call."""
+        published = self._loop.create_future()
+        self._waiting.append(published)
+        return published
+
+    def _wake(self) -> None:
+        if not self._asked:
+            self._asked = True
+            wake_loop(self._loop, self._settle)
+
+    def _settle(self) -> None:
+        self._asked = False
+        waiting, self._waiting = self._waiting, []
+        for published in waiting:
+            if not published.done():
+                published.set_result(None)
+
+
+def wake_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    """Have `call` called in the loop; nothing if the loop has ended."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(call)

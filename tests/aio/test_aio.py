@@ -1,0 +1,329 @@
+"""The log in an event loop: the same surface, nothing blocks the loop, cancelling skips and doubles nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pyarrow as pa
+import pytest
+
+import forebay
+import forebay.aio
+from forebay import EARLIEST, Closed, Conflict, DataLoss, Invalid, Record, Storage, Unavailable, UnknownTopic
+from forebay.aio import AsyncLog, AsyncTopic
+from tests.storage.rig import QUICK, WatchedDisk, quick, values
+
+T = TypeVar("T")
+
+
+def run(path: Path | str, use: Callable[[AsyncLog], Awaitable[T]], settings: object = QUICK) -> T:
+    """Open, use, close, in a loop of its own; a loop that hangs fails the test."""
+
+    async def whole() -> T:
+        async with asyncio.timeout(60), forebay.aio.open(path, settings) as log:  # type: ignore[arg-type]
+            return await use(log)
+
+    return asyncio.run(whole())
+
+
+async def collected(stream: forebay.aio.AsyncStream[T]) -> list[T]:
+    return [row async for row in stream]
+
+
+def test_the_surface_is_that_of_the_embedded_log(tmp_path: Path) -> None:
+    async def use(log: AsyncLog) -> None:
+        topic = await log.create_topic("shop/orders", partitions=2, durability="fsync")
+        assert await topic.append(b"a", key=b"k", tag="x", headers={"h": None}, timestamp=5, partition=1) == 0
+        assert await topic.append_many([b"b", b"c"], partition=0) == range(2)
+        assert await topic.append_arrow(pa.record_batch({"value": [b"d"]}), partition=1) == [1]
+        assert (topic.name, topic.partitions, topic.spec.durability) == ("shop/orders", 2, "fsync")
+        await topic.flush()
+        await topic.rotate()
+
+        assert values(await collected(topic.read())) == [b"b", b"c", b"a", b"d"]
+        assert values(await collected(topic.read(1, partition=0, stop=2))) == [b"c"]
+        assert sum([batch.num_rows async for batch in topic.read_arrow()]) == 4
+        assert (await topic.offsets(1)).next == 2
+        assert await topic.offset_at_time(5, 1) == 0
+        assert await topic.last_sequence(3) is None
+        assert await topic.failure() is None
+        assert (await topic.recovery()).exact
+        assert [spec.topic for spec in await log.topics()] == ["orders"]
+        assert (await log.topic("shop/orders")).spec == topic.spec
+        with pytest.raises(Conflict):
+            await log.create_topic("shop/orders")
+        await log.delete_topic("shop/orders")
+        with pytest.raises(UnknownTopic):
+            await log.topic("shop/orders")
+        with pytest.raises(UnknownTopic):
+            await topic.append(b"v")
+
+    run(tmp_path / "log", use)
+
+
+def test_every_method_of_the_embedded_log_is_there() -> None:
+    for plain, other in ((Storage, AsyncLog), (forebay.Topic, AsyncTopic)):
+        offered = {name for name in vars(plain) if not name.startswith("_")}
+        inside = {"open", "read_only", "append_nowait", "following", "on_published"}
+        inside |= {"before_fork", "after_fork_in_parent", "after_fork_in_child"}
+        assert offered - inside <= {name for name in vars(other) if not name.startswith("_")} | {"spec"}
+
+
+def test_appends_of_many_tasks_are_acknowledged_once_each(tmp_path: Path) -> None:
+    async def use(log: AsyncLog) -> None:
+        for durability in ("ephemeral", "memory", "disk", "fsync"):
+            topic = await log.create_topic(durability, durability=durability)
+            offsets = await asyncio.gather(*(topic.append(b"%d" % n) for n in range(500)))
+            assert offsets == list(range(500))
+            assert values(await collected(topic.read())) == [b"%d" % n for n in range(500)]
+
+    run(tmp_path / "log", use)
+
+
+def test_a_log_is_opened_by_await_too_and_says_when_it_is_not_open(tmp_path: Path) -> None:
+    async def whole() -> None:
+        log = forebay.aio.open(tmp_path / "log", QUICK)
+        with pytest.raises(Closed, match="not open"):
+            await log.topics()
+        assert await log is log
+        topic = await log.create_topic("t")
+        await log.close()
+        await log.close()
+        for call in (log.topics(), topic.append(b"v"), topic.offsets(), collected(topic.read())):
+            with pytest.raises(Closed):
+                await call
+
+    asyncio.run(whole())
+    forebay.open(tmp_path / "log", QUICK).close()
+
+
+def test_what_is_wrong_is_refused_as_in_the_embedded_log(tmp_path: Path) -> None:
+    async def use(log: AsyncLog) -> None:
+        topic = await log.create_topic("t")
+        for call in (
+            topic.append("text"),  # type: ignore[arg-type]
+            topic.append(b"v", partition=7),
+            topic.append_many([b"v"], timestamps="x"),  # type: ignore[arg-type]
+            collected(topic.read(-1)),
+            collected(topic.follow("now")),  # type: ignore[arg-type]
+        ):
+            with pytest.raises(Invalid):
+                await call
+        with pytest.raises(Invalid):
+            topic.follow(timeout=-1)
+
+    run(tmp_path / "log", use)
+    with pytest.raises(Invalid, match="wal.nonsense"):
+        _ = forebay.aio.open(tmp_path / "log", {"wal": {"nonsense": 1}})
+
+
+def test_following_waits_in_the_loop_and_ends_with_its_time(tmp_path: Path) -> None:
+    async def use(log: AsyncLog) -> None:
+        topic = await log.create_topic("t", partitions=2)
+        await topic.append(b"old", partition=0)
+        seen: list[Record] = []
+
+        async def follow() -> None:
+            async for record in topic.follow(EARLIEST):
+                seen.append(record)
+                if len(seen) == 101:
+                    return
+
+        follower = asyncio.create_task(follow())
+        for number in range(100):
+            await topic.append(b"%d" % number, partition=number % 2)
+        await follower
+
+        assert {(r.partition, r.offset) for r in seen} == {(0, o) for o in range(51)} | {(1, o) for o in range(50)}
+        stream = topic.follow(timeout=0.01)
+        async with stream:
+            assert await collected(stream) == []
+            await topic.append(b"new", partition=0)
+            assert values(await collected(stream)) == [b"new"]
+        assert await collected(stream) == []
+
+    run(tmp_path / "log", use)
+
+
+def test_a_cancelled_reader_skips_nothing(tmp_path: Path) -> None:
+    async def use(log: AsyncLog) -> None:
+        topic = await log.create_topic("t")
+        stream = topic.follow(EARLIEST, timeout=30)
+        seen: list[Record] = []
+        for number in range(60):
+            await topic.append(b"%d" % number)
+            reader = asyncio.ensure_future(anext(stream))
+            for _ in range(number % 7):
+                await asyncio.sleep(0)
+            if reader.cancel():
+                with pytest.raises(asyncio.CancelledError):
+                    await reader
+            else:
+                seen.append(await reader)
+        while len(seen) < 60:
+            seen.append(await anext(stream))
+
+        assert [record.offset for record in seen] == list(range(60))
+
+    run(tmp_path / "log", use)
+
+
+def test_closing_a_stream_ends_whoever_waits_for_it(tmp_path: Path) -> None:
+    async def use(log: AsyncLog) -> None:
+        topic = await log.create_topic("t")
+        stream = topic.follow()
+        async with stream:
+            waiting = asyncio.create_task(collected(stream))
+            await asyncio.sleep(0)
+            await stream.aclose()
+            assert await waiting == []
+
+    run(tmp_path / "log", use)
+
+
+def test_a_hole_raises_once_and_the_stream_goes_on(tmp_path: Path) -> None:
+    async def first(log: AsyncLog) -> None:
+        await (await log.create_topic("t", durability="ephemeral")).append(b"lost")
+
+    async def second(log: AsyncLog) -> None:
+        topic = await log.topic("t")
+        await topic.append(b"new")
+        stream = topic.read(0)
+        with pytest.raises(DataLoss):
+            await collected(stream)
+        assert values(await collected(stream)) == [b"new"]
+
+    run(tmp_path / "log", first)
+    run(tmp_path / "log", second)
+
+
+class Held:
+    """A log whose segment writes wait until they are let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.disk = WatchedDisk()
+        self.stuck, self.go_on = threading.Event(), threading.Event()
+        opened = Storage.open
+        monkeypatch.setattr(Storage, "open", lambda *a, **k: opened(*a, **k, disk=self.disk))
+
+    def hold(self) -> None:
+        def wait(kind: str, path: str) -> None:
+            if kind == "write" and path.endswith(".seg"):
+                self.stuck.set()
+                assert self.go_on.wait(60)
+
+        self.disk.meet = wait
+
+
+def test_a_full_queue_makes_appends_wait_in_the_loop_and_refuses_them_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(monkeypatch)
+
+    async def use(log: AsyncLog) -> None:
+        topic = await log.create_topic("t")
+        await topic.append(b"before")
+        held.hold()
+        first = asyncio.create_task(topic.append(b"stuck"))
+        await asyncio.get_running_loop().run_in_executor(None, held.stuck.wait, 60)
+        waiting = [asyncio.create_task(topic.append(b"waits")) for _ in range(3)]
+        await asyncio.sleep(0)
+
+        with pytest.raises(Unavailable, match=r"waited 100 ms \(wal.append_timeout_ms\): 3 records"):
+            await topic.append(b"refused")
+        late = [asyncio.create_task(topic.append(b"late")) for _ in range(20)]
+        await asyncio.sleep(0)
+        held.go_on.set()
+
+        assert await asyncio.gather(first, *waiting) == [1, 2, 3, 4]
+        assert sorted(await asyncio.gather(*late)) == list(range(5, 25))
+        assert b"refused" not in values(await collected(topic.read()))
+
+    run(tmp_path / "log", use, quick(queue_records_max=3, append_timeout_ms=100, flush_interval_ms=1000))
+
+
+def test_a_cancelled_append_is_there_once_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Held(monkeypatch)
+
+    async def use(log: AsyncLog) -> None:
+        topic = await log.create_topic("t")
+        await topic.append(b"before")
+        held.hold()
+        cancelled = asyncio.create_task(topic.append(b"cancelled"))
+        await asyncio.get_running_loop().run_in_executor(None, held.stuck.wait, 60)
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        held.go_on.set()
+
+        await topic.append(b"after")
+
+        assert values(await collected(topic.read())) == [b"before", b"cancelled", b"after"]
+
+    run(tmp_path / "log", use)
+
+
+def test_the_loop_goes_on_while_the_disk_is_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Held(monkeypatch)
+
+    async def use(log: AsyncLog) -> int:
+        topic = await log.create_topic("t", durability="fsync")
+        held.hold()
+        calls = [
+            asyncio.create_task(topic.append(b"v")),
+            asyncio.create_task(topic.flush()),
+            asyncio.create_task(topic.append_many([b"v", b"v"])),
+        ]
+        turns = 0
+        while not held.stuck.is_set() or turns < 100:
+            turns += 1
+            await asyncio.sleep(0.001)
+        held.go_on.set()
+        await asyncio.gather(*calls)
+        return turns
+
+    assert run(tmp_path / "log", use) >= 100
+
+
+def test_an_opening_that_is_cancelled_leaves_the_directory_free(tmp_path: Path) -> None:
+    async def whole() -> AsyncLog:
+        log = forebay.aio.open(tmp_path / "log", QUICK)
+        opening = asyncio.ensure_future(log._opened())
+        await asyncio.sleep(0)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            _ = await opening
+        return log
+
+    asyncio.run(whole())._workers._pool.shutdown(wait=True)
+    forebay.open(tmp_path / "log", QUICK).close()
+
+
+def test_a_log_opened_read_only_is_followed_without_blocking(tmp_path: Path) -> None:
+    with forebay.open(tmp_path / "log", QUICK) as owner:
+        owner.create_topic("t").append(b"0")
+
+        async def whole() -> list[bytes | None]:
+            async with forebay.aio.open(tmp_path / "log", QUICK, read_only=True) as log:
+                stream = (await log.topic("t")).follow(EARLIEST, timeout=30)
+                seen = [await anext(stream)]
+                owner.topic("t").append(b"1")
+                seen.append(await anext(stream))
+                return values(seen)
+
+        assert asyncio.run(whole()) == [b"0", b"1"]
+
+
+def test_progress_of_recovery_is_told_in_the_loop(tmp_path: Path) -> None:
+    async def use(log: AsyncLog) -> None:
+        heard: list[tuple[float, int]] = []
+        await log.create_topic("t")
+        await log.recover(lambda done: heard.append((done, threading.get_ident())))
+        await asyncio.sleep(0)
+        assert heard[-1] == (1.0, threading.get_ident())
+
+    run(tmp_path / "log", use)
