@@ -19,7 +19,7 @@ from forebay.metadata import Delete, MetadataStore, Operation, Put, RevisionIs
 from forebay.metadata.seam import OPERATIONS_MAX
 from forebay.records import OFFSET_MAX
 
-ATTEMPTS = 8
+ATTEMPTS = 64
 READER_CHARACTERS_MAX = 100
 NOTE_BYTES_MAX = 4096
 

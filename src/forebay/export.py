@@ -1,0 +1,187 @@
+"""The bridge from log to history: a sealed file is verified, uploaded, and then made history by one transaction.
+
+Only sealed files, only from the frontier on, oldest first. Every step can be repeated: an object is named by
+its content, and the catalog refuses what it has already. A crash before the transaction leaves an orphan, which
+`sweep` finds later. Knows files, stores and the catalog; knows nothing of topics or owners beyond the epoch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from forebay.blobs import BlobStore
+from forebay.catalog import ShardCatalog
+from forebay.clock import Clock
+from forebay.disk import Disk
+from forebay.errors import Corrupt
+from forebay.format.checksum import ContentHash, crc32
+from forebay.format.descriptor import (
+    DescriptorKind,
+    SegmentDescriptor,
+    Status,
+    gap_descriptor,
+    sparse_index,
+)
+from forebay.format.index import Footer
+from forebay.format.segment import INDEX_SUFFIX, SEGMENT_SUFFIX, index_name
+from forebay.records import Gap
+from forebay.topics import shard_id
+from forebay.wal.files import FileList, SealedFile
+
+logger = logging.getLogger(__name__)
+
+CHUNK_BYTES = 1024 * 1024
+
+
+class Origin(NamedTuple):
+    """Whose history it is: the shard, the epoch it is exported in, who exports, and to which store."""
+
+    topic_id: str
+    partition: int
+    epoch: int
+    leader: str
+    store: str
+
+    @property
+    def prefix(self) -> str:
+        """Where the shard's objects lie in the store."""
+        return f"{shard_id(self.topic_id, self.partition)}/"
+
+
+class Lag(NamedTuple):
+    """What is sealed and not history yet."""
+
+    files: int
+    records: int
+
+
+class Exporter:
+    """Exports one shard's sealed files. One at a time; the owner calls it."""
+
+    def __init__(self, origin: Origin, catalog: ShardCatalog, store: BlobStore, *, disk: Disk, clock: Clock) -> None:
+        self.origin = origin
+        self._catalog = catalog
+        self._store = store
+        self._disk = disk
+        self._clock = clock
+        self.exported = 0
+        """The frontier as last seen."""
+        self.objects = 0
+        self.bytes = 0
+
+    def export(self, files: FileList) -> int:
+        """Make every sealed file behind the frontier history, oldest first; how many were."""
+        done = 0
+        for file in self._pending(files):
+            self._export(file)
+            done += 1
+        return done
+
+    def export_gap(self, gap: Gap) -> None:
+        """Make a hole at the end of the log history, where no later file will name it."""
+        self._catalog.extend(self.origin.epoch, [self._gap(gap)])
+        self.exported = gap.stop
+
+    def lag(self, files: FileList) -> Lag:
+        """How much is sealed and not exported yet."""
+        pending = self._pending(files)
+        return Lag(len(pending), sum(file.end - file.start for file in pending))
+
+    def sweep(self, grace_s: float) -> list[str]:
+        """Remove objects of this shard that the catalog does not name and that are older than the grace; their keys."""
+        before_ms = self._clock.now_ms() - int(grace_s * 1000)
+        found = [stat for stat in self._store.list(self.origin.prefix) if stat.modified_ms < before_ms]
+        # Read after the list: whatever was uploaded and catalogued in between is named here.
+        named = {piece.object_key for piece in self._catalog.descriptors() if piece.object_key}
+        named |= {index_name(key) for key in named if key.endswith(SEGMENT_SUFFIX)}
+        swept = [stat.key for stat in found if stat.key not in named and "/loads/" not in stat.key]
+        for key in swept:
+            self._store.delete(key)
+            logger.info("%s: removed the orphan object %s", self._catalog.keys, key)
+        return swept
+
+    def _pending(self, files: FileList) -> list[SealedFile]:
+        self.exported = self._catalog.frontier().next
+        pending = []
+        for file in files.all:
+            if not isinstance(file, SealedFile):
+                break
+            if file.end > self.exported and file.end > file.start:
+                pending.append(file)
+        return pending
+
+    def _export(self, file: SealedFile) -> None:
+        footer = file.index().footer
+        index = self._content(index_name(file.path))
+        self._verify(file, footer)
+        key = f"{self.origin.prefix}{footer.epoch}-{footer.content_hash.hex()}{SEGMENT_SUFFIX}"
+        found = self._store.stat(key)
+        if found is None or found.size != footer.segment_bytes:
+            found = self._store.upload(key, self._chunks(file.path, footer.segment_bytes))
+        self._store.put_if_absent(key.removesuffix(SEGMENT_SUFFIX) + INDEX_SUFFIX, index)
+        additions = [self._gap(gap)] if (gap := file.leading_gap) is not None else []
+        additions.append(self._descriptor(file, footer, key, found.etag, len(index)))
+        self._catalog.extend(self.origin.epoch, additions)
+        self.exported = file.end
+        self.objects += 1
+        self.bytes += footer.segment_bytes
+        logger.info("%s: offsets [%d, %d) are history as %s", self._catalog.keys, file.start, file.end, key)
+
+    def _verify(self, file: SealedFile, footer: Footer) -> None:
+        """Read the file back: what is damaged here must not become the only copy."""
+        crc, digest = 0, ContentHash()
+        for chunk in self._chunks(file.path, footer.segment_bytes):
+            crc = crc32(chunk, crc)
+            digest.update(chunk)
+        if crc != footer.segment_crc or digest.digest() != footer.content_hash:
+            raise Corrupt(
+                f'{file.path} is not what was sealed (crc {crc:08x}): not exported; run "forebay verify"'
+            )
+
+    def _chunks(self, path: str, size: int) -> Iterator[bytes]:
+        file = self._disk.open(path)
+        try:
+            for position in range(0, size, CHUNK_BYTES):
+                yield file.read_at(min(CHUNK_BYTES, size - position), position)
+        finally:
+            file.close()
+
+    def _content(self, path: str) -> bytes:
+        file = self._disk.open(path)
+        try:
+            return file.read_at(file.size(), 0)
+        finally:
+            file.close()
+
+    def _gap(self, gap: Gap) -> SegmentDescriptor:
+        return gap_descriptor(
+            gap, topic_id=self.origin.topic_id, epoch=self.origin.epoch, created_at=self._clock.now_ms()
+        )
+
+    def _descriptor(
+        self, file: SealedFile, footer: Footer, key: str, etag: str | None, index_bytes: int
+    ) -> SegmentDescriptor:
+        return SegmentDescriptor(
+            kind=DescriptorKind.FRAMES,
+            topic_id=self.origin.topic_id,
+            segment_id=footer.content_hash.hex(),
+            start=file.start,
+            end=file.end,
+            epoch=footer.epoch_max,
+            bytes=footer.segment_bytes,
+            records=footer.records,
+            live_records=footer.records,
+            time_min=footer.time_min,
+            time_max=footer.time_max,
+            content_hash=footer.content_hash.hex(),
+            store=self.origin.store,
+            object_key=key,
+            etag=etag,
+            leader=self.origin.leader,
+            status=Status.EXPORTED,
+            created_at=self._clock.now_ms(),
+            index_bytes=index_bytes,
+            sparse=sparse_index(file.index().entries, file.start),
+        )
