@@ -12,7 +12,8 @@ help: ## show this list
 
 setup: $(READY) ## create .venv from the lock files (once; again when they change)
 
-$(READY): requirements-build.lock requirements.lock pyproject.toml tools/setup.sh
+$(READY): requirements-build.lock requirements.lock requirements-servers.lock requirements-node.lock \
+		tests/blobs/azurite/package-lock.json pyproject.toml tools/setup.sh tools/setup_servers.sh
 	@tools/setup.sh
 	@touch $@
 

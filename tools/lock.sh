@@ -17,3 +17,10 @@ compile() {
 compile requirements-build.lock tools/build.in
 compile requirements.lock --extra dev --extra etcd --extra object-store --extra spark pyproject.toml tools/build.in
 compile requirements-bench.lock --extra bench --constraint requirements.lock pyproject.toml
+# Servers that tests start have an environment of their own: what they need need not agree with what we need.
+compile requirements-servers.lock tools/servers.in
+compile requirements-node.lock tools/node.in
+
+azurite=tests/blobs/azurite
+npm install --prefix "$azurite" --package-lock-only --ignore-scripts --no-audit --no-fund --loglevel=error
+sed -i '/^ *"resolved": /d;/^ *"license": /d' "$azurite/package-lock.json"

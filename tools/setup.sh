@@ -26,3 +26,4 @@ echo "installing the locked dependencies"
 "${install[@]}" --require-hashes -r requirements-build.lock
 "${install[@]}" --require-hashes --no-build-isolation -r requirements.lock
 "${install[@]}" --no-deps --no-build-isolation --editable .
+tools/setup_servers.sh

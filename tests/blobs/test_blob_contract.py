@@ -10,9 +10,11 @@ import pytest
 from forebay.blobs import BlobStore, open_store
 from forebay.disk import SystemDisk
 from forebay.settings import StoreSettings
+from forebay.testing.blobs import SimulatedBlobs
 from forebay.testing.clock import ManualClock
 from forebay.testing.contracts.blobs import BlobContract
 from forebay.testing.disk import SimulatedDisk
+from tests.blobs.servers import Server, azure_settings, s3_settings
 
 
 class TestDirectory(BlobContract):
@@ -45,6 +47,16 @@ class TestDirectoryOnSimulatedDisk(BlobContract):
         return open_store(StoreSettings(root="/blobs"), disk=disk.another_process(), clock=ManualClock(seed=7))
 
 
+class TestSimulated(BlobContract):
+    @pytest.fixture
+    def store(self) -> BlobStore:
+        return SimulatedBlobs()
+
+    @pytest.fixture
+    def twin(self, store: SimulatedBlobs) -> BlobStore:
+        return store.another_process()
+
+
 class TestMemory(BlobContract):
     @pytest.fixture
     def store(self) -> BlobStore:
@@ -53,3 +65,40 @@ class TestMemory(BlobContract):
     @pytest.fixture
     def twin(self, store: BlobStore) -> BlobStore:
         return store
+
+
+class _OnAServer(BlobContract):
+    """In a folder of its own for each test, so that one server will do for all."""
+
+    @pytest.fixture
+    def store(self, settings: StoreSettings) -> Iterator[BlobStore]:
+        store = open_store(settings, disk=SystemDisk())
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def twin(self, settings: StoreSettings) -> Iterator[BlobStore]:
+        store = open_store(settings, disk=SystemDisk())
+        yield store
+        store.close()
+
+
+@pytest.mark.xdist_group("blob-servers")
+class TestSeaweed(_OnAServer):
+    @pytest.fixture
+    def settings(self, seaweed_server: Server, folder: str) -> StoreSettings:
+        return s3_settings(seaweed_server.endpoint, folder)
+
+
+@pytest.mark.xdist_group("blob-servers")
+class TestMoto(_OnAServer):
+    @pytest.fixture
+    def settings(self, moto_server: Server, folder: str) -> StoreSettings:
+        return s3_settings(moto_server.endpoint, folder)
+
+
+@pytest.mark.xdist_group("blob-servers")
+class TestAzurite(_OnAServer):
+    @pytest.fixture
+    def settings(self, azurite_server: Server, folder: str) -> StoreSettings:
+        return azure_settings(azurite_server.endpoint, folder)

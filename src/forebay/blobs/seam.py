@@ -118,7 +118,10 @@ class BlobStore(Protocol):
         """The object, or `None` if the store answered that there is none."""
 
     def delete(self, key: str) -> None:
-        """When it returns, no object has this key; fine if none had."""
+        """When it returns, no object has this key; fine if none had.
+
+        After an error it may have been done, or may yet be: repeat it, and never give the key to other content.
+        """
 
     def probe(self) -> Capabilities:
         """Try what the promises above rest on; `Unsupported` names what this store does not do. Leaves nothing."""
