@@ -22,6 +22,8 @@ from tests.log.checks import recover_and_go_on
 from tests.log.rig import Rig, after, simulated
 from tests.log.scenarios import SCENARIOS, Scenario
 
+pytestmark = pytest.mark.slow
+
 STATES_MAX: Final = 64 if os.environ.get("FOREBAY_SOAK") else 10
 RECOVERIES: Final = 16 if os.environ.get("FOREBAY_SOAK") else 2
 NAMES_MAX: Final = 16 if os.environ.get("FOREBAY_SOAK") else 6

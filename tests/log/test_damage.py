@@ -17,6 +17,8 @@ from forebay.topics import Durability
 from tests.ledger import Ledger
 from tests.log.rig import DIRECTORY, Rig, Simulated, simulated
 
+pytestmark = pytest.mark.slow
+
 FLIPS: Final = (0x01, 0x80, 0xFF, 0x10, 0x5A) if os.environ.get("FOREBAY_SOAK") else (0x01, 0xFF)
 
 

@@ -21,6 +21,8 @@ from tests.ledger import Ledger
 from tests.log.rig import Rig, Simulated, after, simulated
 from tests.log.scenarios import fail_next
 
+pytestmark = pytest.mark.slow
+
 STRIDE: Final = 1 if os.environ.get("FOREBAY_SOAK") else 2
 """In a normal run every second fault that lasts; each fault that strikes once is always tried."""
 CRASHES: Final = (Damage.KILLED, Damage.OLD, Damage.WHOLE)

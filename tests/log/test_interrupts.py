@@ -21,6 +21,8 @@ from forebay.wal.staging import Entry, Ticket
 from tests.ledger import Ledger
 from tests.log.rig import Rig, Simulated, after, simulated
 
+pytestmark = pytest.mark.slow
+
 ROOM: Final = f"{os.sep}forebay{os.sep}wal{os.sep}"
 LINES_MAX: Final = 2_000
 

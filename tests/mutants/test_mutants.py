@@ -41,6 +41,8 @@ from tests.log.checks import recover_and_go_on
 from tests.log.rig import Rig, Simulated, simulated
 from tests.log.scenarios import fail_next
 
+pytestmark = pytest.mark.slow
+
 FSYNC, DISK = Durability.FSYNC, Durability.DISK
 DAMAGES: Final = (Damage.KILLED, Damage.OLD, Damage.CUT, Damage.WHOLE)
 

@@ -26,6 +26,8 @@ from tests.ledger import Ledger
 from tests.log.kill.zygote import SETTINGS, Life
 from tests.log.rig import Rig
 
+pytestmark = pytest.mark.slow
+
 SOAK: Final = bool(os.environ.get("FOREBAY_SOAK"))
 RANDOM_KILLS: Final = 400 if SOAK else 28
 NAMED_ROUNDS: Final = 10 if SOAK else 2
