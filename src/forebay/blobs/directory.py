@@ -49,12 +49,14 @@ class DirectoryStore:
         self._uploads = posixpath.join(self._root, UPLOADS)
         self._disk = disk
         self._clock = clock
+        self._durable: set[str] = set()
+        """Folders whose names are known to last."""
         self._closed = False
 
     def open(self) -> DirectoryStore:
         """Make the directory; returns itself."""
         with self._named("make the directory"):
-            make_directories(self._disk, self._uploads)
+            self._make_durable(self._uploads)
         return self
 
     def put_if_absent(self, key: str, data: Bytes) -> Put:
@@ -68,7 +70,7 @@ class DirectoryStore:
         except FileExistsError:
             created = False
         except OSError as error:
-            raise _unknown(self.name, key, error) from error
+            raise self._undecided(key, error) from error
         finally:
             self._forget(temporary)
         # Also for the loser: the winner may not have come so far yet, and we are about to say that it is there.
@@ -87,7 +89,7 @@ class DirectoryStore:
             self._disk.rename(temporary, path)
         except OSError as error:
             self._forget(temporary)
-            raise _unknown(self.name, key, error) from error
+            raise self._undecided(key, error) from error
         self._settle(path, key)
         stat = self.stat(key)
         if stat is None:
@@ -207,19 +209,39 @@ class DirectoryStore:
 
     def _make_parent(self, path: str, temporary: str) -> None:
         parent = posixpath.dirname(path)
+        if parent in self._durable:
+            return
         try:
             with self._named(f"make {parent}"):
-                if not self._disk.exists(parent):
-                    make_directories(self._disk, parent)
+                self._make_durable(parent)
         except ForebayError:
             self._forget(temporary)
             raise
+
+    def _make_durable(self, folder: str) -> None:
+        """Make the folder and see that its name lasts: one that exists may be the work of a process just killed."""
+        steps = [folder]
+        while steps[-1] != self._root and posixpath.dirname(steps[-1]) != steps[-1]:
+            steps.append(posixpath.dirname(steps[-1]))
+        for step in reversed(steps):
+            if step not in self._durable:
+                make_directories(self._disk, step)
+        self._durable.update(steps)
 
     def _settle(self, path: str, key: str) -> None:
         try:
             self._disk.sync_directory(posixpath.dirname(path))
         except OSError as error:
-            raise _unknown(self.name, key, error) from error
+            raise self._undecided(key, error) from error
+
+    def _undecided(self, key: str, error: OSError) -> Indeterminate | Unavailable:
+        reason = error.strerror or str(error)
+        if isinstance(error, FileNotFoundError):
+            self._durable.clear()
+            return Unavailable(f"{self.name}: the folder of {key} was removed meanwhile ({reason}): try again")
+        return Indeterminate(
+            f"{self.name}: {key} may or may not be stored ({reason}): compare what is there by content"
+        )
 
     def _forget(self, temporary: str) -> None:
         # What stays is cleared away by `abort_stale_uploads`.
@@ -295,8 +317,3 @@ def _etag(file: File, size: int) -> str:
         for position in (0, size // 2, size - SAMPLE_BYTES):
             digest.update(file.read_at(SAMPLE_BYTES, position))
     return digest.hexdigest()
-
-
-def _unknown(store: str, key: str, error: OSError) -> Indeterminate:
-    reason = error.strerror or str(error)
-    return Indeterminate(f"{store}: {key} may or may not be stored ({reason}): compare what is there by content")
