@@ -38,6 +38,7 @@ from forebay.records import Bytes
 UPLOADS = ".uploads"
 SAMPLE_BYTES = 4096
 WRITE_BYTES = 1024 * 1024
+NAMES_TRIED_MAX = 1000
 
 
 class DirectoryStore:
@@ -180,10 +181,10 @@ class DirectoryStore:
 
         What the source raises passes as it is: it is no failure of this store.
         """
-        path = posixpath.join(self._uploads, f"{self._clock.random_bytes(16).hex()}.tmp")
         storing = f"store {key}"
         with self._named(storing):
-            file = self._created(path)
+            file = self._temporary()
+        path = file.path
         try:
             try:
                 position = 0
@@ -200,12 +201,12 @@ class DirectoryStore:
             raise
         return path
 
-    def _created(self, path: str) -> File:
-        try:
-            return self._disk.create(path)
-        except FileNotFoundError:
-            make_directories(self._disk, self._uploads)
-            return self._disk.create(path)
+    def _temporary(self) -> File:
+        """A new file to write to. A name may be taken by a leftover, if chance is made to repeat itself."""
+        for _ in range(NAMES_TRIED_MAX):
+            with contextlib.suppress(FileExistsError):
+                return self._disk.create(posixpath.join(self._uploads, f"{self._clock.random_bytes(16).hex()}.tmp"))
+        raise OSError(errno.EEXIST, f"no temporary name was free in {NAMES_TRIED_MAX} tries", self._uploads)
 
     def _make_parent(self, path: str, temporary: str) -> None:
         parent = posixpath.dirname(path)
