@@ -232,6 +232,25 @@ def test_a_reader_in_mid_file_goes_on_when_the_file_is_re_framed_under_it() -> N
     assert _offsets(rig.reading()) == list(range(7))
 
 
+def test_a_re_framing_that_fails_after_its_rename_is_followed_by_readers_and_finished_later() -> None:
+    """From a review: the handle of the old file was stale for ever, so reads failed and it was never sealed."""
+    rig = _open()
+    for _ in range(6):
+        rig.append(size=50)
+    rig.wal.rotate()
+    rig.append()
+    rig.disk.fail_when(lambda call: call.kind == "sync_directory", 5, times=1)
+
+    rig.shard.upkeep.seal_rotated()
+    rig.disk.release_idle()
+    rig.wal.cache.clear()
+
+    assert _offsets(rig.reading()) == list(range(7))
+    rig.shard.upkeep.seal_rotated()
+    assert isinstance(rig.wal.files.all[0], SealedFile)
+    assert _offsets(rig.reading()) == list(range(7))
+
+
 def test_an_overwritten_checkpoint_changes_no_fact() -> None:
     rig = _open()
     rig.append(3)

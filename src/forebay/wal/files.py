@@ -195,6 +195,8 @@ class FileList:
         self.all: tuple[LogFile | SealedFile, ...] = tuple(sorted(files, key=_start))
         # The writer adds while the sealer replaces: neither may undo the other.
         self._changing = threading.Lock()
+        self.replacing = threading.Lock()
+        """Held from before a name is given to another file until that file is listed."""
 
     def add(self, file: LogFile | SealedFile) -> None:
         """A newer file."""
@@ -224,6 +226,7 @@ class FileList:
             except OSError as error:
                 if error.errno not in _REPLACED or attempt + 1 == READ_ATTEMPTS:
                     raise
+                self._await_replacement()
         raise AssertionError
 
     def _read(self, offset: int, bytes_max: int) -> Page:
@@ -241,6 +244,11 @@ class FileList:
         stop = gap.start if gap is not None else follower.start
         return Page([], [Gap(offset, stop, Reason.DAMAGED)], stop)
 
+    def _await_replacement(self) -> None:
+        """Whatever took a file's name is listed on return."""
+        with self.replacing:
+            pass
+
     def offset_at_time(self, timestamp: int) -> int | None:
         """The offset of the first record at or after the time, over all files."""
         for attempt in range(READ_ATTEMPTS):
@@ -250,6 +258,7 @@ class FileList:
             except OSError as error:
                 if error.errno not in _REPLACED or attempt + 1 == READ_ATTEMPTS:
                     raise
+                self._await_replacement()
         raise AssertionError
 
 

@@ -61,11 +61,11 @@ class Sealer:
         finally:
             copy.close()
         # The name must not be given to a copy that lacks anything: it replaces the only other one.
-        renewed = self._reopened(temporary, log)
+        renewed = self.reopened(log, temporary)
         renewed.file.close()
         self._disk.rename(temporary, log.path)
         self._disk.sync_directory(log.path.rpartition("/")[0])
-        return self._reopened(log.path, log)
+        return self.reopened(log, log.path)
 
     def _write_frames(self, log: LogFile, copy: File) -> None:
         write_all(copy, log.file.read_at(HEADER_BYTES, 0), 0)
@@ -75,8 +75,8 @@ class Sealer:
             write_all(copy, data, position)
             position += len(data)
 
-    def _reopened(self, path: str, log: LogFile) -> LogFile:
-        """The copy under this name, walked from front to back."""
+    def reopened(self, log: LogFile, path: str) -> LogFile:
+        """The file that has this name now, walked from front to back: it must hold the records of `log`."""
         file = self._disk.open(path)
         scan = LogScan(file, log.header, ProducerWindow(1, 1))
         try:

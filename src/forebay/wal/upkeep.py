@@ -157,10 +157,12 @@ class Upkeep:
         wal = self._wal
         try:
             if self._sealer.wants_reframing(file):
-                file = self._reframed(file)
+                with wal.files.replacing:
+                    file = self._reframed(file)
             sealed = self._sealer.seal(file)
         except (OSError, Corrupt) as error:
             logger.warning("%s: %s is not sealed yet: %s", wal.writer.place, file.path, error)
+            self._follow_name(file)
             return False
         wal.files.replace(file, sealed)
         file.close()
@@ -177,6 +179,15 @@ class Upkeep:
         self._wal.files.replace(file, renewed)
         file.close()
         return renewed
+
+    def _follow_name(self, file: LogFile) -> None:
+        """A re-framing that failed late may have given the name to its copy already: read that one from now on."""
+        try:
+            renewed = self._sealer.reopened(file, file.path)
+        except (OSError, Corrupt):
+            return
+        self._wal.files.replace(file, renewed)
+        file.close()
 
     def _write_checkpoint(self, *, clean: bool) -> None:
         writer = self._wal.writer
