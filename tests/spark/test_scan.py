@@ -50,7 +50,7 @@ def _rows(batches: Iterator[pa.RecordBatch]) -> list[Row]:
         batch.validate(full=True)
         stamps = batch.column("timestamp").cast(pa.int64()).to_pylist()
         for row, stamp in zip(batch.to_pylist(), stamps, strict=True):
-            headers = [(pair["key"], pair["value"]) for pair in row["headers"]]
+            headers = [(pair["key"], pair["value"]) for pair in row["headers"] or ()]
             assert stamp % 1000 == 0
             rows.append({**row, "headers": headers, "timestamp": stamp // 1000})
             assert rows[-1].pop("topic") == "shop/orders"
@@ -98,6 +98,20 @@ def test_every_record_batch_has_the_very_schema_that_spark_checks_in_the_first(
         assert batches
         assert all(batch.schema.equals(expected) for batch in batches)
         assert arrow_schema(columns).equals(expected)
+
+
+def test_record_without_headers_has_null_there(path: Path, log: forebay.Storage) -> None:
+    topic = log.create_topic("shop/orders")
+    topic.append_many([b""] * 3, headers=[[("a", b"1"), ("b", None)], [], [("c", b"")]])
+    topic.append_many([b""] * 3000)
+    topic.append_many([b""] * 100_000)
+
+    (split,) = _splits(path, columns="headers")
+    first, second, third = (batch.column("headers") for batch in read_split(split))
+
+    pairs = [[{"key": "a", "value": b"1"}, {"key": "b", "value": None}], None, [{"key": "c", "value": b""}]]
+    assert first.to_pylist() == pairs
+    assert (second.null_count, third.null_count) == (3000, 100_000)
 
 
 def test_small_frames_are_put_together(path: Path, log: forebay.Storage) -> None:

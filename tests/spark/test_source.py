@@ -20,7 +20,7 @@ import forebay
 from forebay.spark.source import ForebayDataSource
 from tests.spark.topics import SETTINGS, Filled, Row, flip_a_bit, in_order, lose_some
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]  # starting Spark beside other work can take a minute
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def load(spark: SparkSession, path: Path) -> Callable[..., DataFrame]:
 def _rows(frame: DataFrame) -> list[Row]:
     found = [row.asDict(recursive=True) for row in frame.collect()]
     for row in found:
-        row["headers"] = [(pair["key"], pair["value"]) for pair in row["headers"]]
+        row["headers"] = [(pair["key"], pair["value"]) for pair in row["headers"] or ()]
         row["timestamp"] = round(row["timestamp"].astimezone(UTC).timestamp() * 1000)
         assert row.pop("topic") == "shop/orders"
     return in_order(found)

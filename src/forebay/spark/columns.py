@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from forebay.errors import Invalid
 from forebay.format.batch import Batch
@@ -40,7 +41,8 @@ _ARROW_TYPES: Final = {
 }
 assert list(_ARROW_TYPES) == list(SPARK_TYPES)
 
-_REPEATS_MIN: Final = 65_536
+_REPEATS: Final = 65_536
+_NO_HEADERS: Final = pa.nulls(_REPEATS, _ARROW_TYPES["headers"])
 
 
 @lru_cache(maxsize=64)
@@ -60,6 +62,8 @@ def _column(name: str, batch: Batch, stored: pa.RecordBatch, topic: str) -> pa.A
     if name == "topic":
         return _repeated(topic, batch.count)
     column = stored.column(name)
+    if name == "headers":
+        return _headers(column)
     if column.type == _ARROW_TYPES[name]:
         return column
     try:
@@ -71,11 +75,20 @@ def _column(name: str, batch: Batch, stored: pa.RecordBatch, topic: str) -> pa.A
         ) from error
 
 
+def _headers(column: pa.ListArray) -> pa.Array:
+    """A record without headers has null there, as in Spark's Kafka source."""
+    count, kind = len(column), _ARROW_TYPES["headers"]
+    if column.offsets[0] == column.offsets[-1]:
+        return _NO_HEADERS[:count] if count <= _REPEATS else pa.nulls(count, kind)
+    filled = pc.greater(pc.list_value_length(column), 0)
+    return pc.if_else(filled, column.cast(kind), pa.scalar(None, kind))
+
+
 def _repeated(text: str, count: int) -> pa.Array:
     """A column of one text, cut from an array that is kept."""
-    return _repeats(text)[:count] if count <= _REPEATS_MIN else pa.repeat(text, count)
+    return _repeats(text)[:count] if count <= _REPEATS else pa.repeat(text, count)
 
 
 @lru_cache(maxsize=16)
 def _repeats(text: str) -> pa.Array:
-    return pa.repeat(text, _REPEATS_MIN)
+    return pa.repeat(text, _REPEATS)
