@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +76,27 @@ def test_java_of_the_extra_is_not_told_of_the_module_it_lacks(tmp_path: Path) ->
 
     assert "word = two words" in told
     assert java.bundled_home({"XDG_CACHE_HOME": str(tmp_path)}) == home
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_spark_runs_on_the_java_of_the_extra(tmp_path: Path) -> None:
+    home = java.bundled_home({"XDG_CACHE_HOME": str(tmp_path / "cache")})
+    script = (
+        "import sys, forebay, forebay.spark\n"
+        "with forebay.open(sys.argv[1]) as log: log.create_topic('a').append_many([b'1', b'2'])\n"
+        "spark = forebay.spark.session(master='local[1]', settings={'spark.driver.memory': '512m'})\n"
+        "rows = spark.read.format('forebay').option('topic', 'a').load(sys.argv[1]).count()\n"
+        "print(rows, spark._jvm.System.getProperty('java.version'))\n"
+        "spark.stop()\n"
+    )
+    environment = {**os.environ, "JAVA_HOME": str(home)}
+
+    command = [sys.executable, "-c", script, str(tmp_path / "data")]
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+
+    assert told.stdout.split() == ["2", "21.0.8"]
 
 
 def test_without_a_cache_directory_java_of_the_extra_goes_to_a_temporary_one(
