@@ -251,6 +251,21 @@ def test_a_re_framing_that_fails_after_its_rename_is_followed_by_readers_and_fin
     assert _offsets(rig.reading()) == list(range(7))
 
 
+@pytest.mark.parametrize("left", [0, 70, 300, 350])
+def test_a_file_cut_under_an_open_reader_gives_a_damaged_range_and_no_hang(left: int) -> None:
+    rig = _open()
+    for _ in range(4):
+        rig.append(size=40)
+    rig.wal.cache.clear()
+    rig.disk.open(_newest(rig), writable=True).truncate(left)
+
+    reading = rig.reading()
+
+    assert reading.end == 4
+    assert reading.gaps and reading.gaps[-1].stop == 4
+    assert {gap.reason for gap in reading.gaps} == {Reason.DAMAGED}
+
+
 def test_an_overwritten_checkpoint_changes_no_fact() -> None:
     rig = _open()
     rig.append(3)

@@ -80,7 +80,8 @@ def pieces_of(file: File, salt_crc: int, start: int, stop: int, chunk_bytes: int
     while position < stop:
         buffer = file.read_at(min(want, stop - position), position)
         scan = scan_frames(buffer, 0, salt_crc, FRAME_BYTES_LIMIT)
-        ended = position + len(buffer) >= stop or not buffer
+        # A file may be shorter than it should be: then no larger read gives more.
+        ended = len(buffer) < want or position + want >= stop
         if scan.verdict is Verdict.TORN and not ended:
             if not scan.stop:
                 want *= 2
