@@ -174,6 +174,28 @@ def test_a_watch_that_nobody_polls_does_not_fill_the_memory(
         assert len(drain(slow, 60)) == 60
 
 
+def test_closing_meets_a_watch_that_is_just_beginning(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread of a watch was once known before it ran, and closing could not wait for it."""
+    store = open_store()
+    with store.watch("w/") as watch:
+        start = threading.Thread.start
+
+        def closing(thread: threading.Thread) -> None:
+            if thread.name == "forebay-watch":
+                closer = threading.Thread(target=store.close)
+                start(closer)
+                closers.append(closer)
+            start(thread)
+
+        closers: list[threading.Thread] = []
+        monkeypatch.setattr(threading.Thread, "start", closing)
+
+        with pytest.raises(Closed):
+            watch.poll(30.0)
+        closers[0].join(10.0)
+    assert not closers[0].is_alive()
+
+
 def test_what_names_no_session_owns_nothing(store: EtcdMetadata) -> None:
     for session in ("nobody", "0" * 16, "f" * 16, "1" * 17):
         with pytest.raises(Closed, match=f"session {session} has ended"):

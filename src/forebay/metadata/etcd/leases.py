@@ -91,8 +91,9 @@ class Leases:
         with self._lock:
             self._held[session.id] = session
             if self._thread is None:
-                self._thread = threading.Thread(target=self._keep, name="forebay-leases", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._keep, name="forebay-leases", daemon=True)
+                thread.start()
+                self._thread = thread
         self._wake.set()
         return session
 
@@ -193,5 +194,6 @@ class Leases:
                 raise error.as_error() from error
 
     def _revoke_quietly(self, lease: int) -> None:
+        # A lease that nobody uses ends by itself; what went wrong before matters more.
         with contextlib.suppress(ForebayError):
             self._revoke(lease)

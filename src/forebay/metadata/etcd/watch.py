@@ -55,9 +55,7 @@ class EtcdWatch:
     def poll(self, timeout_s: float) -> list[Change]:
         self._refuse_if_closed()
         if self._thread is None:
-            self._check_kept()
-            self._thread = threading.Thread(target=self._read_on, name="forebay-watch", daemon=True)
-            self._thread.start()
+            self._begin()
         with self._mail:
             self._mail.wait_for(lambda: self._changes or self._lost or self._is_over(), timeout_s)
             self._refuse_if_closed()
@@ -66,7 +64,7 @@ class EtcdWatch:
             self._mail.notify_all()
             failure = self._lost or self._trouble
         if failure is not None and not changes:
-            raise failure
+            raise type(failure)(*failure.args) from failure
         return changes
 
     def close(self) -> None:
@@ -89,6 +87,14 @@ class EtcdWatch:
     ) -> None:
         self.close()
 
+    def _begin(self) -> None:
+        self._check_kept()
+        thread = threading.Thread(target=self._read_on, name="forebay-watch", daemon=True)
+        with self._mail:
+            self._refuse_if_closed()
+            thread.start()
+            self._thread = thread
+
     def _is_over(self) -> bool:
         return self._closed or self._gateway.ended
 
@@ -107,6 +113,8 @@ class EtcdWatch:
             except (Closed, Unavailable) as error:
                 if isinstance(error, Compacted):
                     return self._give_up(error)
+                if failures == 0:
+                    _log.info("a watch begins again at revision %d: %s", self._arrived + 1, error)
                 self._trouble = error
                 self._gateway.pause(min(failures, 8))
                 failures += 1
