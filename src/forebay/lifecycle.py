@@ -7,17 +7,20 @@ effect; what the program itself does about that signal is left alone.
 from __future__ import annotations
 
 import atexit
+import concurrent.futures.thread  # noqa: F401  # see below
 import logging
 import os
 import signal
 import threading
-import weakref
 from types import FrameType
 from typing import Protocol
 
 from forebay.disk.forks import tell_of_forks
 
 logger = logging.getLogger(__name__)
+
+# Closing at exit may load Arrow for the first time, which loads that module, which then cannot be loaded any more:
+# it wants to be told of the exit itself. So it is loaded above, while it can be.
 
 
 class Lasting(Protocol):
@@ -40,13 +43,14 @@ class _OpenLogs:
     """What is open in this process."""
 
     def __init__(self) -> None:
-        self._open: weakref.WeakSet[Lasting] = weakref.WeakSet()
+        # Held strongly: a program that forgets its log without closing it must still end in order.
+        self._open: dict[Lasting, None] = {}
         self._at_exit = False
         self._at_signal = False
         self._ending: threading.Thread | None = None
 
     def watch(self, lasting: Lasting) -> None:
-        self._open.add(lasting)
+        self._open[lasting] = None
         tell_of_forks(lasting)
         if not self._at_exit:
             self._at_exit = True
@@ -58,10 +62,10 @@ class _OpenLogs:
                 signal.signal(signal.SIGTERM, self._terminated)
 
     def forget(self, lasting: Lasting) -> None:
-        self._open.discard(lasting)
+        self._open.pop(lasting, None)
 
     def close_all(self) -> None:
-        for lasting in list(self._open):
+        for lasting in reversed(list(self._open)):
             try:
                 lasting.close()
             except Exception:
@@ -91,7 +95,7 @@ _OPEN = _OpenLogs()
 
 
 def close_with_process(lasting: Lasting) -> None:
-    """From now on `lasting` is closed at exit and at SIGTERM, and told of forks. It is held weakly."""
+    """From now on `lasting` is closed at exit and at SIGTERM, and told of forks, until `closed` is called."""
     _OPEN.watch(lasting)
 
 

@@ -116,6 +116,10 @@ class WatchedDisk:
         self._met("lock", path)
         return self.inner.lock(path)
 
+    def modified_ms(self, path: str) -> int:
+        self._met("modified_ms", path)
+        return self.inner.modified_ms(path)
+
     def free_bytes(self, path: str) -> int:
         self._met("free_bytes", path)
         return self.inner.free_bytes(path) if self.free is None else self.free

@@ -1,0 +1,255 @@
+"""What other processes do to a log: `python -m tests.storage.children <act> <path> …`.
+
+Each line a child writes is a fact the parent may rely on: it is written after the call returned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import forebay
+from forebay import EARLIEST, Closed, ForebayError
+from forebay.clock import SystemClock
+from tests.storage.rig import QUICK
+
+SMALL = {**QUICK, "wal": {**QUICK["wal"], "rotate_bytes_max": 16_384, "cache_bytes_max": 4096}}
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def append_for_ever(path: str, durability: str) -> None:
+    """Append and say each offset once it is acknowledged."""
+    log = forebay.open(path, SMALL)
+    topic = log.create_topic("t", durability=durability, exist_ok=True)
+    say("ready")
+    number = topic.offsets().next
+    while True:
+        offset = topic.append(b"%d" % number + b"x" * 200)
+        say(str(offset))
+        number += 1
+
+
+def append_and_exit(path: str, way: str) -> None:
+    """Append without closing and end in one of several ways."""
+    log = forebay.open(path, SMALL)
+    topic = log.create_topic("t")
+    for number in range(50):
+        topic.append(b"%d" % number)
+    if way == "daemon":
+        threading.Thread(target=_append_on, args=(topic,), daemon=True).start()
+    if way == "thread":
+        threading.Thread(target=topic.append_many, args=([b"late"] * 10,)).start()
+    if way == "error":
+        raise RuntimeError("on purpose")
+    if way == "exit":
+        sys.exit(3)
+    if way == "nowait":
+        say(str([topic.append_nowait(b"queued").ticket.offset for _ in range(100)][-1]))
+
+
+def _append_on(topic: forebay.Topic) -> None:
+    with contextlib.suppress(Closed):
+        while True:
+            topic.append(b"more")
+
+
+def wait_for_signal(path: str, way: str) -> None:
+    """Append in the main thread, or only in others, or sit still, until a signal comes."""
+    with contextlib.ExitStack() as stack:
+        log = forebay.open(path, SMALL)
+        if way == "with":
+            stack.enter_context(log)
+        topic = log.create_topic("t", durability="fsync")
+        if way == "own":
+            signal.signal(signal.SIGTERM, _exit_with_seven)
+        say("ready")
+        if way == "threads":
+            for _ in range(3):
+                threading.Thread(target=_append_on, args=(topic,), daemon=True).start()
+        if way in ("idle", "threads"):
+            SystemClock().sleep(600)
+        with contextlib.suppress(Closed):
+            while True:
+                topic.append_many([b"v"] * 3)
+        SystemClock().sleep(600)
+
+
+def _exit_with_seven(number: int, frame: FrameType | None) -> None:
+    sys.exit(7)
+
+
+class Interrupts:
+    """Ctrl-C every few milliseconds; it strikes only while `inside`."""
+
+    def __init__(self) -> None:
+        self.inside = False
+        self.ended = threading.Event()
+        signal.signal(signal.SIGINT, self._strike)
+        threading.Thread(target=self._send, daemon=True).start()
+
+    def _strike(self, number: int, frame: FrameType | None) -> None:
+        if self.inside:
+            self.inside = False
+            raise KeyboardInterrupt
+
+    def _send(self) -> None:
+        while not self.ended.wait(0.003):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def interrupted_appends(path: str) -> None:
+    """Ctrl-C inside append, again and again: the log goes on, and what was acknowledged is there."""
+    acked: dict[int, bytes] = {}
+    with forebay.open(path, SMALL) as log:
+        topic = log.create_topic("t")
+        interrupts = Interrupts()
+        struck, number = 0, 0
+        while struck < 60:
+            value = b"%d" % number
+            number += 1
+            try:
+                interrupts.inside = True
+                offset = topic.append(value)
+                interrupts.inside = False
+                acked[offset] = value
+            except KeyboardInterrupt:
+                struck += 1
+            except ForebayError:
+                # Until the log has healed by itself appends are refused.
+                interrupts.inside = False
+                SystemClock().sleep(0.001)
+        interrupts.ended.set()
+        found = {record.offset: record.value for record in topic.read(on_gap=lambda *_: None)}
+        lost = [offset for offset, value in acked.items() if found.get(offset) != value]
+        doubled = len(found) - len(set(found.values()))
+        say(f"{len(lost)} lost, {doubled} doubled, {len(acked) > 60}")
+
+
+def fork_once(path: str) -> None:
+    """In the child every handle says that it is closed; the parent goes on; the child outlives it."""
+    log = forebay.open(path, SMALL)
+    topic = log.create_topic("t", partitions=2)
+    memory = log.create_topic("m", durability="ephemeral")
+    for each in (topic, memory):
+        each.append(b"before", partition=0)
+    stream = topic.follow(EARLIEST)
+    next(stream)
+    child = os.fork()
+    if child == 0:
+        calls: list[Callable[[], object]] = [
+            lambda: topic.append(b"v", partition=0),
+            lambda: topic.append(b"v", partition=1),
+            lambda: topic.append_nowait(b"v", partition=0),
+            lambda: list(topic.read()),
+            lambda: next(stream),
+            lambda: memory.append(b"v"),
+            lambda: list(memory.read()),
+            log.topics,
+            lambda: log.topic("t"),
+        ]
+        say(f"child {os.getpid()} {' '.join(_said_closed(call) for call in calls)}")
+        log.close()
+        SystemClock().sleep(90)
+        os._exit(0)
+    sys.stdin.readline()
+    say(f"parent {topic.append(b'after', partition=0)} {memory.append(b'after')}")
+    sys.stdin.readline()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _said_closed(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except Closed as error:
+        return "closed" if "before a fork" in str(error) else f"closed-without-saying-why:{error}".replace(" ", "_")
+    except BaseException as error:  # noqa: BLE001  # told to the parent
+        return f"{type(error).__name__}:{error}".replace(" ", "_")
+    return "worked"
+
+
+def prefork(path: str, workers: str) -> None:
+    """A server that opens before it forks: each worker opens a log of its own."""
+    main = forebay.open(f"{path}/main", SMALL)
+    main.create_topic("t").append(b"main")
+    children = []
+    for number in range(int(workers)):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                with forebay.open(f"{path}/{number}", SMALL) as log:
+                    log.create_topic("t").append_many([b"%d" % number] * 10)
+                    code = 0 if len(list(log.topic("t").read())) == 10 else 2
+            finally:
+                os._exit(code)
+        children.append(child)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    main.topic("t").append(b"still")
+    say(f"{codes} {len(list(main.topic('t').read()))}")
+    main.close()
+
+
+def follow(path: str, count: str) -> None:
+    """Follow read-only from the start and say every record."""
+    with forebay.open(path, SMALL, read_only=True) as log:
+        topic = log.topic("t")
+        say("ready")
+        for seen, record in enumerate(topic.follow(EARLIEST, timeout=50), start=1):
+            say(f"{record.offset} {bytes(record.value or b'').rstrip(b'x').decode()}")
+            if seen == int(count):
+                return
+
+
+def open_for_writing(path: str) -> None:
+    """Say what opening says."""
+    try:
+        forebay.open(path, SMALL).close()
+    except ForebayError as error:
+        say(f"{type(error).__name__}: {error}")
+    else:
+        say("opened")
+
+
+def delete_and_die(path: str) -> None:
+    """Begin to delete a topic and be killed in the middle of it."""
+    from forebay.disk import SystemDisk  # noqa: PLC0415
+
+    log = forebay.open(path, SMALL)
+    unlink = SystemDisk.unlink
+    calls: Iterator[int] = iter(range(3))
+
+    def dying(self: SystemDisk, path: str) -> None:
+        if next(calls) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        unlink(self, path)
+
+    SystemDisk.unlink = dying  # type: ignore[method-assign]
+    log.delete_topic("t")
+
+
+ACTS: dict[str, Callable[..., None]] = {
+    act.__name__: act
+    for act in (
+        append_for_ever,
+        append_and_exit,
+        wait_for_signal,
+        interrupted_appends,
+        fork_once,
+        prefork,
+        follow,
+        open_for_writing,
+        delete_and_die,
+    )
+}
+
+if __name__ == "__main__":
+    ACTS[sys.argv[1]](*sys.argv[2:])

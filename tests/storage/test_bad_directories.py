@@ -1,0 +1,193 @@
+"""Directories that cannot be used: each says what is wrong and what to do, and nothing in them is changed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+import forebay
+from forebay import Corrupt, ForebayError, Invalid, Storage, Unavailable, UnsupportedFormat
+from tests.storage.rig import QUICK, WatchedDisk, digest, quick, values
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sound log, to be copied."""
+    path = tmp_path_factory.mktemp("kept") / "log"
+    with forebay.open(path, QUICK) as log:
+        topic = log.create_topic("t")
+        topic.append_many([b"%d" % n for n in range(10)])
+        topic.rotate()
+        topic.append(b"10")
+    return path
+
+
+@pytest.fixture
+def path(kept: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(kept, tmp_path / "log"))
+
+
+def refused(path: Path, kind: type[ForebayError], said: str, *, without: tuple[str, ...] = ()) -> None:
+    """Opening is refused, for reading as for writing, with that error, and every byte stays."""
+    for read_only in (False, True):
+        before = digest(path, without=without) if path.is_dir() else {"": path.read_bytes().hex()}
+        with pytest.raises(kind, match=said):
+            forebay.open(path, QUICK, read_only=read_only)
+        assert (digest(path, without=without) if path.is_dir() else {"": path.read_bytes().hex()}) == before
+
+
+def test_a_file_in_place_of_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"precious")
+
+    refused(tmp_path / "file", Invalid, f"{tmp_path}/file is not a .*directory")
+    with pytest.raises((Invalid, Unavailable), match=f"{tmp_path}/file/below"):
+        forebay.open(tmp_path / "file" / "below", QUICK)
+
+
+def test_a_directory_that_is_not_ours(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").write_bytes(b"cat")
+
+    refused(tmp_path / "photos", Invalid, "is not a Forebay data directory")
+    assert os.listdir(tmp_path / "photos") == ["cat.jpg"]
+
+
+def test_a_directory_that_does_not_exist_is_made_for_writing_only(tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match="no forebay.json"):
+        forebay.open(tmp_path / "a" / "b", QUICK, read_only=True)
+    assert not (tmp_path / "a").exists()
+
+    forebay.open(tmp_path / "a" / "b", QUICK).close()
+
+
+def test_a_directory_of_a_newer_version(path: Path) -> None:
+    (path / "forebay.json").write_text('{"format": 2, "id": "x", "new": true}')
+
+    refused(path, UnsupportedFormat, "has format 2, this version knows up to 1: upgrade")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format": "1"}', b"\xff\xfe", b'{"id": "x"}', b"x" * 9000])
+def test_a_damaged_marker(path: Path, content: bytes) -> None:
+    (path / "forebay.json").write_bytes(content)
+
+    refused(path, Corrupt, "forebay.json is damaged.*restore it from a backup")
+
+
+def test_a_missing_marker_of_a_directory_with_a_log(path: Path) -> None:
+    (path / "forebay.json").unlink()
+
+    before = digest(path)
+    with pytest.raises(Corrupt, match="forebay.json is missing: restore"):
+        forebay.open(path, QUICK)
+    assert digest(path) == before
+    with pytest.raises(Invalid, match="no forebay.json"):
+        forebay.open(path, QUICK, read_only=True)
+
+
+@pytest.mark.parametrize("how", ["missing", "empty"])
+def test_a_lost_metadata_store_is_not_taken_for_a_new_one(path: Path, how: str) -> None:
+    """It had been made anew, and every topic was gone."""
+    (path / "metadata.sqlite").unlink()
+    if how == "empty":
+        (path / "metadata.sqlite").touch()
+    before = digest(path)
+
+    with pytest.raises(Corrupt, match="metadata.sqlite is missing or empty: restore it from a backup"):
+        forebay.open(path, QUICK)
+
+    assert digest(path) == before
+    with pytest.raises(ForebayError):
+        forebay.open(path, QUICK, read_only=True)
+
+
+@pytest.mark.parametrize("how", ["garbage", "cut", "not ours"])
+def test_a_damaged_metadata_store(path: Path, how: str) -> None:
+    store = path / "metadata.sqlite"
+    if how == "not ours":
+        store.unlink()
+        with sqlite3.connect(store) as connection:
+            connection.execute("CREATE TABLE other (x)")
+        connection.close()
+    else:
+        content = store.read_bytes()
+        store.write_bytes(b"\0garbage" * 512 if how == "garbage" else content[: len(content) // 2 + 100])
+    before = digest(path, without=("metadata.sqlite-wal", "metadata.sqlite-shm"))
+
+    with pytest.raises(ForebayError, match="metadata.sqlite"), forebay.open(path, QUICK) as log:
+        log.topics()
+
+    assert digest(path, without=("metadata.sqlite-wal", "metadata.sqlite-shm")) == before
+
+
+def test_a_segment_of_a_newer_version_refuses_its_topic_alone(path: Path) -> None:
+    with forebay.open(path, QUICK) as log:
+        log.create_topic("other").append(b"v")
+        newest = sorted(path.glob(f"shards/{log.topic('t').spec.topic_id}_0/*.seg"))[-1]
+    content = bytearray(newest.read_bytes())
+    content[4:6] = (99).to_bytes(2, "little")
+    newest.write_bytes(content)
+    before = newest.read_bytes()
+
+    with forebay.open(path, QUICK) as log:
+        with pytest.raises(ForebayError, match=newest.name):
+            log.topic("t").append(b"v")
+        assert values(log.topic("other").read()) == [b"v"]
+    assert newest.read_bytes() == before
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("kind", ["make_directory", "create", "rename", "sync_directory", "lock", "list_directory"])
+def test_a_directory_that_may_not_be_written(tmp_path: Path, kind: str, number: int) -> None:
+    disk = WatchedDisk()
+    path = tmp_path / "log"
+
+    def refuse(call: str, where: str) -> None:
+        if call == kind:
+            raise OSError(number, os.strerror(number), where)
+
+    disk.meet = refuse
+    with pytest.raises(Unavailable, match=f"{tmp_path}.*{os.strerror(number)}"):
+        Storage.open(str(path), quick(), disk=disk)
+
+    disk.meet = lambda call, where: None
+    with Storage.open(str(path), quick(), disk=disk) as log:
+        assert log.create_topic("t").append(b"v") == 0
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EIO, errno.EMFILE])
+@pytest.mark.parametrize("kind", ["create", "write", "rename", "sync", "sync_directory", "open"])
+def test_a_log_that_can_no_longer_be_written_keeps_what_it_has_and_recovers(
+    tmp_path: Path, kind: str, number: int
+) -> None:
+    disk = WatchedDisk()
+
+    def refuse(call: str, where: str) -> None:
+        if call == kind and "/shards/" in where:
+            raise OSError(number, os.strerror(number), where)
+
+    with Storage.open(str(tmp_path / "log"), quick(), disk=disk) as log:
+        topic = log.create_topic("t", durability="fsync")
+        topic.append(b"before")
+        disk.meet = refuse
+        acked = []
+        for turn in range(3):
+            try:
+                if turn == 1:
+                    topic.rotate()
+                topic.append(b"%d" % turn)
+                acked.append(b"%d" % turn)
+            except ForebayError as error:
+                assert "default/t[0]" in str(error)
+        disk.meet = lambda call, where: None
+        topic.flush()
+        topic.append(b"after")
+
+        assert [value for value in values(topic.read()) if value is not None] == [b"before", *acked, b"after"]
+
+    with Storage.open(str(tmp_path / "log"), quick(), disk=disk) as log:
+        assert values(log.topic("t").read()) == [b"before", *acked, b"after"]
