@@ -136,9 +136,7 @@ class Exporter:
             crc = crc32(chunk, crc)
             digest.update(chunk)
         if crc != footer.segment_crc or digest.digest() != footer.content_hash:
-            raise Corrupt(
-                f'{file.path} is not what was sealed (crc {crc:08x}): not exported; run "forebay verify"'
-            )
+            raise Corrupt(f'{file.path} is not what was sealed (crc {crc:08x}): not exported; run "forebay verify"')
 
     def _chunks(self, path: str, size: int) -> Iterator[bytes]:
         file = self._disk.open(path)

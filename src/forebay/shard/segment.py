@@ -23,6 +23,8 @@ from forebay.wal.writer import ShardPlace
 
 logger = logging.getLogger(__name__)
 
+PATIENCE_SECONDS = 0.001
+
 
 class ShardRef(NamedTuple):
     """One partition of a topic."""
@@ -71,14 +73,19 @@ class SegmentShard:
     def is_held(self, ticket: Ticket) -> bool:
         """Whether the durability class of a queued append holds already."""
         # Of class memory it does once the offset is reserved: even if it is lost, it never stands for another record.
-        reserved = self.durability is Durability.MEMORY and ticket.offset + ticket.count <= self.wal.writer.reserved_end
+        reserved = self.durability is Durability.MEMORY and ticket.offset + ticket.count <= self.wal.writer.reserved
         return ticket.done or reserved
 
     def commit_within(self, seconds: float) -> None:
         """Settle everything that is queued, unless somebody else is still writing when the time is up."""
-        if self.wal.committing.acquire(timeout=seconds):
-            self.wal.committing.release()
-            self.wal.commit()
+        clock = self.wal.writer.clock
+        deadline = clock.monotonic() + seconds
+        # Not by taking the lock: an exception (Ctrl-C) before it is given back would leave it taken for ever.
+        while self.wal.committing.locked():
+            if clock.monotonic() >= deadline:
+                return
+            clock.sleep(PATIENCE_SECONDS)
+        self.wal.commit()
 
     def last_sequence(self, producer: int) -> int | None:
         """The newest acknowledged sequence of an idempotent producer."""

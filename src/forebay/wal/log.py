@@ -89,20 +89,16 @@ class Wal:
             # Reserved, so that even if it is lost its offset never stands for another record.
             return ticket.result() if ticket.done else ticket.offset
         while not ticket.done:
-            if self._turns.lead(self.committing):
-                self._commit_for(ticket)
+            if self._turns.claim(ticket):
+                with self.committing:
+                    self._turns.begin()
+                    self._commit()
+                    if not ticket.done:
+                        ticket.finish(Closed(f"{self.writer.place}: the append was queued before a fork; repeat it"))
             elif not followed(ticket):
+                self._turns.begin()
                 self.commit()
         return ticket.result()
-
-    def _commit_for(self, ticket: Ticket) -> None:
-        """Write for all that wait, this append among them. The caller holds `committing`, which is released."""
-        try:
-            self._commit()
-            if not ticket.done:
-                ticket.finish(Closed(f"{self.writer.place}: the append was queued before a fork; repeat it"))
-        finally:
-            self.committing.release()
 
     def commit(self) -> None:
         """Write and publish everything that waits. On return each ticket taken is settled, well or ill."""

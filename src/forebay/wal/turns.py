@@ -14,24 +14,28 @@ FOLLOW_SECONDS = 1.0
 
 
 class Turns:
-    """At most one thread waits to write; whoever comes while it waits is written by it."""
+    """At most one thread waits to write; whoever comes while it waits is written by it.
+
+    The claim is an entry and not a lock: an exception (Ctrl-C) between the taking of a lock and the block that
+    gives it back would leave it taken for ever, while a claim left behind is dropped by whoever loses patience.
+    """
 
     def __init__(self) -> None:
-        self._next = threading.Lock()
+        self._claims: dict[None, Ticket] = {}
 
-    def lead(self, committing: threading.Lock) -> bool:
-        """Hold `committing` on return, as the one whose turn it is; false, without waiting, if that is another.
+    def claim(self, ticket: Ticket) -> bool:
+        """Whether this append's thread writes next; false if that is another, which has not begun.
 
-        False means that the other has not begun: what is staged by now it will take.
+        What is staged by now, that other will take.
         """
-        if not self._next.acquire(blocking=False):
-            return False
-        try:
-            committing.acquire()
-        finally:
-            # Before anything is taken from the queue: whoever comes from here on leads the next commit.
-            self._next.release()
-        return True
+        return self._claims.setdefault(None, ticket) is ticket
+
+    def begin(self) -> None:
+        """The claimant writes now. Before anything is taken from the queue: whoever comes from here on leads the next.
+
+        Also for a claimant that is gone.
+        """
+        self._claims.pop(None, None)
 
 
 def followed(ticket: Ticket) -> bool:
