@@ -14,7 +14,8 @@ from forebay.errors import Corrupt, UnsupportedFormat
 from forebay.format.descriptor import Cur, ShardState
 from forebay.format.keys import cur_key, state_key, topics_prefix
 from forebay.format.value import decode_value
-from forebay.metadata import Entry, SqliteMetadata
+from forebay.metadata import Entry, MetadataStore
+from forebay.metadata.opening import open_metadata
 from forebay.settings import Settings
 from forebay.storage.directory import LOCK, LogDirectory, is_owned
 from forebay.topics import Engine, TopicSpec, shard_id
@@ -93,22 +94,17 @@ class Inspected:
 
 
 @contextmanager
-def metadata_of(directory: LogDirectory, settings: Settings, disk: Disk, clock: Clock) -> Iterator[SqliteMetadata]:
+def metadata_of(directory: LogDirectory, settings: Settings, disk: Disk, clock: Clock) -> Iterator[MetadataStore]:
     """The metadata store of the directory, opened read-only."""
-    store = SqliteMetadata(
-        settings.metadata.path or directory.metadata_path,
-        disk=disk,
-        clock=clock,
-        busy_timeout_ms=settings.metadata.busy_timeout_ms,
-        read_only=True,
-    )
+    path = settings.metadata.path or directory.metadata_path
+    store = open_metadata(settings.metadata, path, disk=disk, clock=clock, read_only=True)
     try:
         yield store
     finally:
         store.close()
 
 
-def inspected(path: str, settings: Settings, disk: Disk, store: SqliteMetadata) -> Inspected:
+def inspected(path: str, settings: Settings, disk: Disk, store: MetadataStore) -> Inspected:
     """Read everything that the metadata store says. Values that cannot be used are kept apart."""
     directory = LogDirectory.look(path, disk)
     prefix = settings.metadata.prefix

@@ -14,6 +14,7 @@ from forebay.format.segment import parse_segment_name
 from forebay.inspection.directory import Inspected, ShardPlace, inspected, metadata_of
 from forebay.inspection.findings import Report, Severity
 from forebay.inspection.shard import Progress, verify_shard
+from forebay.metadata import SqliteMetadata
 from forebay.settings import Settings
 from forebay.storage.directory import LogDirectory
 from forebay.topics import TopicName
@@ -82,7 +83,7 @@ def _metadata(
     """What the metadata store says; `None`, with a finding, if it cannot be read at all."""
     try:
         with metadata_of(directory, settings, disk, clock) as store:
-            for flaw in store.damage():
+            for flaw in store.damage() if isinstance(store, SqliteMetadata) else ():
                 step = "keep a copy, then restore a backup"
                 report.add(Severity.ERROR, f"SQLite finds it damaged: {flaw}", step, file=directory.metadata_path)
             found = inspected(directory.path, settings, disk, store)

@@ -16,7 +16,8 @@ from forebay.disk import Disk, SystemDisk
 from forebay.engines import FollowingEngine, MemoryEngine, OpenShard, SegmentEngine
 from forebay.errors import Closed, Unavailable, UnknownTopic, Unsupported
 from forebay.lifecycle import close_with_process, closed
-from forebay.metadata import MemoryMetadata, MetadataStore, SqliteMetadata
+from forebay.metadata import MemoryMetadata, MetadataStore
+from forebay.metadata.opening import open_metadata
 from forebay.settings import Settings
 from forebay.shard import Owner, ShardRef
 from forebay.storage.definitions import Definitions
@@ -92,8 +93,6 @@ class Storage:
             raise Unsupported(
                 f'metadata.backend "memory" would forget the topics of {path}: use "sqlite", or open "{IN_MEMORY}"'
             )
-        if settings.metadata.backend == "etcd":
-            raise Unsupported(f'metadata.backend "etcd" is not offered for {path} yet: use "sqlite"')
         own = SystemDisk(settings.runtime.descriptors_max) if disk is None else None
         used = own or disk
         assert used is not None
@@ -128,13 +127,8 @@ class Storage:
     def _open_beside(
         cls, directory: LogDirectory, settings: Settings, disk: Disk, clock: Clock, own: SystemDisk | None
     ) -> Storage:
-        metadata = SqliteMetadata(
-            _metadata_path(directory, settings),
-            disk=disk,
-            clock=clock,
-            busy_timeout_ms=settings.metadata.busy_timeout_ms,
-            read_only=True,
-        )
+        path = _metadata_path(directory, settings)
+        metadata = open_metadata(settings.metadata, path, disk=disk, clock=clock, read_only=True)
         definitions = Definitions(metadata, settings.metadata.prefix, clock)
         owner = Owner("", directory.id)
         storage = cls(
@@ -164,8 +158,9 @@ class Storage:
         cls, directory: LogDirectory, settings: Settings, disk: Disk, clock: Clock, own: SystemDisk | None
     ) -> Storage:
         path = _metadata_path(directory, settings)
-        refuse_lost_metadata(directory.path, path, disk)
-        metadata = SqliteMetadata(path, disk=disk, clock=clock, busy_timeout_ms=settings.metadata.busy_timeout_ms)
+        if settings.metadata.backend == "sqlite":
+            refuse_lost_metadata(directory.path, path, disk)
+        metadata = open_metadata(settings.metadata, path, disk=disk, clock=clock)
         try:
             owner = Owner(metadata.session(settings.metadata.lease_ttl_s).id, directory.id)
             maintenance = Maintenance(disk, clock, directory.path, settings.runtime)
