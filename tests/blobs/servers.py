@@ -161,13 +161,13 @@ def _running(name: str, port: int, command: list[str], directory: Path) -> Itera
 
 
 def _until_answered(server: Server, ask: Callable[[], int]) -> None:
-    """Ask until the answer is a success; a server that ends or stays silent is an error with its own words."""
+    """Ask for the bucket until there is one, made now or found; a server that ends or stays silent is an error."""
     pause = threading.Event()
     answer: object = None
     for _ in range(int(START_SECONDS / 0.1)):
         try:
             answer = ask()
-            if answer in (200, 201):
+            if answer in (200, 201, 409):
                 return
         except (OSError, http.client.HTTPException) as error:
             answer = error

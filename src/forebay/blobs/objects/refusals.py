@@ -17,7 +17,6 @@ from forebay.errors import ForebayError, Unavailable, Unsupported
 LIBRARY_ERRORS = (exceptions.BaseError, FileNotFoundError, ValueError)
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")
 _QUERY = re.compile(r"\?[^\s,]*")
-_THROTTLED = frozenset({429, 503})
 _MESSAGE_LENGTH_MAX = 400
 HIDDEN = "(hidden)"
 
@@ -35,6 +34,14 @@ class Refusal(enum.Enum):
     UNKNOWN = "it may or may not have been done"
 
 
+_BY_STATUS = {
+    401: Refusal.DENIED,
+    403: Refusal.DENIED,
+    404: Refusal.MISSING,
+    408: Refusal.UNKNOWN,
+    429: Refusal.THROTTLED,
+    503: Refusal.THROTTLED,
+}
 _BY_CLASS: tuple[tuple[type[Exception], Refusal], ...] = (
     (FileNotFoundError, Refusal.MISSING),
     (exceptions.AlreadyExistsError, Refusal.EXISTS),
@@ -56,9 +63,7 @@ def classify(error: Exception) -> Refusal:
     status = _STATUS.search(text)
     if status is not None:
         number = int(status[1])
-        if number in _THROTTLED:
-            return Refusal.THROTTLED
-        return Refusal.FINAL if number < 500 and number != 408 else Refusal.UNKNOWN
+        return _BY_STATUS.get(number, Refusal.FINAL if number < 500 else Refusal.UNKNOWN)
     # The library tells these two apart only in its long text. A connection that was never made carried nothing.
     if "kind: Connect," in text:
         return Refusal.UNREACHED

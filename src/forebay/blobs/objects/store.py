@@ -7,6 +7,7 @@ Knows keys and bytes; knows nothing of what they mean.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -201,7 +202,9 @@ class ObjectStore:
             second = self.put_if_absent(key, b"second")
             kept = self.get_range(key, 0, 16, etag=second.stat.etag)
         finally:
-            self.delete(key)
+            # What the store does with creates is the answer that counts, also where it cannot delete.
+            with contextlib.suppress(ForebayError):
+                self.delete(key)
         if not first or second or kept != b"first":
             raise Unsupported(
                 f"{self.name} let the same key be created twice: it ignores If-None-Match, so two writers could not "
