@@ -22,7 +22,7 @@ from tests.log.checks import recover_and_go_on
 from tests.log.rig import Rig, after, simulated
 from tests.log.scenarios import SCENARIOS, Scenario
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 
 STATES_MAX: Final = 64 if os.environ.get("FOREBAY_SOAK") else 10
 RECOVERIES: Final = 16 if os.environ.get("FOREBAY_SOAK") else 2
@@ -79,7 +79,7 @@ def _recovering(state: CrashState, durability: Durability) -> Iterator[CrashStat
     again.append()
     again.see()
     again.append(2)
-    yield from explore(trace, range(first, len(trace) + 1), states_max=6, names_max=4)
+    yield from explore(trace, range(first, len(trace) + 1), states_max=5, names_max=3)
 
 
 def _torn(trace: Trace, prefixes: range) -> list[CrashState]:

@@ -17,7 +17,7 @@ from forebay.topics import Durability
 from tests.ledger import Ledger
 from tests.log.rig import DIRECTORY, Rig, Simulated, simulated
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 
 FLIPS: Final = (0x01, 0x80, 0xFF, 0x10, 0x5A) if os.environ.get("FOREBAY_SOAK") else (0x01, 0xFF)
 

@@ -21,7 +21,7 @@ from tests.ledger import Ledger
 from tests.log.rig import Rig, Simulated, after, simulated
 from tests.log.scenarios import fail_next
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 
 STRIDE: Final = 1 if os.environ.get("FOREBAY_SOAK") else 2
 """In a normal run every second fault that lasts; each fault that strikes once is always tried."""

@@ -21,7 +21,7 @@ from forebay.wal.staging import Entry, Ticket
 from tests.ledger import Ledger
 from tests.log.rig import Rig, Simulated, after, simulated
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 
 ROOM: Final = f"{os.sep}forebay{os.sep}wal{os.sep}"
 LINES_MAX: Final = 2_000

@@ -41,7 +41,7 @@ from tests.log.checks import recover_and_go_on
 from tests.log.rig import Rig, Simulated, simulated
 from tests.log.scenarios import fail_next
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 
 FSYNC, DISK = Durability.FSYNC, Durability.DISK
 DAMAGES: Final = (Damage.KILLED, Damage.OLD, Damage.CUT, Damage.WHOLE)

@@ -26,7 +26,7 @@ from tests.ledger import Ledger
 from tests.log.kill.zygote import SETTINGS, Life
 from tests.log.rig import Rig
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 
 SOAK: Final = bool(os.environ.get("FOREBAY_SOAK"))
 RANDOM_KILLS: Final = 400 if SOAK else 28
