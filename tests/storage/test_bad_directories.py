@@ -136,6 +136,8 @@ def test_a_segment_of_a_newer_version_refuses_its_topic_alone(path: Path) -> Non
     with forebay.open(path, QUICK) as log:
         with pytest.raises(ForebayError, match=newest.name):
             log.topic("t").append(b"v")
+        with pytest.raises(ForebayError, match=newest.name):
+            log.recover()
         assert values(log.topic("other").read()) == [b"v"]
     assert newest.read_bytes() == before
 

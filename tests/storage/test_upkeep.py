@@ -158,23 +158,21 @@ def test_a_shard_that_gets_work_while_it_is_let_go_comes_back(tmp_path: Path) ->
 
 
 def test_many_dirty_shards_are_synced_by_one_call(tmp_path: Path) -> None:
-    disk = WatchedDisk()
-    settings = Settings.load(
-        overrides={"wal": {"sync_interval_ms": 300, "mark_interval_ms": 60_000, "free_bytes_min": 0}}
-    )
-    with Storage.open(str(tmp_path / "log"), settings, disk=disk) as log:
-        topics = [log.create_topic(f"t{number}") for number in range(80)]
-        for topic in topics:
-            topic.append(b"new file")
-        until(lambda: all(topic.offsets().durable == 1 for topic in topics))
-        before = disk.calls.copy()
+    disk, clock = WatchedDisk(), ManualClock()
+    settings = Settings.load(overrides={"wal": {"free_bytes_min": 0}, "runtime": {"maintenance_interval_ms": 5}})
+    with Storage.open(str(tmp_path / "log"), settings, disk=disk, clock=clock) as log:
+        topic = log.create_topic("t", partitions=80)
+        for turn in (1, 2):
+            before = disk.calls.copy()
+            for partition in range(80):
+                topic.append(b"v", partition=partition)
+            made = disk.calls["sync"] - before["sync"]
+            # Time stands still until here, so that all are due at once.
+            clock.advance(1.5)
+            until(lambda t=turn: all(topic.offsets(p).durable == t for p in range(80)))  # type: ignore[misc]
 
-        for topic in topics:
-            topic.append(b"v")
-        until(lambda: all(topic.offsets().durable == 2 for topic in topics))
-
-        assert 1 <= disk.calls["sync_filesystem"] - before["sync_filesystem"] <= 3
-        assert disk.calls["sync"] - before["sync"] < 64
+            assert disk.calls["sync_filesystem"] - before["sync_filesystem"] == 1
+            assert disk.calls["sync"] - before["sync"] == made
 
 
 @pytest.mark.parametrize("number", [5, 28])

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.engines.operations import ShardedEngine, wanted
+from forebay.errors import ForebayError
 from forebay.format.descriptor import ShardState
 from forebay.metadata import MetadataStore
 from forebay.settings import Settings
@@ -53,13 +54,23 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         return 0 if ref.id in self._shards else tail_bytes(self._disk, self.directory(ref))
 
     def open_many(self, refs: Sequence[ShardRef], on_bytes: Callable[[int], None]) -> None:
-        """Open shards that are not open yet, acquired in few transactions; `on_bytes` hears of the bytes walked."""
+        """Open shards that are not open yet, acquired in few transactions; `on_bytes` hears of the bytes walked.
+
+        One that cannot be opened does not keep the others closed; the first error is raised when all were tried.
+        """
+        failed: list[ForebayError | OSError] = []
         with self._lock:
             self._check_open()
             closed = [ref for ref in refs if ref.id not in self._shards]
             taken = acquire(self._metadata, [wanted(ref, self._settings) for ref in closed], self._owner)
             for ref, (before, epoch) in zip(closed, taken, strict=True):
-                self._shards[ref.id] = self._recover(ref, before, epoch, on_bytes)
+                try:
+                    self._shards[ref.id] = self._recover(ref, before, epoch, on_bytes)
+                except (ForebayError, OSError) as error:
+                    logger.error("%s cannot be opened: %s", ref, error)
+                    failed.append(error)
+        if failed:
+            raise failed[0]
 
     def _open(self, ref: ShardRef) -> SegmentShard:
         before, epoch = acquire(self._metadata, [wanted(ref, self._settings)], self._owner)[0]
