@@ -7,13 +7,13 @@ import logging
 from collections.abc import Callable, Sequence
 
 from forebay.clock import Clock
-from forebay.disk import Disk
+from forebay.disk import Disk, make_directories
 from forebay.engines.operations import ShardedEngine, wanted
-from forebay.errors import ForebayError
+from forebay.errors import Conflict, ForebayError
 from forebay.format.descriptor import ShardState
 from forebay.metadata import MetadataStore
 from forebay.settings import Settings
-from forebay.shard import Owner, SegmentShard, ShardRef, acquire
+from forebay.shard import Owner, SegmentShard, ShardRef, acquire, read_state
 from forebay.wal.begin import ASIDE
 from forebay.wal.survey import tail_bytes
 
@@ -62,6 +62,8 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         with self._lock:
             self._check_open()
             closed = [ref for ref in refs if ref.id not in self._shards]
+            for ref in closed:
+                self._make_directory(ref)
             taken = acquire(self._metadata, [wanted(ref, self._settings) for ref in closed], self._owner)
             for ref, (before, epoch) in zip(closed, taken, strict=True):
                 try:
@@ -73,8 +75,24 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
             raise failed[0]
 
     def _open(self, ref: ShardRef) -> SegmentShard:
+        self._make_directory(ref)
         before, epoch = acquire(self._metadata, [wanted(ref, self._settings)], self._owner)[0]
         return self._recover(ref, before, epoch, None)
+
+    def _make_directory(self, ref: ShardRef) -> None:
+        """Give a new shard its directory before anybody owns it: from then on, one that is missing was lost.
+
+        Going on without it would give offsets out twice.
+        """
+        stored = read_state(self._metadata, wanted(ref, self._settings).key)
+        directory = self.directory(ref)
+        if stored is None:
+            make_directories(self._disk, directory)
+        elif stored.state.holder == self._owner.holder and not self._disk.exists(directory):
+            raise Conflict(
+                f"{ref} has lost its directory {directory}, and with it how far its offsets went: restore it from a "
+                "backup, or delete the topic and create it anew"
+            )
 
     def _close(self, shard: SegmentShard) -> None:
         try:
