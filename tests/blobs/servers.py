@@ -23,8 +23,10 @@ from email.utils import formatdate
 from pathlib import Path
 from typing import Final
 
+from forebay.blobs import open_store
 from forebay.blobs.objects.signing import Credentials, signed_headers
 from forebay.clock import SystemClock
+from forebay.disk import SystemDisk
 from forebay.settings import MIB, StoreSettings
 
 BUCKET: Final = "forebay-test"
@@ -80,6 +82,9 @@ def seaweed(directory: Path) -> Iterator[Server]:
     ]
     with _running("seaweedfs", ports[6], [str(_SERVERS / "weed"), "server", *arguments], directory) as server:
         _until_answered(server, lambda: _make_s3_bucket(server))
+        # Its gateway answers before its volumes do.
+        patient = open_store(s3_settings(server.endpoint, "ready", retries_max=30), disk=SystemDisk())
+        patient.upload("first", [b"1"])
         yield server
 
 

@@ -101,6 +101,8 @@ def test_a_server_ended_in_mid_upload_and_mid_read_is_named_and_leaves_nothing_h
             store.upload("broken.seg", _then(server, 12))
 
     with servers.seaweed(tmp_path) as server:
+        patient = opened(s3_settings(server.endpoint, retries_max=30))
+        assert patient.get_range("whole.seg", 0, len(content)) == content
         store = opened(s3_settings(server.endpoint, retries_max=1))
         assert [stat.key for stat in store.list()] == ["whole.seg"]
         assert store.stat("broken.seg") is None
