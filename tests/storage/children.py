@@ -176,6 +176,43 @@ def _said_closed(call: Callable[[], object]) -> str:
     return "worked"
 
 
+def fork_under_load(path: str, forks: str) -> None:
+    """Fork again and again while threads append, read and follow; each child finds its handles closed at once."""
+    log = forebay.open(path, SMALL)
+    topic = log.create_topic("t", partitions=2)
+    memory = log.create_topic("m", durability="ephemeral")
+    stop = threading.Event()
+
+    def load(number: int) -> None:
+        while not stop.is_set():
+            topic.append(b"x" * 100, partition=number % 2)
+            memory.append(b"x")
+            if number == 0:
+                topic.append_nowait(b"y", partition=1).result()
+                next(topic.follow(EARLIEST, timeout=0))
+
+    threads = [threading.Thread(target=load, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    codes = set()
+    for number in range(int(forks)):
+        child = os.fork()
+        if child == 0:
+            calls = [lambda: topic.append(b"v", partition=0), lambda: memory.append(b"v"), lambda: list(topic.read())]
+            told = all(_said_closed(call) == "closed" for call in calls)
+            log.close()
+            with forebay.open(f"{path}-{number}", SMALL) as own:
+                own.create_topic("t").append(b"v")
+            os._exit(0 if told else 1)
+        codes.add(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    stop.set()
+    for thread in threads:
+        thread.join()
+    records = list(topic.read(partition=0))
+    say(f"{codes} {[record.offset for record in records] == list(range(len(records)))}")
+    log.close()
+
+
 def prefork(path: str, workers: str) -> None:
     """A server that opens before it forks: each worker opens a log of its own."""
     main = forebay.open(f"{path}/main", SMALL)
@@ -244,6 +281,7 @@ ACTS: dict[str, Callable[..., None]] = {
         wait_for_signal,
         interrupted_appends,
         fork_once,
+        fork_under_load,
         prefork,
         follow,
         open_for_writing,

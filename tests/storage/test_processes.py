@@ -174,6 +174,36 @@ def test_after_a_fork_the_child_is_told_and_the_parent_goes_on(start: Start, pat
     child.kill()
 
 
+def test_forks_under_load_harm_neither_side(start: Start, path: str, ledger: Ledger) -> None:
+    parent = start("fork_under_load", "8")
+
+    assert hear_out(parent) == ["{0} True"], parent.stderr and parent.stderr.read()
+    assert parent.returncode == 0
+    ledger.count("forks under load", n=8)
+    with forebay.open(path, SMALL) as log:
+        assert log.topic("t").recovery().clean
+
+
+def test_a_reader_goes_on_through_the_death_of_one_owner_and_the_work_of_the_next(start: Start, path: str) -> None:
+    owner = start("append_for_ever", "disk")
+    assert hear(owner) == "ready"
+    hear(owner)
+    with forebay.open(path, SMALL, read_only=True) as beside:
+        stream = beside.topic("t").follow(0, timeout=60)
+        seen = [next(stream).offset for _ in range(50)]
+        owner.kill()
+        owner.wait(60)
+        for _ in range(3):
+            with forebay.open(path, SMALL) as log:
+                topic = log.topic("t")
+                topic.append_many([b"more"] * 5)
+                topic.rotate()
+                end = topic.offsets().next
+                seen += [next(stream).offset for _ in range(end - len(seen))]
+
+    assert seen == list(range(end))
+
+
 def test_workers_of_a_prefork_server_open_their_own(start: Start, path: str) -> None:
     server = start("prefork", "3")
 
