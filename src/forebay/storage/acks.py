@@ -7,6 +7,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
+from functools import partial
 
 from forebay.errors import Indeterminate
 from forebay.wal.staging import Ticket
@@ -56,7 +57,7 @@ class Ack(Ticket):
         if not self.done:
             wakeups = _wakeups()
             settled = wakeups.loop.create_future()
-            self.add_callback(lambda _: wakeups.add(settled))
+            self.add_callback(partial(wakeups.add, settled))
             yield from settled
         return super().result()
 
@@ -89,7 +90,7 @@ class Wakeups:
         self._due: deque[asyncio.Future[None]] = deque()
         self._asked = False
 
-    def add(self, future: asyncio.Future[None]) -> None:
+    def add(self, future: asyncio.Future[None], _: Ack | None = None) -> None:
         """Settle the future, in its loop, soon. For any thread."""
         self._due.append(future)
         if not self._asked:

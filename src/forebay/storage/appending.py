@@ -50,11 +50,14 @@ class Appender:
         self._settings = settings
         self._clock = clock
         self._shard = shard
+        self._bytes_max = settings.frame_bytes_max - FRAME_ROOM
 
     def one(self, partition: int, entry: Entry) -> int:
         """Append a record; its offset once its durability class holds."""
         shard = self._shard(partition)
-        size = self.checked_size(record_bytes(entry.value, entry.key, entry.tag, entry.headers))
+        size = record_bytes(*entry[:4])
+        if size > self._bytes_max:
+            self.checked_size(size)
         try:
             shard.stage_one(entry, size)
         except QueueFull as full:
@@ -64,7 +67,10 @@ class Appender:
     def one_soon(self, partition: int, entry: Entry) -> OpenShard:
         """Queue a record; `Unavailable` at once if there is no room."""
         shard = self._shard(partition)
-        shard.stage_one(entry, self.checked_size(record_bytes(entry.value, entry.key, entry.tag, entry.headers)))
+        size = record_bytes(*entry[:4])
+        if size > self._bytes_max:
+            self.checked_size(size)
+        shard.stage_one(entry, size)
         return shard
 
     def together(self, partition: int, columns: Columns, producing: Producing | None, *, atomic: bool) -> Sequence[int]:

@@ -27,7 +27,13 @@ ROW_BYTES = 16
 
 def record_bytes(value: bytes | None, key: bytes | None, tag: str | None, headers: Headers) -> int:
     """About what a record takes in a frame; never less for the bytes of the record itself."""
-    size = ROW_BYTES + len(value or b"") + len(key or b"")
+    size = ROW_BYTES
+    if value is not None:
+        size += len(value)
+    if key is not None:
+        size += len(key)
+    if tag is None and not headers:
+        return size
     if tag is not None:
         size += len(tag.encode()) + 4
     for name, content in headers:
