@@ -136,12 +136,12 @@ def _scan_newest(file: File, window: ProducerWindow, proof: int, on_bytes: Progr
     path = file.path
     header = _header(file)
     if isinstance(header, Verdict):
-        raise Corrupt(f'{path} has a {header.value} header, so the end of the log is unknown: restore the file from a backup')
+        raise Corrupt(f"{path} has a {header.value} header, so where the log ends is unknown: restore it from a backup")
     # The newest file alone rebuilds the window: its first state frame restates all that came before.
     scan = LogScan(file, header, window)
     scan.run(file.size(), proof=proof, on_bytes=on_bytes)
     if not scan.opened:
-        raise Corrupt(f'{path} has no state frame, so the end of the log is unknown: restore the file from a backup')
+        raise Corrupt(f"{path} has no state frame, so where the log ends is unknown: restore it from a backup")
     return scan
 
 
