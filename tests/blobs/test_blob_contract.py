@@ -83,6 +83,7 @@ class _OnAServer(BlobContract):
         store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("blob-servers")
 class TestSeaweed(_OnAServer):
     @pytest.fixture
@@ -97,6 +98,7 @@ class TestMoto(_OnAServer):
         return s3_settings(moto_server.endpoint, folder)
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("blob-servers")
 class TestAzurite(_OnAServer):
     @pytest.fixture

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +16,7 @@ from forebay.blobs import BlobChanged, BlobMissing, BlobStore, Denied, open_stor
 from forebay.blobs.objects.processes import LIBRARY
 from forebay.disk import SystemDisk
 from forebay.errors import Closed, ForebayError, Indeterminate, Invalid, Unavailable, Unsupported
-from forebay.settings import MIB, StoreSettings
+from forebay.settings import MIB, Settings, StoreSettings
 from forebay.testing.clock import ManualClock
 from tests.blobs.scripted import DATE, DROPPED, Answer, Respond, answering, careless, found, in_turn
 from tests.blobs.servers import SECRET_KEY, free_ports, s3_settings
@@ -71,6 +73,13 @@ def test_exists_after_an_answer_that_was_lost_may_be_our_own_work(doubtful: Answ
     assert type(outcome) is Indeterminate
     assert "k may or may not be stored" in str(outcome)
     assert sent == 2
+
+
+@pytest.mark.parametrize("then", [TAKEN, Answer(403), Answer(400)])
+def test_a_lost_answer_stays_in_doubt_whatever_is_answered_later(then: Answer) -> None:
+    outcome, _ = put(in_turn(put=[DROPPED, then], head=[Answer(500)]))
+
+    assert type(outcome) is Indeterminate
 
 
 def test_exists_after_a_plain_refusal_is_the_work_of_another() -> None:
@@ -233,6 +242,25 @@ def test_an_upload_that_breaks_before_its_end_is_unavailable() -> None:
         s3(endpoint, retries_max=0, parts_in_flight_max=1).upload("k", (bytes(MIB) for _ in range(100)))
 
     assert sum(request.method == "POST" for request in seen) == 1
+
+
+def test_the_examples_in_the_manual_are_stores(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+    examples = re.findall(r"^```yaml\n(store:.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    environment = {"S3_KEY": "key", "S3_SECRET": "secret", "AZURE_KEY": "a2V5"}
+
+    backends = set()
+    for example in examples:
+        (tmp_path / "forebay.yaml").write_text(example, encoding="utf-8")
+        settings = Settings.load(str(tmp_path / "forebay.yaml"), environment=environment).store
+        backends.add(settings.backend)
+        if settings.backend == "gcs":
+            assert isinstance(settings.options["service_account"], str)
+        elif settings.backend != "directory":
+            assert settings.root is not None
+            assert settings.root in open_store(settings, disk=SystemDisk()).name
+
+    assert backends == {"directory", "s3", "azure", "gcs"}
 
 
 def test_a_store_shows_no_secret_and_is_not_pickled() -> None:

@@ -22,7 +22,7 @@ from forebay.testing.clock import ManualClock
 from tests.blobs import servers
 from tests.blobs.servers import ACCESS_KEY, BUCKET, SECRET_KEY, Server, s3_settings
 
-pytestmark = pytest.mark.xdist_group("blob-servers")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("blob-servers")]
 
 LARGE_BYTES = 256 * MIB
 EXTRA_BYTES_MAX = 64 * MIB

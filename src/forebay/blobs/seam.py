@@ -14,8 +14,8 @@ from forebay.errors import Conflict, Invalid, Unavailable
 from forebay.records import Bytes
 
 KEY_LENGTH_MAX = 800
-CHUNK_BYTES = 1024 * 1024
-AHEAD = 4
+CHUNK_BYTES = 4 * 1024 * 1024
+AHEAD = 2
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 
 
@@ -105,7 +105,7 @@ class BlobStore(Protocol):
     ) -> Iterator[bytes]:
         """The bytes `[start, stop)` in order, in chunks of `chunk_bytes`, up to `ahead` of them fetched before needed.
 
-        At most `store.read_ahead_bytes` are fetched ahead, but always one chunk. Errors as by `get_range`.
+        At most `store.read_ahead_bytes` are fetched ahead of the chunk being waited for. Errors as by `get_range`.
         """
 
     def list(self, prefix: str = "") -> Iterator[Stat]:

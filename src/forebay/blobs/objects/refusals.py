@@ -18,6 +18,7 @@ LIBRARY_ERRORS = (exceptions.BaseError, FileNotFoundError, ValueError)
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")
 _QUERY = re.compile(r"\?[^\s,]*")
 _MESSAGE_LENGTH_MAX = 400
+_FINAL_WORDS = ("redirect without LOCATION", "Wanted range starting at")
 HIDDEN = "(hidden)"
 
 
@@ -67,7 +68,7 @@ def classify(error: Exception) -> Refusal:
     # The library tells these two apart only in its long text. A connection that was never made carried nothing.
     if "kind: Connect," in text:
         return Refusal.UNREACHED
-    return Refusal.FINAL if "redirect without LOCATION" in text else Refusal.UNKNOWN
+    return Refusal.FINAL if any(words in text for words in _FINAL_WORDS) else Refusal.UNKNOWN
 
 
 def named(error: Exception, store: str, doing: str, secrets: Iterable[str]) -> ForebayError:

@@ -89,14 +89,15 @@ class ObjectStore:
             except LIBRARY_ERRORS as error:
                 refusal, last = classify(error), error
             if refusal in (Refusal.EXISTS, Refusal.CHANGED):
-                found = self.stat(key)
-                if found is not None and not doubt:
-                    return Put(False, found)
-                if found is not None:
+                if doubt:
+                    # It may be our own work, done by a request whose answer was lost.
                     break
+                found = self.stat(key)
+                if found is not None:
+                    return Put(False, found)
                 # "Conflict", and nothing there: another create or a delete is under way. It decides first.
             elif refusal not in _WORTH_REPEATING:
-                raise self._named(last, f"put {key}") from None
+                break
             doubt = doubt or refusal in _IN_DOUBT
         assert last is not None
         raise (self._unknown(key, last) if doubt else self._named(last, f"put {key}")) from None
@@ -164,7 +165,7 @@ class ObjectStore:
         self._path(key)
         check_range(start, stop)
         pieces = spans(start, stop, chunk_bytes)
-        ahead = max(0, min(ahead, self._settings.read_ahead_bytes // chunk_bytes - 1))
+        ahead = min(ahead, self._settings.read_ahead_bytes // chunk_bytes)
         return fetched_ahead(
             lambda first, end: self.get_range(key, first, end, etag=etag), pieces, ahead=ahead, pool=self._threads
         )
@@ -243,7 +244,7 @@ class ObjectStore:
             raise BlobMissing(f"{self.name} has no object {key}") from None
         if refusal is Refusal.CHANGED:
             raise BlobChanged(f"{self.name}: {key} is not the object it was") from None
-        if refusal in (Refusal.FINAL, Refusal.UNKNOWN):
+        if refusal is Refusal.FINAL:
             found = self.stat(key)
             if found is not None and found.size <= start:
                 return b""
