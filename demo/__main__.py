@@ -54,7 +54,7 @@ def produce_and_follow() -> tuple[int, float]:
         follower.join()
         say(f"appended {ORDERS:,} orders in {seconds:.1f} s ({ORDERS / seconds:,.0f} per second), synced")
         say(f"a follower read {follower.records:,} of them ({follower.bytes / 1e6:,.0f} MB) meanwhile")
-        check(follower.records == ORDERS, "the follower saw every order")
+        check("the follower saw every order", holds=follower.records == ORDERS)
         return sum(batch.cents for batch in made), seconds
 
 
@@ -64,7 +64,7 @@ def crash_and_recover() -> Crash:
     say(f"a writer with 4 threads was killed with -9 after {crash.acknowledged:,} acknowledged payments")
     say(f"recovery: {crash.decision}")
     say(f"acknowledged {crash.acknowledged:,}, recovered {crash.recovered:,}, lost {crash.lost}")
-    check(crash.lost == 0, "no acknowledged payment is lost")
+    check("no acknowledged payment is lost", holds=crash.lost == 0)
     return crash
 
 
@@ -74,7 +74,7 @@ def read_in_spark(cents: int) -> Revenue:
     say(f"Spark read {revenue.orders:,} orders in {revenue.seconds:.1f} s:")
     for country, count, euros in revenue.rows:
         print(f"       {country}  {count:>9,} orders  {euros:>16,.2f} EUR")
-    check(revenue.orders == ORDERS and revenue.cents == cents, "Spark's totals equal what was produced")
+    check("Spark's totals equal what was produced", holds=revenue.orders == ORDERS and revenue.cents == cents)
     return revenue
 
 
@@ -82,7 +82,7 @@ def say(text: str) -> None:
     print(f"  ·  {text}", flush=True)
 
 
-def check(holds: bool, claim: str) -> None:
+def check(claim: str, *, holds: bool) -> None:
     print(f"  {'✓' if holds else '✗'}  {claim}", flush=True)
     if not holds:
         sys.exit(f"the demo failed: it is not true that {claim}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from pyspark.sql import functions as F
+from pyspark.sql import functions as sql
 
 from forebay.spark import session
 
@@ -32,8 +32,8 @@ def revenue_by_country(path: str) -> Revenue:
             .option("columns", "value,tag")
             .load()
         )
-        cents = F.get_json_object(F.col("value").cast("string"), "$.cents").cast("long")
-        table = orders.groupBy("tag").agg(F.count("*").alias("orders"), F.sum(cents).alias("cents")).orderBy("tag")
+        cents = sql.get_json_object(sql.col("value").cast("string"), "$.cents").cast("long")
+        table = orders.groupBy("tag").agg(sql.count("*").alias("orders"), sql.sum(cents).alias("cents")).orderBy("tag")
         rows = [(row["tag"], row["orders"], row["cents"]) for row in table.collect()]
         seconds = time.perf_counter() - begun
     finally:
