@@ -3,6 +3,7 @@
 SHELL := bash
 READY := .venv/.ready
 READY_BENCH := .venv/.ready-bench
+READY_SERVERS := .venv/.ready-servers
 SOURCES := $(wildcard src tests tools demo bench)
 
 .PHONY: help setup demo test check soak bench fmt clean
@@ -12,8 +13,7 @@ help: ## show this list
 
 setup: $(READY) ## create .venv from the lock files (once; again when they change)
 
-$(READY): requirements-build.lock requirements.lock requirements-servers.lock requirements-node.lock \
-		tests/blobs/azurite/package-lock.json pyproject.toml tools/setup.sh tools/setup_servers.sh
+$(READY): requirements-build.lock requirements.lock pyproject.toml tools/setup.sh
 	@tools/setup.sh
 	@touch $@
 
@@ -21,16 +21,21 @@ $(READY_BENCH): requirements-bench.lock $(READY)
 	@.venv/bin/python -m pip install --quiet --require-hashes -r requirements-bench.lock
 	@touch $@
 
+$(READY_SERVERS): requirements-servers.lock requirements-node.lock tests/blobs/azurite/package-lock.json \
+		tools/setup_servers.sh $(READY)
+	@tools/setup_servers.sh
+	@touch $@
+
 demo: $(READY) ## show Forebay at work, start to finish
 	@.venv/bin/python -m demo
 
-test: $(READY) ## every check there is: lint, format, types, import contracts, docs, all tests
+test: $(READY_SERVERS) ## every check there is: lint, format, types, import contracts, docs, all tests
 	@tools/run_tests.sh all
 
-check: $(READY) ## the quick checks: lint, types, contracts, tests that are neither slow nor Spark
+check: $(READY_SERVERS) ## the quick checks: lint, types, contracts, tests that are neither slow nor Spark
 	@tools/run_tests.sh quick
 
-soak: $(READY) ## the randomised tests again, for long
+soak: $(READY_SERVERS) ## the randomised tests again, for long
 	@FOREBAY_SOAK=1 .venv/bin/python -m pytest -n 2 --timeout 3600 -m "not spark"
 
 bench: $(READY_BENCH) ## measure Forebay beside its peers

@@ -26,4 +26,3 @@ echo "installing the locked dependencies"
 "${install[@]}" --require-hashes -r requirements-build.lock
 "${install[@]}" --require-hashes --no-build-isolation -r requirements.lock
 "${install[@]}" --no-deps --no-build-isolation --editable .
-tools/setup_servers.sh
