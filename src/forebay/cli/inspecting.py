@@ -76,7 +76,7 @@ def dump(
 
     for path in files:
         if os.path.isdir(path):
-            raise Invalid(f"{path} is a directory: name files in it, such as {path}/*.seg")
+            raise Invalid(f"{path} is a directory: name files in it, such as shards/*/*.seg of a data directory")
         if not as_json and len(files) > 1:
             say(f"{path}:")
         for item in items_of(run.disk, path, records=records):

@@ -78,7 +78,7 @@ class LogDirectory:
         path = checked_path(path)
         try:
             if not disk.exists(f"{path}/{MARKER}"):
-                raise Invalid(f"{path} is not a Forebay data directory: it has no {MARKER}")
+                raise Invalid(f"{path} is not a Forebay data directory: it has no {MARKER}; check the path")
             return cls(path, read_marker(path, disk), None)
         except OSError as error:
             raise Unavailable(f"{path} cannot be read: {error}; check the path and its permissions") from error
