@@ -90,10 +90,12 @@ class SealedSegment:
         except Corrupt:
             gathered.hole(Gap(offset, self.end, Reason.DAMAGED))
             return gathered.page()
-        for place in range(first, stop):
-            gathered.known_frame(entries[place], buffer, origin, self._salt_crc)
-            if place + 1 < stop and int(entries["offset"][place + 1]) > gathered.next:
+        wanted = entries[first:stop]
+        positions = (wanted["position"] - wanted["position"][0]).tolist()
+        for base, count, position in zip(wanted["offset"].tolist(), wanted["count"].tolist(), positions, strict=True):
+            if base > gathered.next:
                 gathered.hole(self._hole_at(gaps, gathered.next))
+            gathered.known_frame(base, count, buffer, position, self._salt_crc)
         return gathered.page()
 
     def offset_at_time(self, timestamp: int) -> int | None:
@@ -186,10 +188,8 @@ class Gathered:
         self._batches.append(batch.slice(self.next, batch.end) if batch.base < self.next else batch)
         self.next = batch.end
 
-    def known_frame(self, entry: np.void, buffer: bytes, origin: int, salt_crc: int) -> None:
+    def known_frame(self, first: int, count: int, buffer: bytes, position: int, salt_crc: int) -> None:
         """Add the frame that an index names; one that is not whole is a hole."""
-        first, count = int(entry["offset"]), int(entry["count"])
-        position = int(entry["position"]) - origin
         head = read_frame(buffer, position, salt_crc, FRAME_BYTES_LIMIT)
         if isinstance(head, Verdict) or head.base != first or head.count != count:
             self.hole(Gap(first, first + count, Reason.DAMAGED))
