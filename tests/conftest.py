@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -31,12 +32,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    """The one Spark session of the run."""
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The one Spark session of the run. Its working directory, where relative paths start, is an empty one."""
     from forebay.spark import session  # noqa: PLC0415 - only a run that needs Spark loads it
 
     small = {"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"}
-    started = session("forebay tests", master="local[2]", settings=small)
+    with contextlib.chdir(tmp_path_factory.mktemp("spark")):
+        started = session("forebay tests", master="local[2]", settings=small)
     yield started
     started.stop()
 

@@ -257,9 +257,9 @@ def _options_of(log: forebay.Storage) -> dict[str, str]:
 def test_source_is_a_view_in_sql(spark: SparkSession, path: Path, log: forebay.Storage) -> None:
     Filled(log, "shop/orders").many(10)
 
-    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW orders USING forebay OPTIONS (path '{path}', topic 'shop/orders')")
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW appended USING forebay OPTIONS (path '{path}', topic 'shop/orders')")
 
-    assert spark.sql("SELECT count(*), max(offset) FROM orders").first() == (10, 9)
+    assert spark.sql("SELECT count(*), max(offset) FROM appended").first() == (10, 9)
 
 
 @pytest.mark.parametrize(
