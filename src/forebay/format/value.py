@@ -83,7 +83,7 @@ def decode_value(buffer: Bytes, kind: type[T]) -> tuple[T, Unknown]:
         fields = _FIELDS.decode(inner)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Corrupt(f"a stored {kind.__name__} is not readable: {error}") from error
-    names = {field.encode_name for field in msgspec.structs.fields(kind)}
+    names = _names(kind)
     extra = {name: entry for name, entry in fields.items() if name not in names}
     return known, Unknown(envelope.version, envelope.min_reader, extra)
 
@@ -104,6 +104,11 @@ def _refuse_newer(min_reader: int, kind: type[msgspec.Struct]) -> None:
         raise UnsupportedFormat(
             f"a stored {kind.__name__} needs a reader of version {min_reader}, this is {READER_VERSION}: upgrade"
         )
+
+
+@lru_cache(maxsize=64)
+def _names(kind: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset(field.encode_name for field in msgspec.structs.fields(kind))
 
 
 @lru_cache(maxsize=64)

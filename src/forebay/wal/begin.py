@@ -69,7 +69,9 @@ def begin(
         writer.opening_gap = start.gap
     if reserve is not None:
         writer.reserved_end = reserved_end
-    make_directories(disk, place.directory)
+    if facts.is_empty:
+        # One that has a file in it got its own name made durable before.
+        make_directories(disk, place.directory)
     assert writer.next == start.next_offset
     live = LiveFile(disk, place.directory)
     newest = files.all[-1] if files.all else None
