@@ -23,8 +23,8 @@ class Sizes:
     bulk_records: int = 500_000
     kilobyte_records: int = 200_000
     durable_batches: int = 100
-    durable_single: int = 1_000
-    durable_many: int = 40_000
+    durable_single: int = 500
+    durable_many: int = 25_600
     producers: tuple[int, ...] = (1, 8, 64, 256)
     paced_seconds: float = 1.0
     history: tuple[int, ...] = (1_000_000, 10_000_000)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -38,8 +38,21 @@ def keep(results: Sequence[Result], seconds: float) -> None:
         lines = [msgspec.json.encode(found) for found in results if found.case == case]
         (KEPT / f"{case}.jsonl").write_bytes(b"\n".join(lines) + b"\n")
     everything = [found for path in sorted(KEPT.glob("*.jsonl")) for found in read(path)]
-    (KEPT / "RESULTS.md").write_text(page(everything, cases, seconds))
+    (KEPT / "RESULTS.md").write_text(page(everything, _runs(cases, seconds)))
     plot(everything, KEPT / "ratios.png")
+
+
+def _runs(cases: Sequence[str], seconds: float) -> dict[str, str]:
+    """When and under which load each case was run; this run noted."""
+    path = KEPT / "runs.json"
+    runs: dict[str, str] = msgspec.json.decode(path.read_bytes()) if path.exists() else {}
+    line = (
+        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {seconds:.0f} s for {', '.join(cases)}; {os.cpu_count()} cores, "
+        f"load {os.getloadavg()[1]:.1f}, Python {platform.python_version()}, {platform.system()} {platform.release()}"
+    )
+    runs |= dict.fromkeys(cases, line)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(runs)) + b"\n")
+    return runs
 
 
 def read(path: Path) -> list[Result]:
@@ -47,16 +60,16 @@ def read(path: Path) -> list[Result]:
     return [msgspec.json.decode(line, type=Result) for line in path.read_bytes().splitlines()]
 
 
-def page(results: Sequence[Result], cases: Sequence[str], seconds: float) -> str:
+def page(results: Sequence[Result], runs: Mapping[str, str]) -> str:
     """A page in Markdown."""
     missed = [found for found in results if found.met is False]
     lines = [
         "# Results",
         "",
-        f"Made by `python -m bench` on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {', '.join(cases)} in {seconds:.0f} s; "
-        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end, Python {platform.python_version()}, "
-        f"{platform.system()} {platform.release()}.",
-        "Medians of interleaved rounds. Only ratios inside one run count; one below 1.5 either way is a tie.",
+        "Made by `python -m bench`: medians of interleaved rounds. Only ratios inside one run count; one below 1.5",
+        "either way is a tie, and on a machine that is loaded beyond its cores even more is noise.",
+        "",
+        *[f"- {case}: {run}" for case, run in sorted(runs.items())],
         "",
         f"{sum(found.met is True for found in results)} aims met, {len(missed)} missed" + (":" if missed else "."),
         *[f"- {found.case}: {found.metric}: {_number(found.ours)} {found.unit}, aim {found.aim}" for found in missed],

@@ -12,7 +12,7 @@ from bench.plan import Contender, Figures, Plan
 from bench.results import Result, at_least, result
 
 KIB = 1024
-SLOW = {"sqlite": 4, "redis": 8, "nats": 40}
+SLOW = {"sqlite": 4, "redis": 10, "nats": 200}
 """By what the records of peers are divided that would take too long."""
 
 
