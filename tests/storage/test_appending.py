@@ -241,7 +241,7 @@ def test_where_some_partitions_hold_and_others_do_not_the_outcome_says_so(tmp_pa
         with wal.committing:
             acks = [topic.append_nowait(b"full", partition=1) for _ in range(4)]
             with pytest.raises(
-                Indeterminate, match="records of 1 partitions are appended, those of partition 1 are not"
+                Indeterminate, match=r"1 records are appended \(partition 0: offsets 0 to 0\), the rest is not"
             ):
                 topic.append_many([b"zero", b"one"], keys=[by_partition[0], by_partition[1]])
             with pytest.raises(Unavailable):
@@ -250,6 +250,43 @@ def test_where_some_partitions_hold_and_others_do_not_the_outcome_says_so(tmp_pa
         assert values(topic.read(partition=0)) == [b"zero"]
         assert [ack.result(60) for ack in acks] == [0, 1, 2, 3]
         assert values(topic.read(partition=1)) == [b"full"] * 4
+
+
+@pytest.mark.parametrize("keys", [None, [b"%d" % n for n in range(200)]])
+def test_a_split_append_that_is_refused_half_way_says_what_is_in(
+    keys: list[bytes] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`Unavailable` said that nothing was done, and whoever repeated the append had its first pieces twice."""
+    monkeypatch.setattr("forebay.wal.log.SPACE_CHECK_SECONDS", 0.0)
+    disk = WatchedDisk()
+
+    def fills_up(kind: str, path: str) -> None:
+        if kind == "write" and path.endswith(".seg"):
+            disk.free = 0
+
+    with Storage.open(str(tmp_path / "log"), quick(frame_bytes_max=65_536, free_bytes_min=1), disk=disk) as log:
+        topic = log.create_topic("t", partitions=2)
+        for partition in (0, 1):
+            topic.append(b"before", partition=partition)
+        disk.meet = fills_up
+
+        with pytest.raises(
+            Indeterminate, match=r"(\d+) records are appended \(partition .: offsets 1 to \1\), the rest is not"
+        ):
+            topic.append_many([b"x" * 1000] * 200, keys=keys, atomic=False)
+        with pytest.raises(Unavailable, match="free some space"):
+            topic.append_many([b"x" * 1000] * 200, keys=keys, atomic=False)
+
+        assert 0 < values(topic.read()).count(b"x" * 1000) < 200
+
+
+def test_a_producer_s_append_is_not_split_by_its_keys_either(tmp_path: Path) -> None:
+    """The second piece was taken for a repeat of the first, and its records were gone."""
+    with Storage.open(str(tmp_path / "log"), quick(frame_bytes_max=65_536)) as log:
+        topic = log.create_topic("t", partitions=2)
+        with pytest.raises(Invalid, match="names exactly one"):
+            topic.append_many([b"x" * 1000] * 200, keys=[b"k"] * 200, atomic=False, producer=1, sequence=0)
+        assert list(topic.read()) == []
 
 
 def test_a_full_queue_makes_appends_wait_and_then_refuses_them(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 FRAME_ROOM = 1024
 """What a frame needs beside its columns: head, runs, padding."""
+PLACES_MAX = 20
+"""How many ranges of offsets a message names."""
 
 
 class Staged(NamedTuple):
@@ -40,6 +42,13 @@ class Failed(NamedTuple):
 
     partition: int
     error: ForebayError
+
+
+class Held(NamedTuple):
+    """Records that are in."""
+
+    partition: int
+    offsets: range
 
 
 class Appender:
@@ -78,11 +87,24 @@ class Appender:
         encoded = encode_columns(columns)
         if atomic or encoded.size + FRAME_ROOM <= self._settings.frame_bytes_max:
             return self._settled([self._stage(partition, encoded, producing)])[0]
-        if producing is not None:
-            raise Invalid("atomic=False may split the append, but a producer's sequence names exactly one")
         # Every piece is checked before the first is appended.
-        pieces = self._split(columns, encoded)
-        return [offset for piece in pieces for offset in self.together(partition, piece, None, atomic=True)]
+        pieces = [(partition, piece) for piece in self._split(columns, encoded)]
+        return [offset for held in self._in_turn(pieces, producing) for offset in held.offsets]
+
+    def _in_turn(self, pieces: Sequence[tuple[int, Columns]], producing: Producing | None) -> list[Held]:
+        """Append the pieces one after the other. Once the first is in, a refusal no longer means nothing was done."""
+        if producing is not None and len(pieces) > 1:
+            raise Invalid("atomic=False may split the append, but a producer's sequence names exactly one")
+        held: list[Held] = []
+        for partition, piece in pieces:
+            try:
+                found = self._settled([self._stage(partition, encode_columns(piece), producing)])
+            except ForebayError as error:
+                if held:
+                    raise self._mixed(held, [Failed(partition, error)]) from error
+                raise
+            held.append(Held(partition, found[0]))
+        return held
 
     def _split(self, columns: Columns, encoded: ColumnBytes) -> list[Columns]:
         """The columns in pieces that fit into a frame each."""
@@ -106,10 +128,12 @@ class Appender:
         offsets = [0] * len(chosen)
         encoded = {number: encode_columns(part) for number, part in parts.items()}
         if not atomic:
-            pieces = {number: self._split(part, encoded[number]) for number, part in parts.items()}
+            pieces = [(number, piece) for number, part in parts.items() for piece in self._split(part, encoded[number])]
+            held = self._in_turn(pieces, producing)
             for number, places in rows.items():
-                split = [self.together(number, piece, producing, atomic=True) for piece in pieces[number]]
-                _place(offsets, places, [offset for found in split for offset in found])
+                _place(
+                    offsets, places, [offset for piece in held if piece.partition == number for offset in piece.offsets]
+                )
             return offsets
         for part in encoded.values():
             self.checked_size(part.size)
@@ -148,22 +172,28 @@ class Appender:
 
     def _settled(self, staged: Sequence[Staged], refused: Failed | None = None) -> list[range]:
         """The offsets of what was staged. Where some partitions hold and others failed the outcome is mixed."""
-        held: list[range] = []
+        held: list[Held] = []
         failed = [refused] if refused is not None else []
         for partition, shard, ticket, count in staged:
             try:
                 first = shard.settle(ticket)
-                held.append(range(first, first + count))
+                held.append(Held(partition, range(first, first + count)))
             except ForebayError as error:
                 failed.append(Failed(partition, error))
         if failed and held:
-            raise Indeterminate(
-                f"{self._name}: the records of {len(held)} partitions are appended, those of partition "
-                f"{failed[0].partition} are not ({failed[0].error}): read before you repeat them"
-            ) from failed[0].error
+            raise self._mixed(held, failed) from failed[0].error
         if failed:
             raise failed[0].error
-        return held
+        return [found.offsets for found in held]
+
+    def _mixed(self, held: Sequence[Held], failed: Sequence[Failed]) -> Indeterminate:
+        """What is in, where, and why the rest is not."""
+        count = sum(len(found.offsets) for found in held)
+        rest = "in doubt" if any(isinstance(failure.error, Indeterminate) for failure in failed) else "not"
+        return Indeterminate(
+            f"{self._name}: {count} records are appended ({_places(held)}), the rest is {rest} "
+            f"(partition {failed[0].partition}: {failed[0].error}): repeat only what is missing"
+        )
 
     def checked_size(self, size: int) -> int:
         """The size, or `Invalid` if no frame can hold it."""
@@ -216,6 +246,19 @@ def _picked(columns: Columns, rows: Sequence[int]) -> Columns:
         tags=None if columns.tags is None else [columns.tags[row] for row in rows],
         headers=None if columns.headers is None else [columns.headers[row] for row in rows],
     )
+
+
+def _places(held: Sequence[Held]) -> str:
+    """Which offsets of which partitions, neighbours together."""
+    merged: list[Held] = []
+    for found in held:
+        if merged and merged[-1].partition == found.partition and merged[-1].offsets.stop == found.offsets.start:
+            merged[-1] = Held(found.partition, range(merged[-1].offsets.start, found.offsets.stop))
+        else:
+            merged.append(found)
+    named = [f"partition {partition}: offsets {offsets.start} to {offsets.stop - 1}" for partition, offsets in merged]
+    more = f" and {len(named) - PLACES_MAX} more" if len(named) > PLACES_MAX else ""
+    return ", ".join(named[:PLACES_MAX]) + more
 
 
 def _place(offsets: list[int], places: Sequence[int], found: Sequence[int]) -> None:
