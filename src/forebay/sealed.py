@@ -99,13 +99,17 @@ class SealedSegment:
         return gathered.page()
 
     def offset_at_time(self, timestamp: int) -> int | None:
-        """The offset of the first record at or after the time; `None` if there is none."""
+        """The offset of the first record at or after the time; `None` if there is none.
+
+        Where that record lies in a damaged frame, the frame's first offset: whoever reads there is told.
+        """
         entries = self.index().entries
         place = index_format.find_time(entries, timestamp)
         if place is None:
             return None
-        page = self.read(int(entries["offset"][place]), 1)
-        return first_at_time(page.batches, timestamp)
+        first = int(entries["offset"][place])
+        page = self.read(first, 1)
+        return first_at_time(page.batches, timestamp) if page.batches else first
 
     def close(self) -> None:
         """Give memory and descriptors back; the next read takes them again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -327,3 +328,42 @@ def test_progress_of_recovery_is_told_in_the_loop(tmp_path: Path) -> None:
         assert heard[-1] == (1.0, threading.get_ident())
 
     run(tmp_path / "log", use)
+
+
+def test_appends_that_wait_for_room_do_not_keep_readers_waiting(tmp_path: Path) -> None:
+    settings = {"wal": {"queue_records_max": 10, "append_timeout_ms": 60_000}}
+
+    async def use(log: AsyncLog) -> list[Record]:
+        topic = await log.create_topic("t")
+        await topic.append(b"first")
+        shard = topic._topic._shard(0)
+        with shard.wal.committing:  # type: ignore[attr-defined]
+            # A disk that hangs: the queue is full and as many appends wait as there are threads for them.
+            for _ in range(10):
+                topic._topic.append_nowait(b"queued")
+            waiting = [
+                asyncio.create_task(topic.append_many([b"late"] * 5)) for _ in range(forebay.aio.workers.WORKERS)
+            ]
+            found = await collected(topic.read(stop=1))
+        await asyncio.gather(*waiting, *map(asyncio.ensure_future, queued))
+        return found
+
+    assert values(run(tmp_path / "log", use, settings)) == [b"first"]
+
+
+def test_an_opening_that_is_cancelled_leaves_no_complaint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def cancelled() -> None:
+        async def opened() -> None:
+            async with forebay.aio.open(str(tmp_path / "log")):
+                pass
+
+        opening = asyncio.create_task(opened())
+        await asyncio.sleep(0)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+
+    asyncio.run(cancelled())
+    gc.collect()
+
+    assert not caplog.records

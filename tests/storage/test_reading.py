@@ -304,3 +304,22 @@ def test_what_does_not_fit_into_memory_is_evicted_oldest_first(tmp_path: Path) -
         assert gaps == [Gap(5, kept[0].offset, Reason.CAP)]
         with pytest.raises(Invalid, match="memory.bytes_max"):
             topic.append(b"x" * 5000)
+
+
+def test_a_time_that_lies_in_a_damaged_frame_leads_to_the_damage_not_past_it(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with Storage.open(str(path), quick(reframe_bytes_min=0)) as log:
+        topic = log.create_topic("t")
+        for number in range(10):
+            topic.append(b"value %d" % number, timestamp=1_000 + number)
+        topic.rotate()
+        topic.append(b"late", timestamp=5_000)
+    segment = min(path.glob("shards/*/*.seg"))
+    segment.write_bytes(segment.read_bytes().replace(b"value 3", b"value ?"))
+    gaps: list[Gap] = []
+
+    with Storage.open(str(path), quick(reframe_bytes_min=0)) as log:
+        found = list(log.topic("t").read(Position.at_time(1_003), on_gap=lambda _, gap: gaps.append(gap)))
+
+    assert [record.offset for record in found] == list(range(4, 11))
+    assert gaps == [Gap(3, 4, Reason.DAMAGED)]

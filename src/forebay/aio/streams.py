@@ -79,7 +79,6 @@ class _Kept(Generic[T]):
         pending = self._pending
         if pending is None:
             pending = self._pending = self._workers.start(call)
-            pending.add_done_callback(_take_note)
         try:
             answer = await asyncio.shield(pending)
         except asyncio.CancelledError:
@@ -89,12 +88,6 @@ class _Kept(Generic[T]):
             raise
         self._pending = None
         return answer
-
-
-def _take_note(pending: asyncio.Future[T]) -> None:
-    """An error that nobody came back for is not worth a complaint of the event loop."""
-    if not pending.cancelled():
-        pending.exception()
 
 
 class Paged(Generic[T]):

@@ -109,7 +109,7 @@ class AsyncTopic:
         atomic: bool = True,
     ) -> Sequence[int]:
         """See `Topic.append_many`."""
-        return await self._run(
+        return await self._workers.run_append(
             self._topic.append_many,
             values,
             keys=keys,
@@ -131,7 +131,7 @@ class AsyncTopic:
         sequence: int | None = None,
     ) -> Sequence[int]:
         """See `Topic.append_arrow`."""
-        return await self._run(
+        return await self._workers.run_append(
             self._topic.append_arrow, batch, partition=partition, producer=producer, sequence=sequence
         )
 

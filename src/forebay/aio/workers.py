@@ -20,24 +20,41 @@ WORKERS = 4
 
 
 class Workers:
-    """A few threads for calls that may touch the disk."""
+    """A few threads for calls that may touch the disk; appends, which may wait for room, have threads of their own."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="forebay-aio")
+        self._appends = ThreadPoolExecutor(WORKERS, thread_name_prefix="forebay-aio-append")
         self._ended = False
 
     def start(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
         """Begin the call in a thread. Cancelling what waits for it does not stop it."""
-        if self._ended:
-            raise Closed("this log is closed")
-        return asyncio.get_running_loop().run_in_executor(self._pool, partial(call, *args, **kwargs))
+        return self._start(self._pool, partial(call, *args, **kwargs))
 
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.start(call, *args, **kwargs)
 
+    async def run_append(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """As `run`, for a call that may wait until there is room in the queue."""
+        return await self._start(self._appends, partial(call, *args, **kwargs))
+
     def end(self) -> None:
         self._ended = True
         self._pool.shutdown(wait=False)
+        self._appends.shutdown(wait=False)
+
+    def _start(self, pool: ThreadPoolExecutor, call: Callable[[], T]) -> asyncio.Future[T]:
+        if self._ended:
+            raise Closed("this log is closed")
+        started = asyncio.get_running_loop().run_in_executor(pool, call)
+        started.add_done_callback(_take_note)
+        return started
+
+
+def _take_note(started: asyncio.Future[T]) -> None:
+    """An error that nobody came back for is not worth a complaint of the event loop."""
+    if not started.cancelled():
+        started.exception()
 
 
 class Published:
