@@ -16,6 +16,7 @@ import forebay
 import forebay.aio
 from forebay import EARLIEST, Closed, Conflict, DataLoss, Invalid, Record, Storage, Unavailable, UnknownTopic
 from forebay.aio import AsyncLog, AsyncTopic
+from forebay.aio.workers import WORKERS
 from tests.storage.rig import QUICK, WatchedDisk, quick, values
 
 T = TypeVar("T")
@@ -339,13 +340,11 @@ def test_appends_that_wait_for_room_do_not_keep_readers_waiting(tmp_path: Path) 
         shard = topic._topic._shard(0)
         with shard.wal.committing:  # type: ignore[attr-defined]
             # A disk that hangs: the queue is full and as many appends wait as there are threads for them.
-            for _ in range(10):
-                topic._topic.append_nowait(b"queued")
-            waiting = [
-                asyncio.create_task(topic.append_many([b"late"] * 5)) for _ in range(forebay.aio.workers.WORKERS)
-            ]
+            queued = [topic._topic.append_nowait(b"queued") for _ in range(10)]
+            waiting = [asyncio.create_task(topic.append_many([b"late"] * 5)) for _ in range(WORKERS)]
             found = await collected(topic.read(stop=1))
-        await asyncio.gather(*waiting, *map(asyncio.ensure_future, queued))
+        await asyncio.gather(*waiting)
+        assert [await ack for ack in queued] == list(range(1, 11))
         return found
 
     assert values(run(tmp_path / "log", use, settings)) == [b"first"]
