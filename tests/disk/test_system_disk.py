@@ -229,6 +229,34 @@ def test_a_lock_file_replaced_while_it_is_being_locked_is_locked_afresh(
     assert disk.lock(f"{root}/lock") is None
 
 
+def test_those_who_ask_whether_a_lock_is_held_do_not_see_each_other(disk: SystemDisk, root: str) -> None:
+    lock = disk.lock(f"{root}/lock")
+    assert lock is not None
+    lock.release()
+
+    with open(f"{root}/lock", "rb") as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)
+        assert not disk.is_locked(f"{root}/lock")
+
+
+def test_asking_whether_a_lock_is_held_needs_no_permission_to_write(
+    disk: SystemDisk, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = disk.lock(f"{root}/lock")
+    assert lock is not None
+    flags: list[int] = []
+    opened = os.open
+
+    def watched(path: str, how: int, *rest: int) -> int:
+        flags.append(how)
+        return opened(path, how, *rest)
+
+    monkeypatch.setattr(os, "open", watched)
+
+    assert disk.is_locked(f"{root}/lock")
+    assert flags == [os.O_RDONLY | os.O_CLOEXEC]
+
+
 def test_a_forked_child_that_abandons_the_disk_does_not_keep_the_lock(disk: SystemDisk, root: str) -> None:
     file = disk.create(f"{root}/a")
     assert disk.lock(f"{root}/lock") is not None

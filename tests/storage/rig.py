@@ -116,6 +116,10 @@ class WatchedDisk:
         self._met("lock", path)
         return self.inner.lock(path)
 
+    def is_locked(self, path: str) -> bool:
+        self._met("is_locked", path)
+        return self.inner.is_locked(path)
+
     def modified_ms(self, path: str) -> int:
         self._met("modified_ms", path)
         return self.inner.modified_ms(path)

@@ -124,6 +124,22 @@ class SystemDisk:
                 raise
             lock.close()
 
+    def is_locked(self, path: str) -> bool:
+        self._refuse_if_abandoned(path)
+        # Held by every fork too: a child must not inherit the shared lock, nor the descriptor.
+        with _fork_gate:
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return False
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            finally:
+                os.close(fd)
+        return False
+
     def modified_ms(self, path: str) -> int:
         return os.stat(path).st_mtime_ns // 1_000_000
 

@@ -129,12 +129,8 @@ def _is_empty(path: str, disk: Disk) -> bool:
 
 
 def is_owned(path: str, disk: Disk) -> bool:
-    """Whether a process has the directory open for writing."""
-    lock = disk.lock(f"{path}/{LOCK}")
-    if lock is None:
-        return True
-    lock.release()
-    return False
+    """Whether a process has the directory open for writing. Those who ask do not take each other for one."""
+    return disk.is_locked(f"{path}/{LOCK}")
 
 
 def read_marker(path: str, disk: Disk) -> Marker:

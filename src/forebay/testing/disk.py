@@ -177,6 +177,12 @@ class SimulatedDisk:
     def lock(self, path: str) -> SimulatedLock | None:
         return self.perform("lock", path, lambda: self._lock(path))
 
+    def is_locked(self, path: str) -> bool:
+        def effect() -> bool:
+            return self.volume.exists(path) and self.volume.find_file(path).inode in self._holders
+
+        return self.perform("is_locked", path, effect)
+
     def modified_ms(self, path: str) -> int:
         return self.perform("modified_ms", path, lambda: self.volume.find_file(path).modified_ms)
 

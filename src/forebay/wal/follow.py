@@ -1,7 +1,8 @@
 """The log of a shard as another process sees it: read only, up to what its owner has published.
 
-While the owner lives, `live` says how far; without an owner, whatever is whole is synced first and then
-shown, since nobody else answers for it. Changes nothing on disk.
+While the owner lives, `live` says how far, and before it has said so, what the log itself states to be
+durable. Without an owner, whatever is whole is synced first and then shown, since nobody else answers
+for it. Changes nothing on disk.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import errno
 from collections.abc import Callable, Sequence
 
 from forebay.clock import Clock
-from forebay.disk import Disk
+from forebay.disk import Disk, File
 from forebay.errors import Corrupt, Unavailable
 from forebay.format.frame import Verdict
 from forebay.format.live import Live
@@ -22,12 +23,14 @@ from forebay.settings import WalSettings
 from forebay.wal.files import FileList, LogFile, SealedFile
 from forebay.wal.live import read_live
 from forebay.wal.scan import LogScan
-from forebay.wal.survey import indexed_files, survey
+from forebay.wal.survey import Survey, indexed_files, survey
 from forebay.wal.window import ProducerWindow
 
 PAGE_BYTES = 1024 * 1024
 POLL_SECONDS = 0.005
 ATTEMPTS = 10
+PUBLISHED_WITHIN_SECONDS = 1.0
+"""How long a first look waits for an owner that has begun to write and not published yet."""
 
 
 class FollowedLog:
@@ -46,6 +49,10 @@ class FollowedLog:
         self._is_owned = is_owned
         self._live: Live | None = None
         self._scan: LogScan | None = None
+        self._unpublished: tuple[list[str], int] | None = None
+        """What was there when the log's own marks were gone by: the files, and the size of the newest."""
+        self._known = False
+        """Some look has told where the log ends."""
 
     def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page:
         """Records from `offset` on that the owner has published; an empty page at the end."""
@@ -88,71 +95,126 @@ class FollowedLog:
     def refresh(self) -> None:
         """Look how far the owner has come."""
         for _ in range(ATTEMPTS):
-            live = read_live(self._disk, self._directory)
-            if live is not None and live == self._live and self._scan is not None:
-                return
             try:
-                if live is not None and self._is_owned():
-                    done = self._go_by(live)
-                else:
-                    done = self._survey(live)
+                if self._look():
+                    self._known = True
+                    return
             except OSError as error:
                 if error.errno not in (errno.ESTALE, errno.ENOENT):
-                    raise
-                done = False
-            if done:
-                return
+                    raise Unavailable(
+                        f"{self._directory} cannot be looked at: {error}; check its permissions, and try again"
+                    ) from error
             self._scan = None
         raise Unavailable(f"{self._directory}: its files changed {ATTEMPTS} times while they were looked at; try again")
 
     def close(self) -> None:
         """Give descriptors back."""
-        for file in self.files.all:
-            file.close()
+        self._scan = self._live = self._unpublished = None
+        self._show([])
 
-    def _survey(self, live: Live | None) -> bool:
-        """Nobody owns the log: sync what is there, so that it cannot vanish again, and show all that is whole."""
-        if self._is_owned():
-            # An owner came, or one has not published yet: what it will keep is not known before it says so.
-            self._live, self.head = None, 0 if live is None else self.head
+    def _look(self) -> bool:
+        """Bring everything up to date; false if files were replaced meanwhile."""
+        live = read_live(self._disk, self._directory)
+        if live is not None and live == self._live and self._scan is not None:
             return True
-        self._sync_newest()
+        segments = self._segments()
+        if live is None and not segments:
+            # Nobody has written yet, or the shard is deleted.
+            self._live = self._scan = None
+            self.head = self.durable = 0
+            self._show([])
+            return True
+        if not self._is_owned():
+            return self._survey(live, segments)
+        if live is not None:
+            return self._go_by(live)
+        return self._go_by_marks(segments)
+
+    def _survey(self, live: Live | None, segments: Sequence[str]) -> bool:
+        """Nobody owns the log: sync what is there, so that it cannot vanish again, and show all that is whole."""
+        if segments:
+            self._sync(segments[-1])
         facts = survey(self._disk, self._directory, self._settings, writable=False)
-        files: list[LogFile | SealedFile] = [*facts.sealed, *(_log_file(scan) for scan in facts.logs)]
-        self.files = FileList(files)
+        if self._is_owned():
+            # An owner came meanwhile: some of this may be what it has written and not published.
+            _close(_files_of(facts))
+            return False
+        self._show(_files_of(facts))
         self.head = self.durable = facts.end
         self._live, self._scan = live, facts.last
         return True
 
-    def _sync_newest(self) -> None:
-        segments = self._segments()
-        if segments:
-            file = self._disk.open(f"{self._directory}/{segments[-1]}")
-            with contextlib.closing(file):
-                file.sync()
+    def _go_by_marks(self, segments: list[str]) -> bool:
+        """The owner has published nothing, as when it has not opened the shard: show what is durable for certain.
+
+        That is all there is after a clean stop. What else there is may still be taken back, so that a reader
+        who knows no better end than this cannot be answered.
+        """
+        found = (segments, self._size(segments[-1]))
+        if found == self._unpublished:
+            return True
+        waited_until = self._clock.monotonic() + PUBLISHED_WITHIN_SECONDS
+        while True:
+            facts = survey(self._disk, self._directory, self._settings, writable=False)
+            proven = min(facts.end, facts.last.durable) if facts.last is not None else 0
+            if proven == facts.end or self._known:
+                break
+            _close(_files_of(facts))
+            if read_live(self._disk, self._directory) is not None or not self._is_owned():
+                return False
+            if self._clock.monotonic() >= waited_until:
+                raise Unavailable(
+                    f"{self._directory}: its owner has not published yet how far it may be read: "
+                    "try again once the owner has used the topic, or has closed the log"
+                )
+            self._clock.sleep(POLL_SECONDS)
+        self._show(_files_of(facts))
+        self.head = self.durable = min(facts.end, max(self.head, proven))
+        self._live, self._scan, self._unpublished = None, None, found
+        return True
+
+    def _sync(self, segment: str) -> None:
+        with contextlib.closing(self._disk.open(f"{self._directory}/{segment}")) as file:
+            file.sync()
+
+    def _size(self, segment: str) -> int:
+        with contextlib.closing(self._disk.open(f"{self._directory}/{segment}")) as file:
+            return file.size()
 
     def _go_by(self, live: Live) -> bool:
         """Show what the owner has published; false if files were replaced meanwhile."""
         name = segment_name(live.file_start, live.file_epoch)
         scan = self._scan
-        fresh = scan is None or not scan.path.endswith(name)
-        if scan is None or fresh:
-            scan = self._opened(f"{self._directory}/{name}")
-        scan.run(live.position, proof=0)
-        if scan.stop < live.position:
-            return False
-        newest = _log_file(scan)
-        newest.end = live.end
-        if fresh:
-            older = [segment for segment in self._segments() if segment < name]
-            self.files = FileList([*self._older(older, newest), newest])
+        if scan is not None and scan.path.endswith(name):
+            scan.run(live.position, proof=0)
+            if scan.stop < live.position:
+                return False
+            files = [*self.files.all[:-1], _newest(scan, live)]
         else:
-            self.files = FileList([*self.files.all[:-1], newest])
+            with contextlib.ExitStack() as opened:
+                scan = self._opened(f"{self._directory}/{name}", opened)
+                scan.run(live.position, proof=0)
+                if scan.stop < live.position:
+                    return False
+                newest = _newest(scan, live)
+                older = [segment for segment in self._segments() if segment < name]
+                files = [*self._older(older, newest, opened), newest]
+                opened.pop_all()
+        self._show(files)
         self._scan, self._live = scan, live
         self.head, self.durable = live.end, live.durable
         return True
 
-    def _older(self, segments: Sequence[str], newest: LogFile) -> list[LogFile | SealedFile]:
+    def _show(self, files: Sequence[LogFile | SealedFile]) -> None:
+        """Read from these from now on, and give back what only the ones before needed."""
+        before, self.files = self.files, FileList(files)
+        self._unpublished = None
+        kept = {_handle(file) for file in files}
+        _close([file for file in before.all if _handle(file) not in kept])
+
+    def _older(
+        self, segments: Sequence[str], newest: LogFile, opened: contextlib.ExitStack
+    ) -> list[LogFile | SealedFile]:
         """The files before the newest, from the back: each says where the one before it must end."""
         sealed = indexed_files(self._disk, self._directory, segments)
         files: list[LogFile | SealedFile] = []
@@ -160,7 +222,7 @@ class FollowedLog:
         for segment in reversed(segments):
             found: LogFile | SealedFile | None = sealed.get(segment)
             if found is None:
-                scan = self._opened(f"{self._directory}/{segment}")
+                scan = self._opened(f"{self._directory}/{segment}", opened)
                 gap = follower.leading_gap
                 scan.run(scan.file.size(), proof=gap.start if gap is not None else follower.start)
                 found = _log_file(scan)
@@ -174,12 +236,34 @@ class FollowedLog:
             return []
         return sorted(name for name in self._disk.list_directory(self._directory) if parse_segment_name(name))
 
-    def _opened(self, path: str) -> LogScan:
+    def _opened(self, path: str, opened: contextlib.ExitStack) -> LogScan:
         file = self._disk.open(path)
+        opened.callback(file.close)
         header = decode_header(file.read_at(HEADER_BYTES, 0))
         if isinstance(header, Verdict):
             raise Corrupt(f'{path} has a {header.value} header: run "forebay verify"')
         return LogScan(file, header, ProducerWindow(1, 1))
+
+
+def _files_of(facts: Survey) -> list[LogFile | SealedFile]:
+    return [*facts.sealed, *map(_log_file, facts.logs)]
+
+
+def _close(files: Sequence[LogFile | SealedFile]) -> None:
+    for file in files:
+        file.close()
+
+
+def _handle(file: LogFile | SealedFile) -> File | SealedFile:
+    """What holds the descriptor."""
+    return file.file if isinstance(file, LogFile) else file
+
+
+def _newest(scan: LogScan, live: Live) -> LogFile:
+    """The file that the owner writes, as far as it is published."""
+    newest = _log_file(scan)
+    newest.end = live.end
+    return newest
 
 
 def _log_file(scan: LogScan) -> LogFile:

@@ -290,6 +290,18 @@ class DiskContract:
         lock.release()
         assert disk.lock(f"{root}/lock") is None
 
+    def test_asking_whether_a_lock_is_held_neither_takes_nor_makes_it(self, disk: ContractDisk, root: str) -> None:
+        assert not disk.is_locked(f"{root}/lock")
+        assert not disk.exists(f"{root}/lock")
+
+        lock = disk.lock(f"{root}/lock")
+        assert lock is not None
+        assert disk.is_locked(f"{root}/lock")
+
+        lock.release()
+        assert not disk.is_locked(f"{root}/lock")
+        assert disk.lock(f"{root}/lock") is not None
+
     def test_a_lock_file_that_was_replaced_is_another_lock(self, disk: ContractDisk, root: str) -> None:
         assert disk.lock(f"{root}/lock") is not None
 
