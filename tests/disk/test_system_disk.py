@@ -133,6 +133,24 @@ def test_closing_gives_every_descriptor_back(disk: SystemDisk, root: str) -> Non
     assert disk.descriptors_open == 0
 
 
+def test_a_closed_disk_holds_nothing_and_opens_nothing(root: str) -> None:
+    before = set(os.listdir("/dev/fd"))
+    disk = SystemDisk()
+    file = disk.create(f"{root}/a")
+    file.write_at(b"unsynced", 0)
+    assert disk.lock(f"{root}/lock") is not None
+    disk.sync_filesystem(root)
+
+    disk.close()
+    disk.close()
+
+    assert set(os.listdir("/dev/fd")) == before
+    assert not SystemDisk().is_locked(f"{root}/lock")
+    for refused in (lambda: disk.open(f"{root}/a"), lambda: disk.lock(f"{root}/lock"), lambda: file.read_at(1, 0)):
+        with pytest.raises(OSError, match="closed"):
+            refused()
+
+
 def test_a_failed_opening_leaks_nothing(disk: SystemDisk, root: str) -> None:
     before = len(os.listdir("/dev/fd"))
 

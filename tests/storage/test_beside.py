@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -151,3 +152,27 @@ def test_a_file_that_does_not_hold_what_was_published_is_not_kept_open(killed: P
         with pytest.raises(forebay.Unavailable, match="changed 10 times"):
             log.topic("t").offsets()
         assert disk.descriptors_open == 0
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_opening_and_closing_again_and_again_holds_no_descriptor(closed: Path, read_only: bool) -> None:  # noqa: FBT001
+    """Each owner left the one by which it synced the file system."""
+    before = set(os.listdir("/dev/fd"))
+
+    for _ in range(3):
+        with forebay.open(closed, QUICK, read_only=read_only) as log:
+            if not read_only:
+                log.topic("t").append(b"v")
+            assert len(list(log.topic("t").read())) >= 10
+
+    assert set(os.listdir("/dev/fd")) == before
+
+
+def test_an_opening_that_fails_holds_no_descriptor(closed: Path) -> None:
+    (closed / "metadata.sqlite").write_bytes(b"")
+    before = set(os.listdir("/dev/fd"))
+
+    with pytest.raises(forebay.Corrupt):
+        forebay.open(closed, QUICK)
+
+    assert set(os.listdir("/dev/fd")) == before

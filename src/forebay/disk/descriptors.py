@@ -216,6 +216,13 @@ class Descriptors:
         with self._lock:
             return [file for file in self._open if file._dirty and file.device == device]
 
+    def close(self) -> None:
+        """Close every handle; one in use gives its descriptor back when that call ends."""
+        with self._lock:
+            files = list(self._open)
+        for file in files:
+            file.close()
+
     def abandon(self) -> None:
         """Close everything without taking the lock: in a forked child, whoever held it does not exist."""
         self._lock = threading.Lock()

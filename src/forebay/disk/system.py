@@ -37,7 +37,7 @@ class SystemDisk:
         self._locks: dict[int, SystemLock] = {}
         self._filesystems: dict[int, int] = {}
         self._boot = machine.boot()
-        self._abandoned = False
+        self._ended: str | None = None
 
     @property
     def descriptors_open(self) -> int:
@@ -50,7 +50,7 @@ class SystemDisk:
     def open(self, path: str, *, writable: bool = False) -> SystemFile:
         if writable:
             return self._writable(path, os.O_RDWR | os.O_CLOEXEC)
-        self._refuse_if_abandoned(path)
+        self._refuse_if_ended(path)
         return self._descriptors.adopt(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def rename(self, source: str, target: str) -> None:
@@ -107,7 +107,7 @@ class SystemDisk:
         self._descriptors.trim()
 
     def lock(self, path: str) -> SystemLock | None:
-        self._refuse_if_abandoned(path)
+        self._refuse_if_ended(path)
         while True:
             with _fork_gate:
                 fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -125,7 +125,7 @@ class SystemDisk:
             lock.close()
 
     def is_locked(self, path: str) -> bool:
-        self._refuse_if_abandoned(path)
+        self._refuse_if_ended(path)
         # Held by every fork too: a child must not inherit the shared lock, nor the descriptor.
         with _fork_gate:
             try:
@@ -154,20 +154,30 @@ class SystemDisk:
         """Give back every descriptor that is clean and not in use; the handles stay good."""
         self._descriptors.release_idle()
 
+    def close(self) -> None:
+        """Give back every descriptor and lock, and refuse to open more; harmless when repeated.
+
+        A read under way is let finish. Nobody may be syncing any more.
+        """
+        self._ended = self._ended or "this disk is closed"
+        self._descriptors.close()
+        for lock in list(self._locks.values()):
+            lock.release()
+        self._close_filesystems()
+
     def abandon(self) -> None:
         """Close every descriptor and lock with no other effect, and refuse to open more.
 
         For a forked child, where no other thread runs: the parent's locks stay the parent's.
         """
-        self._abandoned = True
+        self._ended = "this disk was abandoned after a fork: open another"
         self._descriptors.abandon()
         while self._locks:
             self._locks.popitem()[1].close()
-        while self._filesystems:
-            os.close(self._filesystems.popitem()[1])
+        self._close_filesystems()
 
     def _writable(self, path: str, flags: int) -> SystemFile:
-        self._refuse_if_abandoned(path)
+        self._refuse_if_ended(path)
         file = self._descriptors.adopt(path, flags)
         if file.device not in self._filesystems:
             # Opened before the first write, because the system reports to a descriptor only later failures.
@@ -183,9 +193,13 @@ class SystemDisk:
                 os.close(opened)
         return fd
 
-    def _refuse_if_abandoned(self, path: str) -> None:
-        if self._abandoned:
-            raise OSError(errno.EBADF, "this disk was abandoned after a fork: open another", path)
+    def _close_filesystems(self) -> None:
+        while self._filesystems:
+            os.close(self._filesystems.popitem()[1])
+
+    def _refuse_if_ended(self, path: str) -> None:
+        if self._ended is not None:
+            raise OSError(errno.EBADF, self._ended, path)
 
 
 class SystemLock:

@@ -7,6 +7,7 @@ from forebay.errors import Conflict, UnknownTopic
 from forebay.format.keys import deleted_key, topic_key, topics_prefix
 from forebay.format.value import decode_value, encode_value
 from forebay.metadata import Absent, Delete, DeleteRange, Exists, MetadataStore, Put, RevisionIs
+from forebay.shard import ShardRef
 from forebay.topics import TopicName, TopicSpec
 
 
@@ -91,3 +92,8 @@ class Definitions:
         states = f"{self._prefix}/storage/topics/{spec.namespace}/{spec.topic}/"
         # Only while the note stands: once it is gone, the states below that name may be those of a new topic.
         self._store.transaction([Exists(note)], [DeleteRange(states), Delete(note)])
+
+
+def refs_of(spec: TopicSpec) -> list[ShardRef]:
+    """The shards of a topic."""
+    return [ShardRef(spec, partition) for partition in range(spec.partitions)]

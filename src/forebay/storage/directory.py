@@ -45,6 +45,10 @@ class LogDirectory:
     def metadata_path(self) -> str:
         return f"{self.path}/{METADATA}"
 
+    def metadata_at(self, configured: str | None) -> str:
+        """Where the metadata store lies: absolute, so that the process may change its working directory."""
+        return posixpath.abspath(configured or self.metadata_path)
+
     @classmethod
     def take(cls, path: str | PurePath, disk: Disk, clock: Clock) -> LogDirectory:
         """Open for writing: made if missing, refused if it is somebody else's or another process has it."""

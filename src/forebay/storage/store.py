@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import posixpath
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -20,7 +19,7 @@ from forebay.metadata import MemoryMetadata, MetadataStore
 from forebay.metadata.opening import open_metadata
 from forebay.settings import Settings
 from forebay.shard import Owner, ShardRef
-from forebay.storage.definitions import Definitions
+from forebay.storage.definitions import Definitions, refs_of
 from forebay.storage.directory import LogDirectory, is_owned, refuse_lost_metadata
 from forebay.storage.threads import Committer, Maintenance
 from forebay.storage.topic import Topic
@@ -60,7 +59,7 @@ class Storage:
         self._maintenance = maintenance
         self._directory = directory
         self._disk = disk
-        """The disk, if it is this log's own: then a forked child must let go of it."""
+        """The disk, if it is this log's own: then it ends with it, and a forked child must let go of it."""
         self._committer = Committer()
         self._definitions = Definitions(metadata, settings.metadata.prefix, clock)
         self._opened: dict[str, dict[int, OpenShard]] = {}
@@ -96,14 +95,17 @@ class Storage:
         own = SystemDisk(settings.runtime.descriptors_max) if disk is None else None
         used = own or disk
         assert used is not None
-        if read_only:
-            return cls._open_beside(LogDirectory.look(path, used), settings, used, clock, own)
-        directory = LogDirectory.take(path, used, clock)
-        try:
-            return cls._open_directory(directory, settings, used, clock, own)
-        except BaseException:
-            directory.release()
-            raise
+        with ExitStack() as undo:
+            if own is not None:
+                undo.callback(own.close)
+            if read_only:
+                storage = cls._open_beside(LogDirectory.look(path, used), settings, used, clock, own)
+            else:
+                directory = LogDirectory.take(path, used, clock)
+                undo.callback(directory.release)
+                storage = cls._open_directory(directory, settings, used, clock, own)
+            undo.pop_all()
+        return storage
 
     @classmethod
     def _open_memory(cls, settings: Settings, clock: Clock) -> Storage:
@@ -127,7 +129,7 @@ class Storage:
     def _open_beside(
         cls, directory: LogDirectory, settings: Settings, disk: Disk, clock: Clock, own: SystemDisk | None
     ) -> Storage:
-        path = _metadata_path(directory, settings)
+        path = directory.metadata_at(settings.metadata.path)
         metadata = open_metadata(settings.metadata, path, disk=disk, clock=clock, read_only=True)
         definitions = Definitions(metadata, settings.metadata.prefix, clock)
         owner = Owner("", directory.id)
@@ -157,7 +159,7 @@ class Storage:
     def _open_directory(
         cls, directory: LogDirectory, settings: Settings, disk: Disk, clock: Clock, own: SystemDisk | None
     ) -> Storage:
-        path = _metadata_path(directory, settings)
+        path = directory.metadata_at(settings.metadata.path)
         if settings.metadata.backend == "sqlite":
             refuse_lost_metadata(directory.path, path, disk)
         metadata = open_metadata(settings.metadata, path, disk=disk, clock=clock)
@@ -289,6 +291,9 @@ class Storage:
                 if self._maintenance is not None:
                     last_first.callback(self._maintenance.end)
                 last_first.callback(self._committer.end)
+            if self._disk is not None:
+                # Only here: what a closing that failed has left to do needs it still.
+                self._disk.close()
 
     def __enter__(self) -> Self:
         return self
@@ -378,13 +383,3 @@ class Storage:
     def _check_open(self) -> None:
         if self._ended is not None:
             raise Closed(f"this log {self._ended}")
-
-
-def refs_of(spec: TopicSpec) -> list[ShardRef]:
-    """The shards of a topic."""
-    return [ShardRef(spec, partition) for partition in range(spec.partitions)]
-
-
-def _metadata_path(directory: LogDirectory, settings: Settings) -> str:
-    """Absolute, so that the process may change its working directory."""
-    return posixpath.abspath(settings.metadata.path or directory.metadata_path)
