@@ -12,6 +12,7 @@ from typing import Any, Final
 import pytest
 
 from forebay.errors import Closed, Unavailable
+from forebay.storage.acks import Ack
 from forebay.testing.crashes import crash_states
 from forebay.testing.damage import Damage
 from forebay.testing.history import Outcome, Troubled
@@ -128,6 +129,26 @@ def _traced(step: Callable[[], None], interruption: Interruption) -> None:
         pass
     finally:
         sys.settrace(previous)
+
+
+def test_an_exception_at_any_line_of_a_commit_loses_no_callback_and_calls_none_twice() -> None:
+    for line in range(1, LINES_MAX):
+        rig = Rig(simulated(), Durability.DISK).open()
+        rig.append()
+        acks, heard = [Ack(0) for _ in range(3)], []
+        for ack in acks:
+            rig.wal.stage_one(_entry()._replace(ticket=ack), 1)
+            ack.add_callback(lambda told: heard.append(told))  # noqa: B023, PLW0108 - read before the next round
+        interruption = Interruption(line, KeyboardInterrupt)
+        _traced(rig.wal.commit, interruption)
+        for _ in range(2):
+            rig.shard.upkeep.maintain()
+        rig.wal.commit()
+
+        assert heard == acks, f"line {line}"
+        if not interruption.struck:
+            return
+    pytest.fail("a commit has more lines than expected")
 
 
 def test_ctrl_c_in_a_commit_reaches_the_caller_and_the_log_recovers_by_itself() -> None:

@@ -18,6 +18,7 @@ from forebay.wal.log import Wal
 from forebay.wal.sealing import Sealer
 from forebay.wal.staging import Ticket
 from forebay.wal.survey import Survey, survey
+from forebay.wal.turns import is_held
 from forebay.wal.upkeep import Upkeep
 from forebay.wal.writer import ShardPlace
 
@@ -81,7 +82,7 @@ class SegmentShard:
         clock = self.wal.writer.clock
         deadline = clock.monotonic() + seconds
         # Not by taking the lock: an exception (Ctrl-C) before it is given back would leave it taken for ever.
-        while self.wal.committing.locked():
+        while is_held(self.wal.committing) and not self.wal.is_inside():
             if clock.monotonic() >= deadline:
                 return
             clock.sleep(PATIENCE_SECONDS)

@@ -9,62 +9,99 @@ from collections import deque
 from collections.abc import Callable, Generator
 from functools import partial
 
-from forebay.errors import Indeterminate
+from forebay.errors import ForebayError, Indeterminate
+from forebay.wal.hearing import Settled, in_callback
 from forebay.wal.staging import Ticket
 
 logger = logging.getLogger(__name__)
 
 
+_FIRST = threading.RLock()
+"""Held while an ack gets its first callback."""
+
+
 class Ack(Ticket):
-    """One append on its way. Settled by another thread, once; callbacks run there and must be quick.
+    """One append on its way. Settled by another thread, once; callbacks run there, after the log's lock is released.
 
     Takes no lock: a callback is first entered and `done` looked at afterwards, while settling turns `done`
     true first and looks for callbacks afterwards. Whoever comes second sees the other, and a list gives
     each of its entries to one thread only.
     """
 
-    __slots__ = ("_callbacks", "partition")
+    __slots__ = ("_callbacks", "_wakers", "partition")
 
     def __init__(self, partition: int) -> None:
-        super().__init__(_call_back)
+        super().__init__()
         self.partition = partition
-        self._callbacks: list[Callable[[Ack], None]] = []
+        self._wakers: list[Callable[[Ack], None]] = []
+        """Wake those who wait, at once, whatever lock is held."""
+        self._callbacks: list[Callable[[Ack], None]] | None = None
 
     @property
     def ticket(self) -> Ticket:
         """What the shard settles."""
         return self
 
+    def finish(self, error: ForebayError | None = None, due: deque[Settled] | None = None) -> None:
+        """See `Ticket`."""
+        super().finish(error, due)
+        if self._wakers:
+            _call(self._wakers, self)
+        if self._callbacks:
+            if due is None:
+                self.call_back()
+            else:
+                due.append(self)
+
     def result(self, timeout: float | None = None) -> int:
         """Wait for the first offset of the append, or the error it failed with.
 
-        `Indeterminate` if the time is up: the append is still on its way, and this may be asked again.
+        `Indeterminate` if the time is up: the append is still on its way, and this may be asked again. In a
+        callback at once: the thread that runs it may be the one that is to write.
         """
         if not self.done:
+            if in_callback():
+                raise Indeterminate("asked in the callback of an append, which cannot wait for another: add a callback")
             settled = threading.Event()
-            self.add_callback(lambda _: settled.set())
+            self._wake(lambda _: settled.set())
             if not settled.wait(timeout):
                 raise Indeterminate(f"not acknowledged within {timeout} s: it may still be; ask again")
         return super().result()
 
     def add_callback(self, callback: Callable[[Ack], None]) -> None:
-        """Call `callback(ack)` when the outcome is known; at once if it is already."""
+        """Call `callback(ack)` when the outcome is known; at once if it is already.
+
+        Called once, by the thread that wrote or one of the log's own, with no lock held: it may append, read,
+        and close the log. Until it returns that thread writes nothing for others, so it should be quick; and it
+        cannot wait for another ack: `result()` raises `Indeterminate` there. An exception in it is logged.
+        """
+        with _FIRST:
+            if self._callbacks is None:
+                self._callbacks = []
         self._callbacks.append(callback)
         if self.done:
-            _call_back(self)
+            self.call_back()
+
+    def call_back(self) -> None:
+        """Call each callback that nobody has called yet."""
+        if self._callbacks:
+            _call(self._callbacks, self)
+
+    def _wake(self, waker: Callable[[Ack], None]) -> None:
+        self._wakers.append(waker)
+        if self.done:
+            _call(self._wakers, self)
 
     def __await__(self) -> Generator[object, None, int]:
         if not self.done:
             wakeups = _wakeups()
             settled = wakeups.loop.create_future()
-            self.add_callback(partial(wakeups.add, settled))
+            self._wake(partial(wakeups.add, settled))
             yield from settled
         return super().result()
 
 
-def _call_back(ack: Ticket) -> None:
-    assert isinstance(ack, Ack)
-    callbacks = ack._callbacks
+def _call(callbacks: list[Callable[[Ack], None]], ack: Ack) -> None:
     while callbacks:
         try:
             callback = callbacks.pop(0)

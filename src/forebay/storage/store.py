@@ -21,7 +21,7 @@ from forebay.settings import Settings
 from forebay.shard import Owner, ShardRef
 from forebay.storage.definitions import Definitions, refs_of
 from forebay.storage.directory import LogDirectory, is_owned, refuse_lost_metadata
-from forebay.storage.threads import Committer, Maintenance
+from forebay.storage.threads import Closing, Committer, Maintenance
 from forebay.storage.topic import Topic
 from forebay.topics import Engine, TopicName, TopicSpec
 
@@ -66,7 +66,7 @@ class Storage:
         """The open shards of each topic id, shared by all its handles."""
         self._changing = threading.RLock()
         """Held while a topic is deleted and while a shard is opened: none is opened behind a deletion's back."""
-        self._closing = threading.Lock()
+        self._closing = Closing()
         self._ended: str | None = None
 
     @classmethod
@@ -276,24 +276,31 @@ class Storage:
     # Ending
 
     def close(self) -> None:
-        """Make everything durable and end in order: nothing is left to replay. Harmless when repeated."""
-        with self._closing:
-            # Set first and looked at by nobody here: a closing that was interrupted is finished by the next call.
-            self._ended = self._ended or "is closed"
-            with ExitStack() as last_first:
-                last_first.callback(closed, self)
-                if self._directory is not None:
-                    last_first.callback(self._directory.release)
-                last_first.callback(self._metadata.close)
-                last_first.callback(self._memory.close)
-                if self._segment is not None:
-                    last_first.callback(self._segment.close)
-                if self._maintenance is not None:
-                    last_first.callback(self._maintenance.end)
-                last_first.callback(self._committer.end)
-            if self._disk is not None:
-                # Only here: what a closing that failed has left to do needs it still.
-                self._disk.close()
+        """Make everything durable and end in order: nothing is left to replay. Harmless when repeated.
+
+        In the callback of an append it returns at once if somebody is closing already. In a signal handler that
+        interrupted an append of this log, or its closing, it raises `Unavailable`: close when that is over.
+        """
+        shards = [shard for opened in self._opened.copy().values() for shard in opened.copy().values()]
+        self._closing.run(self._close, shards, self._committer)
+
+    def _close(self) -> None:
+        # Set first and looked at by nobody here: a closing that was interrupted is finished by the next call.
+        self._ended = self._ended or "is closed"
+        with ExitStack() as last_first:
+            last_first.callback(closed, self)
+            if self._directory is not None:
+                last_first.callback(self._directory.release)
+            last_first.callback(self._metadata.close)
+            last_first.callback(self._memory.close)
+            if self._segment is not None:
+                last_first.callback(self._segment.close)
+            if self._maintenance is not None:
+                last_first.callback(self._maintenance.end)
+            last_first.callback(self._committer.end)
+        if self._disk is not None:
+            # Only here: what a closing that failed has left to do needs it still.
+            self._disk.close()
 
     def __enter__(self) -> Self:
         return self
@@ -313,7 +320,7 @@ class Storage:
         """In the child every handle says that it was opened before the fork, and nothing of the parent's is held."""
         self._ended = "was opened before a fork: open it anew in the child"
         # Whoever held one of these at the fork does not exist here.
-        self._closing, self._changing = threading.Lock(), threading.RLock()
+        self._closing, self._changing = Closing(), threading.RLock()
         for opened in self._opened.values():
             opened.clear()
         self._committer.abandon()

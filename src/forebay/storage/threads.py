@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.engines import OpenShard
+from forebay.errors import Unavailable
 from forebay.settings import RuntimeSettings
 from forebay.shard import SegmentShard
+from forebay.wal.hearing import in_callback, is_inside
+from forebay.wal.staging import INSIDE
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +35,8 @@ class Maintenance:
         self._changed = threading.Condition()
         self._busy: dict[str, SegmentShard] = {}
         self._watched: dict[str, SegmentShard] = {}
-        self._stepping = threading.Lock()
+        self._stepping = threading.RLock()
+        """Entered again by the callback of an append that this thread wrote, if it deletes a topic."""
         self._ended = False
         self._thread: threading.Thread | None = None
 
@@ -82,7 +86,7 @@ class Maintenance:
         """In a forked child: the thread is not there."""
         self._thread = None
         self._ended = True
-        self._stepping = threading.Lock()
+        self._stepping = threading.RLock()
         self._changed = threading.Condition()
 
     def _wake(self, shard: SegmentShard) -> None:
@@ -139,7 +143,8 @@ class Committer:
     """Commits for appends that nobody waits for in a thread of its own."""
 
     def __init__(self) -> None:
-        self._asked = threading.Condition()
+        self.lock = threading.RLock()
+        self._asked = threading.Condition(self.lock)
         self._shards: dict[OpenShard, None] = {}
         self._ended = False
         self._thread: threading.Thread | None = None
@@ -167,7 +172,8 @@ class Committer:
         """In a forked child: the thread is not there."""
         self._thread = None
         self._ended = True
-        self._asked = threading.Condition()
+        self.lock = threading.RLock()
+        self._asked = threading.Condition(self.lock)
 
     def _run(self) -> None:
         while True:
@@ -182,3 +188,32 @@ class Committer:
                     shard.commit()
                 except Exception:
                     logger.exception("%s: commit failed", shard.ref)
+
+
+class Closing:
+    """One thread closes at a time, and never one that is in the middle of an append."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def run(self, close: Callable[[], None], shards: Iterable[OpenShard], committer: Committer) -> None:
+        """Close, after whoever is at it.
+
+        In a callback only if nobody is: who closes may be waiting for the callback to return. `Unavailable`
+        inside an append or a closing of this thread, which a signal handler has interrupted.
+        """
+        logs = [shard.wal for shard in shards if isinstance(shard, SegmentShard)]
+        if any(is_inside(lock)() for log in logs for lock in (log.committing, log.staging.lock, committer.lock)):
+            raise Unavailable(INSIDE)
+        closes_here = is_inside(self._lock)()
+        if in_callback():
+            if not closes_here and self._lock.acquire(blocking=False):
+                try:
+                    close()
+                finally:
+                    self._lock.release()
+            return
+        if closes_here:
+            raise Unavailable(INSIDE)
+        with self._lock:
+            close()

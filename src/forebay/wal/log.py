@@ -22,8 +22,10 @@ from forebay.wal.cache import CachedFrame, TailCache, batches_in
 from forebay.wal.counters import Counters
 from forebay.wal.files import FileList
 from forebay.wal.healing import rebuild
+from forebay.wal.hearing import call_back, is_inside, wake_all
 from forebay.wal.live import LiveFile
-from forebay.wal.staging import Entry, Producing, Staging, Ticket
+from forebay.wal.refusals import refusals, too_full
+from forebay.wal.staging import INSIDE, Entry, Producing, Staging, Ticket
 from forebay.wal.turns import Turns, followed
 from forebay.wal.writer import Writer
 
@@ -42,7 +44,9 @@ class Wal:
         self.files = files
         self.durability = durability
         self.settings = writer.settings
-        self.committing = threading.Lock()
+        self.committing = threading.RLock()
+        """Its owner is known, so that a signal handler that comes in between is refused. Never entered twice."""
+        self.is_inside = is_inside(self.committing)
         self.staging = Staging(writer.next, writer.window, writer.settings)
         self.cache = TailCache(writer.settings.cache_bytes_max)
         self.head = writer.end
@@ -89,12 +93,19 @@ class Wal:
             # Reserved, so that even if it is lost its offset never stands for another record.
             return ticket.result() if ticket.done else ticket.offset
         while not ticket.done:
+            if self.is_inside():
+                raise Indeterminate(
+                    f"{self.writer.place}: queued behind the append that it interrupted, not waited for"
+                )
             if self._turns.claim(ticket):
-                with self.committing:
-                    self._turns.begin()
-                    self._commit()
-                    if not ticket.done:
-                        ticket.finish(Closed(f"{self.writer.place}: the append was queued before a fork; repeat it"))
+                try:
+                    with self.committing:
+                        self._turns.begin()
+                        self._commit()
+                        if not ticket.done:
+                            ticket.finish(Closed(f"{self.writer.place}: queued before a fork; repeat it"))
+                finally:
+                    self.call_back()
             elif not followed(ticket):
                 self._turns.begin()
                 self.commit()
@@ -102,8 +113,18 @@ class Wal:
 
     def commit(self) -> None:
         """Write and publish everything that waits. On return each ticket taken is settled, well or ill."""
-        with self.committing:
-            self._commit()
+        if self.is_inside():
+            raise Unavailable(f"{self.writer.place}: {INSIDE}")
+        try:
+            with self.committing:
+                self._commit()
+        finally:
+            self.call_back()
+
+    def call_back(self) -> None:
+        """Call whoever wanted to hear of what is settled. The caller holds no lock."""
+        if self.staging.due:
+            call_back(self.staging.due)
 
     def _commit(self) -> None:
         try:
@@ -168,11 +189,8 @@ class Wal:
         if self._waiting:
             with self._published:
                 self._published.notify_all()
-        for waker in tuple(self.wakers):
-            try:
-                waker()
-            except Exception:
-                logger.exception("%s: a reader could not be woken", self.writer.place)
+        if self.wakers:
+            wake_all(self.wakers, self.writer.place)
 
     def _timed_sync(self) -> None:
         begun = self.writer.clock.monotonic()
@@ -188,10 +206,7 @@ class Wal:
         directory, least = self.writer.place.directory, self.settings.free_bytes_min
         free = self.writer.disk.free_bytes(directory)
         if free < least:
-            raise Unavailable(
-                f"{self.writer.place}: {free} bytes are free below {directory}, fewer than wal.free_bytes_min "
-                f"({least}): free some space; appends go on by themselves then"
-            )
+            raise too_full(self.writer.place, directory, free, least)
         self._space_checked = now
 
     def rotate_locked(self) -> None:
@@ -215,14 +230,8 @@ class Wal:
             self.staging.fail(refusal, refusal, max(writer.next, self._skip_lost(writer.end)))
             return
         self.failure = reason
-        self.staging.refuse(
-            Unavailable(f"{name} is read-only since its log could not be written ({reason}); it recovers by itself")
-        )
-        written = Indeterminate(
-            f"{name}: the append was being written when the log failed ({reason}): it is not visible now and, "
-            "should the process crash before the log recovers, may appear once; read before you repeat it"
-        )
-        queued = Unavailable(f"{name}: the append was not written, the log failed before it ({reason}); try again")
+        later, written, queued = refusals(name, reason)
+        self.staging.refuse(later)
         self.staging.fail(written, queued, self._skip_lost(self.head))
         logger.error("%s: log failed at offset %d: %s", name, self.head, reason)
         if self.on_dirty is not None:
@@ -277,6 +286,7 @@ class Wal:
             if self.failure is None and not self.closed:
                 self.writer.unsettled = True
                 self._fail(error)
+        self.call_back()
 
     # Reading
 
@@ -319,14 +329,8 @@ class Wal:
 
     def offsets(self) -> Offsets:
         """The watermarks now."""
-        floors = self.writer.floors
-        return Offsets(
-            earliest=max(floors.earliest, 0),
-            evict_floor=floors.evict_floor,
-            durable=min(self.writer.durable, self.head),
-            exported=0,
-            next=self.staging.next,
-        )
+        floors, durable = self.writer.floors, min(self.writer.durable, self.head)
+        return Offsets(max(floors.earliest, 0), floors.evict_floor, durable, exported=0, next=self.staging.next)
 
     # Ending
 
@@ -377,12 +381,14 @@ class Wal:
                 file.close()
             self.live.close()
         self._wake()
+        self.call_back()
 
     def abandon(self) -> None:
         """End without touching the disk: in a forked child, whose parent goes on writing."""
         self.closed = True
         # Whoever held a lock at the fork does not exist here.
-        self.committing = threading.Lock()
+        self.committing = threading.RLock()
+        self.is_inside = is_inside(self.committing)
         self._published = threading.Condition()
         self._turns = Turns()
         self.staging = Staging(0, self.writer.window, self.settings)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -17,10 +18,15 @@ from forebay.format.batch import ColumnBytes, Columns, encode_columns, encode_ro
 from forebay.format.control import WindowEntry
 from forebay.records import Headers, Run
 from forebay.settings import WalSettings
+from forebay.wal.hearing import Settled, is_inside
 from forebay.wal.window import ProducerWindow
 
 logger = logging.getLogger(__name__)
 
+INSIDE = (
+    "called from inside an append of the same log, as by a signal handler: nothing was done; "
+    "let the handler only set a flag or raise, and do this when the append is over"
+)
 ROW_BYTES = 16
 """What a record costs in a frame beside its own bytes: timestamp and one offset, roughly."""
 
@@ -61,11 +67,15 @@ class Ticket:
             raise type(self.error)(*self.error.args)
         return self.offset
 
-    def finish(self, error: ForebayError | None = None) -> None:
-        """Settle the outcome, once. Cut short (Ctrl-C), it is repeated, and nobody who waits is forgotten."""
+    def finish(self, error: ForebayError | None = None, due: deque[Settled] | None = None) -> None:
+        """Settle the outcome, once. Cut short (Ctrl-C), it is repeated, and nobody who waits is forgotten.
+
+        Under a lock of the log `due` takes those whose callers' own callbacks are to run once it is given back;
+        `callback` is called at once and only wakes.
+        """
         if not self.done:
             for follower in self.followers or ():
-                follower.finish(error)
+                follower.finish(error, due)
             self.error = error
             self.done = True
         if self.callback is not None:
@@ -152,7 +162,11 @@ class Staging:
     """The bounded queue of a shard."""
 
     def __init__(self, next_offset: int, window: ProducerWindow, settings: WalSettings) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
+        """Its owner is known, so that a signal handler that comes in between is refused. Never entered twice."""
+        self._is_inside = is_inside(self.lock)
+        self.due: deque[Settled] = deque()
+        """Settled appends that have somebody to call once no lock is held."""
         self.window = window
         self.taken: list[PendingFrame] = []
         self._frames: list[PendingFrame] = [PendingFrame(next_offset)]
@@ -181,6 +195,8 @@ class Staging:
         is settled on return. Raises `QueueFull`, the refusal of the shard, or `Conflict` for a sequence
         out of step.
         """
+        if self._is_inside():
+            raise Unavailable(INSIDE)
         with self.lock:
             self._admit(1, size)
             if entry.producing is None:
@@ -191,6 +207,8 @@ class Staging:
 
     def stage_many(self, columns: ColumnBytes, producing: Producing | None, ticket: Ticket) -> Ticket:
         """Queue many records as one frame of their own, all or none; else as `stage_one`."""
+        if self._is_inside():
+            raise Unavailable(INSIDE)
         with self.lock:
             self._admit(columns.count, columns.size)
             if producing is None:
@@ -214,7 +232,7 @@ class Staging:
                     self._remember(frame)
         for frame in self.taken:
             for ticket in frame.tickets():
-                ticket.finish()
+                ticket.finish(None, self.due)
         self.taken = []
 
     def fail(self, written: ForebayError, queued: ForebayError, next_offset: int) -> None:
@@ -227,7 +245,7 @@ class Staging:
         for frames, error in ((taken, written), (waiting, queued)):
             for frame in frames:
                 for ticket in frame.tickets():
-                    ticket.finish(error)
+                    ticket.finish(error, self.due)
 
     def refuse(self, refusal: ForebayError | None) -> None:
         """From now on answer every append with this error; `None` takes appends again."""

@@ -30,6 +30,8 @@ class Upkeep:
         self._wal = wal
         self._sealer = sealer
         self._sealing = threading.Lock()
+        self._left: object = None
+        """The append whose callback was due a round ago."""
 
     def maintain(self) -> None:
         """Do everything that is due."""
@@ -40,6 +42,7 @@ class Upkeep:
     def prepare(self) -> bool:
         """The part before the background sync; true if that sync is due."""
         wal = self._wal
+        self._call_back()
         if wal.failure is not None:
             wal.heal()
             return False
@@ -77,6 +80,7 @@ class Upkeep:
         if wal.closed:
             return False
         waiting = wal.failure is not None or wal.queued_since is not None or wal.dirty_since is not None
+        waiting = waiting or bool(wal.staging.due)
         return waiting or (active is not None and active.marked < wal.writer.durable) or bool(self._rotated())
 
     def sync_begin(self) -> SyncTarget | None:
@@ -138,6 +142,14 @@ class Upkeep:
             raise
         else:
             self.sync_end(target)
+
+    def _call_back(self) -> None:
+        """Call back for a thread that was interrupted before it did."""
+        due = self._wal.staging.due
+        first = next(iter(due.copy()), None)
+        if first is not None and first is self._left:
+            self._wal.call_back()
+        self._left = first
 
     def _mark(self) -> None:
         wal = self._wal

@@ -1,0 +1,76 @@
+"""Whoever wanted to hear of an append is called here: after the log's lock was given back, so that it may use the log.
+
+Knows tickets, nothing of what was written. A ticket stays in its queue until it has called back: cut short (Ctrl-C),
+the rest is called by whoever comes next.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+logger = logging.getLogger(__name__)
+
+
+def is_inside(lock: threading.RLock) -> Callable[[], bool]:
+    """What tells whether the thread that asks holds the lock."""
+    owned: Callable[[], bool] = lock._is_owned  # type: ignore[attr-defined]
+    return owned
+
+
+class Settled(Protocol):
+    """An append whose outcome is known and whose callbacks are due."""
+
+    def call_back(self) -> None:
+        """Call each callback that nobody has called yet."""
+
+
+class _Here(threading.local):
+    """What this thread is working through, if it is."""
+
+    def __init__(self) -> None:
+        self.queues: deque[deque[Settled]] = deque()
+        self.running = threading.RLock()
+        """A lock of one thread, as a mark that no exception at any instant leaves behind."""
+        self.is_running = is_inside(self.running)
+
+
+_HERE = _Here()
+
+
+def in_callback() -> bool:
+    """Whether this thread is in the callback of an append."""
+    return _HERE.is_running()
+
+
+def call_back(due: deque[Settled]) -> None:
+    """Call all that is due. Inside a callback only later: a callback that appends must not nest without end."""
+    queues = _HERE.queues
+    queues.append(due)
+    if _HERE.is_running():
+        return
+    with _HERE.running:
+        while queues:
+            _emptied(queues.popleft())
+
+
+def _emptied(due: deque[Settled]) -> None:
+    while due:
+        try:
+            settled = due[0]
+            settled.call_back()
+            due.remove(settled)
+        except (IndexError, ValueError):
+            continue  # another thread was quicker
+
+
+def wake_all(wakers: Iterable[Callable[[], None]], name: object) -> None:
+    """Wake readers, under whatever lock is held: wakers only wake."""
+    for waker in tuple(wakers):
+        try:
+            waker()
+        except Exception:
+            logger.exception("%s: a reader could not be woken", name)
