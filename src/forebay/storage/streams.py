@@ -12,12 +12,16 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Generic, Protocol, Self, TypeAlias, TypeVar
 
+from forebay.clock import Clock
 from forebay.engines import OpenShard
 from forebay.errors import Closed, Unavailable
 from forebay.format.batch import Batch
 from forebay.reading import Cursor
 
 STOP_CHECK_SECONDS = 0.1
+REST = 4
+"""Where one has to look again and again, the pause is so many times what a look takes: many empty partitions
+are looked at more rarely than one."""
 
 T = TypeVar("T")
 Shown: TypeAlias = Callable[[Batch, int], Sequence[T]]
@@ -137,8 +141,11 @@ class Following(Generic[T]):
 class Waiting(Generic[T]):
     """A `Following` for a thread that may sleep: ends when nothing came for a time, or it is told to stop."""
 
-    def __init__(self, following: Following[T], timeout: float | None, stop: threading.Event | None) -> None:
+    def __init__(
+        self, following: Following[T], timeout: float | None, stop: threading.Event | None, *, clock: Clock
+    ) -> None:
         self._following = following
+        self._clock = clock
         self._timeout = timeout
         self._stop = stop
         self._closed = False
@@ -147,17 +154,18 @@ class Waiting(Generic[T]):
 
     def next_page(self) -> list[T]:
         """See `Source`."""
-        step = min(STOP_CHECK_SECONDS, self._following.poll_seconds or STOP_CHECK_SECONDS)
-        if self._timeout is not None:
-            step = min(step, self._timeout)
-        idle = 0.0
+        began = self._clock.monotonic()
         while not self._closed and (self._stop is None or not self._stop.is_set()):
             self._woken.clear()
+            looked = self._clock.monotonic()
             page = self._following.next_page()
-            if page or (self._timeout is not None and idle >= self._timeout):
+            now = self._clock.monotonic()
+            left = STOP_CHECK_SECONDS if self._timeout is None else began + self._timeout - now
+            if page or left <= 0:
                 return page
-            if not self._woken.wait(step):
-                idle += step
+            poll = self._following.poll_seconds
+            pause = STOP_CHECK_SECONDS if poll is None else max(poll, REST * (now - looked))
+            self._woken.wait(min(left, pause, STOP_CHECK_SECONDS))
         return []
 
     def close(self) -> None:

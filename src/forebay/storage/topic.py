@@ -232,7 +232,8 @@ class Topic:
         """
         if timeout is not None:
             checked_seconds("timeout", timeout)
-        return Stream(Waiting(self.following(start, partition=partition, on_gap=on_gap), timeout, stop))
+        following = self.following(start, partition=partition, on_gap=on_gap)
+        return Stream(Waiting(following, timeout, stop, clock=self._clock))
 
     def following(
         self, start: Position | int = LATEST, *, partition: int | None = None, on_gap: OnGap | None = None
