@@ -323,3 +323,34 @@ def test_a_time_that_lies_in_a_damaged_frame_leads_to_the_damage_not_past_it(tmp
 
     assert [record.offset for record in found] == list(range(4, 11))
     assert gaps == [Gap(3, 4, Reason.DAMAGED)]
+
+
+def test_following_the_latest_misses_nothing_when_what_waited_is_refused(tmp_path: Path) -> None:
+    """It began behind the appends that waited: those took their offsets in vain, and the next records were skipped."""
+    disk = WatchedDisk()
+    with Storage.open(str(tmp_path / "log"), quick(free_bytes_min=1), disk=disk) as log:
+        topic = log.create_topic("t", durability="fsync")
+        topic.append(b"first", timestamp=1)
+        wal = wal_of(topic)
+        with wal.committing:
+            refused = [topic.append_nowait(b"refused") for _ in range(3)]
+            streams = [topic.follow(start, timeout=0) for start in (LATEST, Position.at_time(2**41))]
+            disk.free, wal._space_checked = 0, float("-inf")
+        for ack in refused:
+            with pytest.raises(Unavailable):
+                ack.result(PATIENCE)
+        disk.free = None
+
+        assert [topic.append(b"good %d" % n, timestamp=1) for n in range(3)] == [1, 2, 3]
+        assert [values(stream) for stream in streams] == [[b"good 0", b"good 1", b"good 2"]] * 2
+
+
+def test_following_the_latest_of_class_memory_begins_behind_what_was_acknowledged(log: Storage) -> None:
+    topic = log.create_topic("t", durability="memory")
+    for _ in range(3):
+        topic.append(b"before")
+
+    stream = topic.follow(timeout=0)
+    topic.append(b"after")
+
+    assert values(stream) == [b"after"]

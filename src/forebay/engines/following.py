@@ -104,6 +104,10 @@ class FollowedShard:
             self._check_open()
             return self.log.offsets()
 
+    def published(self) -> int:
+        """See `OpenShard`."""
+        return self.offsets().next
+
     def flush(self) -> None:
         """Refused: see `OpenShard`."""
         raise self._refusal()

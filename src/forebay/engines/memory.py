@@ -178,6 +178,10 @@ class MemoryShard:
             floor = self._floor if self._floor > self._start else 0
             return Offsets(earliest=self._floor, evict_floor=floor, durable=0, exported=0, next=self._next)
 
+    def published(self) -> int:
+        """See `OpenShard`."""
+        return self._next
+
     def flush(self) -> None:
         """Nothing can be made durable here."""
         self._check_open()

@@ -92,6 +92,12 @@ class OpenShard(Protocol):
     def offsets(self) -> Offsets:
         """The watermarks now."""
 
+    def published(self) -> int:
+        """Where whoever wants only new records begins: behind all that can be read, before all that only waits.
+
+        What waits may yet be refused, and then its offset goes to another record.
+        """
+
     def flush(self) -> None:
         """On return everything appended before is as durable as this engine can make it."""
 

@@ -77,6 +77,13 @@ class SegmentShard:
         reserved = self.durability is Durability.MEMORY and ticket.offset + ticket.count <= self.wal.writer.reserved
         return ticket.done or reserved
 
+    def published(self) -> int:
+        """Where whoever wants only new records begins; see `OpenShard`."""
+        if self.durability is Durability.MEMORY:
+            # Acknowledged in the queue, so these are no new ones.
+            self.wal.commit()
+        return max(self.wal.head, self.wal.staging.first)
+
     def commit_within(self, seconds: float) -> None:
         """Settle everything that is queued, unless somebody else is still writing when the time is up."""
         clock = self.wal.writer.clock

@@ -341,10 +341,10 @@ class Topic:
         if position == EARLIEST:
             return self.offsets(partition).earliest
         if position == LATEST:
-            return self.offsets(partition).next
+            return self._one(partition).published()
         if position.kind == "time":
             found = self.offset_at_time(position.value, partition)
-            return found if found is not None else self.offsets(partition).next
+            return found if found is not None else self._one(partition).published()
         return position.value
 
 

@@ -181,6 +181,12 @@ class Staging:
         return self._frames[-1].end
 
     @property
+    def first(self) -> int:
+        """The first offset whose append is not settled; the next one to assign if there is none."""
+        with self.lock:
+            return (self.taken or self._frames)[0].base
+
+    @property
     def is_empty(self) -> bool:
         return self._frames[-1].end == self._frames[0].base
 

@@ -274,6 +274,16 @@ class EngineContract:
         assert shard.wait(0, 0.0)
         assert not shard.wait(1, 0.0)
 
+    def test_new_records_begin_before_what_only_waits(self, engine: StorageEngine, ref: ShardRef) -> None:
+        shard = engine.open_shard(ref)
+        engine.batch_write(ref, [NewRecord(b"v", 1)] * 3)
+        assert shard.published() == 3
+
+        ticket = stage_by(shard, 1, 0)
+        assert shard.published() == (4 if shard.is_held(ticket) else 3)
+        shard.commit()
+        assert shard.published() == 4
+
     # Times
 
     def test_a_time_leads_to_the_first_record_at_or_after_it(self, engine: StorageEngine, ref: ShardRef) -> None:
