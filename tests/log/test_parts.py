@@ -25,7 +25,7 @@ def test_the_window_answers_a_remembered_repeat_with_its_offset() -> None:
     window = _window()
     window.extend([WindowEntry(7, 0, 1, 2, 10), WindowEntry(7, 1, 1, 1, 20)])
 
-    assert window.expect(7, 0, None) == 10
+    assert window.expect(7, 0, None, 2) == 10
     assert window.expect(7, 1, None) == 20
     assert window.expect(7, 2, None) is None
 

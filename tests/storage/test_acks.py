@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from forebay.errors import Indeterminate, Unavailable
+from forebay.errors import Indeterminate, Invalid, Unavailable
 from forebay.storage.acks import Ack
 
 
@@ -52,6 +52,11 @@ def test_callbacks_added_while_another_thread_settles_are_called_once() -> None:
 def test_waiting_for_an_ack_that_does_not_come_ends_in_time() -> None:
     with pytest.raises(Indeterminate, match="may still be"):
         Ack(0).result(timeout=0.001)
+
+
+def test_a_time_to_wait_that_is_no_number_is_refused() -> None:
+    with pytest.raises(Invalid, match="timeout is '1'"):
+        Ack(0).result("1")  # type: ignore[arg-type]
 
 
 def test_every_coroutine_that_awaits_is_woken_with_its_outcome() -> None:

@@ -222,6 +222,44 @@ def test_idempotent_producers_repeat_without_doubling_and_stay_in_their_partitio
         topic.append_many([b"v"] * 9, keys=[b"%d" % n for n in range(9)], producer=77, sequence=4)
 
 
+@pytest.mark.parametrize("durability", ["ephemeral", "disk"])
+def test_a_repeat_with_another_number_of_records_is_a_conflict(log: Storage, durability: str) -> None:
+    """It was answered with offsets that do not exist."""
+    topic = log.create_topic("t", durability=durability)
+    topic.append_many([b"a", b"b"], producer=1, sequence=0)
+
+    for many in ([b"a"], [b"a", b"b", b"c"]):
+        with pytest.raises(Conflict, match=f"with {len(many)} records, but it was an append of 2"):
+            topic.append_many(many, producer=1, sequence=0)
+    assert list(topic.append_many([b"a", b"b"], producer=1, sequence=0)) == [0, 1]
+
+
+def test_a_repeat_beside_its_original_with_another_number_of_records_is_a_conflict(log: Storage) -> None:
+    topic = log.create_topic("t")
+    topic.append(b"before")
+    with wal_of(topic).committing:
+        original = topic.append_nowait(b"a", producer=1, sequence=0)
+        with pytest.raises(Conflict, match="with 2 records, but it was an append of 1"):
+            topic.append_many([b"a", b"b"], producer=1, sequence=0)
+    assert original.result(60) == 1
+
+
+def test_a_rotation_that_the_disk_refuses_says_why(tmp_path: Path) -> None:
+    disk = WatchedDisk()
+
+    def refuse(kind: str, path: str) -> None:
+        if kind == "create":
+            raise OSError(28, "no space left")
+
+    with Storage.open(str(tmp_path / "log"), quick(), disk=disk) as log:
+        topic = log.create_topic("t")
+        topic.append(b"v")
+        disk.meet = refuse
+        with pytest.raises(Unavailable, match=r"no new log file could be begun \(.*no space left"):
+            topic.rotate()
+        disk.meet = lambda kind, path: None
+
+
 def test_the_window_of_producers_survives_reopening(tmp_path: Path) -> None:
     for _ in range(3):
         with forebay.open(tmp_path / "log", QUICK) as log:

@@ -198,6 +198,8 @@ WRONG_PLACES: list[tuple[str, Callable[[Topic], object]]] = [
     ("timestamp is", lambda t: t.read(Position.at_time(2**63))),
     ("timestamp is str", lambda t: t.read(Position.at_time("now"))),  # type: ignore[arg-type]
     ("offset is -1", lambda t: t.read(stop=-1)),
+    ("stop is True", lambda t: t.follow(stop=True)),  # type: ignore[arg-type]
+    ("values is None", lambda t: t.append_many(None)),  # type: ignore[arg-type]
     ("offset is 'x'", lambda t: t.read(stop="x")),  # type: ignore[arg-type]
     ("name the partition", lambda t: t.read(1)),
     ("partition is 2", lambda t: t.read(partition=2)),

@@ -354,3 +354,10 @@ def test_following_the_latest_of_class_memory_begins_behind_what_was_acknowledge
     topic.append(b"after")
 
     assert values(stream) == [b"after"]
+
+
+def test_an_end_is_an_offset_in_one_partition_as_a_start_is(log: Storage) -> None:
+    topic = log.create_topic("t", partitions=2)
+    for read in (lambda: topic.read(stop=1), lambda: topic.read(1), lambda: topic.read_arrow(stop=1)):
+        with pytest.raises(Invalid, match="name the partition"):
+            read()

@@ -76,7 +76,7 @@ class MemoryShard:
         """See `OpenShard`."""
         with self._published:
             self._check_open()
-            repeated = self._window.expect(*producing, None) if producing is not None else None
+            repeated = self._window.expect(*producing, None, columns.count) if producing is not None else None
             ticket.offset = repeated if repeated is not None else self._append(columns, producing)
             ticket.count = columns.count
             self._published.notify_all()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator
 from functools import partial
 
 from forebay.errors import ForebayError, Indeterminate
+from forebay.storage.checks import checked_seconds
 from forebay.wal.hearing import Settled, in_callback
 from forebay.wal.staging import Ticket
 
@@ -59,6 +60,8 @@ class Ack(Ticket):
         `Indeterminate` if the time is up: the append is still on its way, and this may be asked again. In a
         callback at once: the thread that runs it may be the one that is to write.
         """
+        if timeout is not None:
+            checked_seconds("timeout", timeout)
         if not self.done:
             if in_callback():
                 raise Indeterminate("asked in the callback of an append, which cannot wait for another: add a callback")

@@ -115,6 +115,14 @@ def checked_column(what: str, column: Iterable[object] | None, count: int | None
     return [checked_bytes(f"{what}[{place}]", value) for place, value in enumerate(values)]
 
 
+def checked_values(values: Iterable[object]) -> list[bytes | None]:
+    """The column that every append of many has."""
+    found = checked_column("values", values, None)
+    if found is None:
+        raise Invalid("values is None: give a sequence with one entry for each record")
+    return found
+
+
 def checked_tags(tags: Sequence[str | None] | str | None, count: int) -> list[str | None] | None:
     """A column of tags; one text stands for all records."""
     if tags is None:
@@ -173,6 +181,12 @@ def checked_seconds(what: str, seconds: object) -> float:
     if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not seconds >= 0:
         raise Invalid(f"{what} is {seconds!r:.80}; give seconds, not below 0")
     return seconds
+
+
+def checked_stop(stop: object) -> None:
+    """An event that ends a stream, or `None`."""
+    if stop is not None and not callable(getattr(stop, "is_set", None)):
+        raise Invalid(f"stop is {stop!r:.80}; give a threading.Event")
 
 
 def checked_arrow(batch: object) -> pa.RecordBatch:

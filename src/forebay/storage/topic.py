@@ -29,10 +29,12 @@ from forebay.storage.checks import (
     checked_position,
     checked_producing,
     checked_seconds,
+    checked_stop,
     checked_tag,
     checked_tags,
     checked_timestamp,
     checked_timestamps,
+    checked_values,
 )
 from forebay.storage.streams import Bounded, Following, Stream, Waiting, wake
 from forebay.topics import TopicSpec
@@ -150,7 +152,7 @@ class Topic:
         go to one partition. More than `wal.frame_bytes_max` in one partition is `Invalid`, or, with
         `atomic=False`, is split into several appends.
         """
-        values = checked_column("values", values, None) or []
+        values = checked_values(values)
         count = len(values)
         if count == 0:
             return []
@@ -232,6 +234,7 @@ class Topic:
         """
         if timeout is not None:
             checked_seconds("timeout", timeout)
+        checked_stop(stop)
         following = self.following(start, partition=partition, on_gap=on_gap)
         return Stream(Waiting(following, timeout, stop, clock=self._clock))
 
@@ -307,11 +310,11 @@ class Topic:
             ),
         )
 
-    def _chosen(self, start: Position | int, partition: int | None) -> range:
+    def _chosen(self, start: Position | int, partition: int | None, stop: int | None = None) -> range:
         if partition is not None:
             number = self._partitioner.choose(None, partition=checked_partition(partition))
             return range(number, number + 1)
-        if self.spec.partitions > 1 and checked_position(start).kind == "offset":
+        if self.spec.partitions > 1 and (checked_position(start).kind == "offset" or stop is not None):
             raise Invalid(
                 f"{self.name} has {self.spec.partitions} partitions and an offset is a place in one of them: "
                 "name the partition"
@@ -325,7 +328,7 @@ class Topic:
         if stop is not None:
             check_offset(stop)
         parts = []
-        for number in self._chosen(start, partition):
+        for number in self._chosen(start, partition, stop):
             cursor = self._cursor(number, start, on_gap)
             end = self._shard(number).offsets().next
             parts.append((cursor, end if stop is None else min(end, stop)))

@@ -63,8 +63,8 @@ class Wal:
         self.queued_since: float | None = None
         self.idle_since = writer.clock.monotonic()
         self.live = live
-        self._published = threading.Condition()
-        self._waiting = 0
+        self._published, self._waiting = threading.Condition(), 0
+        self._trouble: BaseException | None = None
         self._turns = Turns()
         self._space_checked = float("-inf")
 
@@ -203,10 +203,9 @@ class Wal:
         now = self.writer.clock.monotonic()
         if now - self._space_checked < SPACE_CHECK_SECONDS:
             return
-        directory, least = self.writer.place.directory, self.settings.free_bytes_min
-        free = self.writer.disk.free_bytes(directory)
-        if free < least:
-            raise too_full(self.writer.place, directory, free, least)
+        free = self.writer.disk.free_bytes(self.writer.place.directory)
+        if free < self.settings.free_bytes_min:
+            raise too_full(self.writer.place, free, self.settings.free_bytes_min)
         self._space_checked = now
 
     def rotate_locked(self) -> None:
@@ -247,10 +246,8 @@ class Wal:
     def heal(self) -> bool:
         """Try to make a failed log writable again; true if it is. Acknowledged records keep their offsets."""
         with self.committing:
-            if self.failure is None:
-                return True
-            if self.closed:
-                return False
+            if self.failure is None or self.closed:
+                return self.failure is None
             try:
                 window = rebuild(self.writer, self.files, self.cache, self.head)
             except (OSError, ForebayError) as error:
@@ -276,6 +273,7 @@ class Wal:
             if not isinstance(error, OSError | ForebayError):
                 raise
             logger.warning("%s: %s", self.writer.place, error)
+            self._trouble = error
             return False
         self.writer.unsettled = False
         return True
@@ -342,7 +340,9 @@ class Wal:
         with self.committing:
             self._check_open()
             if self.failure is not None or not self.guarded(self._timed_sync):
-                raise Unavailable(f"{self.writer.place}: not everything could be made durable ({self.failure})")
+                raise Unavailable(
+                    f"{self.writer.place}: not everything could be made durable ({self.failure or self._trouble})"
+                )
             self.dirty_since = None
             self.tell()
 
@@ -355,7 +355,8 @@ class Wal:
         with self.committing:
             self._check_open()
             if self.failure is not None or self.writer.syncing or not self.guarded(self.rotate_locked):
-                raise Unavailable(f"{self.writer.place}: no new log file could be begun ({self.failure}); try again")
+                why = self.failure or ("a sync is under way" if self.writer.syncing else self._trouble)
+                raise Unavailable(f"{self.writer.place}: no new log file could be begun ({why}); try again")
 
     def sync_ended(self) -> None:
         """The sync that ran beside other work is over."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from forebay.errors import Indeterminate, Unavailable
+from forebay.wal.writer import ShardPlace
 
 
 class Refusals(NamedTuple):
@@ -27,9 +28,9 @@ def refusals(name: object, reason: str) -> Refusals:
     )
 
 
-def too_full(name: object, directory: str, free: int, least: int) -> Unavailable:
+def too_full(place: ShardPlace, free: int, least: int) -> Unavailable:
     """Refused before the disk is full."""
     return Unavailable(
-        f"{name}: {free} bytes are free below {directory}, fewer than wal.free_bytes_min "
+        f"{place}: {free} bytes are free below {place.directory}, fewer than wal.free_bytes_min "
         f"({least}): free some space; appends go on by themselves then"
     )

@@ -19,7 +19,7 @@ from forebay.format.control import WindowEntry
 from forebay.records import Headers, Run
 from forebay.settings import WalSettings
 from forebay.wal.hearing import Settled, is_inside
-from forebay.wal.window import ProducerWindow
+from forebay.wal.window import ProducerWindow, check_repeat
 
 logger = logging.getLogger(__name__)
 
@@ -207,7 +207,7 @@ class Staging:
             self._admit(1, size)
             if entry.producing is None:
                 return self._enter(entry, size)
-            if not self._repeats(entry.producing, entry.ticket):
+            if not self._repeats(entry.producing, entry.ticket, 1):
                 return self._enter_producing(entry.producing, entry.ticket, entry, size)
         return _answered(entry.ticket)
 
@@ -219,7 +219,7 @@ class Staging:
             self._admit(columns.count, columns.size)
             if producing is None:
                 return self._enter_columns(columns, None, ticket)
-            if not self._repeats(producing, ticket):
+            if not self._repeats(producing, ticket, columns.count):
                 return self._enter_producing(producing, ticket, columns, columns.size)
         return _answered(ticket)
 
@@ -309,15 +309,16 @@ class Staging:
                 queued.pop(producing.sequence, None)
             raise
 
-    def _repeats(self, producing: Producing, ticket: Ticket) -> bool:
+    def _repeats(self, producing: Producing, ticket: Ticket, count: int) -> bool:
         """False for the producer's next append; a repeat gets its offset or follows the original."""
         queued = self._queued.get(producing.producer, {})
         original = queued.get(producing.sequence)
         if original is not None:
+            check_repeat(*producing, original.count, count)
             original.follow(ticket)
             return True
         # Sequences rise, so the one queued last is the highest.
-        offset = self.window.expect(producing.producer, producing.sequence, next(reversed(queued), None))
+        offset = self.window.expect(producing.producer, producing.sequence, next(reversed(queued), None), count)
         if offset is None:
             return False
         ticket.offset = offset

@@ -28,11 +28,11 @@ class Producer:
         newest = self.runs[-1]
         return newest.sequence + newest.appends - 1
 
-    def offset_of(self, sequence: int) -> int | None:
-        """The first offset of that append, if it is still remembered."""
+    def append_of(self, sequence: int) -> tuple[int, int] | None:
+        """The first offset of that append and how many records it has, if it is still remembered."""
         for run in reversed(self.runs):
             if run.sequence <= sequence < run.sequence + run.appends:
-                return run.offset + (sequence - run.sequence) * run.count
+                return run.offset + (sequence - run.sequence) * run.count, run.count
         return None
 
     def add(self, entry: WindowEntry, appends_max: int) -> None:
@@ -76,7 +76,7 @@ class ProducerWindow:
         self._producers_max = producers_max
         self._appends_max = appends_max
 
-    def expect(self, producer: int, sequence: int, last_queued: int | None) -> int | None:
+    def expect(self, producer: int, sequence: int, last_queued: int | None, count: int = 1) -> int | None:
         """`None` if this is the producer's next append, the original offset if it is a remembered repeat.
 
         `last_queued` is the producer's newest sequence still on its way to the disk. Anything else is a
@@ -94,13 +94,14 @@ class ProducerWindow:
                 else f"producer {producer} is not known here and sent sequence {sequence}: "
                 "a producer starts at sequence 0; take a new producer id to start over"
             )
-        offset = known.offset_of(sequence) if known else None
-        if offset is None:
+        original = known.append_of(sequence) if known else None
+        if original is None:
             raise Conflict(
                 f"producer {producer} repeats sequence {sequence}, older than its last {self._appends_max} appends: "
                 "its offset is no longer remembered; read the topic to find it"
             )
-        return offset
+        check_repeat(producer, sequence, original[1], count)
+        return original[0]
 
     def add(self, entry: WindowEntry) -> None:
         """Remember acknowledged appends. Forgets the producer that has been silent longest beyond the limit."""
@@ -130,3 +131,12 @@ class ProducerWindow:
         """Everything remembered, longest silent producer first, so that `extend` rebuilds the same window."""
         for known in self._producers.values():
             yield from known.runs
+
+
+def check_repeat(producer: int, sequence: int, original: int, count: int) -> None:
+    """`Conflict` if a repeat has another number of records than its original: then it is no repeat."""
+    if original != count:
+        raise Conflict(
+            f"producer {producer} repeats sequence {sequence} with {count} records, but it was an append of {original}"
+            ": a repeat has the same records; give a new append the next sequence"
+        )
