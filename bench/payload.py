@@ -9,6 +9,7 @@ from itertools import islice
 
 VALUE_BYTES = 100
 BATCH = 1_000
+PIECE = 100_000
 
 
 class Wrong(Exception):
@@ -18,8 +19,13 @@ class Wrong(Exception):
 @lru_cache(maxsize=4)
 def values(count: int, size: int = VALUE_BYTES) -> Sequence[bytes]:
     """Distinct values, the same in every run."""
-    blob = random.Random(size).randbytes(count * size)
-    return [blob[start : start + size] for start in range(0, count * size, size)]
+    chance = random.Random(size)
+    found: list[bytes] = []
+    while len(found) < count:
+        # In pieces: one call gives no more than 256 MiB.
+        blob = chance.randbytes(min(PIECE, count - len(found)) * size)
+        found += [blob[start : start + size] for start in range(0, len(blob), size)]
+    return found
 
 
 def batches(records: Sequence[bytes], size: int = BATCH) -> list[Sequence[bytes]]:

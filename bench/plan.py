@@ -28,7 +28,7 @@ class Sizes:
     producers: tuple[int, ...] = (1, 8, 64, 256)
     paced_seconds: float = 1.0
     history: tuple[int, ...] = (1_000_000, 10_000_000)
-    growth: tuple[int, ...] = (250_000, 500_000, 1_000_000)
+    growth: tuple[int, ...] = (750_000, 1_500_000, 3_000_000)
     topics: tuple[int, ...] = (1, 100, 10_000)
     idle_seconds: float = 2.0
     rounds: int = 5

@@ -48,7 +48,7 @@ def _runs(cases: Sequence[str], seconds: float) -> dict[str, str]:
     runs: dict[str, str] = msgspec.json.decode(path.read_bytes()) if path.exists() else {}
     line = (
         f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {seconds:.0f} s for {', '.join(cases)}; {os.cpu_count()} cores, "
-        f"load {os.getloadavg()[1]:.1f}, Python {platform.python_version()}, {platform.system()} {platform.release()}"
+        f"load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}, {platform.system()} {platform.release()}"
     )
     runs |= dict.fromkeys(cases, line)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(runs)) + b"\n")
