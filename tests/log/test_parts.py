@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -139,6 +141,31 @@ def test_settling_again_after_it_was_cut_short_counts_no_append_twice() -> None:
 
     assert ticket.done
     assert [entry.appends for entry in staging.window.entries()] == [1]
+
+
+def test_appends_that_fail_are_all_settled_although_the_failing_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while a refusal is handled: those who wait for the other appends must not wait for ever."""
+    staging = _staging()
+    tickets = [_stage(staging) for _ in range(3)]
+    staging.take()
+    tickets.append(_stage(staging))
+    finish = Ticket.finish
+
+    def interrupted(ticket: Ticket, *args: Any) -> None:
+        if ticket is tickets[1]:
+            monkeypatch.setattr(Ticket, "finish", finish)
+            raise KeyboardInterrupt
+        finish(ticket, *args)
+
+    monkeypatch.setattr(Ticket, "finish", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        staging.fail(Closed("written"), Closed("queued"), 9)
+    assert [ticket.done for ticket in tickets] == [True, False, False, False]
+
+    staging.take()
+
+    assert all(ticket.done for ticket in tickets)
+    assert staging.next == 9
 
 
 def _frame(base: int, count: int, size: int = 10) -> CachedFrame:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from forebay.clock import Clock
 from forebay.engines.operations import ShardedEngine, wanted
 from forebay.engines.seam import PAGE_BYTES
-from forebay.errors import Closed, Invalid
+from forebay.errors import Closed, Invalid, Unavailable
 from forebay.format.batch import Batch, ColumnBytes, batch_of, encode_row
 from forebay.format.control import WindowEntry
 from forebay.metadata import MetadataStore
@@ -25,7 +25,8 @@ from forebay.settings import Settings
 from forebay.shard import Owner, RecoveryDecision, ShardRef, Source, acquire
 from forebay.shard.reservation import reserve_in_state
 from forebay.topics import Durability
-from forebay.wal.staging import Entry, Producing, Ticket
+from forebay.wal.hearing import is_inside
+from forebay.wal.staging import INSIDE, Entry, Producing, Ticket
 from forebay.wal.window import ProducerWindow
 
 EVICTED_PART = 8
@@ -65,7 +66,9 @@ class MemoryShard:
         self._bases: list[int] = []
         self._sizes: list[int] = []
         self._window = ProducerWindow(settings.wal.producers_max, settings.wal.producer_appends_max)
-        self._published = threading.Condition()
+        self._lock = threading.RLock()
+        self._is_inside = is_inside(self._lock)
+        self._published = threading.Condition(self._lock)
         self._closed: str | None = None
 
     def stage_one(self, entry: Entry, size: int) -> Ticket:
@@ -74,6 +77,9 @@ class MemoryShard:
 
     def stage_many(self, columns: ColumnBytes, producing: Producing | None, ticket: Ticket) -> Ticket:
         """See `OpenShard`."""
+        if self._is_inside():
+            # A signal handler in the middle of an append: it would be given the same offset.
+            raise Unavailable(INSIDE)
         with self._published:
             self._check_open()
             repeated = self._window.expect(*producing, None, columns.count) if producing is not None else None

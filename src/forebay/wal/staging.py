@@ -173,6 +173,7 @@ class Staging:
         self._settings = settings
         self._bytes = 0
         self._queued: dict[int, dict[int, Ticket]] = {}
+        self._failing: list[tuple[list[PendingFrame], ForebayError]] = []
         self._refusal: ForebayError | None = None
 
     @property
@@ -225,6 +226,8 @@ class Staging:
 
     def take(self) -> None:
         """Move everything that waits to `taken`, for the committer, which empties it with `settle`."""
+        if self._failing:
+            self._finish_failed()
         with self.lock:
             waiting = [frame for frame in self._frames if frame.entries or frame.columns is not None]
             self.taken, self._frames = waiting, [PendingFrame(self._frames[-1].end)]
@@ -244,14 +247,24 @@ class Staging:
     def fail(self, written: ForebayError, queued: ForebayError, next_offset: int) -> None:
         """Fail what was taken with one error and what still waits with another; go on at `next_offset`."""
         with self.lock:
-            taken, self.taken = self.taken, []
-            waiting, self._frames = self._frames, [PendingFrame(next_offset)]
-            self._bytes = 0
-            self._queued.clear()
-        for frames, error in ((taken, written), (waiting, queued)):
+            # One statement: an exception (Ctrl-C) finds every append either waiting or failing, never in between.
+            self._failing, self.taken, self._frames, self._queued, self._bytes = (
+                [*self._failing, (self.taken, written), (self._frames, queued)],
+                [],
+                [PendingFrame(next_offset)],
+                {},
+                0,
+            )
+        self._finish_failed()
+
+    def _finish_failed(self) -> None:
+        """Settle what has failed. Cut short, the rest is settled by the next commit."""
+        while self._failing:
+            frames, error = self._failing[0]
             for frame in frames:
                 for ticket in frame.tickets():
                     ticket.finish(error, self.due)
+            self._failing = self._failing[1:]
 
     def refuse(self, refusal: ForebayError | None) -> None:
         """From now on answer every append with this error; `None` takes appends again."""
