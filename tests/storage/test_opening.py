@@ -237,3 +237,10 @@ def test_upkeep_that_fails_is_tried_again(tmp_path: Path) -> None:
         until(lambda: topic.failure() is None and topic.offsets().durable == 1)
         topic.append(b"after")
         assert values(topic.read()) == [b"before", b"after"]
+
+
+def test_a_store_that_topics_would_not_use_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match="do not keep history in a store yet"):
+        forebay.open(tmp_path / "log", {"store": {"backend": "directory", "root": str(tmp_path / "store")}})
+
+    assert not (tmp_path / "log").exists()

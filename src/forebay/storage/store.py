@@ -17,7 +17,7 @@ from forebay.errors import Closed, Unavailable, UnknownTopic, Unsupported
 from forebay.lifecycle import close_with_process, closed
 from forebay.metadata import MemoryMetadata, MetadataStore
 from forebay.metadata.opening import open_metadata
-from forebay.settings import Settings
+from forebay.settings import Settings, StoreSettings
 from forebay.shard import Owner, ShardRef
 from forebay.storage.definitions import Definitions, refs_of
 from forebay.storage.directory import LogDirectory, is_owned, refuse_lost_metadata
@@ -88,6 +88,8 @@ class Storage:
             if read_only:
                 raise Unsupported(f'"{IN_MEMORY}" is a log of this process alone: there is nothing to read beside it')
             return cls._open_memory(settings, clock)
+        if settings.store != StoreSettings():
+            raise Unsupported(f"topics do not keep history in a store yet: leave the group store out to open {path}")
         if settings.metadata.backend == "memory":
             raise Unsupported(
                 f'metadata.backend "memory" would forget the topics of {path}: use "sqlite", or open "{IN_MEMORY}"'
