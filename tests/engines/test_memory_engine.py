@@ -9,7 +9,7 @@ import pytest
 import forebay
 
 
-def test_a_signal_handler_inside_an_append_is_refused_and_gives_no_offset_out_twice(
+def test_an_append_by_a_signal_inside_an_append_is_refused_and_no_offset_given_out_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The handler runs in the thread that appends, so the lock lets it in: it must be refused by name."""
@@ -24,13 +24,13 @@ def test_a_signal_handler_inside_an_append_is_refused_and_gives_no_offset_out_tw
             signal.raise_signal(signal.SIGUSR1)
             return append(*args)  # type: ignore[no-any-return]
 
-        def handler(number: int, frame: object) -> None:
+        def answer(number: int, frame: object) -> None:
             with pytest.raises(forebay.Unavailable) as caught:
                 topic.append(b"inside")
             refused.append(str(caught.value))
 
         monkeypatch.setattr(shard, "_append", interrupted)
-        before = signal.signal(signal.SIGUSR1, handler)
+        before = signal.signal(signal.SIGUSR1, answer)
         try:
             assert topic.append(b"outside") == 0
         finally:

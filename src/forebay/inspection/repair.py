@@ -27,7 +27,7 @@ from forebay.settings import Settings, WalSettings
 from forebay.storage.directory import LogDirectory
 from forebay.topics import TopicName
 from forebay.wal.begin import ASIDE
-from forebay.wal.files import LogFile
+from forebay.wal.files import walked
 from forebay.wal.scan import LogScan
 from forebay.wal.sealing import index_of
 from forebay.wal.survey import CHECKPOINT_NAME, TEMPORARY_SUFFIX, survey
@@ -211,7 +211,7 @@ class _ShardRepair:
         try:
             for scan in facts.logs[:-1]:
                 if index_name(scan.path) in wanted:
-                    replace_file(self._disk, index_name(scan.path), index_of(_closed(scan))[0])
+                    replace_file(self._disk, index_name(scan.path), index_of(walked(scan))[0])
             if any(step.action is Action.REBUILD_CHECKPOINT for step in plan):
                 self._write_checkpoint(facts.logs[-1])
         finally:
@@ -251,15 +251,3 @@ class _ShardRepair:
 
 def _changes(step: Step) -> bool:
     return step.action in (Action.REBUILD_INDEX, Action.REBUILD_CHECKPOINT)
-
-
-def _closed(scan: LogScan) -> LogFile:
-    return LogFile(
-        scan.file,
-        scan.header,
-        index=scan.index,
-        gaps=scan.gaps,
-        frames=scan.frames,
-        end=scan.end,
-        limit=scan.stop,
-    )

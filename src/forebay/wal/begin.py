@@ -17,7 +17,7 @@ from forebay.records import Gap
 from forebay.settings import WalSettings
 from forebay.topics import Durability
 from forebay.wal.active import ActiveFile
-from forebay.wal.files import FileList, LogFile
+from forebay.wal.files import FileList, LogFile, walked
 from forebay.wal.live import LiveFile, read_live
 from forebay.wal.log import Wal
 from forebay.wal.scan import LogScan
@@ -50,7 +50,7 @@ def begin(
 ) -> Wal:
     """The shard's log, ready. Writes nothing where nothing needs repair."""
     _drop_leftovers(disk, facts)
-    files = FileList([*facts.sealed, *map(_closed, facts.logs[:-1])])
+    files = FileList([*facts.sealed, *map(walked, facts.logs[:-1])])
     writer = Writer(
         place,
         settings,
@@ -102,20 +102,8 @@ def _resume(writer: Writer, files: FileList, last: LogScan, start: Start, clock:
         gap = start.gap or Gap(last.end, start.next_offset, last.gaps[-1].reason)
         writer.opening_gap = Gap(last.previous_end, start.next_offset, gap.reason)
         return
-    files.add(_closed(last))
+    files.add(walked(last))
     writer.opening_gap = start.gap
-
-
-def _closed(scan: LogScan) -> LogFile:
-    return LogFile(
-        scan.file,
-        scan.header,
-        index=scan.index,
-        gaps=scan.gaps,
-        frames=scan.frames,
-        end=scan.end,
-        limit=scan.stop,
-    )
 
 
 def _drop_leftovers(disk: Disk, facts: Survey) -> None:

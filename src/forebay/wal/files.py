@@ -23,7 +23,7 @@ from forebay.format.stretch import batches_of
 from forebay.pages import Page
 from forebay.records import Gap, Reason
 from forebay.sealed import FRAME_BYTES_LIMIT, Gathered, SealedSegment, first_at_time
-from forebay.wal.scan import CHUNK_BYTES, OFFSETS_AHEAD, Piece, pieces_of
+from forebay.wal.scan import CHUNK_BYTES, OFFSETS_AHEAD, LogScan, Piece, pieces_of
 from forebay.wal.sparse import SparseIndex
 
 READ_BYTES = 1024 * 1024
@@ -168,6 +168,19 @@ def _take(gathered: Gathered, piece: Piece) -> bool:
         elif head.kind == Kind.GAP:
             gathered.hole(decode_gap(piece.buffer, position, head))
     return False
+
+
+def walked(scan: LogScan) -> LogFile:
+    """The file that a walk told the facts of."""
+    return LogFile(
+        scan.file,
+        scan.header,
+        index=scan.index,
+        gaps=scan.gaps,
+        frames=scan.frames,
+        end=scan.end,
+        limit=scan.stop,
+    )
 
 
 class SealedFile(SealedSegment):

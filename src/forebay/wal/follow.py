@@ -20,7 +20,7 @@ from forebay.format.segment import HEADER_BYTES, decode_header, parse_segment_na
 from forebay.pages import Page
 from forebay.records import Offsets
 from forebay.settings import WalSettings
-from forebay.wal.files import FileList, LogFile, SealedFile
+from forebay.wal.files import FileList, LogFile, SealedFile, walked
 from forebay.wal.live import read_live
 from forebay.wal.scan import LogScan
 from forebay.wal.survey import Survey, indexed_files, survey
@@ -225,7 +225,7 @@ class FollowedLog:
                 scan = self._opened(f"{self._directory}/{segment}", opened)
                 gap = follower.leading_gap
                 scan.run(scan.file.size(), proof=gap.start if gap is not None else follower.start)
-                found = _log_file(scan)
+                found = walked(scan)
             files.append(found)
             follower = found
         return files[::-1]
@@ -246,7 +246,7 @@ class FollowedLog:
 
 
 def _files_of(facts: Survey) -> list[LogFile | SealedFile]:
-    return [*facts.sealed, *map(_log_file, facts.logs)]
+    return [*facts.sealed, *map(walked, facts.logs)]
 
 
 def _close(files: Sequence[LogFile | SealedFile]) -> None:
@@ -261,18 +261,6 @@ def _handle(file: LogFile | SealedFile) -> File | SealedFile:
 
 def _newest(scan: LogScan, live: Live) -> LogFile:
     """The file that the owner writes, as far as it is published."""
-    newest = _log_file(scan)
+    newest = walked(scan)
     newest.end = live.end
     return newest
-
-
-def _log_file(scan: LogScan) -> LogFile:
-    return LogFile(
-        scan.file,
-        scan.header,
-        index=scan.index,
-        gaps=scan.gaps,
-        frames=scan.frames,
-        end=scan.end,
-        limit=scan.stop,
-    )
