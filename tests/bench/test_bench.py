@@ -12,6 +12,8 @@ from bench.cases import CASES
 from bench.plan import TOY, Plan
 from bench.results import Result, at_least, at_most, result
 
+pytestmark = pytest.mark.slow
+
 FIELDS = ["case", "metric", "unit", "ours", "peers", "ratio", "aim", "met"]
 
 

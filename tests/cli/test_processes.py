@@ -13,8 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import forebay
 from tests.cli.rig import COMMAND, Shell, filled
+
+pytestmark = pytest.mark.slow
 
 LOADED = """
 import sys

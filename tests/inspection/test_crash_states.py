@@ -24,6 +24,8 @@ from tests.ledger import Ledger
 from tests.log.rig import DIRECTORY, ROOT, SMALL, TOPIC_ID, Rig, Simulated, simulated, spec_of
 from tests.log.scenarios import SCENARIOS, Scenario
 
+pytestmark = pytest.mark.slow
+
 STATES_MAX: Final = 16 if os.environ.get("FOREBAY_SOAK") else 3
 REPAIR_EVERY: Final = 1 if os.environ.get("FOREBAY_SOAK") else 5
 STRIDE: Final = 1 if os.environ.get("FOREBAY_SOAK") else 7

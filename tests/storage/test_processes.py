@@ -18,6 +18,8 @@ from tests.ledger import Ledger
 from tests.storage.children import ACTS, SMALL
 from tests.storage.rig import QUICK, until, values
 
+pytestmark = pytest.mark.slow
+
 Child: TypeAlias = "subprocess.Popen[str]"
 Start: TypeAlias = Callable[..., Child]
 

@@ -20,6 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.xdist_group("etcd"))  # one cluster for the run, not one per worker
+            item.add_marker(pytest.mark.slow)
 
 
 class OpenStore(Protocol):
