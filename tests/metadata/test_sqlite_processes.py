@@ -19,10 +19,10 @@ from typing import TypeAlias
 import pytest
 
 from forebay.metadata import Absent, Put, SessionEnded
+from tests.children import Child, hear, tell
 from tests.ledger import Ledger
 from tests.metadata.children import ACTS, open_store
 
-Child: TypeAlias = "subprocess.Popen[str]"
 Start: TypeAlias = Callable[..., Child]
 
 ROOT = Path(__file__).parents[2]
@@ -49,19 +49,6 @@ def start(path: str) -> Iterator[Start]:
     for child in children:
         child.kill()
         child.communicate()
-
-
-def hear(child: Child) -> str:
-    assert child.stdout is not None
-    line = child.stdout.readline()
-    assert line, "the child has ended"
-    return line.rstrip("\n")
-
-
-def tell(child: Child) -> None:
-    assert child.stdin is not None
-    child.stdin.write("\n")
-    child.stdin.flush()
 
 
 def finish(child: Child) -> list[str]:

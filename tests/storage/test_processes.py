@@ -14,13 +14,13 @@ import psutil
 import pytest
 
 import forebay
+from tests.children import Child, hear, tell
 from tests.ledger import Ledger
 from tests.storage.children import ACTS, SMALL
 from tests.storage.rig import QUICK, until, values
 
 pytestmark = pytest.mark.slow
 
-Child: TypeAlias = "subprocess.Popen[str]"
 Start: TypeAlias = Callable[..., Child]
 
 ROOT = Path(__file__).parents[2]
@@ -48,19 +48,6 @@ def start(path: str) -> Iterator[Start]:
     for child in children:
         child.kill()
         child.communicate()
-
-
-def hear(child: Child) -> str:
-    assert child.stdout is not None
-    line = child.stdout.readline()
-    assert line, "the child has ended"
-    return line.rstrip("\n")
-
-
-def tell(child: Child) -> None:
-    assert child.stdin is not None
-    child.stdin.write("\n")
-    child.stdin.flush()
 
 
 def hear_out(child: Child) -> list[str]:
