@@ -78,7 +78,10 @@ def test_a_bad_reference_is_named(path: str, message: str) -> None:
         ({"wal": {"sync_intervall_ms": 1}}, "overrides: wal.sync_intervall_ms .* did you mean wal.sync_interval_ms\\?"),
         ({"wall": {"sync_interval_ms": 1}}, "overrides: wall .* did you mean wal\\?"),
         ({"sync_interval_ms": 1}, "sync_interval_ms .* did you mean wal.sync_interval_ms\\?"),
-        ({"xyzzy": 1}, "xyzzy is not a setting; the groups are wal, memory, metadata, store, runtime"),
+        (
+            {"xyzzy": 1},
+            "xyzzy is not a setting; the groups are storage, wal, memory, metadata, store, export, retention, runtime",
+        ),
         ({7: {}}, "7 is not a setting"),
         ({"wal": {None: 1}}, "wal.None is not a setting"),
     ],
@@ -181,13 +184,18 @@ def test_a_password_is_shown_nowhere() -> None:
 
 
 def test_options_of_a_store_are_expanded_parted_and_never_shown(tmp_path: Path) -> None:
-    text = "store: {backend: s3, root: b/p, options: {region: eu, secret_access_key: '${KEY}', allow_http: true}}"
+    text = "storage: {mode: object_store}\nstore: {backend: s3, root: b/p, options: {region: eu, secret_access_key: '${KEY}', allow_http: true}}"
 
     store = load_file(tmp_path, text, {"KEY": "hush"}).store
 
     assert store.options == {"region": "eu", "secret_access_key": "hush", "allow_http": True}
     assert "hush" not in repr(store)
-    variables = {"FOREBAY_STORE__BACKEND": "gcs", "FOREBAY_STORE__ROOT": "b", "FOREBAY_STORE__OPTIONS": "a=1, b=x=y"}
+    variables = {
+        "FOREBAY_STORAGE__MODE": "object_store",
+        "FOREBAY_STORE__BACKEND": "gcs",
+        "FOREBAY_STORE__ROOT": "b",
+        "FOREBAY_STORE__OPTIONS": "a=1, b=x=y",
+    }
     assert Settings.load(environment=variables).store.options == {"a": "1", "b": "x=y"}
 
 
@@ -206,6 +214,33 @@ def test_a_bucket_is_asked_for_and_options_belong_to_services() -> None:
         Settings.load(overrides={"store": {"backend": "memory", "options": {"region": "eu"}}})
 
 
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"store": {"root": "/srv"}}, 'storage.mode is "local", which has no store: leave the group store out'),
+        ({"retention": {"time_s": 5}}, 'storage.mode is "local", which has no retention'),
+        ({"export": {"interval_s": 5}}, 'storage.mode is "local", which has no export'),
+        ({"storage": {"mode": "shared_fs"}}, 'storage.mode is "shared_fs" without store.root'),
+        ({"storage": {"mode": "shared_fs"}, "store": {"backend": "s3", "root": "b"}}, 'use "directory"'),
+        ({"storage": {"mode": "object_store"}, "store": {"root": "/srv"}}, 'use "s3", "gcs" or "azure"'),
+        ({"storage": {"mode": "object_store", "handoff_root": "/srv"}}, 'storage.handoff_root belongs to mode "local"'),
+    ],
+)
+def test_a_mode_asks_for_what_it_needs_and_refuses_what_it_has_not(tree: dict[str, object], message: str) -> None:
+    with pytest.raises(Invalid, match=message):
+        Settings.load(overrides=tree)
+
+
+def test_each_mode_can_be_chosen() -> None:
+    shared = Settings.load(overrides={"storage": {"mode": "shared_fs"}, "store": {"root": "/srv"}})
+    bucket = {"storage": {"mode": "object_store"}, "store": {"backend": "s3", "root": "b/p"}}
+
+    assert shared.is_shared and Settings.load(overrides=bucket).is_shared
+    assert not Settings.load(overrides={"storage": {"handoff_root": "/srv"}}).is_shared
+    assert shared.retention.time_s == 86_400 and shared.retention.bytes_max == 10 * 1024**3
+    assert shared.export.interval_s == 300 and shared.retention.check_interval_s == 300
+
+
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         Settings().wal.sync_interval_ms = 2  # type: ignore[misc]
@@ -217,7 +252,7 @@ def test_settings_cannot_be_changed() -> None:
         ("wal: [1", "is not YAML"),
         ("wal: {sync_interval_ms: 1}\nwal: {}\n", "wal is given twice"),
         ("- wal\n", "not groups of settings"),
-        ("wal: 3\n", "wal is 3, not a group such as wal.flush_interval_ms"),
+        ("wal: 3\n", "wal is 3, not a group such as wal.dir"),
         ("\x00", "is not YAML"),
         ("!!python/object/apply:os.system ['true']", "is not YAML"),
         ("? [a]\n: 1", "is not YAML|not a setting"),

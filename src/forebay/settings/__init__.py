@@ -14,11 +14,15 @@ from typing import Any
 
 import msgspec
 
+from forebay.errors import Invalid
 from forebay.settings.groups import (
     GROUPS,
+    ExportSettings,
     MemorySettings,
     MetadataSettings,
+    RetentionSettings,
     RuntimeSettings,
+    StorageSettings,
     StoreSettings,
     WalSettings,
     all_settings,
@@ -33,11 +37,14 @@ __all__ = [
     "KIB",
     "MIB",
     "TIB",
+    "ExportSettings",
     "MemorySettings",
     "MetadataSettings",
+    "RetentionSettings",
     "RuntimeSettings",
     "Setting",
     "Settings",
+    "StorageSettings",
     "StoreSettings",
     "WalSettings",
     "all_settings",
@@ -48,11 +55,34 @@ __all__ = [
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """All settings of one process."""
 
+    storage: StorageSettings = msgspec.field(default_factory=StorageSettings)
     wal: WalSettings = msgspec.field(default_factory=WalSettings)
     memory: MemorySettings = msgspec.field(default_factory=MemorySettings)
     metadata: MetadataSettings = msgspec.field(default_factory=MetadataSettings)
     store: StoreSettings = msgspec.field(default_factory=StoreSettings)
+    export: ExportSettings = msgspec.field(default_factory=ExportSettings)
+    retention: RetentionSettings = msgspec.field(default_factory=RetentionSettings)
     runtime: RuntimeSettings = msgspec.field(default_factory=RuntimeSettings)
+
+    def __post_init__(self) -> None:
+        mode, store = self.storage.mode, self.store
+        if mode == "local":
+            for group, given in (("store", store), ("export", self.export), ("retention", self.retention)):
+                if given != type(given)():
+                    raise Invalid(
+                        f'storage.mode is "local", which has no {group}: leave the group {group} out, or set '
+                        'storage.mode to "shared_fs" or "object_store"'
+                    )
+        elif (mode == "shared_fs") != (store.backend == "directory"):
+            fitting = '"directory"' if mode == "shared_fs" else '"s3", "gcs" or "azure"'
+            raise Invalid(f'storage.mode is "{mode}" and store.backend "{store.backend}": use {fitting}')
+        elif mode == "shared_fs" and not store.root:
+            raise Invalid('storage.mode is "shared_fs" without store.root: name the directory that all share')
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether history lies where others can go on with it."""
+        return self.storage.mode != "local"
 
     @classmethod
     def load(

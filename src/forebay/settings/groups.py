@@ -21,6 +21,13 @@ class WalSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     group: ClassVar[str] = "wal"
 
+    dir: Annotated[
+        str | None,
+        Meta(
+            description="Where the log files lie, told when the data directory is made. Left out: in its `shards`, "
+            "beside the metadata."
+        ),
+    ] = None
     flush_interval_ms: Annotated[
         int, within(1, 60_000, "How long a record of class `memory` may wait in the queue before it is written.")
     ] = 20
@@ -156,6 +163,65 @@ class MetadataSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=T
                 raise Invalid(f"metadata.{one} and metadata.{other} go together: give both or neither")
 
 
+class StorageSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where the history of topics is kept, and so who can go on with them."""
+
+    group: ClassVar[str] = "storage"
+
+    mode: Annotated[
+        Literal["local", "shared_fs", "object_store"],
+        Meta(
+            description="`local` keeps history where it was written; `shared_fs` exports it to a directory that "
+            "others see too, `object_store` to a bucket."
+        ),
+    ] = "local"
+    handoff_root: Annotated[
+        str | None,
+        Meta(
+            description="In mode `local`: the directory that a topic's history is exported to when the topic moves. "
+            "Both sides must see it."
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mode != "local" and self.handoff_root is not None:
+            raise Invalid(
+                f'storage.handoff_root belongs to mode "local"; in "{self.mode}" topics move by the store: leave it out'
+            )
+
+
+class ExportSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The way of sealed files into the store, in the background."""
+
+    group: ClassVar[str] = "export"
+
+    interval_s: Annotated[int, within(1, 7 * 86_400, "How often each shard's sealed files are exported.")] = 300
+    bytes_min: Annotated[
+        int, within(0, TIB, "Sealed files of a shard that together have this size are exported at once.")
+    ] = 64 * MIB
+    sweep_interval_s: Annotated[
+        int, within(1, 30 * 86_400, "How often objects that no catalog names are looked for.")
+    ] = 86_400
+    orphan_grace_s: Annotated[
+        int,
+        within(0, 365 * 86_400, "How old such an object, or an upload that nobody finished, is before it is removed."),
+    ] = 86_400
+
+
+class RetentionSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Local copies of what is in the store; never the only copy. Not for mode `local`, where there is no other."""
+
+    group: ClassVar[str] = "retention"
+
+    check_interval_s: Annotated[int, within(1, 7 * 86_400, "How often local copies are looked through.")] = 300
+    time_s: Annotated[int, within(0, 3_650 * 86_400, "Older local copies are removed.")] = 86_400
+    bytes_max: Annotated[
+        int, within(0, 1024 * TIB, "Local copies of one shard beyond this size are removed, oldest first.")
+    ] = 10 * GIB
+    grace_s: Annotated[int, within(0, 86_400, "A local copy that was read since is kept so much longer.")] = 60
+
+
 class StoreSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The store of sealed segments: a directory, or a bucket of an object store."""
 
@@ -219,7 +285,19 @@ class RuntimeSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 GROUPS: Mapping[str, type[Group]] = MappingProxyType(
-    {kind.group: kind for kind in (WalSettings, MemorySettings, MetadataSettings, StoreSettings, RuntimeSettings)}
+    {
+        kind.group: kind
+        for kind in (
+            StorageSettings,
+            WalSettings,
+            MemorySettings,
+            MetadataSettings,
+            StoreSettings,
+            ExportSettings,
+            RetentionSettings,
+            RuntimeSettings,
+        )
+    }
 )
 
 
