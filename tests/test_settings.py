@@ -184,7 +184,8 @@ def test_a_password_is_shown_nowhere() -> None:
 
 
 def test_options_of_a_store_are_expanded_parted_and_never_shown(tmp_path: Path) -> None:
-    text = "storage: {mode: object_store}\nstore: {backend: s3, root: b/p, options: {region: eu, secret_access_key: '${KEY}', allow_http: true}}"
+    text = "storage: {mode: object_store}\n"
+    text += "store: {backend: s3, root: b/p, options: {region: eu, secret_access_key: '${KEY}', allow_http: true}}"
 
     store = load_file(tmp_path, text, {"KEY": "hush"}).store
 
