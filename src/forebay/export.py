@@ -11,12 +11,12 @@ import logging
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from forebay.blobs import BlobStore
+from forebay.blobs import BlobStore, Stat
 from forebay.catalog import ShardCatalog
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.errors import Corrupt
-from forebay.format.checksum import ContentHash, crc32
+from forebay.format.checksum import ContentHash, content_hash, crc32
 from forebay.format.descriptor import (
     DescriptorKind,
     SegmentDescriptor,
@@ -25,7 +25,7 @@ from forebay.format.descriptor import (
     sparse_index,
 )
 from forebay.format.index import Footer
-from forebay.format.segment import INDEX_SUFFIX, SEGMENT_SUFFIX, index_name
+from forebay.format.segment import SEGMENT_SUFFIX, index_name
 from forebay.records import Gap
 from forebay.topics import shard_id
 from forebay.wal.files import FileList, SealedFile
@@ -55,12 +55,18 @@ class Lag(NamedTuple):
 
     files: int
     records: int
+    bytes: int
 
 
 class Exporter:
-    """Exports one shard's sealed files. One at a time; the owner calls it."""
+    """Exports one shard's sealed files. One at a time; the owner calls it.
 
-    def __init__(self, origin: Origin, catalog: ShardCatalog, store: BlobStore, *, disk: Disk, clock: Clock) -> None:
+    Without a store it catalogues them where they lie.
+    """
+
+    def __init__(
+        self, origin: Origin, catalog: ShardCatalog, store: BlobStore | None, *, disk: Disk, clock: Clock
+    ) -> None:
         self.origin = origin
         self._catalog = catalog
         self._store = store
@@ -71,13 +77,15 @@ class Exporter:
         self.objects = 0
         self.bytes = 0
 
-    def export(self, files: FileList) -> int:
-        """Make every sealed file behind the frontier history, oldest first; how many were."""
-        done = 0
-        for file in self._pending(files):
-            self._export(file)
-            done += 1
-        return done
+    def export(self, files: FileList, *, producers: int = 0, files_max: int | None = None) -> int:
+        """Make sealed files behind the frontier history, oldest first, all or up to `files_max`; how many were.
+
+        `producers` tells whoever takes over whether there is a window of repeats to be rebuilt.
+        """
+        pending = self._pending(files)[:files_max]
+        for file in pending:
+            self._export(file, producers)
+        return len(pending)
 
     def export_gap(self, gap: Gap) -> None:
         """Make a hole at the end of the log history, where no later file will name it."""
@@ -85,18 +93,27 @@ class Exporter:
         self.exported = gap.stop
 
     def lag(self, files: FileList) -> Lag:
-        """How much is sealed and not exported yet."""
-        pending = self._pending(files)
-        return Lag(len(pending), sum(file.end - file.start for file in pending))
+        """How much is sealed and not exported yet, as far as the frontier is known here."""
+        pending = self._behind(files)
+        sizes = [file.index().footer.segment_bytes for file in pending]
+        return Lag(len(pending), sum(file.end - file.start for file in pending), sum(sizes))
 
-    def sweep(self, grace_s: float) -> list[str]:
-        """Remove objects of this shard that the catalog does not name and that are older than the grace; their keys."""
+    def sweep(self, grace_s: float, files: FileList) -> list[str]:
+        """Remove objects of this shard that nobody needs and that are older than the grace; their keys.
+
+        Needed is what the catalog names, and what is still to be exported from `files`: a transaction whose
+        answer was lost may yet name it, and a delete whose answer was lost may yet be done.
+        """
+        if self._store is None:
+            return []
         before_ms = self._clock.now_ms() - int(grace_s * 1000)
         found = [stat for stat in self._store.list(self.origin.prefix) if stat.modified_ms < before_ms]
         # Read after the list: whatever was uploaded and catalogued in between is named here.
-        named = {piece.object_key for piece in self._catalog.descriptors() if piece.object_key}
-        named |= {index_name(key) for key in named if key.endswith(SEGMENT_SUFFIX)}
-        swept = [stat.key for stat in found if stat.key not in named and "/loads/" not in stat.key]
+        needed = {piece.descriptor.object_key for piece in self._catalog.pieces()}
+        needed |= {piece.object_key for piece in self._catalog.descriptors()}
+        needed |= {self._key(file.index().footer) for file in self._pending(files)}
+        needed |= {index_name(key) for key in needed if key.endswith(SEGMENT_SUFFIX)}
+        swept = [stat.key for stat in found if stat.key not in needed and "/loads/" not in stat.key]
         for key in swept:
             self._store.delete(key)
             logger.info("%s: removed the orphan object %s", self._catalog.keys, key)
@@ -104,6 +121,9 @@ class Exporter:
 
     def _pending(self, files: FileList) -> list[SealedFile]:
         self.exported = self._catalog.frontier().next
+        return self._behind(files)
+
+    def _behind(self, files: FileList) -> list[SealedFile]:
         pending = []
         for file in files.all:
             if not isinstance(file, SealedFile):
@@ -115,28 +135,41 @@ class Exporter:
     def _export(self, file: SealedFile) -> None:
         footer = file.index().footer
         index = self._content(index_name(file.path))
-        self._verify(file, footer)
-        key = f"{self.origin.prefix}{footer.epoch}-{footer.content_hash.hex()}{SEGMENT_SUFFIX}"
-        found = self._store.stat(key)
-        if found is None or found.size != footer.segment_bytes:
-            found = self._store.upload(key, self._chunks(file.path, footer.segment_bytes))
-        self._store.put_if_absent(key.removesuffix(SEGMENT_SUFFIX) + INDEX_SUFFIX, index)
+        key = self._key(footer)
+        placed = self._place(key, file, footer)
+        self._place_index(index_name(key), index)
         additions = [self._gap(gap)] if (gap := file.leading_gap) is not None else []
-        additions.append(self._descriptor(file, footer, key, found.etag, len(index)))
+        additions.append(self._descriptor(file, footer, key, placed.etag, len(index)))
         self._catalog.extend(self.origin.epoch, additions)
         self.exported = file.end
         self.objects += 1
         self.bytes += footer.segment_bytes
         logger.info("%s: offsets [%d, %d) are history as %s", self._catalog.keys, file.start, file.end, key)
 
-    def _verify(self, file: SealedFile, footer: Footer) -> None:
-        """Read the file back: what is damaged here must not become the only copy."""
+    def _key(self, footer: Footer) -> str:
+        return f"{self.origin.prefix}{footer.epoch}-{footer.content_hash.hex()}{SEGMENT_SUFFIX}"
+
+    def _place(self, key: str, file: SealedFile, footer: Footer) -> Stat:
+        """The object with the sealed bytes. One that is there already, by an attempt cut short, is compared by hash."""
+        found = self._store.stat(key)
+        if found is not None and content_hash(self._store.read(key, 0, found.size)) == footer.content_hash:
+            return found
+        return self._store.upload(key, self._verified(file.path, footer))
+
+    def _place_index(self, key: str, index: bytes) -> None:
+        put = self._store.put_if_absent(key, index)
+        if not put.created and self._store.get_range(key, 0, put.stat.size) != index:
+            self._store.upload(key, [index])
+
+    def _verified(self, path: str, footer: Footer) -> Iterator[bytes]:
+        """The sealed bytes; raises before the end if they have changed: damage must not become the only copy."""
         crc, digest = 0, ContentHash()
-        for chunk in self._chunks(file.path, footer.segment_bytes):
+        for chunk in self._chunks(path, footer.segment_bytes):
             crc = crc32(chunk, crc)
             digest.update(chunk)
+            yield chunk
         if crc != footer.segment_crc or digest.digest() != footer.content_hash:
-            raise Corrupt(f'{file.path} is not what was sealed (crc {crc:08x}): not exported; run "forebay verify"')
+            raise Corrupt(f'{path} is not what was sealed (crc {crc:08x}): not exported; run "forebay verify"')
 
     def _chunks(self, path: str, size: int) -> Iterator[bytes]:
         file = self._disk.open(path)
@@ -159,7 +192,7 @@ class Exporter:
         )
 
     def _descriptor(
-        self, file: SealedFile, footer: Footer, key: str, etag: str | None, index_bytes: int
+        self, file: SealedFile, footer: Footer, key: str, etag: str | None, *, index_bytes: int, producers: int
     ) -> SegmentDescriptor:
         return SegmentDescriptor(
             kind=DescriptorKind.FRAMES,
@@ -178,8 +211,9 @@ class Exporter:
             object_key=key,
             etag=etag,
             leader=self.origin.leader,
-            status=Status.EXPORTED,
+            status=Status.EXPORTED if self._store is not None else Status.SEALED,
             created_at=self._clock.now_ms(),
             index_bytes=index_bytes,
+            producers=producers,
             sparse=sparse_index(file.index().entries, file.start),
         )

@@ -1,0 +1,118 @@
+"""One shard with everything around its history: a simulated disk, a store, metadata, an exporter."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Final
+
+from forebay.blobs import BlobStore
+from forebay.blobs.directory import DirectoryStore
+from forebay.catalog import ShardCatalog, ShardKeys
+from forebay.export import Exporter, Origin
+from forebay.format.batch import Columns, encode_columns
+from forebay.format.descriptor import ShardState
+from forebay.format.value import encode_value
+from forebay.history import History, Objects
+from forebay.metadata import MemoryMetadata, MetadataStore, Put
+from forebay.records import Gap
+from forebay.settings import WalSettings
+from forebay.shard import SegmentShard, ShardRef
+from forebay.testing.clock import ManualClock
+from forebay.testing.disk import SimulatedDisk
+from forebay.topics import TopicName, TopicSpec
+from forebay.wal.staging import Ticket
+
+TOPIC: Final = "ab" * 16
+KEYS: Final = ShardKeys("shop", "orders", 0, "/forebay")
+DIRECTORY: Final = "/data/shard"
+SETTINGS: Final = WalSettings(reserve_records_min=64, free_bytes_min=0)
+
+
+class House:
+    """A shard that lies open in one epoch, and what it is exported with."""
+
+    def __init__(self, *, durability: str = "fsync", blobs: BlobStore | None = None) -> None:
+        self.disk = SimulatedDisk(directories=["/data", "/store"])
+        self.clock = ManualClock(1_700_000_000_000, seed=1)
+        self.memory = MemoryMetadata()
+        self.durability = durability
+        self.epoch = 1
+        self.own(epoch=1)
+        self.store = blobs or DirectoryStore("/store", disk=self.disk, clock=self.clock).open()
+        self.shard = self._opened()
+
+    def own(self, epoch: int) -> None:
+        """From now on `epoch` owns the shard."""
+        state = ShardState(incarnation=TOPIC, epoch=epoch, holder="me", holder_since=1)
+        self.memory.transaction([], [Put(KEYS.state, encode_value(state))])
+
+    def reopen(self) -> None:
+        """As if the process had died; the shard is recovered in the next epoch."""
+        self.epoch += 1
+        self.own(self.epoch)
+        self.shard = self._opened()
+
+    def _opened(self) -> SegmentShard:
+        spec = TopicSpec.create(TopicName("shop", "orders"), topic_id=TOPIC, created_at=0, durability=self.durability)
+        before = ShardState(incarnation=TOPIC, epoch=self.epoch - 1, holder="me", holder_since=1)
+        return SegmentShard.open(
+            ShardRef(spec, 0),
+            DIRECTORY,
+            SETTINGS,
+            disk=self.disk,
+            clock=self.clock,
+            before=before if self.epoch > 1 else None,
+            epoch=self.epoch,
+            holder="me",
+        )
+
+    def append(self, count: int) -> None:
+        first = self.shard.offsets().next
+        values = [b"value %d" % offset for offset in range(first, first + count)]
+        columns = encode_columns(Columns(values=values, timestamps=[1_000 + o for o in range(first, first + count)]))
+        self.shard.settle(self.shard.stage_many(columns, None, Ticket()))
+        self.shard.commit()
+
+    def seal(self) -> None:
+        self.shard.rotate()
+        self.shard.upkeep.seal_rotated()
+
+    def catalog(self, metadata: MetadataStore | None = None) -> ShardCatalog:
+        return ShardCatalog(metadata or self.memory, KEYS, TOPIC)
+
+    def exporter(self, *, epoch: int | None = None, catalog: ShardCatalog | None = None) -> Exporter:
+        origin = Origin(TOPIC, 0, epoch or self.epoch, "me", "directory")
+        return Exporter(origin, catalog or self.catalog(), self.store, disk=self.disk, clock=self.clock)
+
+    def export(self, *, epoch: int | None = None) -> int:
+        return self.exporter(epoch=epoch).export(self.shard.wal.files)
+
+    def keys(self) -> set[str]:
+        """What the store holds."""
+        return {stat.key for stat in self.store.list()}
+
+
+@contextlib.contextmanager
+def history_of(house: House) -> Iterator[History]:
+    """The history as a reader sees it."""
+    objects = Objects(house.store, block_bytes=256, blocks_ahead=2)
+    try:
+        yield History(house.catalog(), objects.segment)
+    finally:
+        objects.close()
+
+
+def stream(history: History, offset: int = 0) -> list[tuple[int, bytes | None] | Gap]:
+    """Records and holes in order."""
+    found: list[tuple[int, bytes | None] | Gap] = []
+    while (page := history.read(offset, 100)).next > offset:
+        found += [(record.offset, record.value) for batch in page.batches for record in batch.records(0)]
+        found += page.events
+        offset = page.next
+    return sorted(found, key=lambda piece: piece[0])
+
+
+def expected(start: int, stop: int) -> list[tuple[int, bytes | None] | Gap]:
+    """What `House.append` put at these offsets."""
+    return [(offset, b"value %d" % offset) for offset in range(start, stop)]
