@@ -132,14 +132,17 @@ class Exporter:
                 pending.append(file)
         return pending
 
-    def _export(self, file: SealedFile) -> None:
+    def _export(self, file: SealedFile, producers: int) -> None:
         footer = file.index().footer
         index = self._content(index_name(file.path))
-        key = self._key(footer)
-        placed = self._place(key, file, footer)
-        self._place_index(index_name(key), index)
-        additions = [self._gap(gap)] if (gap := file.leading_gap) is not None else []
-        additions.append(self._descriptor(file, footer, key, placed.etag, len(index)))
+        key, etag = f"{self.origin.prefix}{file.path.rpartition('/')[2]}", None
+        if self._store is not None:
+            key = self._key(footer)
+            etag = self._place(self._store, key, file, footer).etag
+            self._place_index(self._store, index_name(key), index)
+        gap = file.leading_gap
+        additions = [self._gap(gap)] if gap is not None and gap.stop > self.exported else []
+        additions.append(self._descriptor(file, footer, key, etag, index_bytes=len(index), producers=producers))
         self._catalog.extend(self.origin.epoch, additions)
         self.exported = file.end
         self.objects += 1
@@ -149,17 +152,17 @@ class Exporter:
     def _key(self, footer: Footer) -> str:
         return f"{self.origin.prefix}{footer.epoch}-{footer.content_hash.hex()}{SEGMENT_SUFFIX}"
 
-    def _place(self, key: str, file: SealedFile, footer: Footer) -> Stat:
+    def _place(self, store: BlobStore, key: str, file: SealedFile, footer: Footer) -> Stat:
         """The object with the sealed bytes. One that is there already, by an attempt cut short, is compared by hash."""
-        found = self._store.stat(key)
-        if found is not None and content_hash(self._store.read(key, 0, found.size)) == footer.content_hash:
+        found = store.stat(key)
+        if found is not None and content_hash(store.read(key, 0, found.size)) == footer.content_hash:
             return found
-        return self._store.upload(key, self._verified(file.path, footer))
+        return store.upload(key, self._verified(file.path, footer))
 
-    def _place_index(self, key: str, index: bytes) -> None:
-        put = self._store.put_if_absent(key, index)
-        if not put.created and self._store.get_range(key, 0, put.stat.size) != index:
-            self._store.upload(key, [index])
+    def _place_index(self, store: BlobStore, key: str, index: bytes) -> None:
+        put = store.put_if_absent(key, index)
+        if not put.created and store.get_range(key, 0, put.stat.size) != index:
+            store.upload(key, [index])
 
     def _verified(self, path: str, footer: Footer) -> Iterator[bytes]:
         """The sealed bytes; raises before the end if they have changed: damage must not become the only copy."""
