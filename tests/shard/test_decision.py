@@ -21,6 +21,7 @@ class Facts:
     """A local log, as a survey would tell of it."""
 
     end: int = 0
+    begins: int = 0
     epoch: int = 0
     reserved_end: int = 0
     identity: str = "boot 1"
@@ -59,7 +60,25 @@ ROWS = [
         id="sealed, own log",
     ),
     pytest.param(
-        Facts(end=9, epoch=1), state(**SEALED), here(frontier=22), (22, Source.SEALED, None, True), id="sealed, old log"
+        Facts(end=9, epoch=1),
+        state(**SEALED, holder=OTHER, holder_since=2),
+        here(frontier=22),
+        (22, Source.SEALED, None, True),
+        id="sealed by another, old log",
+    ),
+    pytest.param(
+        Facts(end=22, epoch=1),
+        state(**SEALED, holder=OTHER, holder_since=2),
+        here(frontier=22),
+        (22, Source.SEALED, None, True),
+        id="sealed by another, a log that ends there by chance",
+    ),
+    pytest.param(
+        Facts(end=9, epoch=3),
+        state(**SEALED),
+        here(frontier=22),
+        (22, Source.SEALED, None, False),
+        id="sealed behind what was attached",
     ),
     pytest.param(LOG, state(), here(frontier=10), (21, Source.LOCAL, None, False), id="open, mine, exact"),
     pytest.param(
@@ -73,13 +92,13 @@ ROWS = [
         id="open, mine, reserved in the store",
     ),
     pytest.param(
-        LOG, state(), here(frontier=30), (30, Source.CATALOG, None, True), id="open, mine, behind the catalog"
+        LOG, state(), here(frontier=30), (30, Source.CATALOG, None, False), id="open, mine, behind the catalog"
     ),
     pytest.param(
         LOG,
         state(),
         here(Durability.MEMORY, frontier=30),
-        (100, Source.CATALOG, lost(30, 100), True),
+        (100, Source.CATALOG, lost(30, 100), False),
         id="open, mine, behind the catalog, not exact",
     ),
     pytest.param(
@@ -102,6 +121,13 @@ ROWS = [
     ),
     pytest.param(
         LOG, state(phase=Phase.SEALING), here(frontier=10), (21, Source.LOCAL, None, False), id="sealing, as open"
+    ),
+    pytest.param(
+        NO_LOG,
+        state(next_offset=22),
+        here(frontier=22, shared=False),
+        (22, Source.CATALOG, None, False),
+        id="local, taken after a seal and nothing written yet",
     ),
     pytest.param(NO_LOG, None, here(), (0, Source.EMPTY, None, False), id="absent, none"),
 ]
@@ -155,6 +181,23 @@ def test_the_end_is_exact_by_class_boot_and_clean_stop(
 
     assert decision.exact is exact
     assert decision.gap == (None if exact else lost(21, 100))
+
+
+@pytest.mark.parametrize(
+    ("begins", "covered", "damage"), [(0, 0, ()), (10, 10, ()), (10, 4, (Gap(4, 10, Reason.DAMAGED),))]
+)
+def test_the_front_of_the_log_may_be_gone_only_where_history_has_it(
+    begins: int, covered: int, damage: tuple[Gap, ...]
+) -> None:
+    facts = Facts(begins=begins, end=21, epoch=3)
+
+    assert decide(facts, state(), here(frontier=12)._replace(covered=covered)).damage == damage
+
+
+def test_a_log_that_ends_below_the_frontier_stays_and_goes_on_behind_it() -> None:
+    decision = decide(LOG, state(), here(frontier=30))
+
+    assert (decision.next_offset, decision.continued_at, decision.gap) == (30, 21, None)
 
 
 def test_an_epoch_acquired_without_writing_still_counts_as_mine() -> None:

@@ -78,7 +78,7 @@ class SegmentDescriptor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """One piece `[start, end)` of a shard's history. `bytes` and below are empty for a gap.
 
     The offset of a record is its frame's base − `header_start` + `start`; in segments born in the log
-    `header_start` equals `start`.
+    `header_start` equals `start`. `producers` counts those whose repeats were recognised when it was catalogued.
     """
 
     kind: DescriptorKind
@@ -105,6 +105,7 @@ class SegmentDescriptor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     header_start: int | None = None
     index_bytes: int = 0
     load_id: str | None = None
+    producers: int = 0
     sparse: tuple[SparseEntry, ...] = ()
 
     @property
@@ -128,7 +129,8 @@ class Cur(msgspec.Struct, frozen=True, kw_only=True):
 class ShardState(msgspec.Struct, frozen=True, kw_only=True):
     """Who owns a shard and how far its offsets go. `incarnation` is the topic id; `owner` a session.
 
-    `holder` is the directory that has the local log, since epoch `holder_since`.
+    `holder` is the directory that has the local log, since epoch `holder_since`; `next_offset` is where the last
+    seal ended. A sealed shard with a `target` is promised to the directory of that name.
     """
 
     incarnation: str
@@ -141,6 +143,7 @@ class ShardState(msgspec.Struct, frozen=True, kw_only=True):
     reserved_end: int = 0
     sealed_by: str | None = None
     sealed_at: int | None = None
+    target: str | None = None
 
 
 def gap_descriptor(gap: Gap, *, topic_id: str, epoch: int, created_at: int) -> SegmentDescriptor:

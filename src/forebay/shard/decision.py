@@ -5,6 +5,7 @@ Does no I/O, so that every row of the table can be tested by itself. The result 
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -29,6 +30,9 @@ class LogFacts(Protocol):
 
     @property
     def is_empty(self) -> bool: ...
+
+    @property
+    def begins(self) -> int: ...
 
     @property
     def end(self) -> int: ...
@@ -62,6 +66,9 @@ class RecoveryDecision:
     """The log's end is known to the record; no gap was needed."""
     clean: bool = False
     gap: Gap | None = None
+    """Offsets that may have been given out and hold no record from now on."""
+    continued_at: int | None = None
+    """The local log ends here, below `next_offset`: history holds what lies between."""
     set_aside: bool = False
     """The local files are not the shard's present log: they are kept apart."""
     torn_bytes: int = 0
@@ -73,6 +80,8 @@ class RecoveryDecision:
         parts.append("after a clean stop" if self.clean else "exact" if self.exact else "tail not exact")
         if self.gap is not None:
             parts.append(f"gap {self.gap}")
+        if self.continued_at is not None:
+            parts.append(f"local log ends at {self.continued_at}")
         if self.set_aside:
             parts.append("older local files set aside")
         if self.torn_bytes:
@@ -92,6 +101,8 @@ class Situation(NamedTuple):
     """The end of catalogued history."""
     shared: bool = False
     """Offsets are reserved in the metadata store, so another directory may go on where one has died."""
+    covered: int = 0
+    """The end of the history that does not lie in the local files."""
 
 
 def decide(facts: LogFacts, state: ShardState | None, here: Situation) -> RecoveryDecision:
@@ -130,8 +141,15 @@ def _after_seal(facts: LogFacts, state: ShardState, here: Situation) -> Recovery
             f"{here.name} was sealed at {state.next_offset} by {state.sealed_by}, but the local log goes to "
             f"{facts.end}: they contradict each other; find out which is right before you move either away"
         )
-    stale = not facts.is_empty and facts.end < state.next_offset
-    return RecoveryDecision(next_offset=state.next_offset, source=Source.SEALED, exact=True, set_aside=stale)
+    kept = not facts.is_empty and _is_mine(facts, state, here.holder)
+    return RecoveryDecision(
+        next_offset=state.next_offset,
+        source=Source.SEALED,
+        exact=True,
+        continued_at=facts.end if kept and facts.end < state.next_offset else None,
+        set_aside=not facts.is_empty and not kept,
+        damage=_damage(facts, here) if kept else (),
+    )
 
 
 def _take_over(facts: LogFacts, state: ShardState, here: Situation) -> RecoveryDecision:
@@ -145,7 +163,7 @@ def _take_over(facts: LogFacts, state: ShardState, here: Situation) -> RecoveryD
 
 
 def _without_log(state: ShardState, here: Situation) -> RecoveryDecision:
-    if here.frontier > 0 and not here.shared:
+    if here.frontier > state.next_offset and not here.shared:
         raise Conflict(
             f"{here.name} has history up to {here.frontier}, but its directory has no log: restore the directory; "
             "going on without it could give an offset out twice"
@@ -164,12 +182,20 @@ def _behind(frontier: int, reserved_end: int, *, set_aside: bool) -> RecoveryDec
     )
 
 
+def _damage(facts: LogFacts, here: Situation) -> tuple[Gap, ...]:
+    """What the local log has lost: ranges of it, and its front where no history covers that."""
+    if facts.begins > here.covered:
+        return (Gap(here.covered, facts.begins, Reason.DAMAGED), *facts.damage)
+    return tuple(facts.damage)
+
+
 def _continue_log(facts: LogFacts, state: ShardState, here: Situation) -> RecoveryDecision:
     same_boot = here.durability is Durability.DISK and facts.identity == here.identity
     exact = facts.clean or here.durability is Durability.FSYNC or same_boot
     reserved_end = max(facts.reserved_end, state.reserved_end)
     if facts.end < here.frontier:
-        return _behind(here.frontier, 0 if exact else reserved_end, set_aside=True)
+        behind = _behind(here.frontier, 0 if exact else reserved_end, set_aside=False)
+        return dataclasses.replace(behind, continued_at=facts.end, damage=_damage(facts, here))
     next_offset = facts.end if exact else max(facts.end, reserved_end)
     gap = Gap(facts.end, next_offset, Reason.LOST) if next_offset > facts.end else None
     return RecoveryDecision(
@@ -179,5 +205,5 @@ def _continue_log(facts: LogFacts, state: ShardState, here: Situation) -> Recove
         clean=facts.clean,
         gap=gap,
         torn_bytes=facts.torn_bytes,
-        damage=tuple(facts.damage),
+        damage=_damage(facts, here),
     )

@@ -5,12 +5,12 @@ Rests on transactions that compare, never on a clock. Knows the metadata store a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from forebay.errors import Conflict, Unavailable, UnknownTopic
+from forebay.errors import Conflict, Fenced, Indeterminate, Moved, Unavailable, UnknownTopic
 from forebay.format.descriptor import Phase, ShardState
 from forebay.format.value import Unknown, decode_value, encode_value
 from forebay.metadata import Compare, MetadataStore, Put, RevisionIs, SessionEnded
@@ -44,6 +44,27 @@ def read_state(store: MetadataStore, key: str) -> StoredState | None:
     return StoredState(state, unknown, entry.mod_revision)
 
 
+def change_state(store: MetadataStore, key: str, epoch: int, change: Callable[[ShardState], ShardState]) -> ShardState:
+    """Change the state of a shard as its owner in `epoch`; the state on return, which may have been so before.
+
+    Raises `Fenced` once a newer epoch owns the shard. An answer that got lost is looked up.
+    """
+    for _ in range(ATTEMPTS):
+        stored = read_state(store, key)
+        if stored is None or stored.state.epoch != epoch:
+            raise Fenced(f"{key} has a newer owner than epoch {epoch}: this one stops")
+        state = change(stored.state)
+        if state == stored.state:
+            return state
+        put = Put(key, encode_value(state, unknown=stored.unknown))
+        try:
+            if store.transaction([RevisionIs(key, stored.revision)], [put]).succeeded:
+                return state
+        except Indeterminate:
+            continue
+    raise Unavailable(f"{key} changed {ATTEMPTS} times while it was being written; try again")
+
+
 class Wanted(NamedTuple):
     """A shard to acquire: the key of its state, and the topic id it must belong to."""
 
@@ -61,7 +82,8 @@ class Acquired(NamedTuple):
 def acquire(store: MetadataStore, wanted: Sequence[Wanted], owner: Owner) -> list[Acquired]:
     """Make `owner` the owner of all these shards, each in a new epoch; as few transactions as the limits allow.
 
-    On return no other session can change them. Raises `Unavailable` if a living session has one.
+    On return no other session can change them. Raises `Moved` if a living session has one, or another directory
+    is promised it. A seal that was not finished is thereby taken back.
     """
     acquired: list[Acquired] = []
     for first in range(0, len(wanted), BATCH_SHARDS):
@@ -71,7 +93,7 @@ def acquire(store: MetadataStore, wanted: Sequence[Wanted], owner: Owner) -> lis
 
 def _acquire_batch(store: MetadataStore, wanted: Sequence[Wanted], owner: Owner) -> list[Acquired]:
     for _ in range(ATTEMPTS):
-        found = [_found(store, shard) for shard in wanted]
+        found = [_found(store, shard, owner) for shard in wanted]
         compares: list[Compare] = []
         puts = []
         for shard, stored in zip(wanted, found, strict=True):
@@ -81,27 +103,41 @@ def _acquire_batch(store: MetadataStore, wanted: Sequence[Wanted], owner: Owner)
             state = stored.state if stored is not None else ShardState(incarnation=shard.incarnation)
             unknown = stored.unknown if stored is not None else None
             puts.append(Put(shard.key, encode_value(taken(state, owner), unknown=unknown)))
-        if store.transaction(compares, puts).succeeded:
+        if _succeeded(store, compares, puts):
             return [Acquired(s.state, s.state.epoch + 1) if s is not None else Acquired(None, 1) for s in found]
         for shard, stored in zip(wanted, found, strict=True):
             _refuse_if_owned(store, shard, stored, owner)
     raise Unavailable(f"{wanted[0].key}: ownership changed {ATTEMPTS} times while it was being acquired; try again")
 
 
-def _found(store: MetadataStore, shard: Wanted) -> StoredState | None:
+def _succeeded(store: MetadataStore, compares: Sequence[Compare], puts: Sequence[Put]) -> bool:
+    try:
+        return store.transaction(compares, puts).succeeded
+    except Indeterminate:
+        # If it happened, the next look finds ourselves as the owner and takes one epoch more: harmless.
+        return False
+
+
+def _found(store: MetadataStore, shard: Wanted, owner: Owner) -> StoredState | None:
     stored = read_state(store, shard.key)
     if stored is not None and stored.state.incarnation != shard.incarnation:
         raise Conflict(f"{shard.key} belongs to another topic of that name: open the topic again")
     if stored is not None and stored.state.phase is Phase.DELETING:
         raise UnknownTopic(f"{shard.key}: the topic is being deleted")
+    if stored is not None and stored.state.target not in (None, owner.holder):
+        raise Moved(
+            f"{shard.key} was sealed at {stored.state.next_offset} and moved to directory {stored.state.target}: "
+            "use it there, or move it back"
+        )
     return stored
 
 
 def _refuse_if_owned(store: MetadataStore, shard: Wanted, stored: StoredState | None, owner: Owner) -> None:
     session = stored.state.owner if stored is not None else None
     if stored is not None and session not in (None, owner.session) and store.session_alive(session or ""):
-        raise Unavailable(
-            f"{shard.key} is owned by the living session {session} in {stored.state.holder}: close it there first"
+        raise Moved(
+            f"{shard.key} is owned by the living session {session} in directory {stored.state.holder}: use it there, "
+            "or seal it there first"
         )
 
 
@@ -109,4 +145,14 @@ def taken(state: ShardState, owner: Owner) -> ShardState:
     """The state after `owner` acquired the shard."""
     epoch = state.epoch + 1
     since = state.holder_since if state.holder == owner.holder else epoch
-    return msgspec.structs.replace(state, epoch=epoch, owner=owner.session, holder=owner.holder, holder_since=since)
+    return msgspec.structs.replace(
+        state,
+        epoch=epoch,
+        owner=owner.session,
+        holder=owner.holder,
+        holder_since=since,
+        phase=Phase.OPEN,
+        sealed_by=None,
+        sealed_at=None,
+        target=None,
+    )

@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from forebay.errors import Fenced, Unavailable
-from forebay.format.value import encode_value
-from forebay.metadata import MetadataStore, Put, RevisionIs
-from forebay.shard.ownership import ATTEMPTS, read_state
+from forebay.format.descriptor import ShardState
+from forebay.metadata import MetadataStore
+from forebay.shard.ownership import change_state
 
 
 def reserve_in_state(store: MetadataStore, key: str, epoch: int) -> Callable[[int], int]:
@@ -19,16 +18,9 @@ def reserve_in_state(store: MetadataStore, key: str, epoch: int) -> Callable[[in
     """
 
     def reserve(end: int) -> int:
-        for _ in range(ATTEMPTS):
-            stored = read_state(store, key)
-            if stored is None or stored.state.epoch != epoch:
-                raise Fenced(f"{key} has a newer owner than epoch {epoch}: this one stops")
-            if stored.state.reserved_end >= end:
-                return stored.state.reserved_end
-            state = msgspec.structs.replace(stored.state, reserved_end=end)
-            put = Put(key, encode_value(state, unknown=stored.unknown))
-            if store.transaction([RevisionIs(key, stored.revision)], [put]).succeeded:
-                return end
-        raise Unavailable(f"{key} changed {ATTEMPTS} times while offsets were being reserved; try again")
+        def raised(state: ShardState) -> ShardState:
+            return msgspec.structs.replace(state, reserved_end=max(end, state.reserved_end))
+
+        return change_state(store, key, epoch, raised).reserved_end
 
     return reserve

@@ -53,6 +53,12 @@ class Survey:
         return not self.logs and not self.sealed
 
     @property
+    def begins(self) -> int:
+        """The first offset that the files answer for; 0 without any."""
+        files: list[SealedFile | LogScan] = [*self.sealed, *self.logs]
+        return min((file.previous_end for file in files), default=0)
+
+    @property
     def last(self) -> LogScan | None:
         """The newest file."""
         return self.logs[-1] if self.logs else None
@@ -177,7 +183,7 @@ def _check_name(path: str, header: SegmentHeader) -> None:
 
 def _link(facts: Survey, files: list[SealedFile | LogScan]) -> None:
     """Sort the files into the facts and name what is missing between them."""
-    expected = 0
+    expected = files[0].previous_end
     for file in files:
         previous = expected if file.start == expected else file.previous_end
         if previous < expected:
