@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 
 from forebay.errors import Corrupt
@@ -35,22 +36,41 @@ class ByteSource(Protocol):
 
 
 class SealedIndex(NamedTuple):
-    """The decoded index of a sealed segment."""
+    """The decoded index of a sealed segment, at the offsets where the segment was put."""
 
     footer: index_format.Footer
     entries: index_format.FrameEntries
     gaps: list[Gap]
 
+    def moved(self, shift: int) -> SealedIndex:
+        """The index of the same segment `shift` offsets further on."""
+        footer = msgspec.structs.replace(self.footer, start=self.footer.start + shift, end=self.footer.end + shift)
+        entries = self.entries.copy()
+        entries["offset"] += shift
+        gaps = [Gap(gap.start + shift, gap.stop + shift, gap.reason) for gap in self.gaps]
+        return SealedIndex(footer, entries, gaps)
+
 
 class SealedSegment:
-    """An immutable segment `[start, end)`. Its index is read when first needed and may be forgotten again."""
+    """An immutable segment `[start, end)`. Its index is read when first needed and may be forgotten again.
+
+    `shift` is how far behind the offsets in its bytes it was put; 0 for what was born in the log.
+    """
 
     def __init__(
-        self, name: str, start: int, end: int, *, source: Callable[[], ByteSource], index: Callable[[], bytes]
+        self,
+        name: str,
+        start: int,
+        end: int,
+        *,
+        source: Callable[[], ByteSource],
+        index: Callable[[], bytes],
+        shift: int = 0,
     ) -> None:
         self.name = name
         self.start = start
         self.end = end
+        self._shift = shift
         self._open_source = source
         self._load_index = index
         self._source: ByteSource | None = None
@@ -69,16 +89,24 @@ class SealedSegment:
         return gap.start if gap is not None else self.start
 
     def index(self) -> SealedIndex:
-        """The frames and holes of the segment; `Corrupt` if the index does not check."""
+        """The frames and holes of the segment; `Corrupt` if the index does not check or is of other offsets."""
         if self._index is None:
-            self._index = decoded_index(self._load_index(), self.name)
+            found = decoded_index(self._load_index(), self.name)
+            if self._shift:
+                found = found.moved(self._shift)
+            if found.footer.start > self.start or found.footer.end < self.end:
+                raise Corrupt(
+                    f"the index of {self.name} is of [{found.footer.start}, {found.footer.end}), "
+                    f'which does not cover [{self.start}, {self.end}): run "forebay verify"'
+                )
+            self._index = found
         return self._index
 
     def read(self, offset: int, bytes_max: int) -> Page:
         """Frames from the one that covers `offset`, at least one, up to about `bytes_max`."""
         _, entries, gaps = self.index()
         first = index_format.find_offset(entries, offset)
-        gathered = Gathered(offset, bytes_max)
+        gathered = Gathered(offset, bytes_max, self._shift)
         if first >= len(entries) or int(entries["offset"][first]) > offset:
             gathered.hole(self._hole_at(gaps, offset))
             return gathered.page()
@@ -170,11 +198,15 @@ def _frames_within(entries: index_format.FrameEntries, first: int, bytes_max: in
 
 
 class Gathered:
-    """A page in the making: everything from `offset` on, until about `bytes_max` are there."""
+    """A page in the making: everything from `offset` on, until about `bytes_max` are there.
 
-    def __init__(self, offset: int, bytes_max: int) -> None:
+    Frames that an index names are moved by `shift`.
+    """
+
+    def __init__(self, offset: int, bytes_max: int, shift: int = 0) -> None:
         self.next = offset
         self.left = bytes_max
+        self._shift = shift
         self._batches: list[Batch] = []
         self._gaps: list[Gap] = []
 
@@ -195,10 +227,11 @@ class Gathered:
     def known_frame(self, first: int, count: int, buffer: bytes, position: int, salt_crc: int) -> None:
         """Add the frame that an index names; one that is not whole is a hole."""
         head = read_frame(buffer, position, salt_crc, FRAME_BYTES_LIMIT)
-        if isinstance(head, Verdict) or head.base != first or head.count != count:
+        # The checksum is over the base as it was written, so that is what the head must say.
+        if isinstance(head, Verdict) or head.base != first - self._shift or head.count != count:
             self.hole(Gap(first, first + count, Reason.DAMAGED))
         else:
-            self.add(decode(buffer, position, head), head.length)
+            self.add(decode(buffer, position, head).moved(self._shift), head.length)
 
     def hole(self, gap: Gap) -> None:
         """Add a hole, as far as it lies ahead."""

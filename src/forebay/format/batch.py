@@ -101,6 +101,12 @@ class Batch:
         first = self._first + start - self.base
         return Batch(start, count, self.epoch, self.appended_at, self._layout, first)
 
+    def moved(self, shift: int) -> Batch:
+        """The same records, `shift` offsets further on."""
+        if not shift:
+            return self
+        return Batch(self.base + shift, self.count, self.epoch, self.appended_at, self._layout, self._first)
+
     def timestamps(self) -> npt.NDArray[np.int64]:
         """Milliseconds per record; a view, not to be written to."""
         found = self._layout
