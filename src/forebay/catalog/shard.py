@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -15,9 +17,8 @@ from forebay.format.value import Unknown, decode_value, encode_value
 from forebay.metadata import Absent, Compare, Delete, Entry, MetadataStore, Operation, Put, RevisionIs
 
 ATTEMPTS = 8
-PAGE_DESCRIPTORS = 500
 SWEEP_KEYS = 90
-"""Shadowed descriptors removed per transaction, with room for what guards it."""
+"""Hidden descriptors removed per transaction, with room for what guards it."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -80,6 +81,15 @@ class Piece(NamedTuple):
     revision: int
 
 
+class Standing(NamedTuple):
+    """A shard's catalog at one moment: its end, its pieces in order, and what is left of those they replaced."""
+
+    frontier: Frontier
+    pieces: list[Piece]
+    hidden: list[tuple[Piece, Piece]]
+    """Each with the piece that hides it."""
+
+
 class ShardCatalog:
     """History of one shard. Stateless: every call asks the store. Safe for concurrent use."""
 
@@ -99,16 +109,12 @@ class ShardCatalog:
 
     def frontier(self) -> Frontier:
         """The end of catalogued history."""
-        entry = self._store.get(self.keys.cur)
-        if entry is None:
-            return Frontier(Cur(start=0, next=0, epoch=0), None, 0)
-        cur, unknown = self._decoded(entry, Cur)
-        return Frontier(cur, unknown, entry.mod_revision)
+        return self._frontier_of(self._store.get(self.keys.cur))
 
     def descriptors(self) -> list[SegmentDescriptor]:
         """The whole history in order, manifests opened. Raises `Corrupt` if it has a hole or an overlap."""
-        frontier = self.frontier()
-        found = [piece.descriptor for piece in self.pieces() if piece.descriptor.start < frontier.next]
+        frontier, pieces, _ = self._standing()
+        found = [piece.descriptor for piece in pieces if piece.descriptor.start < frontier.next]
         opened = [inner for descriptor in found for inner in self._opened(descriptor)]
         start = opened[0].start if opened else frontier.next
         flaw = no_overlap(opened) or no_gap(start, opened, frontier.next)
@@ -117,19 +123,8 @@ class ShardCatalog:
         return opened
 
     def pieces(self) -> list[Piece]:
-        """What stands in the store, in order; a manifest hides what it replaced and is not opened."""
-        found: list[Piece] = []
-        after: str | None = None
-        while True:
-            page = self._store.range(self.keys.segments, start_after=after, limit=PAGE_DESCRIPTORS)
-            for entry in page:
-                if entry.key != self.keys.cur:
-                    descriptor = self._decoded(entry, SegmentDescriptor)[0]
-                    if not found or descriptor.start >= _hidden_below(found[-1].descriptor):
-                        found.append(Piece(descriptor, entry.mod_revision))
-            if len(page) < PAGE_DESCRIPTORS:
-                return found
-            after = page[-1].key
+        """What stands in the store, in order; a replacement hides what it replaced, and no manifest is opened."""
+        return self._standing().pieces
 
     def extend(self, epoch: int, additions: Sequence[SegmentDescriptor]) -> None:
         """Add to the end of history, all or nothing, as the owner in `epoch`.
@@ -167,41 +162,79 @@ class ShardCatalog:
     def replace(self, old: Sequence[Piece], new: SegmentDescriptor) -> bool:
         """Put one descriptor (a segment or a manifest) in the place of consecutive ones; false if they changed.
 
-        Only the first is compared and overwritten in the transaction; the others are hidden by it from then on
-        and removed afterwards, so the size of the change does not matter.
+        Only the first is overwritten in the transaction; the others are hidden by it from then on and removed
+        afterwards, so the size of the change does not matter. Harmless when repeated.
         """
         first, last = old[0].descriptor, old[-1].descriptor
         flaw = no_gap(first.start, [piece.descriptor for piece in old], last.end)
         if flaw is not None or (new.start, new.end) != (first.start, last.end):
             raise Conflict(f"{self.keys}: [{new.start}, {new.end}) does not replace what stands there: {flaw}")
-        frontier = self.frontier()
-        cur = msgspec.structs.replace(frontier.cur, generation=frontier.cur.generation + 1)
-        compares: list[Compare] = [
-            RevisionIs(self.keys.segment(first.start), old[0].revision),
-            RevisionIs(self.keys.cur, frontier.revision),
-        ]
+        for _ in range(ATTEMPTS):
+            frontier, pieces, _ = self._standing()
+            there = [piece for piece in pieces if new.start <= piece.descriptor.start < new.end]
+            if [piece.descriptor for piece in there] != [new]:
+                if there != list(old):
+                    return False
+                if not self._replaced(old[0], new, frontier):
+                    continue
+            # Whoever reads passes over what is hidden: that some of it is left for the next sweep does no harm.
+            with contextlib.suppress(Unavailable, Indeterminate):
+                self.sweep_hidden()
+            return True
+        raise Unavailable(f"{self.keys}: the catalog changed {ATTEMPTS} times while it was being rewritten; try again")
+
+    def sweep_hidden(self) -> int:
+        """Remove descriptors that a replacement hides; how many. May be repeated and interrupted at will."""
+        removed = 0
+        for hider, hidden in groupby(self._standing().hidden, key=lambda pair: pair[0]):
+            stale = [piece for _, piece in hidden]
+            for first in range(0, len(stale), SWEEP_KEYS):
+                part = stale[first : first + SWEEP_KEYS]
+                removed += len(part) if self._swept(hider, part) else 0
+        return removed
+
+    def _standing(self) -> Standing:
+        """All of it as of one revision: pages read one by one would miss what is replaced and swept between them."""
+        entries = self._store.range(self.keys.segments)
+        cur = entries.pop() if entries and entries[-1].key == self.keys.cur else None
+        pieces: list[Piece] = []
+        hidden: list[tuple[Piece, Piece]] = []
+        for entry in entries:
+            piece = Piece(self._decoded(entry, SegmentDescriptor)[0], entry.mod_revision)
+            if pieces and piece.descriptor.start < pieces[-1].descriptor.end:
+                hidden.append((pieces[-1], piece))
+            else:
+                pieces.append(piece)
+        return Standing(self._frontier_of(cur), pieces, hidden)
+
+    def _frontier_of(self, entry: Entry | None) -> Frontier:
+        if entry is None:
+            return Frontier(Cur(start=0, next=0, epoch=0), None, 0)
+        cur, unknown = self._decoded(entry, Cur)
+        return Frontier(cur, unknown, entry.mod_revision)
+
+    def _replaced(self, first: Piece, new: SegmentDescriptor, frontier: Frontier) -> bool:
+        cur = msgspec.structs.replace(
+            frontier.cur,
+            start=new.start if new.end == frontier.next else frontier.cur.start,
+            generation=frontier.cur.generation + 1,
+        )
+        # Every change to the catalog writes `cur`: the others have not changed either while it has not.
+        compares: list[Compare] = [self._unchanged(first), RevisionIs(self.keys.cur, frontier.revision)]
         puts: list[Operation] = [
             Put(self.keys.segment(new.start), encode_value(new)),
             Put(self.keys.cur, encode_value(cur, unknown=frontier.unknown)),
         ]
         # Commit point: one descriptor now answers for the whole range.
-        if not self._done(compares, puts):
-            return False
-        self.sweep_hidden()
-        return True
+        return self._done(compares, puts)
 
-    def sweep_hidden(self) -> int:
-        """Remove descriptors that a replacement hides; how many. May be repeated and interrupted at will."""
-        visible = {piece.descriptor.start for piece in self.pieces()}
-        entries = [entry for entry in self._store.range(self.keys.segments) if entry.key != self.keys.cur]
-        hidden = [e for e in entries if self._decoded(e, SegmentDescriptor)[0].start not in visible]
-        for first in range(0, len(hidden), SWEEP_KEYS):
-            part = hidden[first : first + SWEEP_KEYS]
-            self._store.transaction(
-                [RevisionIs(entry.key, entry.mod_revision) for entry in part],
-                [Delete(entry.key) for entry in part],
-            )
-        return len(hidden)
+    def _swept(self, hider: Piece, hidden: Sequence[Piece]) -> bool:
+        compares = [self._unchanged(piece) for piece in (hider, *hidden)]
+        deletes = [Delete(self.keys.segment(piece.descriptor.start)) for piece in hidden]
+        return self._store.transaction(compares, deletes).succeeded
+
+    def _unchanged(self, piece: Piece) -> RevisionIs:
+        return RevisionIs(self.keys.segment(piece.descriptor.start), piece.revision)
 
     def _opened(self, descriptor: SegmentDescriptor) -> Sequence[SegmentDescriptor]:
         if descriptor.kind is not DescriptorKind.MANIFEST:
@@ -239,11 +272,6 @@ class ShardCatalog:
             return decode_value(entry.value, kind)
         except Corrupt as error:
             raise Corrupt(f"{entry.key}: {error}") from error
-
-
-def _hidden_below(descriptor: SegmentDescriptor) -> int:
-    """Descriptors that start below this, after the given one, were replaced by it."""
-    return descriptor.end
 
 
 def _same(found: SegmentDescriptor, wanted: SegmentDescriptor) -> bool:
