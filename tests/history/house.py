@@ -88,6 +88,14 @@ class House:
     def export(self, *, epoch: int | None = None) -> int:
         return self.exporter(epoch=epoch).export(self.shard.wal.files)
 
+    def local_files(self) -> dict[str, bytes]:
+        """Every file of the shard's log."""
+        files: dict[str, bytes] = {}
+        for name in self.disk.list_directory(DIRECTORY):
+            file = self.disk.open(f"{DIRECTORY}/{name}")
+            files[name] = file.read_at(file.size(), 0)
+        return files
+
     def keys(self) -> set[str]:
         """What the store holds."""
         return {stat.key for stat in self.store.list()}
