@@ -11,8 +11,11 @@ import logging
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import msgspec
+
 from forebay.blobs import BlobStore, Stat
 from forebay.catalog import ShardCatalog
+from forebay.catalog.shard import Piece
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.errors import Corrupt
@@ -86,6 +89,18 @@ class Exporter:
         for file in pending:
             self._export(file, producers)
         return len(pending)
+
+    def republish(self, piece: Piece, file: SealedFile, store: BlobStore, store_name: str) -> None:
+        """Put a copy of a file that is catalogued where it lies into a store, and name that copy in its place."""
+        footer = file.index().footer
+        key = self._key(footer)
+        etag = self._place(store, key, file, footer).etag
+        self._place_index(store, index_name(key), self._content(index_name(file.path)))
+        copy = msgspec.structs.replace(
+            piece.descriptor, store=store_name, object_key=key, etag=etag, status=Status.EXPORTED
+        )
+        # False if it was replaced meanwhile: whoever asks next finds by what.
+        self._catalog.replace([piece], copy)
 
     def export_gap(self, gap: Gap) -> None:
         """Make a hole at the end of the log history, where no later file will name it."""
