@@ -46,6 +46,8 @@ class Reason(enum.IntEnum):
     """Evicted by a size or count limit."""
     TTL = 5
     """Evicted by age."""
+    HISTORY = 6
+    """Catalogued: held by the history, not by this log. No reader of a topic is ever shown it."""
 
 
 class Gap(NamedTuple):

@@ -7,32 +7,49 @@ what is kept is synced before anybody sees it.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from forebay.clock import Clock
 from forebay.disk import Disk, File, make_directories, replace_file
 from forebay.format.live import Live
-from forebay.records import Gap
+from forebay.format.segment import INDEX_SUFFIX, parse_segment_name
+from forebay.records import Gap, Reason
 from forebay.settings import WalSettings
 from forebay.topics import Durability
 from forebay.wal.active import ActiveFile
 from forebay.wal.files import FileList, LogFile, walked
-from forebay.wal.live import LiveFile, read_live
+from forebay.wal.live import LIVE_NAME, LiveFile, read_live
 from forebay.wal.log import Wal
 from forebay.wal.scan import LogScan
-from forebay.wal.survey import Survey
+from forebay.wal.skipping import skip_to_history
+from forebay.wal.survey import CHECKPOINT_NAME, Survey
+from forebay.wal.window import ProducerWindow
 from forebay.wal.writer import Floors, ShardPlace, Writer
+
+logger = logging.getLogger(__name__)
 
 ASIDE = "aside"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Where the log goes on: at `next_offset`, behind `gap` if there is one."""
+    """Where the log goes on: at `next_offset`, behind `gap` if there is one.
+
+    What lies between the end of the local log and there, `gap` apart, is held by the history.
+    """
 
     next_offset: int
     gap: Gap | None = None
+    set_aside: bool = False
+    """The local files are no part of the log that begins."""
+
+    @property
+    def history_end(self) -> int:
+        """What lies below is in the local log or in the history."""
+        return self.gap.start if self.gap is not None else self.next_offset
 
 
 def begin(
@@ -47,10 +64,22 @@ def begin(
     zstd_level: int | None = None,
     reserve: Callable[[int], int] | None = None,
     reserved_end: int = 0,
+    window: ProducerWindow | None = None,
+    still_owner: Callable[[], bool] | None = None,
 ) -> Wal:
-    """The shard's log, ready. Writes nothing where nothing needs repair."""
+    """The shard's log, ready. Writes nothing where nothing needs repair.
+
+    `reserve` makes a reservation durable outside, of which `reserved_end` is the present one; else the log does.
+    `window` is what is known of producers where no local log says it. `still_owner` is asked before each
+    acknowledgement.
+    """
+    assert start.gap is None or start.gap.reason is not Reason.HISTORY
+    if start.set_aside:
+        facts = _emptied(disk, facts, settings)
+    if facts.is_empty and window is not None:
+        facts.window = window
     _drop_leftovers(disk, facts)
-    files = FileList([*facts.sealed, *map(walked, facts.logs[:-1])])
+    files = FileList([*facts.sealed, *map(walked, facts.logs[:-1])], clock)
     writer = Writer(
         place,
         settings,
@@ -61,24 +90,76 @@ def begin(
         zstd_level=zstd_level,
         reserve=reserve,
     )
+    if reserve is not None:
+        writer.note_reserved(reserved_end)
     if facts.last is not None:
         _settle(disk, facts.last)
         _resume(writer, files, facts.last, start, clock)
-    elif start.next_offset:
-        writer.end = writer.durable = start.gap.start if start.gap is not None else start.next_offset
+    else:
+        writer.end = writer.durable = start.history_end
         writer.opening_gap = start.gap
-    if reserve is not None:
-        writer.reserved_end = reserved_end
     if facts.is_empty:
         # One that has a file in it got its own name made durable before.
         make_directories(disk, place.directory)
     assert writer.next == start.next_offset
-    live = LiveFile(disk, place.directory)
-    newest = files.all[-1] if files.all else None
-    if isinstance(newest, LogFile) and _is_outdated(read_live(disk, place.directory), newest):
+    return Wal(writer, files, durability=durability, live=_live(writer), still_owner=still_owner)
+
+
+def _live(writer: Writer) -> LiveFile:
+    """The shard's `live` file, brought up to date."""
+    disk, directory, files = writer.disk, writer.place.directory, writer.files.all
+    live = LiveFile(disk, directory)
+    newest = files[-1] if files else None
+    if isinstance(newest, LogFile) and _is_outdated(read_live(disk, directory), newest):
         # Other processes go by it from now on: it must not promise what recovery has cut.
         live.publish(newest, writer)
-    return Wal(writer, files, durability=durability, live=live)
+    return live
+
+
+def set_aside(disk: Disk, directory: str) -> list[str]:
+    """Move the log in this directory, which nobody has open, to its `aside/`; where its files are then.
+
+    May be repeated after a crash in the middle. The newest segment goes after all others, so that until it is
+    gone a survey tells whose log it was.
+    """
+    names = disk.list_directory(directory) if disk.exists(directory) else []
+    segments = sorted(name for name in names if parse_segment_name(name) is not None)
+    beside = [name for name in names if name in (LIVE_NAME, CHECKPOINT_NAME) or name.endswith(INDEX_SUFFIX)]
+    moved: list[str] = []
+    for step in (segments[:-1], segments[-1:], beside):
+        if step:
+            moved += _move_aside(disk, directory, step)
+    return moved
+
+
+def _move_aside(disk: Disk, directory: str, names: list[str]) -> list[str]:
+    """Move these files; on return that is durable."""
+    aside = f"{directory}/{ASIDE}"
+    make_directories(disk, aside)
+    taken = set(disk.list_directory(aside))
+    moved: list[str] = []
+    for name in names:
+        free = (other for number in itertools.count() if (other := f"{name}.{number}" if number else name) not in taken)
+        moved.append(f"{aside}/{next(free)}")
+        disk.rename(f"{directory}/{name}", moved[-1])
+    disk.sync_directory(aside)
+    disk.sync_directory(directory)
+    return moved
+
+
+def _emptied(disk: Disk, facts: Survey, settings: WalSettings) -> Survey:
+    """The facts once the local files are set aside."""
+    for scan in facts.logs:
+        scan.file.close()
+    for file in facts.sealed:
+        file.close()
+    moved = set_aside(disk, facts.directory)
+    logger.warning("%s: %d files are set aside in %s", facts.directory, len(moved), ASIDE)
+    return Survey(
+        directory=facts.directory,
+        leftovers=facts.leftovers,
+        window=ProducerWindow(settings.producers_max, settings.producer_appends_max),
+    )
 
 
 def _is_outdated(live: Live | None, newest: LogFile) -> bool:
@@ -89,10 +170,18 @@ def _resume(writer: Writer, files: FileList, last: LogScan, start: Start, clock:
     state = last.state
     assert state is not None
     writer.floors = Floors(state.earliest, state.evict_floor)
-    if start.gap is None and not last.ends_damaged:
+    if last.end < start.history_end:
+        _resume(writer, files, last, Start(next_offset=last.end), clock)
+        skip_to_history(writer, start.history_end)
+        writer.opening_gap = start.gap
+        return
+    opens_history = last.frames == 0 and any(gap.reason is Reason.HISTORY for gap in last.gaps)
+    if (start.gap is None or opens_history) and not last.ends_damaged:
         active = ActiveFile(last, clock.monotonic())
         files.add(active)
         writer.resume(active, last)
+        # What the history holds before it must not become part of the gap: that goes into this file, then.
+        writer.opening_gap = start.gap
         return
     writer.resume_behind(last.end, last.reserved_end)
     if last.frames == 0 and not last.ends_damaged:

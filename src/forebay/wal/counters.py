@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from forebay.wal.cache import CachedFrame
+
 
 class Counters:
     """What the log has done since it was opened; the core counts, others publish."""
@@ -11,3 +15,9 @@ class Counters:
     def __init__(self) -> None:
         self.bytes_written = self.commits = self.fsyncs = self.records = self.rotations = 0
         self.fsync_seconds = 0.0
+
+    def committed(self, made: Sequence[CachedFrame]) -> None:
+        """One more commit, of these frames."""
+        self.commits += 1
+        self.records += made[-1].end - made[0].base
+        self.bytes_written += sum([len(frame.data) for frame in made])

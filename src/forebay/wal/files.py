@@ -12,11 +12,14 @@ import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
+from forebay.clock import Clock
 from forebay.disk import Disk, File
+from forebay.errors import Corrupt, UnsupportedFormat
+from forebay.format import index as index_format
 from forebay.format.batch import Batch, decode
 from forebay.format.checksum import salted
 from forebay.format.control import decode_gap
-from forebay.format.frame import HEADER, Kind, resync
+from forebay.format.frame import HEADER, Kind, Verdict, resync
 from forebay.format.scan import FrameTable
 from forebay.format.segment import HEADER_BYTES, SegmentHeader, index_name
 from forebay.format.stretch import batches_of
@@ -31,6 +34,10 @@ READ_BYTES_MIN = 4096
 READ_ATTEMPTS = 3
 _REPLACED = (errno.ESTALE, errno.ENOENT, errno.EBADF)
 """How a file answers that has been replaced by another with the same records."""
+
+
+class BelowFiles(LookupError):
+    """No local file answers for the offset: if anything does, it is the history."""
 
 
 class LogFile:
@@ -69,6 +76,12 @@ class LogFile:
     def leading_gap(self) -> Gap | None:
         """The hole before the first offset of this file."""
         return next((gap for gap in self.gaps if gap.stop == self.start), None)
+
+    @property
+    def previous_end(self) -> int:
+        """Where the file before this one must end."""
+        gap = self.leading_gap
+        return gap.start if gap is not None else self.start
 
     def read(self, offset: int, bytes_max: int) -> Page:
         """Frames from the one that covers `offset`, at least one, up to about `bytes_max`."""
@@ -191,6 +204,40 @@ class SealedFile(SealedSegment):
             path, start, end, source=lambda: disk.open(path), index=lambda: _content(disk, index_name(path))
         )
         self.path = path
+        self.read_last = 0.0
+        """When somebody last read from it, by the monotonic clock; 0 if nobody did."""
+        self._disk = disk
+        self._previous_end: int | None = None
+        self._footer: index_format.Footer | None = None
+
+    @property
+    def previous_end(self) -> int:
+        """Where the file before this one must end; the index is read for it once at most."""
+        if self._previous_end is None:
+            self._previous_end = super().previous_end
+        return self._previous_end
+
+    @property
+    def footer(self) -> index_format.Footer:
+        """What the index says of the file as a whole; the rest of the index is not kept for it."""
+        if self._footer is None:
+            self._footer = read_footer(self._disk, index_name(self.path))
+            if self._footer is None:
+                raise Corrupt(f'the index of {self.path} has no sound footer: run "forebay repair"')
+        return self._footer
+
+
+def read_footer(disk: Disk, path: str) -> index_format.Footer | None:
+    """The footer of an index file; `None` if it does not check."""
+    file = disk.open(path)
+    try:
+        size = min(file.size(), index_format.FOOTER_BYTES)
+        footer = index_format.decode_footer(file.read_at(size, file.size() - size))
+    finally:
+        file.close()
+    if footer is Verdict.NEWER:
+        raise UnsupportedFormat(f"{path} was written by a newer version: upgrade")
+    return footer if isinstance(footer, index_format.Footer) else None
 
 
 def _content(disk: Disk, path: str) -> bytes:
@@ -204,7 +251,8 @@ def _content(disk: Disk, path: str) -> bytes:
 class FileList:
     """All files of a shard in offset order. Readers take the tuple as it is."""
 
-    def __init__(self, files: Sequence[LogFile | SealedFile] = ()) -> None:
+    def __init__(self, files: Sequence[LogFile | SealedFile] = (), clock: Clock | None = None) -> None:
+        self._clock = clock
         self.all: tuple[LogFile | SealedFile, ...] = tuple(sorted(files, key=_start))
         # The writer adds while the sealer replaces: neither may undo the other.
         self._changing = threading.Lock()
@@ -226,13 +274,20 @@ class FileList:
         with self._changing:
             self.all = tuple(file for file in self.all if file.path != path)
 
+    def drop(self, file: LogFile | SealedFile) -> None:
+        """The oldest file is no longer here; what it held is answered for elsewhere."""
+        with self._changing:
+            assert self.all[0] is file, "only the oldest file may go: no hole is left"
+            self.all = self.all[1:]
+
     @property
-    def earliest(self) -> int:
-        """The first offset that a file may hold; 0 without files."""
-        return self.all[0].start if self.all else 0
+    def begins(self) -> int | None:
+        """The first offset that the files answer for, the hole before the first of them included."""
+        files = self.all
+        return files[0].previous_end if files else None
 
     def read(self, offset: int, bytes_max: int) -> Page:
-        """Whoever covers `offset` answers. A file replaced meanwhile is looked up again."""
+        """Whoever covers `offset` answers, or `BelowFiles`. A file replaced meanwhile is looked up again."""
         for attempt in range(READ_ATTEMPTS):
             try:
                 return self._read(offset, bytes_max)
@@ -246,7 +301,12 @@ class FileList:
         files = self.all
         place = bisect_right(files, offset, key=_start) - 1
         if place >= 0 and offset < files[place].end:
-            return files[place].read(offset, bytes_max).clipped(files[place].end)
+            file = files[place]
+            if self._clock is not None and isinstance(file, SealedFile):
+                file.read_last = self._clock.monotonic()
+            return file.read(offset, bytes_max).clipped(file.end)
+        if place < 0 and (not files or offset < files[0].previous_end):
+            raise BelowFiles(f"offset {offset} lies before all local files")
         if place + 1 == len(files):
             return Page([], [], offset)
         follower = files[place + 1]

@@ -55,7 +55,10 @@ class FollowedLog:
         """Some look has told where the log ends."""
 
     def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page:
-        """Records from `offset` on that the owner has published; an empty page at the end."""
+        """Records from `offset` on that the owner has published; an empty page at the end.
+
+        Raises `BelowFiles` for what lies before all local files.
+        """
         if offset >= self.head:
             self.refresh()
         for _ in range(ATTEMPTS):

@@ -30,9 +30,12 @@ class LiveFile:
         self._file: File | None = None
         self._sequence = 0
         self._failed = False
+        self._ended = False
 
     def publish(self, active: LogFile, writer: Writer) -> None:
         """Tell other processes what they may read now."""
+        if self._ended:
+            return
         self._sequence += 1
         content = encode_live(
             writer.place.epoch,
@@ -58,6 +61,11 @@ class LiveFile:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def end(self) -> None:
+        """Publish nothing any more: the directory may be another's."""
+        self._ended = True
+        self.close()
 
     def _open(self) -> File:
         try:

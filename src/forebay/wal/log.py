@@ -13,57 +13,58 @@ import logging
 import threading
 from collections.abc import Callable
 
-from forebay.errors import Closed, ForebayError, Indeterminate, Unavailable
+from forebay.errors import Closed, Fenced, ForebayError, Indeterminate, Unavailable
 from forebay.format.batch import ColumnBytes
-from forebay.pages import Page
 from forebay.records import Offsets
 from forebay.topics import Durability
-from forebay.wal.cache import CachedFrame, TailCache, batches_in
 from forebay.wal.counters import Counters
 from forebay.wal.files import FileList
 from forebay.wal.healing import rebuild
-from forebay.wal.hearing import call_back, is_inside, wake_all
+from forebay.wal.hearing import call_back, is_inside
 from forebay.wal.live import LiveFile
-from forebay.wal.refusals import refusals, too_full
+from forebay.wal.published import PublishedLog
+from forebay.wal.refusals import Refusals, check_space, fenced, refusals
+from forebay.wal.skipping import skip_to_history
 from forebay.wal.staging import INSIDE, Entry, Producing, Staging, Ticket
 from forebay.wal.turns import Turns, followed
 from forebay.wal.writer import Writer
 
 logger = logging.getLogger(__name__)
 
-PAGE_BYTES = 1024 * 1024
 SPACE_CHECK_SECONDS = 0.1
 ROTATE_WAIT_SECONDS = 60.0
 
 
-class Wal:
+class Wal(PublishedLog):
     """One shard's log, open for appends. Made by `forebay.wal.begin.begin`."""
 
-    def __init__(self, writer: Writer, files: FileList, *, durability: Durability, live: LiveFile) -> None:
-        self.writer = writer
-        self.files = files
+    def __init__(
+        self,
+        writer: Writer,
+        files: FileList,
+        *,
+        durability: Durability,
+        live: LiveFile,
+        still_owner: Callable[[], bool] | None = None,
+    ) -> None:
+        super().__init__(writer, files, live)
         self.durability = durability
         self.settings = writer.settings
         self.committing = threading.RLock()
         """Its owner is known, so that a signal handler that comes in between is refused. Never entered twice."""
         self.is_inside = is_inside(self.committing)
         self.staging = Staging(writer.next, writer.window, writer.settings)
-        self.cache = TailCache(writer.settings.cache_bytes_max)
-        self.head = writer.end
-        """Readers see everything below."""
         self.counters = Counters()
-        self.wakers: set[Callable[[], None]] = set()
-        """Called after each publication, by the thread that published; they only wake."""
-        self.on_dirty: Callable[[], None] | None = None
+        self.on_dirty: Callable[[], None] = lambda: None
         """Called when there may be work for `upkeep`."""
         self.failure: str | None = None
         """Why appends are refused, if they are."""
-        self.closed = False
+        self.fenced: str | None = None
+        """Why this log will never take an append again, if so: another owner has the shard, or may have."""
         self.dirty_since: float | None = None
         self.queued_since: float | None = None
         self.idle_since = writer.clock.monotonic()
-        self.live = live
-        self._published, self._waiting = threading.Condition(), 0
+        self._still_owner = still_owner
         self._trouble: BaseException | None = None
         self._turns = Turns()
         self._space_checked = float("-inf")
@@ -147,50 +148,25 @@ class Wal:
         made = writer.write(self.staging.taken)
         if self.durability is Durability.FSYNC:
             self._timed_sync()
-        self._publish(made)
-        self.staging.settle()
-        self._wake()
-
-    def _publish(self, made: list[CachedFrame]) -> None:
-        """Show what is written, and durable if the class asks for that, to every reader."""
-        active = self.writer.active
-        assert active is not None
-        self.cache.add(made)
-        active.publish(self.writer.end)
-        # Commit point for readers: what is below `head` is never taken back while this process lives.
-        self.head, self.writer.unsettled = self.writer.end, False
-        self.live.publish(active, self.writer)
-        counters = self.counters
-        counters.commits += 1
-        counters.records += made[-1].end - made[0].base
-        counters.bytes_written += sum([len(frame.data) for frame in made])
-        self.idle_since = self.writer.clock.monotonic()
+        # After everything that takes time and before anybody hears of it: whoever pauses here acknowledges nothing.
+        if self._still_owner is not None and not self._still_owner():
+            raise Fenced(f"{writer.place}: the lease ended before the append was acknowledged")
+        self.publish(made)
+        self.counters.committed(made)
+        self.idle_since = writer.clock.monotonic()
         self._note_dirty()
-
-    def tell(self) -> None:
-        """Tell other processes, and a later recovery, how far the log is published and durable."""
-        if self.writer.active is not None:
-            self.live.publish(self.writer.active, self.writer)
+        self.staging.settle()
+        self.wake()
 
     def _note_dirty(self) -> None:
         if self.dirty_since is None:
             self.dirty_since = self.writer.clock.monotonic()
-            if self.on_dirty is not None:
-                self.on_dirty()
+            self.on_dirty()
 
     def _note_queued(self) -> None:
         if self.durability is Durability.MEMORY:
             self.queued_since = self.writer.clock.monotonic()
-            if self.on_dirty is not None:
-                self.on_dirty()
-
-    def _wake(self) -> None:
-        # Who waits says so before it looks at `head`, which has moved by now: nobody is missed.
-        if self._waiting:
-            with self._published:
-                self._published.notify_all()
-        if self.wakers:
-            wake_all(self.wakers, self.writer.place)
+            self.on_dirty()
 
     def _timed_sync(self) -> None:
         begun = self.writer.clock.monotonic()
@@ -201,12 +177,9 @@ class Wal:
     def _check_space(self) -> None:
         """Refuse before the disk is full, so that reading, deleting and clean-up still have room to work."""
         now = self.writer.clock.monotonic()
-        if now - self._space_checked < SPACE_CHECK_SECONDS:
-            return
-        free = self.writer.disk.free_bytes(self.writer.place.directory)
-        if free < self.settings.free_bytes_min:
-            raise too_full(self.writer.place, free, self.settings.free_bytes_min)
-        self._space_checked = now
+        if now - self._space_checked >= SPACE_CHECK_SECONDS:
+            check_space(self.writer.disk, self.writer.place, self.settings.free_bytes_min)
+            self._space_checked = now
 
     def rotate_locked(self) -> None:
         """Begin a new file, if the present one has records. The caller holds `committing`."""
@@ -214,6 +187,51 @@ class Wal:
             self.counters.rotations += 1
             self.tell()
             self._note_dirty()
+
+    # Pausing and going on elsewhere
+
+    def hold(self, refusal: ForebayError) -> None:
+        """Refuse appends with this error from now on; what is queued is still committed."""
+        self.staging.hold(refusal)
+
+    def release(self) -> None:
+        """Take appends again, unless the log has failed meanwhile."""
+        self.staging.hold(None)
+
+    def skip_to_history(self, stop: int) -> None:
+        """History holds everything below `stop`: go on there. The caller has held appends and committed.
+
+        On return `head` is there too, so that readers go on, and the log says who has the offsets in between.
+        Raises `Unavailable` if no new file could be begun; it may then be repeated.
+        """
+        self._await_sync()
+        with self.committing:
+            self._check_writable()
+            assert self.staging.is_empty, "appends are held, and what was queued is committed"
+            if stop <= self.writer.next:
+                return
+            try:
+                self._begin_file(lambda: skip_to_history(self.writer, stop))
+            finally:
+                # Where the writer goes on, whatever happened: an offset is never given out twice.
+                self.staging.restart_at(self.writer.next)
+            self.head = self.writer.end
+            self.tell()
+            self._note_dirty()
+        self.wake()
+
+    def fence(self, reason: str) -> None:
+        """Another owner has the shard: stop for ever. What is queued fails, and so does every later append."""
+        with self.committing:
+            if self.fenced is None and not self.closed:
+                self._fence(reason)
+        self.call_back()
+
+    def _fence(self, reason: str) -> None:
+        self.fenced = reason
+        self.live.end()
+        answers = fenced(self.writer.place, reason)
+        self._stop(reason, answers if self.writer.unsettled else answers.unwritten(), self.head)
 
     # Failing and healing
 
@@ -223,18 +241,23 @@ class Wal:
         if self.staging.taken and self.staging.taken[-1].end <= self.head:
             # Published already: whatever failed then did not fail these appends.
             self.staging.settle()
+        if isinstance(error, Fenced):
+            self._fence(str(error))
+            return
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         refusal = error if isinstance(error, ForebayError) else Unavailable(f"{name}: not written ({reason})")
         if not writer.unsettled:
             self.staging.fail(refusal, refusal, max(writer.next, self._skip_lost(writer.end)))
             return
+        self._stop(reason, refusals(name, reason), self._skip_lost(self.head))
+
+    def _stop(self, reason: str, answers: Refusals, next_offset: int) -> None:
+        """Take no appends any more, and answer all that wait."""
         self.failure = reason
-        later, written, queued = refusals(name, reason)
-        self.staging.refuse(later)
-        self.staging.fail(written, queued, self._skip_lost(self.head))
-        logger.error("%s: log failed at offset %d: %s", name, self.head, reason)
-        if self.on_dirty is not None:
-            self.on_dirty()
+        self.staging.refuse(answers.later)
+        self.staging.fail(answers.written, answers.queued, next_offset)
+        logger.error("%s: log failed at offset %d: %s", self.writer.place, self.head, reason)
+        self.on_dirty()
 
     def _skip_lost(self, end: int) -> int:
         """Where to go on: at `end`, but class `memory` acknowledges what only waits, and gives out no offset twice."""
@@ -246,7 +269,7 @@ class Wal:
     def heal(self) -> bool:
         """Try to make a failed log writable again; true if it is. Acknowledged records keep their offsets."""
         with self.committing:
-            if self.failure is None or self.closed:
+            if self.failure is None or self.fenced is not None or self.closed:
                 return self.failure is None
             try:
                 window = rebuild(self.writer, self.files, self.cache, self.head)
@@ -288,42 +311,10 @@ class Wal:
 
     # Reading
 
-    def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page:
-        """Records from `offset` on, at least one if there is any, up to about `bytes_max`."""
-        self._check_open()
-        if offset >= self.head and not self.staging.is_empty and self.durability is Durability.MEMORY:
-            # Read your write: what was acknowledged in the queue is written before it is asked for.
+    def bring_up(self) -> None:
+        """Of class memory an append is acknowledged in the queue: it is written before it is asked for."""
+        if self.durability is Durability.MEMORY and not self.staging.is_empty:
             self.commit()
-        head = self.head
-        if offset >= head:
-            return Page([], [], offset)
-        frames = self.cache.frames_from(offset, bytes_max)
-        if not frames:
-            return self.files.read(offset, bytes_max).clipped(head)
-        batches = batches_in(frames)
-        if batches[0].base < offset:
-            batches[0] = batches[0].slice(offset, batches[0].end)
-        return Page(batches, [], frames[-1].end).clipped(head)
-
-    def wait(self, offset: int, timeout: float | None) -> bool:
-        """Wait until a record at or above `offset` may be read; false when the time is up or the log closed."""
-        if not self.staging.is_empty and self.durability is Durability.MEMORY:
-            self.commit()
-        with self._published:
-            self._waiting += 1
-            try:
-                self._published.wait_for(lambda: self.head > offset or self.closed, timeout)
-            finally:
-                self._waiting -= 1
-        return self.head > offset
-
-    def offset_at_time(self, timestamp: int) -> int | None:
-        """The first record at or after the time; `None` if there is none."""
-        self._check_open()
-        if not self.staging.is_empty and self.durability is Durability.MEMORY:
-            self.commit()
-        found = self.files.offset_at_time(timestamp)
-        return found if found is not None and found < self.head else None
 
     def offsets(self) -> Offsets:
         """The watermarks now."""
@@ -338,7 +329,7 @@ class Wal:
         if self.failure is not None:
             self.heal()
         with self.committing:
-            self._check_open()
+            self._check_writable()
             if self.failure is not None or not self.guarded(self._timed_sync):
                 raise Unavailable(
                     f"{self.writer.place}: not everything could be made durable ({self.failure or self._trouble})"
@@ -349,20 +340,26 @@ class Wal:
     def rotate(self) -> None:
         """Close the active file, if it has records, and begin a new one."""
         self.commit()
-        with self._published:
-            # A sync beside us may fail, and the system tells only once: the file must still be the active one then.
-            self._published.wait_for(lambda: not self.writer.syncing, ROTATE_WAIT_SECONDS)
+        self._await_sync()
         with self.committing:
-            self._check_open()
-            if self.failure is not None or self.writer.syncing or not self.guarded(self.rotate_locked):
-                why = self.failure or ("a sync is under way" if self.writer.syncing else self._trouble)
-                raise Unavailable(f"{self.writer.place}: no new log file could be begun ({why}); try again")
+            self._check_writable()
+            self._begin_file(self.rotate_locked)
+
+    def _await_sync(self) -> None:
+        """A sync beside us may fail, and the system tells only once: the file must still be the active one then."""
+        with self.published:
+            self.published.wait_for(lambda: not self.writer.syncing, ROTATE_WAIT_SECONDS)
+
+    def _begin_file(self, step: Callable[[], None]) -> None:
+        if self.failure is not None or self.writer.syncing or not self.guarded(step):
+            why = self.failure or ("a sync is under way" if self.writer.syncing else self._trouble)
+            raise Unavailable(f"{self.writer.place}: no new log file could be begun ({why}); try again")
 
     def sync_ended(self) -> None:
         """The sync that ran beside other work is over."""
         self.writer.syncing = False
-        with self._published:
-            self._published.notify_all()
+        with self.published:
+            self.published.notify_all()
 
     def close(self) -> None:
         """Write and sync everything, say in the log that it ended in order, give files back. Harmless when repeated."""
@@ -372,7 +369,8 @@ class Wal:
         if self.failure is not None:
             self.heal()
         with self.committing:
-            self.staging.refuse(Closed(f"{self.writer.place} is closed"))
+            if self.fenced is None:
+                self.staging.refuse(Closed(f"{self.writer.place} is closed"))
             # What came in since the commit above: nobody else will write it now.
             self._commit()
             self.closed = True
@@ -381,7 +379,7 @@ class Wal:
             for file in self.files.all:
                 file.close()
             self.live.close()
-        self._wake()
+        self.wake()
         self.call_back()
 
     def abandon(self) -> None:
@@ -390,11 +388,12 @@ class Wal:
         # Whoever held a lock at the fork does not exist here.
         self.committing = threading.RLock()
         self.is_inside = is_inside(self.committing)
-        self._published = threading.Condition()
+        self.published = threading.Condition()
         self._turns = Turns()
         self.staging = Staging(0, self.writer.window, self.settings)
         self.staging.refuse(Closed(f"{self.writer.place} was opened before a fork: open it anew in the child"))
 
-    def _check_open(self) -> None:
-        if self.closed:
-            raise Closed(f"{self.writer.place} is closed")
+    def _check_writable(self) -> None:
+        self.check_open()
+        if self.fenced is not None:
+            raise fenced(self.writer.place, self.fenced).later

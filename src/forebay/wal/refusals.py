@@ -1,19 +1,24 @@
-"""What a log says when it cannot write: which appends are certainly not in it, and which may be."""
+"""What a log says when it cannot write, or must not: which appends are certainly not in it, and which may be."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from forebay.errors import Indeterminate, Unavailable
+from forebay.disk import Disk
+from forebay.errors import Fenced, ForebayError, Indeterminate, Unavailable
 from forebay.wal.writer import ShardPlace
 
 
 class Refusals(NamedTuple):
-    """The errors after a write that failed half way."""
+    """The errors after a write that failed half way, or came too late."""
 
-    later: Unavailable
-    written: Indeterminate
-    queued: Unavailable
+    later: ForebayError
+    written: ForebayError
+    queued: ForebayError
+
+    def unwritten(self) -> Refusals:
+        """The same where no byte of any append was written."""
+        return self._replace(written=self.queued)
 
 
 def refusals(name: object, reason: str) -> Refusals:
@@ -28,9 +33,24 @@ def refusals(name: object, reason: str) -> Refusals:
     )
 
 
-def too_full(place: ShardPlace, free: int, least: int) -> Unavailable:
-    """Refused before the disk is full."""
-    return Unavailable(
-        f"{place}: {free} bytes are free below {place.directory}, fewer than wal.free_bytes_min "
-        f"({least}): free some space; appends go on by themselves then"
+def fenced(name: object, reason: str) -> Refusals:
+    """The same once another owner has the shard, or may have: this log never takes an append again."""
+    refusal = Fenced(f"{name}: not written, this owner has stopped ({reason}): open the topic again to find the next")
+    return Refusals(
+        later=refusal,
+        written=Indeterminate(
+            f"{name}: the append was being written when this owner had to stop ({reason}): it may or may not be "
+            "there for the next owner; read before you repeat it"
+        ),
+        queued=refusal,
     )
+
+
+def check_space(disk: Disk, place: ShardPlace, least: int) -> None:
+    """Refuse before the disk is full."""
+    free = disk.free_bytes(place.directory)
+    if free < least:
+        raise Unavailable(
+            f"{place}: {free} bytes are free below {place.directory}, fewer than wal.free_bytes_min "
+            f"({least}): free some space; appends go on by themselves then"
+        )

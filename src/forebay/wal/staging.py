@@ -174,7 +174,10 @@ class Staging:
         self._bytes = 0
         self._queued: dict[int, dict[int, Ticket]] = {}
         self._failing: list[tuple[list[PendingFrame], ForebayError]] = []
+        self._failed: ForebayError | None = None
+        self._held: ForebayError | None = None
         self._refusal: ForebayError | None = None
+        """Either of the two, so that an append has one look to take."""
 
     @property
     def next(self) -> int:
@@ -267,17 +270,23 @@ class Staging:
             self._failing = self._failing[1:]
 
     def refuse(self, refusal: ForebayError | None) -> None:
-        """From now on answer every append with this error; `None` takes appends again."""
+        """From now on answer every append with this error; `None` takes appends again, unless they are held."""
         with self.lock:
-            self._refusal = refusal
+            self._failed, self._refusal = refusal, refusal or self._held
 
-    def restart_at(self, next_offset: int, window: ProducerWindow) -> None:
-        """Go on at this offset with what the log remembers of producers. Only while nothing waits."""
+    def hold(self, refusal: ForebayError | None) -> None:
+        """As `refuse`, independently of it, for whoever wants the log to pause; `None` ends the pause."""
+        with self.lock:
+            self._held, self._refusal = refusal, self._failed or refusal
+
+    def restart_at(self, next_offset: int, window: ProducerWindow | None = None) -> None:
+        """Go on at this offset, with what the log remembers of producers if that changed. Only while nothing waits."""
         with self.lock:
             assert self.is_empty
             self._frames = [PendingFrame(next_offset)]
-            self.window.clear()
-            self.window.extend(window.entries())
+            if window is not None:
+                self.window.clear()
+                self.window.extend(window.entries())
 
     def _admit(self, count: int, size: int) -> None:
         if self._refusal is not None:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from forebay.disk import Disk, File
 from forebay.errors import Corrupt, UnsupportedFormat
-from forebay.format import index as index_format
 from forebay.format.checkpoint import Checkpoint, decode_checkpoint
 from forebay.format.frame import Verdict
 from forebay.format.segment import (
     HEADER_BYTES,
+    INDEX_SUFFIX,
     SegmentHeader,
     decode_header,
     index_name,
@@ -25,8 +25,8 @@ from forebay.format.segment import (
 )
 from forebay.records import Gap, Reason
 from forebay.settings import WalSettings
-from forebay.wal.files import SealedFile
-from forebay.wal.live import read_live
+from forebay.wal.files import SealedFile, read_footer
+from forebay.wal.live import LIVE_NAME, read_live
 from forebay.wal.scan import LogScan
 from forebay.wal.window import ProducerWindow
 
@@ -46,17 +46,13 @@ class Survey:
     leftovers: list[str] = field(default_factory=list)
     """Names of files that an interrupted step left half-made, or that hold nothing and are not needed."""
     damage: list[Gap] = field(default_factory=list)
+    begins: int = 0
+    """The first offset that the files answer for. What lay before it they cannot tell."""
     window: ProducerWindow
 
     @property
     def is_empty(self) -> bool:
         return not self.logs and not self.sealed
-
-    @property
-    def begins(self) -> int:
-        """The first offset that the files answer for; 0 without any."""
-        files: list[SealedFile | LogScan] = [*self.sealed, *self.logs]
-        return min((file.previous_end for file in files), default=0)
 
     @property
     def last(self) -> LogScan | None:
@@ -104,8 +100,8 @@ def survey(
     window = ProducerWindow(settings.producers_max, settings.producer_appends_max)
     facts = Survey(directory=directory, window=window)
     names = disk.list_directory(directory) if disk.exists(directory) else []
-    facts.leftovers = [name for name in names if name.endswith(TEMPORARY_SUFFIX)]
     segments = sorted(name for name in names if parse_segment_name(name) is not None)
+    facts.leftovers = _leftovers(names, segments)
     if not segments:
         return facts
     live = read_live(disk, directory)
@@ -123,6 +119,15 @@ def survey(
     files.reverse()
     _link(facts, files)
     return facts
+
+
+def _leftovers(names: Sequence[str], segments: Sequence[str]) -> list[str]:
+    """What only an interrupted step leaves: half-made files, and what stood beside segments that are gone."""
+    beside = {index_name(segment) for segment in segments}
+    beside |= {LIVE_NAME, CHECKPOINT_NAME} if segments else set()
+    suspect = [name for name in names if name in (LIVE_NAME, CHECKPOINT_NAME) or name.endswith(INDEX_SUFFIX)]
+    orphans = [name for name in suspect if name not in beside]
+    return [name for name in names if name.endswith(TEMPORARY_SUFFIX)] + orphans
 
 
 def tail_bytes(disk: Disk, directory: str) -> int:
@@ -183,7 +188,7 @@ def _check_name(path: str, header: SegmentHeader) -> None:
 
 def _link(facts: Survey, files: list[SealedFile | LogScan]) -> None:
     """Sort the files into the facts and name what is missing between them."""
-    expected = files[0].previous_end
+    expected = facts.begins = files[0].previous_end if files[0].start else 0
     for file in files:
         previous = expected if file.start == expected else file.previous_end
         if previous < expected:
@@ -225,7 +230,7 @@ def indexed_files(disk: Disk, directory: str, segments: Sequence[str]) -> dict[s
         if entry is not None:
             sealed[name] = SealedFile(disk, f"{directory}/{name}", entry.start, entry.end)
             continue
-        footer = _footer(disk, f"{directory}/{index_name(name)}")
+        footer = read_footer(disk, f"{directory}/{index_name(name)}")
         if footer is not None and (footer.start, footer.epoch) == parse_segment_name(name):
             sealed[name] = SealedFile(disk, f"{directory}/{name}", footer.start, footer.end)
     return sealed
@@ -239,18 +244,3 @@ def read_checkpoint(disk: Disk, directory: str) -> Checkpoint | None:
     finally:
         file.close()
     return found if isinstance(found, Checkpoint) else None
-
-
-def _footer(disk: Disk, path: str) -> index_format.Footer | None:
-    file = disk.open(path)
-    try:
-        footer = index_format.decode_footer(_last_bytes(file, index_format.FOOTER_BYTES))
-    finally:
-        file.close()
-    if footer is Verdict.NEWER:
-        raise UnsupportedFormat(f"{path} was written by a newer version: upgrade")
-    return footer if isinstance(footer, index_format.Footer) else None
-
-
-def _last_bytes(file: File, count: int) -> bytes:
-    return file.read_at(count, max(0, file.size() - count))

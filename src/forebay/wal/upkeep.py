@@ -77,8 +77,8 @@ class Upkeep:
     def is_busy(self) -> bool:
         """Whether there will soon be work: something queued, unsynced, unmarked, unsealed or failed."""
         wal, active = self._wal, self._wal.writer.active
-        if wal.closed:
-            return False
+        if wal.closed or wal.fenced is not None:
+            return bool(wal.staging.due) and not wal.closed
         waiting = wal.failure is not None or wal.queued_since is not None or wal.dirty_since is not None
         waiting = waiting or bool(wal.staging.due)
         return waiting or (active is not None and active.marked < wal.writer.durable) or bool(self._rotated())
@@ -115,7 +115,7 @@ class Upkeep:
         """Seal every file that is no longer written. A failure is logged and tried again at the next call."""
         with self._sealing:
             for file in self._rotated():
-                if not self._seal(file):
+                if self._wal.fenced is not None or not self._seal(file):
                     return
 
     def close(self) -> None:

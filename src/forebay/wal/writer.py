@@ -8,6 +8,7 @@ active file can no longer be trusted; what then happens is the business of `heal
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -96,6 +97,7 @@ class Writer:
         """Bytes went to the active file that nobody has accounted for: an exception now means it cannot be trusted."""
         self._zstd_level = zstd_level
         self._reserve = reserve
+        self._noting = threading.Lock()
         self._reserving: tuple[int, int] | None = None
         self._reserved_at = (clock.monotonic(), 0)
         self._look_again = 0
@@ -178,7 +180,7 @@ class Writer:
         """Write down how far the log is durable; `clean` says that nothing will follow."""
         active = self.active
         assert active is not None
-        self._drop_stray()
+        self.drop_stray()
         self._put(active, [encode_mark(clean=clean, **self.stamp(active.salt_crc))])
         active.marked = self.durable
 
@@ -199,7 +201,7 @@ class Writer:
             return False
         self.sync()
         # The old file and its name are durable here, so the next one's `previous_end` tells the truth.
-        self._create(self.next)
+        self.create(self.next)
         old.limit = old.position
         return True
 
@@ -207,7 +209,7 @@ class Writer:
         """Make everything durable and say in the log that it ended in order; nothing if nothing was written."""
         if self.active is None or not self.touched:
             return
-        self._drop_stray()
+        self.drop_stray()
         self._put_gap(self.active)
         self.sync()
         self.mark(clean=True)
@@ -222,31 +224,43 @@ class Writer:
     def resume_behind(self, end: int, reserved_end: int) -> None:
         """Go on in a new file, to be made at the first append."""
         self.end = self.durable = end
-        self.reserved_end = reserved_end
+        if self._reserve is None:
+            self.reserved_end = reserved_end
 
     def resume(self, active: ActiveFile, scan: LogScan) -> None:
         """Go on in a file that holds exactly what was published and is durable as a whole."""
         self.active = active
         self.end = self.durable = scan.end
-        self.reserved_end = scan.reserved_end
+        if self._reserve is None:
+            self.reserved_end = scan.reserved_end
         self._reserving = None
         self._reopened_clean = scan.closed
         self.state_written = scan.state_epoch == self.place.epoch
 
+    @property
+    def wants_reservation(self) -> bool:
+        """Whether more should be reserved outside, although there is some left."""
+        return self._reserve is not None and self.end > self.reserved_end - self._step() // 2
+
     def reserve_ahead(self) -> None:
-        """With an outside reservation: ask for more before it is needed, so that no append waits."""
-        if self._reserve is not None and self.end > self.reserved_end - self._step() // 2:
-            self.reserved_end = max(self.reserved_end, self._reserve(self.end + self._step()))
+        """Reserve more outside before it is needed, so that no append waits. May run beside a commit."""
+        if self._reserve is not None and self.wants_reservation:
+            self.note_reserved(self._reserve(self.end + self._step()))
+
+    def note_reserved(self, end: int) -> None:
+        """Offsets below `end` are reserved outside; this is never taken back."""
+        with self._noting:
+            self.reserved_end = max(self.reserved_end, end)
 
     def _ready(self, end: int) -> ActiveFile:
         if self._reserve is not None and end > self.reserved_end:
-            self.reserved_end = self._reserve(end + self._step())
-        return self.active if self.active is not None else self._create(self.next)
+            self.note_reserved(self._reserve(end + self._step()))
+        return self.active if self.active is not None else self.create(self.next)
 
     def _prelude(self, active: ActiveFile, end: int) -> None:
         """Control frames due before records up to `end`; waits for the disk only where that order is a promise."""
         if self._stray is not None:
-            self._drop_stray()
+            self.drop_stray()
         if self.opening_gap is not None:
             self._put_gap(active)
         needed = end > self.reserved_end
@@ -283,15 +297,13 @@ class Writer:
         rate = (self.end - end) / elapsed if elapsed > 0 else 0.0
         return max(self.settings.reserve_records_min, int(rate * RESERVE_SECONDS))
 
-    def _create(self, start: int) -> ActiveFile:
+    def create(self, start: int) -> ActiveFile:
         """A new file with its name, header and state durable, so that recovery never meets half of one."""
         place = self.place
         salt = self.clock.random_bytes(16)
         header = SegmentHeader(place.topic_id, place.partition, place.epoch, start, self.clock.now_ms(), salt)
         salt_crc = salted(salt)
-        reserved_end = self.reserved_end
-        if self._reserve is None:
-            reserved_end = max(reserved_end, start + self._step())
+        reserved_end = self.reserved_end if self._reserve is not None else max(self.reserved_end, start + self._step())
         opening = [encode_header(header), *self._state(salt_crc, reserved_end, next_offset=start, restated=True)]
         if start > self.end:
             assert self.opening_gap is not None and self.opening_gap.stop == start
@@ -302,17 +314,16 @@ class Writer:
         replace_file(self.disk, path, content)
         active = ActiveFile(self._scanned(path, header, len(content)), self.clock.monotonic())
         self.files.add(active)
-        self._adopt(active, start, reserved_end)
+        self._adopt(active, start, reserved_end if self._reserve is None else None)
         self._drop_obsolete()
         return active
 
-    def _adopt(self, active: ActiveFile, start: int, reserved_end: int) -> None:
-        """Go on in a new file."""
+    def _adopt(self, active: ActiveFile, start: int, reserved_end: int | None) -> None:
+        """Go on in a new file, which states `reserved_end`; `None` if it is reserved outside."""
         adopted = {
             "active": active,
             "end": start,
             "durable": start,
-            "reserved_end": reserved_end,
             "opening_gap": None,
             "state_written": True,
             "touched": True,
@@ -321,10 +332,12 @@ class Writer:
             "_reserved_at": (self.clock.monotonic(), start),
             "_reopened_clean": False,
         }
+        if reserved_end is not None:
+            adopted["reserved_end"] = reserved_end
         # One step of the interpreter: an exception from outside (Ctrl-C) finds all of it done or nothing.
         vars(self).update(adopted)
 
-    def _drop_stray(self) -> None:
+    def drop_stray(self) -> None:
         """A file whose making failed half-way may have its name: it must be gone before the present one grows.
 
         Else recovery would take it for the newest and count what the present one got since for nothing.
