@@ -20,7 +20,10 @@ from forebay.settings import WalSettings
 from forebay.shard import SegmentShard, ShardRef
 from forebay.testing.clock import ManualClock
 from forebay.testing.disk import SimulatedDisk
-from forebay.topics import TopicName, TopicSpec
+from forebay.testing.history import Begun, Outcome, Told
+from forebay.testing.history import History as Acked
+from forebay.testing.moves import RecordingMetadata
+from forebay.topics import Durability, TopicName, TopicSpec
 from forebay.wal.staging import Ticket
 
 TOPIC: Final = "ab" * 16
@@ -32,12 +35,16 @@ SETTINGS: Final = WalSettings(reserve_records_min=64, free_bytes_min=0)
 class House:
     """A shard that lies open in one epoch, and what it is exported with."""
 
-    def __init__(self, *, durability: str = "fsync", blobs: BlobStore | None = None) -> None:
+    def __init__(
+        self, *, durability: str = "fsync", blobs: BlobStore | None = None, clock: ManualClock | None = None
+    ) -> None:
         self.disk = SimulatedDisk(directories=["/data", "/store"])
-        self.clock = ManualClock(1_700_000_000_000, seed=1)
-        self.memory = MemoryMetadata()
+        self.clock = clock or ManualClock(seed=1)
+        self.metadata = RecordingMetadata(MemoryMetadata())
         self.durability = durability
         self.epoch = 1
+        self.appended: dict[int, bytes] = {}
+        """What was acknowledged, by offset."""
         self.own(epoch=1)
         self.store = blobs or DirectoryStore("/store", disk=self.disk, clock=self.clock).open()
         self.shard = self._opened()
@@ -45,7 +52,7 @@ class House:
     def own(self, epoch: int) -> None:
         """From now on `epoch` owns the shard."""
         state = ShardState(incarnation=TOPIC, epoch=epoch, holder="me", holder_since=1)
-        self.memory.transaction([], [Put(KEYS.state, encode_value(state))])
+        self.metadata.transaction([], [Put(KEYS.state, encode_value(state))])
 
     def reopen(self) -> None:
         """As if the process had died; the shard is recovered in the next epoch."""
@@ -73,13 +80,14 @@ class House:
         columns = encode_columns(Columns(values=values, timestamps=[1_000 + o for o in range(first, first + count)]))
         self.shard.settle(self.shard.stage_many(columns, None, Ticket()))
         self.shard.commit()
+        self.appended.update(enumerate(values, start=first))
 
     def seal(self) -> None:
         self.shard.rotate()
         self.shard.upkeep.seal_rotated()
 
     def catalog(self, metadata: MetadataStore | None = None) -> ShardCatalog:
-        return ShardCatalog(metadata or self.memory, KEYS, TOPIC)
+        return ShardCatalog(metadata or self.metadata, KEYS, TOPIC)
 
     def exporter(self, *, epoch: int | None = None, catalog: ShardCatalog | None = None) -> Exporter:
         origin = Origin(TOPIC, 0, epoch or self.epoch, "me", "directory")
@@ -87,6 +95,14 @@ class House:
 
     def export(self, *, epoch: int | None = None) -> int:
         return self.exporter(epoch=epoch).export(self.shard.wal.files)
+
+    def acked(self) -> Acked:
+        """The same as a history of callers, each record an append of its own."""
+        acked = Acked(Durability.FSYNC)
+        for offset, value in self.appended.items():
+            acked.add(Begun(offset, (value,)))
+            acked.add(Told(offset, Outcome.ACKED, offset))
+        return acked
 
     def local_files(self) -> dict[str, bytes]:
         """Every file of the shard's log."""

@@ -27,7 +27,6 @@ from forebay.testing.catalogs import (
     sweep_is_right,
 )
 from forebay.testing.cursors import Acked, Cursor, Event, Found, Handed, Reset, cursors_hold
-from forebay.testing.history import Begun, History, Outcome, Told
 from forebay.testing.invariants import names_of
 from forebay.testing.moves import (
     Commit,
@@ -39,7 +38,6 @@ from forebay.testing.moves import (
     one_epoch_at_a_time,
     replayed,
 )
-from forebay.topics import Durability
 from tests.history.house import KEYS, TOPIC, House
 
 LOST = Reason.LOST
@@ -60,15 +58,11 @@ class _Exported:
         self.frontier = 10
         self.objects = blobs.contents
         self.files = self.house.local_files()
-        self.values = {offset: b"value %d" % offset for offset in range(15)}
 
     def broken(self, *, floor: int = 0) -> set[str]:
-        history = History(Durability.FSYNC)
-        for offset, value in self.values.items():
-            history.add(Begun(offset, (value,)))
-            history.add(Told(offset, Outcome.ACKED, offset))
         fetch = from_files({f"/{key}": content for key, content in self.objects.items()}, "")
-        return names_of(check_history(history, self.pieces, self.frontier, fetch, self.files, floor=floor))
+        acked = self.house.acked()
+        return names_of(check_history(acked, self.pieces, self.frontier, fetch, self.files, floor=floor))
 
     def bend(self, place: int, **fields: object) -> None:
         self.pieces[place] = msgspec.structs.replace(self.pieces[place], **fields)
@@ -158,7 +152,7 @@ def test_a_record_without_any_copy_is_named_i17() -> None:
     torn = _Exported()
     torn.files = {name: content[:-3] if "000010" in name else content for name, content in torn.files.items()}
     other = _Exported()
-    other.values[12] = b"another"
+    other.house.appended[12] = b"another"
 
     assert [gone.broken(), torn.broken(), other.broken()] == [{"I17"}] * 3
 

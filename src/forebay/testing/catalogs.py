@@ -135,6 +135,11 @@ def sweep_is_right(
             yield Violation("I18", f"{stat.key} was swept while {why}")
 
 
+def keys_of(pieces: Pieces) -> set[str]:
+    """The keys of all objects that these name, indexes included."""
+    return {key for piece in pieces if piece.object_key for key in (piece.object_key, index_name(piece.object_key))}
+
+
 class Ending(NamedTuple):
     """What is left when all is done: without the times, owners and versions that differ from run to run."""
 

@@ -48,6 +48,10 @@ class FaultyMetadata:
         first = self.calls.get(method, 0) + after
         self._faults.update({(method, first + step): fault for step in range(count)})
 
+    def heal(self) -> None:
+        """Take back every fault that has not struck yet."""
+        self._faults.clear()
+
     def land(self) -> list[Outcome]:
         """Let the transactions that timed out reach the store now, in their order."""
         late, self._late = self._late, deque()
