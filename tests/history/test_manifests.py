@@ -28,7 +28,7 @@ from forebay.format.descriptor import (
 from forebay.format.value import encode_value
 from forebay.history import History, Objects
 from forebay.manifests import ManifestReader, write
-from forebay.metadata import Entry, MemoryMetadata, MetadataStore, Put
+from forebay.metadata import DeleteRange, Entry, MemoryMetadata, MetadataStore, Put
 from forebay.metadata.etcd import EtcdMetadata
 from forebay.prepared import LoadPlace, descriptors_of, manifest_of, write_segment
 from forebay.records import Gap, Reason, Record
@@ -281,6 +281,22 @@ def test_what_is_added_while_a_sweep_runs_stays() -> None:
 
         expected = [*added, late] if meddled.calls["range"] >= moment else added
         assert catalog.descriptors() == expected
+
+
+def test_a_sweep_worked_out_for_a_topic_that_was_created_anew_meanwhile_removes_nothing_of_it() -> None:
+    metadata = MemoryMetadata()
+    catalog = catalog_of(metadata)
+    filled(catalog, 20)
+    metadata.transaction([], [Put(KEYS.segment(0), encode_value(piece(0, 150, "large")))])
+
+    def created_anew() -> None:
+        metadata.transaction([], [DeleteRange(KEYS.segments)])
+        filled(catalog, 10)
+
+    removed = ShardCatalog(Meddled(metadata, 1, created_anew), KEYS, TOPIC).sweep_hidden()
+
+    assert removed == 0
+    assert [found.start for found in catalog.descriptors()] == list(range(0, 100, 10))
 
 
 def test_whoever_reads_while_descriptors_are_swapped_and_swept_sees_all_of_history() -> None:

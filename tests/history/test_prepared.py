@@ -122,6 +122,17 @@ def test_an_index_of_other_offsets_is_refused() -> None:
         unmoved.read(100, 1)
 
 
+def test_a_whole_frame_at_the_place_of_another_is_damage() -> None:
+    segment = PreparedSegment(HEADER)
+    with mock.patch.object(prepared, "FRAME_BYTES", 200):
+        head, *frames = segment.chunks([encode_rows(numbered(0, 5)), encode_rows(numbered(5, 10))])
+    index = segment.index()[0]
+
+    records, gaps = walked(opened(b"".join([head, *frames[::-1]]), index, 40, 10), 40)
+
+    assert (records, gaps) == ([], [Gap(40, 45, Reason.DAMAGED), Gap(45, 50, Reason.DAMAGED)])
+
+
 def test_no_flipped_bit_gives_another_record(ledger: Ledger) -> None:
     rows = [*FULL_ROWS, *numbered(3, 6)]
     with mock.patch.object(prepared, "FRAME_BYTES", 300):

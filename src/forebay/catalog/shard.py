@@ -18,7 +18,7 @@ from forebay.metadata import Absent, Compare, Delete, Entry, MetadataStore, Oper
 
 ATTEMPTS = 8
 SWEEP_KEYS = 90
-"""Hidden descriptors removed per transaction, with room for what guards it."""
+"""Hidden descriptors removed per transaction."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -229,9 +229,9 @@ class ShardCatalog:
         return self._done(compares, puts)
 
     def _swept(self, hider: Piece, hidden: Sequence[Piece]) -> bool:
-        compares = [self._unchanged(piece) for piece in (hider, *hidden)]
+        # While it stands, whatever lies under it is hidden.
         deletes = [Delete(self.keys.segment(piece.descriptor.start)) for piece in hidden]
-        return self._store.transaction(compares, deletes).succeeded
+        return self._store.transaction([self._unchanged(hider)], deletes).succeeded
 
     def _unchanged(self, piece: Piece) -> RevisionIs:
         return RevisionIs(self.keys.segment(piece.descriptor.start), piece.revision)
