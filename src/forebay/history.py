@@ -39,7 +39,7 @@ class History:
         self._lock = threading.Lock()
         self._descriptors: list[SegmentDescriptor] = []
         self._generation = -1
-        self._segments: OrderedDict[str, SealedSegment] = OrderedDict()
+        self._segments: OrderedDict[tuple[str, int], SealedSegment] = OrderedDict()
         self.end = 0
         """Everything below is history, as far as it is known here."""
 
@@ -93,11 +93,12 @@ class History:
     def _segment(self, descriptor: SegmentDescriptor) -> SealedSegment:
         if descriptor.kind is not DescriptorKind.FRAMES:
             raise Unsupported(f"{descriptor.object_key} is a segment of kind {descriptor.kind}: upgrade to read it")
+        place = (descriptor.object_key, descriptor.start)
         with self._lock:
-            segment = self._segments.pop(descriptor.object_key, None)
+            segment = self._segments.pop(place, None)
             if segment is None:
                 segment = self._open_segment(descriptor)
-            self._segments[descriptor.object_key] = segment
+            self._segments[place] = segment
             while len(self._segments) > SEGMENTS_OPEN:
                 self._segments.popitem(last=False)[1].close()
             return segment
@@ -187,7 +188,8 @@ class Objects:
         def index() -> bytes:
             return self._store.get_range(index_name(key), 0, descriptor.index_bytes)
 
-        return SealedSegment(key, descriptor.start, descriptor.end, source=source, index=index)
+        shift = 0 if descriptor.header_start is None else descriptor.start - descriptor.header_start
+        return SealedSegment(key, descriptor.start, descriptor.end, source=source, index=index, shift=shift)
 
     def close(self) -> None:
         """End the threads."""
