@@ -1,14 +1,14 @@
 """Catalogued history as pages: offsets → descriptors → index → ranged reads → batches.
 
 Knows the catalog and the store of segments; knows nothing of logs.
-Memory stays bounded: a few blocks read ahead per segment, few segments open at a time.
+Memory stays bounded: a few blocks for each of the latest readers of a segment, few segments open at a time.
 """
 
 from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -21,8 +21,12 @@ from forebay.pages import Page
 from forebay.sealed import ByteSource, SealedSegment
 
 PAGE_BYTES = 1024 * 1024
-BLOCK_BYTES = 1024 * 1024
-BLOCKS_AHEAD = 3
+FIRST_BYTES = 256 * 1024
+"""Fetched at a place where no reader stood before: large ranges take their time."""
+BLOCK_BYTES = 4 * 1024 * 1024
+BLOCKS_AHEAD = 2
+RUNS_MAX = 3
+READERS_KNOWN = 64
 SEGMENTS_OPEN = 8
 
 OpenSegment = Callable[[SegmentDescriptor], SealedSegment]
@@ -40,6 +44,8 @@ class History:
         self._descriptors: list[SegmentDescriptor] = []
         self._generation = -1
         self._segments: OrderedDict[tuple[str, int], SealedSegment] = OrderedDict()
+        self._ends: deque[int] = deque(maxlen=READERS_KNOWN)
+        """Where the latest pages ended: who asks there is reading on."""
         self.end = 0
         """Everything below is history, as far as it is known here."""
 
@@ -53,7 +59,11 @@ class History:
         gap = descriptor.gap
         if gap is not None:
             return Page([], [gap._replace(start=offset)], gap.stop)
-        return self._segment(descriptor).read(offset, bytes_max).clipped(descriptor.end)
+        segment = self._segment(descriptor)
+        page = segment.read(offset, self._page_bytes(offset, bytes_max)).clipped(descriptor.end)
+        with self._lock:
+            self._ends.append(page.next)
+        return page
 
     def offset_at_time(self, timestamp: int) -> int | None:
         """The first record at or after the time; `None` if history has none."""
@@ -84,6 +94,11 @@ class History:
                 segment.close()
             self._segments.clear()
 
+    def _page_bytes(self, offset: int, bytes_max: int) -> int:
+        """Less for a reader that has just come, so that it has its first record soon."""
+        with self._lock:
+            return bytes_max if offset in self._ends else min(bytes_max, FIRST_BYTES)
+
     def _covering(self, offset: int) -> SegmentDescriptor | None:
         with self._lock:
             place = bisect_right(self._descriptors, offset, key=lambda piece: piece.start) - 1
@@ -104,10 +119,37 @@ class History:
             return segment
 
 
-class ReadAhead:
-    """A byte source over ranged reads: whole blocks, the next ones asked for before they are needed.
+class _Run:
+    """One reader's way through a segment: adjoining blocks, fetched or under way, from where it stands."""
 
-    Holds `blocks_ahead + 2` blocks at the most.
+    def __init__(self, start: int, step: int) -> None:
+        self.blocks: deque[tuple[int, Future[bytes]]] = deque()
+        self.stop = start
+        """Where the last block ends."""
+        self.step = step
+        """The size of the next one."""
+
+    def covers(self, position: int) -> bool:
+        """Whether a read there is in these blocks, or goes on right behind them."""
+        return self.blocks[0][0] <= position <= self.stop
+
+    def ahead_of(self, position: int) -> int:
+        """How many blocks begin there or later."""
+        return sum(start >= position for start, _ in self.blocks)
+
+    def forget_before(self, position: int) -> None:
+        """Let go of the blocks that end there or earlier."""
+        while len(self.blocks) > 1 and self.blocks[1][0] <= position:
+            self.blocks.popleft()
+
+
+class ReadAhead:
+    """A byte source over ranged reads. Safe for concurrent use.
+
+    A read somewhere fetches what it asks for and no more, so that its answer comes soon. Reads that go on from
+    there find the next blocks fetched before they are needed, each twice as large as the one before, up to
+    `block_bytes`. Holds `blocks_ahead + 2` blocks for each of the last `RUNS_MAX` readers at the most, and none of
+    a reader that came to the end.
     """
 
     def __init__(
@@ -119,48 +161,57 @@ class ReadAhead:
         self._block_bytes = block_bytes
         self._blocks_ahead = blocks_ahead
         self._lock = threading.Lock()
-        self._blocks: OrderedDict[int, Future[bytes]] = OrderedDict()
+        self._runs: list[_Run] = []
+        """The one used last stands last."""
 
     def read_at(self, length: int, position: int) -> bytes:
         """See `ByteSource`."""
         stop = min(position + length, self._size)
         if position >= stop:
             return b""
-        first, last = position // self._block_bytes, (stop - 1) // self._block_bytes
-        parts = []
-        for block in range(first, last + 1):
-            data = self._block(block)
-            start = block * self._block_bytes
-            parts.append(data[max(0, position - start) : stop - start])
+        with self._lock:
+            run = self._run_at(position, stop)
+            wanted = [(start, block) for start, block in run.blocks if start < stop]
+        try:
+            parts = [block.result()[max(0, position - start) : stop - start] for start, block in wanted]
+        except BaseException:
+            with self._lock:
+                self._forget(run)
+            raise
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def close(self) -> None:
         """Forget all blocks."""
         with self._lock:
-            self._blocks.clear()
+            self._runs.clear()
 
-    def _block(self, block: int) -> bytes:
-        with self._lock:
-            wanted = self._asked(block)
-            for ahead in range(block + 1, block + 1 + self._blocks_ahead):
-                if ahead * self._block_bytes < self._size:
-                    self._asked(ahead)
-            while len(self._blocks) > self._blocks_ahead + 2:
-                self._blocks.popitem(last=False)
-        try:
-            return wanted.result()
-        except BaseException:
-            with self._lock:
-                self._blocks.pop(block, None)
-            raise
+    def _run_at(self, position: int, stop: int) -> _Run:
+        """The run whose blocks hold `[position, stop)`."""
+        run = next((run for run in self._runs if run.covers(position)), None)
+        if run is None:
+            run = _Run(position, min(FIRST_BYTES, self._block_bytes))
+            while run.stop < stop:
+                self._ask(run, min(stop, run.stop + self._block_bytes))
+        else:
+            self._runs.remove(run)
+            run.forget_before(position)
+            while run.stop < stop or (run.stop < self._size and run.ahead_of(stop) < self._blocks_ahead):
+                self._ask(run, run.stop + run.step)
+                run.step = min(2 * run.step, self._block_bytes)
+        self._runs.append(run)
+        del self._runs[:-RUNS_MAX]
+        if stop == self._size:
+            self._forget(run)
+        return run
 
-    def _asked(self, block: int) -> Future[bytes]:
-        found = self._blocks.pop(block, None)
-        if found is None:
-            start = block * self._block_bytes
-            found = self._pool.submit(self._fetch, start, min(start + self._block_bytes, self._size))
-        self._blocks[block] = found
-        return found
+    def _ask(self, run: _Run, stop: int) -> None:
+        stop = min(stop, self._size)
+        run.blocks.append((run.stop, self._pool.submit(self._fetch, run.stop, stop)))
+        run.stop = stop
+
+    def _forget(self, run: _Run) -> None:
+        if run in self._runs:
+            self._runs.remove(run)
 
 
 class Objects:
