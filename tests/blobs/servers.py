@@ -62,8 +62,8 @@ class Server:
 
 
 @contextlib.contextmanager
-def seaweed(directory: Path) -> Iterator[Server]:
-    """SeaweedFS with its S3 gateway and one bucket."""
+def seaweed(directory: Path, *, volumes_max: int = 16) -> Iterator[Server]:
+    """SeaweedFS with its S3 gateway and one bucket, in volumes of 64 MB."""
     ports = free_ports(8)
     config = directory / "s3.json"
     credentials = [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}]
@@ -76,7 +76,7 @@ def seaweed(directory: Path) -> Iterator[Server]:
     arguments += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-master.telemetry=false"]
     arguments += [
         "-master.volumeSizeLimitMB=64",
-        "-volume.max=16",
+        f"-volume.max={volumes_max}",
         "-volume.minFreeSpace=0",
         "-master.electionTimeout=1s",
     ]
