@@ -141,9 +141,11 @@ class Exporter:
     def _behind(self, files: FileList) -> list[SealedFile]:
         pending = []
         for file in files.all:
+            if file.end == file.start:
+                continue  # never sealed, and a crash inside a recovery may leave one between others
             if not isinstance(file, SealedFile):
                 break
-            if file.end > self.exported and file.end > file.start:
+            if file.end > self.exported:
                 pending.append(file)
         return pending
 

@@ -6,6 +6,8 @@ import pytest
 
 from forebay.errors import Corrupt, Fenced, ForebayError
 from forebay.records import Gap, Reason
+from forebay.wal.files import FileList, LogFile
+from forebay.wal.sparse import SparseIndex
 from tests.history.house import TOPIC, House, expected, history_of, stream
 
 
@@ -115,3 +117,21 @@ def test_a_missing_object_is_a_named_error() -> None:
 
     with history_of(house) as history, pytest.raises(ForebayError, match=TOPIC):
         stream(history)
+
+
+def test_an_empty_file_between_others_does_not_hold_the_export_up() -> None:
+    """A crash inside a recovery may leave one behind; it is never sealed."""
+    house = House()
+    house.append(10)
+    house.seal()
+    first, begun = house.shard.wal.files.all
+    assert isinstance(begun, LogFile)
+    empty = LogFile(begun.file, begun.header, index=SparseIndex(), gaps=[], frames=0, end=10, limit=begun.limit)
+    house.append(5)
+    house.seal()
+    second = house.shard.wal.files.all[1]
+
+    exported = house.exporter().export(FileList([first, empty, second]))
+
+    assert exported == 2
+    assert house.catalog().frontier().next == 15

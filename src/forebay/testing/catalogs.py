@@ -22,10 +22,10 @@ from forebay.format.batch import decode
 from forebay.format.checksum import content_hash, salted
 from forebay.format.control import decode_gap
 from forebay.format.descriptor import DescriptorKind, Phase, SegmentDescriptor, ShardState
-from forebay.format.frame import Kind, Verdict
+from forebay.format.frame import Kind, Verdict, resync
 from forebay.format.scan import scan_frames
 from forebay.format.segment import HEADER_BYTES, SEGMENT_SUFFIX, decode_header, index_name
-from forebay.records import Gap, Reason
+from forebay.records import OFFSET_MAX, Reason
 from forebay.sealed import FRAME_BYTES_LIMIT, SealedIndex, decoded_index
 from forebay.testing.history import History
 from forebay.testing.invariants import Violation
@@ -169,24 +169,22 @@ def runs_converge(first: Ending, second: Ending) -> Iterator[Violation]:
 
 
 class Frames(NamedTuple):
-    """What the frames of one file say, and the byte where they stop being whole."""
+    """What the whole frames of one file say."""
 
     records: tuple[tuple[int, bytes | None], ...]
     ranges: tuple[tuple[int, int], ...]
     """Of each frame of records and each hole, in file order."""
-    stop: int
 
 
 @lru_cache(maxsize=1024)
-def frames_of(content: bytes, resume: tuple[int, ...] = ()) -> Frames:
-    """The whole frames of a segment, up to the first that is not; from there on at the next place of `resume`."""
+def frames_of(content: bytes) -> Frames:
+    """All whole frames of a segment; what is not whole is stepped over, as the log does where no record is missing."""
     header = decode_header(content[:HEADER_BYTES])
     if isinstance(header, Verdict):
-        return Frames((), (), 0)
+        return Frames((), ())
     records: list[tuple[int, bytes | None]] = []
     ranges: list[tuple[int, int]] = []
     position: int | None = HEADER_BYTES
-    stop = HEADER_BYTES
     while position is not None:
         scan = scan_frames(content, position, salted(header.salt), FRAME_BYTES_LIMIT)
         for head, place in zip(scan.heads, scan.positions, strict=True):
@@ -197,9 +195,8 @@ def frames_of(content: bytes, resume: tuple[int, ...] = ()) -> Frames:
             elif head.kind == Kind.GAP:
                 gap = decode_gap(content, place, head)
                 ranges.append((gap.start, gap.stop))
-        stop = scan.stop
-        position = next((place for place in resume if place > stop), None)
-    return Frames(tuple(records), tuple(ranges), stop)
+        position = resync(content, scan.stop, salted(header.salt), FRAME_BYTES_LIMIT, 0, OFFSET_MAX)
+    return Frames(tuple(records), tuple(ranges))
 
 
 def _flaw_of(piece: SegmentDescriptor, fetch: Fetch) -> str | None:
@@ -217,22 +214,16 @@ def _flaw_of(piece: SegmentDescriptor, fetch: Fetch) -> str | None:
 
 
 def _flaw_inside(piece: SegmentDescriptor, content: bytes, index: SealedIndex) -> str | None:
-    damaged = [gap for gap in index.gaps if gap.reason is Reason.DAMAGED]
-    frames = frames_of(content, tuple(index.entries["position"].tolist()) if damaged else ())
-    if frames.stop != len(content) and not damaged:
-        return f"the frame at byte {frames.stop} is not whole"
+    frames = frames_of(content)
     if len(frames.records) != piece.records:
-        return f"{len(frames.records)} records, catalogued were {piece.records}"
+        return f"{len(frames.records)} records are whole, catalogued were {piece.records}"
+    damaged = [(gap.start, gap.stop) for gap in index.gaps if gap.reason is Reason.DAMAGED]
     shift = piece.start - (piece.start if piece.header_start is None else piece.header_start)
     expected = piece.start
-    for start, stop in sorted([*frames.ranges, *_ranges(damaged)]):
+    for start, stop in sorted([*frames.ranges, *damaged]):
         if stop + shift <= piece.start:
             continue
         if start + shift != expected:
             return f"its frames go from {expected} to {start + shift}"
         expected = stop + shift
     return f"its frames end at {expected}" if expected != piece.end else None
-
-
-def _ranges(gaps: Iterable[Gap]) -> list[tuple[int, int]]:
-    return [(gap.start, gap.stop) for gap in gaps]
