@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Generic, Self, TypeVar
 from zlib import crc32
 
@@ -32,8 +32,14 @@ from forebay.testing.history import (
 )
 from forebay.testing.trace import Note
 from forebay.topics import Durability, TopicSpec
+from forebay.wal.begin import Start, begin
 from forebay.wal.log import Wal
+from forebay.wal.sealing import Sealer
 from forebay.wal.staging import Entry, Producing, Ticket
+from forebay.wal.survey import Survey, survey
+from forebay.wal.upkeep import Upkeep
+from forebay.wal.window import ProducerWindow
+from forebay.wal.writer import ShardPlace
 
 D = TypeVar("D", bound=Disk)
 TOPIC_ID: Final = "0123456789abcdef0123456789abcdef"
@@ -164,6 +170,62 @@ class Rig(Generic[D]):
         return history_of(self.durability, notes)
 
 
+class BareRig(Rig[D]):
+    """The log alone, begun by hand: where it goes on is told, and whose it is."""
+
+    lease = True
+    """What the log hears when it asks whether it still has an owner."""
+
+    def surveyed(self) -> Survey:
+        return survey(self.disk, self.directory, self.settings)
+
+    def begin(
+        self,
+        start: Start | None = None,
+        *,
+        facts: Survey | None = None,
+        reserve: Callable[[int], int] | None = None,
+        reserved_end: int = 0,
+        window: ProducerWindow | None = None,
+    ) -> Self:
+        """Begin in a new epoch; unless told otherwise exactly where the local log ends."""
+        self.epoch += 1
+        found = facts if facts is not None else self.surveyed()
+        self.log = begin(
+            found,
+            start if start is not None else Start(next_offset=found.end),
+            ShardPlace(self.directory, TOPIC_ID, 0, self.epoch, "shop/orders[0]"),
+            self.settings,
+            disk=self.disk,
+            clock=self.clock,
+            durability=self.durability,
+            reserve=reserve,
+            reserved_end=reserved_end,
+            window=window,
+            still_owner=lambda: self.lease,
+        )
+        self.upkeep = Upkeep(self.log, Sealer(self.disk, self.settings, None))
+        return self
+
+    @property
+    def wal(self) -> Wal:
+        return self.log
+
+    def fill(self, files: int, records: int = 3) -> None:
+        """So many sealed files of so many records each, and an active one with one record."""
+        for _ in range(files):
+            for _ in range(records):
+                self.append()
+            self.wal.rotate()
+        self.append()
+        self.flush()
+        self.upkeep.seal_rotated()
+
+    def reading_from(self, start: int) -> Reading:
+        """What is there now at `start` and behind it."""
+        return read_everything(self.wal.read, self.wal.offsets().next, start)
+
+
 def value_of(attempt: int, place: int, producing: tuple[int, int] | None, size: int) -> bytes:
     """Unique to the append; equal for repeats of one (producer, sequence)."""
     name = f"p{producing[0]}s{producing[1]}" if producing is not None else f"a{attempt}"
@@ -198,3 +260,4 @@ def after(
 
 
 Simulated = Rig[SimulatedDisk]
+Bare = BareRig[SimulatedDisk]

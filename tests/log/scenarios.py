@@ -132,9 +132,9 @@ def _heal(rig: Simulated) -> None:
     rig.append(2)
 
 
-def fail_next(rig: Simulated, kind: str, number: int, taken: int | None = None) -> None:
+def fail_next(rig: Simulated, kind: str, number: int, taken: int | None = None, suffix: str = ".seg") -> None:
     def matches(call: Call) -> bool:
-        return call.kind == kind and call.path.endswith(".seg")
+        return call.kind == kind and call.path.endswith(suffix)
 
     rig.disk.fail_when(matches, number, taken=taken)
 

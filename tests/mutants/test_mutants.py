@@ -15,11 +15,12 @@ import forebay.disk.writing
 import forebay.format.control
 import forebay.format.frame
 import forebay.format.head
+import forebay.wal.retention
 import forebay.wal.writer
 from forebay.disk import Disk, File
 from forebay.errors import ForebayError
 from forebay.format.control import State
-from forebay.records import Bytes
+from forebay.records import OFFSET_MAX, Bytes, Gap, Reason
 from forebay.testing.crashes import explore
 from forebay.testing.damage import Damage
 from forebay.testing.disk import SimulatedDisk
@@ -32,13 +33,16 @@ from forebay.testing.invariants import (
     names_of,
 )
 from forebay.topics import Durability
+from forebay.wal.begin import Start
+from forebay.wal.files import SealedFile
 from forebay.wal.log import Wal
+from forebay.wal.retention import drop_file
 from forebay.wal.scan import LogScan
 from forebay.wal.window import ProducerWindow
 from forebay.wal.writer import Writer
 from tests.ledger import Ledger
 from tests.log.checks import recover_and_go_on
-from tests.log.rig import Rig, Simulated, simulated
+from tests.log.rig import BareRig, Rig, Simulated, simulated
 from tests.log.scenarios import fail_next
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
@@ -129,6 +133,33 @@ def _flip_an_offset(durability: Durability) -> list[Violation]:
     _overwrite(rig, active.path, second)
     history = rig.history()
     return [*check_log(history, rig.reading()), *damage_is_reported(history, rig.reading(), 4)]
+
+
+def _append_after_a_take_over(durability: Durability) -> list[Violation]:
+    """The lease ends, another directory goes on at the reserved end, and only then the old owner writes."""
+    rig = BareRig(simulated(), durability).begin(reserve=lambda _: 16)
+    rig.lease = False
+    rig.append()
+    start = Start(next_offset=16, gap=Gap(0, 16, Reason.LOST))
+    other = BareRig(simulated(), durability, epoch=1).begin(start)
+    return check_log(rig.history(), other.reading_from(0))
+
+
+def _retain_what_is_covered(durability: Durability) -> list[Violation]:
+    """Local copies are freed while history covers only some of them."""
+    rig = BareRig(simulated(), durability).begin()
+    rig.fill(3)
+    now_ms, now, covered_end = rig.clock.now_ms(), rig.clock.monotonic(), 6
+    files = rig.wal.files
+    for file in forebay.wal.retention.expired(
+        files.all, covered_end, now_ms=now_ms, now=now, time_s=0, bytes_max=0, grace_s=0
+    ):
+        assert isinstance(file, SealedFile)
+        drop_file(rig.disk, files, file)
+    begins = files.begins
+    assert begins is not None
+    gone = f"offsets [{covered_end}, {begins}) have no copy left"
+    return [Violation("I17", gone)] if begins > covered_end else []
 
 
 def _first_record(rig: Simulated) -> int:
@@ -229,6 +260,20 @@ def _clean_mark_stays(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Writer, "resume", forgetful)
 
 
+def _no_lease_check(patch: pytest.MonkeyPatch) -> None:
+    begun = Wal.__init__
+
+    def unasked(wal: Wal, *arguments: Any, **named: Any) -> None:
+        begun(wal, *arguments, **named | {"still_owner": None})
+
+    patch.setattr(Wal, "__init__", unasked)
+
+
+def _retention_beyond_coverage(patch: pytest.MonkeyPatch) -> None:
+    expired = forebay.wal.retention.expired
+    patch.setattr(forebay.wal.retention, "expired", lambda files, _, **limits: expired(files, OFFSET_MAX, **limits))
+
+
 class Mutant(NamedTuple):
     """A break, what shows it, and the promise that must be named."""
 
@@ -249,6 +294,8 @@ MUTANTS: Final = (
     Mutant("fsync error retried", _sync_again, lambda: _run_crashing(FSYNC, _meets_a_failing_sync), "I1"),
     Mutant("dedupe window forgotten", _window_forgotten, lambda: _run_crashing(FSYNC, _produces), "I26"),
     Mutant("renamed before synced", _renamed_before_synced, lambda: _run_crashing(FSYNC, _appends), "I14"),
+    Mutant("no lease check before the ack", _no_lease_check, lambda: _append_after_a_take_over(FSYNC), "I1"),
+    Mutant("retention beyond coverage", _retention_beyond_coverage, lambda: _retain_what_is_covered(FSYNC), "I17"),
     Mutant("clean mark outlives later records", _clean_mark_stays, lambda: _run_crashing(DISK, _reopens), "I4"),
 )
 

@@ -70,8 +70,7 @@ def begin(
     """The shard's log, ready. Writes nothing where nothing needs repair.
 
     `reserve` makes a reservation durable outside, of which `reserved_end` is the present one; else the log does.
-    `window` is what is known of producers where no local log says it. `still_owner` is asked before each
-    acknowledgement.
+    `window` tells of producers where no local log does. `still_owner` is asked before each acknowledgement.
     """
     assert start.gap is None or start.gap.reason is not Reason.HISTORY
     if start.set_aside:
