@@ -7,17 +7,18 @@ back by itself. Knows the metadata store alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from forebay.errors import Indeterminate, Invalid, Unavailable
-from forebay.format.keys import progress_key
+from forebay.errors import Indeterminate, Invalid, Unavailable, UnknownTopic
+from forebay.format.keys import progress_key, topic_key
 from forebay.format.value import Unknown, decode_value, encode_value
 from forebay.metadata import Delete, MetadataStore, Operation, Put, RevisionIs
 from forebay.metadata.seam import OPERATIONS_MAX
 from forebay.records import OFFSET_MAX
+from forebay.topics import TopicSpec
 
 ATTEMPTS = 64
 READER_CHARACTERS_MAX = 100
@@ -88,9 +89,16 @@ class ProgressStore:
         return standing
 
     def reset(self, name: ReaderName, partition: int, progress: Progress) -> None:
-        """Set the cursor to a place, also an earlier one."""
+        """Set the cursor to a place, also an earlier one. It never undoes what is acknowledged after it."""
         _check(progress)
-        self._store.transaction([], [Put(self._key(name, partition), encode_value(progress))])
+        key = self._key(name, partition)
+        for _ in range(ATTEMPTS):
+            stored = self._stored(key)
+            if stored is not None and stored.progress == progress:
+                return
+            if self._done(self._guards(name, key, stored, progress), [_put(key, stored, progress)]):
+                return
+        raise _busy(name)
 
     def readers(self, namespace: str, topic: str) -> list[str]:
         """The names of all readers that have a cursor in the topic."""
@@ -101,11 +109,28 @@ class ProgressStore:
         """Remove every cursor of a reader."""
         keys = [self._key(name, partition) for partition in range(partitions)]
         for first in range(0, len(keys), OPERATIONS_MAX):
-            self._store.transaction([], [Delete(key) for key in keys[first : first + OPERATIONS_MAX]])
+            self._remove(name, keys[first : first + OPERATIONS_MAX])
+
+    def forget_topic(self, namespace: str, topic: str, incarnation: str) -> None:
+        """Remove every cursor of a topic that was deleted; those of a new one of its name stay."""
+        entries = self._store.range(f"{self._prefix}/progress/{namespace}/{topic}/")
+        stale = [e for e in entries if decode_value(e.value, Progress)[0].incarnation == incarnation]
+        for first in range(0, len(stale), OPERATIONS_MAX // 2):
+            part = stale[first : first + OPERATIONS_MAX // 2]
+            compares = [RevisionIs(entry.key, entry.mod_revision) for entry in part]
+            self._store.transaction(compares, [Delete(entry.key) for entry in part])
+
+    def _remove(self, name: ReaderName, keys: Sequence[str]) -> None:
+        for _ in range(ATTEMPTS):
+            entries = [entry for key in keys if (entry := self._store.get(key)) is not None]
+            compares = [RevisionIs(entry.key, entry.mod_revision) for entry in entries]
+            if not entries or self._done(compares, [Delete(entry.key) for entry in entries]):
+                return
+        raise _busy(name)
 
     def _move(self, name: ReaderName, cursors: Mapping[int, Progress]) -> dict[int, int]:
         for _ in range(ATTEMPTS):
-            compares, puts = [], list[Operation]()
+            compares, puts = list[RevisionIs](), list[Operation]()
             standing: dict[int, int] = {}
             for partition, progress in cursors.items():
                 _check(progress)
@@ -115,15 +140,29 @@ class ProgressStore:
                 if stored is not None and not _moves(stored.progress, progress):
                     standing[partition] = stored.progress.offset
                     continue
-                compares.append(RevisionIs(key, stored.revision if stored is not None else 0))
-                puts.append(Put(key, encode_value(progress, unknown=stored.unknown if stored is not None else None)))
+                compares += self._guards(name, key, stored, progress)
+                puts.append(_put(key, stored, progress))
             if not puts or self._done(compares, puts):
                 return standing
-        raise Unavailable(f"cursors of {name.reader} changed {ATTEMPTS} times while they were being moved; try again")
+        raise _busy(name)
 
-    def _done(self, compares: list[RevisionIs], puts: list[Operation]) -> bool:
+    def _guards(self, name: ReaderName, key: str, stored: _Stored | None, wanted: Progress) -> list[RevisionIs]:
+        """What must still hold when the cursor changes; `UnknownTopic` if it would go to a topic that is no more."""
+        compares = [RevisionIs(key, stored.revision if stored is not None else 0)]
+        if stored is not None and stored.progress.incarnation != wanted.incarnation:
+            topic = topic_key(name.namespace, name.topic, prefix=self._prefix)
+            entry = self._store.get(topic)
+            if entry is not None and decode_value(entry.value, TopicSpec)[0].topic_id != wanted.incarnation:
+                raise UnknownTopic(
+                    f"{name.namespace}/{name.topic} was deleted and created anew: "
+                    f"what {name.reader} read of the one before does not count for it"
+                )
+            compares.append(RevisionIs(topic, entry.mod_revision if entry is not None else 0))
+        return compares
+
+    def _done(self, compares: Sequence[RevisionIs], operations: Sequence[Operation]) -> bool:
         try:
-            return self._store.transaction(compares, puts).succeeded
+            return self._store.transaction(compares, operations).succeeded
         except Indeterminate:
             # Whether it happened shows at the next look; moving a cursor to where it stands is harmless.
             return False
@@ -137,6 +176,14 @@ class ProgressStore:
 
     def _key(self, name: ReaderName, partition: int) -> str:
         return progress_key(name.namespace, name.topic, name.reader, partition, prefix=self._prefix)
+
+
+def _put(key: str, stored: _Stored | None, progress: Progress) -> Put:
+    return Put(key, encode_value(progress, unknown=stored.unknown if stored is not None else None))
+
+
+def _busy(name: ReaderName) -> Unavailable:
+    return Unavailable(f"cursors of {name.reader} changed {ATTEMPTS} times while they were being moved; try again")
 
 
 def _moves(stands: Progress, wanted: Progress) -> bool:
