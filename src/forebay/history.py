@@ -122,12 +122,10 @@ class History:
 class _Run:
     """One reader's way through a segment: adjoining blocks, fetched or under way, from where it stands."""
 
-    def __init__(self, start: int, step: int) -> None:
+    def __init__(self, start: int) -> None:
         self.blocks: deque[tuple[int, Future[bytes]]] = deque()
         self.stop = start
         """Where the last block ends."""
-        self.step = step
-        """The size of the next one."""
 
     def covers(self, position: int) -> bool:
         """Whether a read there is in these blocks, or goes on right behind them."""
@@ -147,9 +145,8 @@ class ReadAhead:
     """A byte source over ranged reads. Safe for concurrent use.
 
     A read somewhere fetches what it asks for and no more, so that its answer comes soon. Reads that go on from
-    there find the next blocks fetched before they are needed, each twice as large as the one before, up to
-    `block_bytes`. Holds `blocks_ahead + 2` blocks for each of the last `RUNS_MAX` readers at the most, and none of
-    a reader that came to the end.
+    there find the next blocks fetched before they are needed. Holds `blocks_ahead + 2` blocks for each of the last
+    `RUNS_MAX` readers at the most, and none of a reader that came to the end.
     """
 
     def __init__(
@@ -188,24 +185,27 @@ class ReadAhead:
     def _run_at(self, position: int, stop: int) -> _Run:
         """The run whose blocks hold `[position, stop)`."""
         run = next((run for run in self._runs if run.covers(position)), None)
+        ahead = self._blocks_ahead
         if run is None:
-            run = _Run(position, min(FIRST_BYTES, self._block_bytes))
-            while run.stop < stop:
-                self._ask(run, min(stop, run.stop + self._block_bytes))
+            run, ahead = _Run(position), 0
         else:
             self._runs.remove(run)
             run.forget_before(position)
-            while run.stop < stop or (run.stop < self._size and run.ahead_of(stop) < self._blocks_ahead):
-                self._ask(run, run.stop + run.step)
-                run.step = min(2 * run.step, self._block_bytes)
+        while run.stop < stop:
+            self._ask(run, min(stop, self._block_end(run.stop)))
+        while run.stop < self._size and run.ahead_of(stop) < ahead:
+            self._ask(run, min(self._size, self._block_end(run.stop)))
         self._runs.append(run)
         del self._runs[:-RUNS_MAX]
         if stop == self._size:
             self._forget(run)
         return run
 
+    def _block_end(self, position: int) -> int:
+        # Whole multiples: stores keep an object in parts, and a range that lies in one part costs less.
+        return (position // self._block_bytes + 1) * self._block_bytes
+
     def _ask(self, run: _Run, stop: int) -> None:
-        stop = min(stop, self._size)
         run.blocks.append((run.stop, self._pool.submit(self._fetch, run.stop, stop)))
         run.stop = stop
 
