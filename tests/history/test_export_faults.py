@@ -221,6 +221,24 @@ def test_what_an_older_epoch_had_under_way_never_lands_after_a_take_over(ledger:
         _report(run, ledger, fault="lands after a take-over", at="transaction")
 
 
+def test_a_transaction_that_lands_after_its_segments_were_merged_changes_nothing() -> None:
+    """Their keys are free again then: only the end of history tells that it was done before."""
+    for step in range(METADATA_CALLS["transaction"]):
+        run = Run()
+        run.faulty.inject(MetadataFault.TIME_OUT, after=step)
+        run.export()
+        catalog = run.house.catalog()
+        pieces = catalog.pieces()
+        merged = msgspec.structs.replace(pieces[0].descriptor, end=pieces[-1].descriptor.end, content_hash="ef" * 16)
+        assert catalog.replace(pieces, merged)
+
+        landed = run.faulty.land()
+
+        assert [outcome.succeeded for outcome in landed] == [False]
+        assert catalog.descriptors() == [merged]
+        assert catalog.frontier().next == merged.end
+
+
 def _with_orphans() -> Run:
     """Two orphans old enough to be swept, one that is younger, and a list that still shows one already gone."""
     run = Run()
