@@ -16,6 +16,7 @@ import forebay.format.control
 import forebay.format.frame
 import forebay.format.head
 import forebay.wal.retention
+import forebay.wal.scan
 import forebay.wal.writer
 from forebay.disk import Disk, File
 from forebay.errors import ForebayError
@@ -34,7 +35,7 @@ from forebay.testing.invariants import (
 )
 from forebay.topics import Durability
 from forebay.wal.begin import Start
-from forebay.wal.files import SealedFile
+from forebay.wal.files import BelowFiles, SealedFile
 from forebay.wal.log import Wal
 from forebay.wal.retention import drop_file
 from forebay.wal.scan import LogScan
@@ -62,7 +63,7 @@ def _run_crashing(durability: Durability, run: Callable[[Simulated], None]) -> l
     for state in explore(trace, damages=DAMAGES, states_max=3, names_max=3):
         try:
             violations += recover_and_go_on(state, durability)
-        except (ForebayError, AssertionError, OSError) as error:
+        except (ForebayError, AssertionError, OSError, BelowFiles) as error:
             violations.append(Violation("recovery", f"{type(error).__name__}: {error}"))
     return violations
 
@@ -236,7 +237,7 @@ def _sync_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def _window_forgotten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LogScan, "_take_runs", lambda *_: None)
+    patch.setattr(forebay.wal.scan, "runs_of", lambda *_: [])
     patch.setattr(ProducerWindow, "extend", lambda *_: None)
 
 
