@@ -71,7 +71,7 @@ class Cursor:
     def _report(self, gap: Gap) -> None:
         if self._on_gap is not None:
             self._on_gap(self.partition, gap)
-        elif gap.reason in (Reason.LOST, Reason.DAMAGED):
+        elif gap.reason in (Reason.LOST, Reason.DAMAGED, Reason.HISTORY):
             raise DataLoss(
                 f"{self.name}: offsets {gap} cannot be read: pass on_gap to hear of such ranges and go on, "
                 'or start behind it; "forebay verify" says more'

@@ -8,8 +8,9 @@ from typing import Final
 
 import pytest
 
-from forebay.errors import Moved, Unavailable
+from forebay.errors import DataLoss, Moved, Unavailable
 from forebay.format.descriptor import ShardState
+from forebay.reading import Cursor
 from forebay.records import Gap, Reason
 from forebay.shard import Situation, decide
 from forebay.testing.crashes import explore
@@ -101,6 +102,17 @@ def test_who_waited_at_the_old_head_gets_on_here_and_in_other_processes() -> Non
     assert rig.wal.read(3).events == [Gap(3, 50, Reason.HISTORY)]
     assert follower.wait(3, timeout=0)
     assert follower.read(3).events == [Gap(3, 50, Reason.HISTORY)]
+
+
+def test_a_reader_that_nobody_gives_the_history_to_hears_of_a_loss() -> None:
+    rig = BareRig(simulated(), FSYNC).begin()
+    rig.append(3)
+    _skip(rig, 50)
+    cursor = Cursor(rig.wal, 0, name="shop/orders[0]", partition=0)
+    assert [batch.count for batch in cursor.pull()] == [3]
+
+    with pytest.raises(DataLoss, match=r"\[3, 50\) history"):
+        cursor.pull()
 
 
 def test_nothing_moves_when_no_file_can_be_begun_and_it_may_be_repeated() -> None:
