@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import formatdate
@@ -61,10 +61,18 @@ class Server:
         self.process.wait()
 
 
+def is_installed(program: str) -> bool:
+    """Whether `make setup` has put this server's program where it is looked for."""
+    return (_SERVERS / program).exists()
+
+
 @contextlib.contextmanager
-def seaweed(directory: Path, *, volumes_max: int = 16) -> Iterator[Server]:
-    """SeaweedFS with its S3 gateway and one bucket, in volumes of 64 MB."""
-    ports = free_ports(8)
+def seaweed(directory: Path, *, volumes_max: int = 16, ports: Sequence[int] = ()) -> Iterator[Server]:
+    """SeaweedFS with its S3 gateway and one bucket, in volumes of 64 MB.
+
+    With the directory and the eight `ports` of one that was ended it takes its place.
+    """
+    ports = ports or free_ports(8)
     config = directory / "s3.json"
     credentials = [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}]
     identity = {"name": "test", "credentials": credentials, "actions": ["Admin", "Read", "Write", "List"]}
