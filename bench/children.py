@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import forebay
-from bench import payload, stores
+from bench import exports, payload, stores
+from forebay.blobs import BlobStore
 
 
 def run(name: str, *arguments: object) -> dict[str, float]:
@@ -166,6 +167,49 @@ def open_topics(path: str, count: str, idle_seconds: str) -> None:
     _die()
 
 
+def export_weighed(log: str, catalog: str, kind: str, place: str) -> None:
+    """Export everything that is sealed; what that held over what an open log and an open store hold."""
+    with exports.opened_topic(Path(log)) as topic, exports.opened_store(kind, place) as store:
+        _warm(store)
+        with exports.opened_catalog(Path(catalog), topic.spec.topic_id) as entries:
+            before = _peak_from_now()
+            exporter = exports.export(topic, entries, store)
+            extra = _peak() - before
+            records = sum(piece.records for piece in entries.descriptors())
+    _answer(extra=extra / 1e6, bytes=exporter.bytes, records=records)
+
+
+def history_weighed(log: str, catalog: str, kind: str, place: str) -> None:
+    """Read all history; what that held over the same."""
+    with exports.opened_topic(Path(log)) as topic, exports.opened_store(kind, place) as store:
+        _warm(store)
+        with exports.opened_catalog(Path(catalog), topic.spec.topic_id) as entries:
+            before = _peak_from_now()
+            with exports.opened_history(entries, store) as history:
+                records = sum(batch.end - batch.base for batch in exports.batches_of(history))
+            extra = _peak() - before
+    _answer(extra=extra / 1e6, records=records)
+
+
+def _warm(store: BlobStore) -> None:
+    """What a library needs to be at work is not what is weighed."""
+    _import_all()
+    store.put_if_absent("warm", b"1")
+    store.get_range("warm", 0, 1)
+
+
+def _peak_from_now() -> int:
+    """What is resident now; the peak counts from here."""
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")
+    return _resident()
+
+
+def _peak() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+
+
 def _resident() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize()
@@ -173,7 +217,16 @@ def _resident() -> int:
 
 STEPS: dict[str, Callable[..., Any]] = {
     step.__name__: step
-    for step in (write_and_die, recover, rocks_write_and_die, rocks_recover, make_topics, open_topics)
+    for step in (
+        write_and_die,
+        recover,
+        rocks_write_and_die,
+        rocks_recover,
+        make_topics,
+        open_topics,
+        export_weighed,
+        history_weighed,
+    )
 }
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ class Sizes:
     records: int = 1_000_000
     bulk_records: int = 500_000
     kilobyte_records: int = 200_000
+    export_times: int = 5
     durable_batches: int = 100
     durable_single: int = 500
     durable_many: int = 25_600
@@ -39,6 +40,7 @@ TOY = Sizes(
     records=3_000,
     bulk_records=3_000,
     kilobyte_records=2_000,
+    export_times=2,
     durable_batches=2,
     durable_single=5,
     durable_many=100,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from bench.cases import append, durable, latency, memory, read, recovery, scale
+from bench.cases import append, durable, export, history, latency, memory, read, recovery, scale
 from bench.plan import Plan
 from bench.results import Result
 
@@ -14,6 +14,8 @@ CASES: dict[str, Callable[[Plan], Iterator[Result]]] = {
     "latency": latency.run,
     "recovery": recovery.run,
     "read": read.run,
+    "history": history.run,
+    "export": export.run,
     "scale": scale.run,
     "memory": memory.run,
 }
