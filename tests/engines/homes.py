@@ -5,9 +5,11 @@ from __future__ import annotations
 from forebay.clock import Clock, SystemClock
 from forebay.disk import Disk, make_directories
 from forebay.engines import MemoryEngine, SegmentEngine
-from forebay.metadata import MemoryMetadata, MetadataStore, Session
+from forebay.metadata import MemoryMetadata, MetadataStore
 from forebay.settings import Settings
-from forebay.shard import Owner, SegmentShard, ShardRef
+from forebay.shard import SegmentShard, ShardRef
+from forebay.shard.membership import Membership
+from forebay.shard.places import Places
 from forebay.topics import TopicName, TopicSpec
 
 TOPIC_ID = "0123456789abcdef0123456789abcdef"
@@ -29,13 +31,13 @@ class Owners:
 
     def __init__(self, metadata: MetadataStore) -> None:
         self._metadata = metadata
-        self._session: Session | None = None
+        self._last: Membership | None = None
 
-    def next(self) -> Owner:
-        if self._session is not None:
-            self._session.close()
-        self._session = self._metadata.session(30.0)
-        return Owner(self._session.id, "here")
+    def next(self) -> Membership:
+        if self._last is not None:
+            self._last.session.close()
+        self._last = Membership(self._metadata, 30.0, "here")
+        return self._last
 
 
 class MemoryHome:
@@ -49,7 +51,9 @@ class MemoryHome:
         self._owners = Owners(self.metadata)
 
     def open(self) -> MemoryEngine:
-        return MemoryEngine(self._settings, clock=SystemClock(), metadata=self.metadata, owner=self._owners.next())
+        return MemoryEngine(
+            self._settings, clock=SystemClock(), metadata=self.metadata, owner=self._owners.next().owner
+        )
 
     def ref(self, partition: int = 0) -> ShardRef:
         return ShardRef(spec_of("ephemeral"), partition)
@@ -83,12 +87,13 @@ class SegmentHome:
     def open(self) -> SegmentEngine:
         self.shards.clear()
         return SegmentEngine(
-            self._root,
+            f"{self._root}/shards",
             self._settings,
             disk=self._disk,
             clock=self._clock,
             metadata=self.metadata,
-            owner=self._owners.next(),
+            membership=self._owners.next(),
+            places=Places(disk=self._disk, shards=f"{self._root}/shards", holder="here", store=None, store_name=""),
             on_open=self.shards.append,
         )
 

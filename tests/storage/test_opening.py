@@ -160,8 +160,8 @@ def test_settings_reach_the_log_the_disk_and_the_metadata(tmp_path: Path) -> Non
         assert wal_of(topic).counters.rotations >= 2
         with pytest.raises(forebay.Invalid, match="frame_bytes_max"):
             topic.append(b"x" * 65_536)
-        assert log._disk is not None
-        assert log._disk._descriptors.limit == 9
+        assert log._parts.disk is not None
+        assert log._parts.disk._descriptors.limit == 9
 
     assert (tmp_path / "meta.sqlite").exists()
     assert not (tmp_path / "log" / "metadata.sqlite").exists()
@@ -186,7 +186,8 @@ def test_recovery_tells_its_progress_and_opens_every_shard(tmp_path: Path) -> No
         log.recover(heard.append)
         assert heard == sorted(heard)
         assert heard[-1] == 1.0
-        assert len(log._segment.shards()) == 6  # type: ignore[union-attr]
+        assert log._parts.owned is not None
+        assert len(log._parts.owned.shards()) == 6
         assert sum(len(list(log.topic(name).read())) for name in "abc") == 150
 
 
@@ -240,7 +241,7 @@ def test_upkeep_that_fails_is_tried_again(tmp_path: Path) -> None:
 
 
 def test_a_store_that_topics_would_not_use_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Unsupported, match="do not keep history in a store yet"):
+    with pytest.raises(forebay.Invalid, match='storage.mode is "local", which has no store'):
         forebay.open(tmp_path / "log", {"store": {"backend": "directory", "root": str(tmp_path / "store")}})
 
     assert not (tmp_path / "log").exists()

@@ -215,7 +215,7 @@ def test_descriptors_and_threads_stay_few_with_five_hundred_shards(tmp_path: Pat
     before = len(os.listdir("/proc/self/fd"))
     threads = threading.active_count()
     with Storage.open(str(tmp_path / "log"), settings) as log:
-        disk = log._disk
+        disk = log._parts.disk
         assert isinstance(disk, SystemDisk)
         topics = [log.create_topic(f"t{number}", partitions=25) for number in range(20)]
         log.recover()

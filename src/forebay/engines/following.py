@@ -12,13 +12,14 @@ from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.engines.operations import ShardedEngine
 from forebay.engines.seam import PAGE_BYTES
-from forebay.engines.segment import SHARDS
 from forebay.errors import Closed, UnknownTopic, Unsupported
 from forebay.format.batch import ColumnBytes
 from forebay.pages import Page
 from forebay.records import Offsets
 from forebay.settings import Settings
-from forebay.shard import RecoveryDecision, ShardRef, Source
+from forebay.shard import RecoveryDecision, ShardRef, Source, Surroundings
+from forebay.shard.recorded import Recorded
+from forebay.shard.tiers import Tiers
 from forebay.wal.follow import POLL_SECONDS, FollowedLog
 from forebay.wal.staging import Entry, Producing, Ticket
 
@@ -30,11 +31,15 @@ class FollowedShard:
     epoch = 0
     poll_seconds: float | None = POLL_SECONDS
 
-    def __init__(self, ref: ShardRef, log: FollowedLog, *, clock: Clock, is_known: Callable[[ShardRef], bool]) -> None:
+    def __init__(
+        self, ref: ShardRef, log: FollowedLog, past: Recorded, *, clock: Clock, is_known: Callable[[ShardRef], bool]
+    ) -> None:
         self.ref = ref
         self.durability = ref.spec.durability
         self.wakers: set[Callable[[], None]] = set()
         self.log = log
+        self._past = past
+        self._tiers = Tiers(log, past)
         self._clock = clock
         self._is_known = is_known
         self._lock = threading.Lock()
@@ -75,7 +80,7 @@ class FollowedShard:
         """See `OpenShard`. Raises `UnknownTopic` once the owner has deleted the topic."""
         with self._lock:
             self._check_open()
-            page = self.log.read(offset, bytes_max)
+            page = self._tiers.read(offset, bytes_max)
             if self.log.head == 0 and not self._is_known(self.ref):
                 raise UnknownTopic(f"{self.ref}: the topic was deleted by the process that owns the directory")
             return page
@@ -96,13 +101,13 @@ class FollowedShard:
         """See `OpenShard`."""
         with self._lock:
             self._check_open()
-            return self.log.offset_at_time(timestamp)
+            return self._tiers.offset_at_time(timestamp)
 
     def offsets(self) -> Offsets:
         """See `OpenShard`."""
         with self._lock:
             self._check_open()
-            return self.log.offsets()
+            return self._past.beside(self.log.offsets())
 
     def published(self) -> int:
         """See `OpenShard`."""
@@ -121,6 +126,7 @@ class FollowedShard:
         with self._lock:
             self._closed = reason
             self.log.close()
+            self._past.close()
 
     def abandon(self, reason: str) -> None:
         """In a forked child: descriptors go with the disk, and whoever held the lock does not exist."""
@@ -140,16 +146,18 @@ class FollowingEngine(ShardedEngine[FollowedShard]):
 
     def __init__(
         self,
-        root: str,
+        shards: str,
         settings: Settings,
         *,
         disk: Disk,
         clock: Clock,
+        around: Surroundings,
         is_owned: Callable[[], bool],
         is_known: Callable[[ShardRef], bool],
     ) -> None:
         super().__init__()
-        self._root = root
+        self._shards_root = shards
+        self._around = around
         self._settings = settings
         self._disk = disk
         self._clock = clock
@@ -163,9 +171,10 @@ class FollowingEngine(ShardedEngine[FollowedShard]):
         shard.abandon("was opened before a fork: open it anew in the child")
 
     def _open(self, ref: ShardRef) -> FollowedShard:
-        directory = f"{self._root}/{SHARDS}/{ref.id}"
+        directory = f"{self._shards_root}/{ref.id}"
         log = FollowedLog(self._disk, self._clock, directory, self._settings.wal, self._is_owned)
-        return FollowedShard(ref, log, clock=self._clock, is_known=self._is_known)
+        past = Recorded(self._around.catalog(ref), self._around.places, self._clock)
+        return FollowedShard(ref, log, past, clock=self._clock, is_known=self._is_known)
 
     def _remove(self, ref: ShardRef, shard: FollowedShard | None) -> None:
         raise Unsupported(f"{ref} is opened read-only: delete it in the process that owns the directory")

@@ -1,57 +1,62 @@
-"""The segment engine: each shard is a log of segment files in a directory of its own."""
+"""The segment engine: each shard is a log of segment files in a directory of its own, with history behind it."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Sequence
 
 from forebay.clock import Clock
 from forebay.disk import Disk, make_directories
 from forebay.engines.operations import ShardedEngine, wanted
-from forebay.errors import Conflict, ForebayError
+from forebay.errors import Conflict, Fenced, ForebayError, Moved
 from forebay.format.descriptor import ShardState
-from forebay.metadata import MetadataStore
+from forebay.metadata import MetadataStore, Session
 from forebay.settings import Settings
-from forebay.shard import Owner, SegmentShard, ShardRef, acquire, read_state
-from forebay.wal.begin import ASIDE
+from forebay.shard import SegmentShard, ShardRef, Surroundings, acquire, read_state
+from forebay.shard.handover import OnFile, begin_seal, finish_seal
+from forebay.shard.membership import Membership
+from forebay.shard.ownership import Owner
+from forebay.shard.places import Places
+from forebay.shard.remains import clear_away, remove_files
 from forebay.wal.survey import tail_bytes
 
 logger = logging.getLogger(__name__)
 
-SHARDS = "shards"
-
 
 class SegmentEngine(ShardedEngine[SegmentShard]):
-    """Shards below `<root>/shards`, owned by this process."""
+    """Shards below the directory `shards`, owned by this process."""
 
     def __init__(
         self,
-        root: str,
+        shards: str,
         settings: Settings,
         *,
         disk: Disk,
         clock: Clock,
         metadata: MetadataStore,
-        owner: Owner,
+        membership: Membership,
+        places: Places,
         on_open: Callable[[SegmentShard], None],
     ) -> None:
         super().__init__()
-        self._root = root
+        self.directory = shards
+        self.places = places
         self._settings = settings
         self._disk = disk
         self._clock = clock
         self._metadata = metadata
-        self._owner = owner
+        self._membership = membership
         self._on_open = on_open
+        self._given_up: dict[str, str] = {}
+        """Shards that were sealed here, with what to tell whoever asks for them."""
 
-    def directory(self, ref: ShardRef) -> str:
+    def directory_of(self, ref: ShardRef) -> str:
         """Where the files of the shard lie."""
-        return f"{self._root}/{SHARDS}/{ref.id}"
+        return f"{self.directory}/{ref.id}"
 
     def tail_bytes(self, ref: ShardRef) -> int:
         """About how many bytes opening the shard will walk."""
-        return 0 if ref.id in self._shards else tail_bytes(self._disk, self.directory(ref))
+        return 0 if ref.id in self._shards else tail_bytes(self._disk, self.directory_of(ref))
 
     def open_many(self, refs: Sequence[ShardRef], on_bytes: Callable[[int], None]) -> None:
         """Open shards that are not open yet, acquired in few transactions; `on_bytes` hears of the bytes walked.
@@ -61,34 +66,84 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         failed: list[ForebayError | OSError] = []
         with self._lock:
             self._check_open()
-            closed = [ref for ref in refs if ref.id not in self._shards]
+            closed = [ref for ref in refs if ref.id not in self._shards and ref.id not in self._given_up]
             for ref in closed:
                 self._make_directory(ref)
-            taken = acquire(self._metadata, [wanted(ref, self._settings) for ref in closed], self._owner)
+            session = self._membership.session
+            owner = Owner(session.id, self._membership.holder)
+            taken = acquire(self._metadata, [wanted(ref, self._settings) for ref in closed], owner)
             for ref, (before, epoch) in zip(closed, taken, strict=True):
                 try:
-                    self._shards[ref.id] = self._recover(ref, before, epoch, on_bytes)
+                    self._shards[ref.id] = self._recover(ref, before, epoch, session, on_bytes)
                 except (ForebayError, OSError) as error:
                     logger.error("%s cannot be opened: %s", ref, error)
                     failed.append(error)
         if failed:
             raise failed[0]
 
+    def seal_shard(
+        self, ref: ShardRef, *, target: str | None, quiesce: Callable[[], None], on_file: OnFile | None = None
+    ) -> ShardState:
+        """Seal the shard and give it up, to `target` if given; its state on return.
+
+        `quiesce` stops whoever works on it in the background. If anything fails the shard is closed, and whoever
+        uses it next takes the seal back.
+        """
+        shard = self.open_shard(ref)
+        around = self._around(self._membership.session)
+        try:
+            begin_seal(shard, around, target)
+            quiesce()
+            state = finish_seal(shard, around, clock=self._clock, on_file=on_file)
+            self._given_up[ref.id] = f"was sealed here at offset {state.next_offset}"
+        finally:
+            quiesce()
+            self.retire(ref)
+        return state
+
+    def take_back(self, ref: ShardRef) -> None:
+        """A shard that was sealed here may be opened here again."""
+        self._given_up.pop(ref.id, None)
+
+    def retire(self, ref: ShardRef) -> None:
+        """Close the shard, if it is open, and forget it: its next use acquires it anew."""
+        with self._lock:
+            shard = self._shards.pop(ref.id, None)
+            if shard is not None:
+                self._close(shard)
+
+    def clear_moved(self, ref: ShardRef) -> None:
+        """If another directory has the shard now, let go of what is left of it here."""
+        with self._lock:
+            if ref.id in self._shards or not self._disk.exists(self.directory_of(ref)):
+                return
+            stored = read_state(self._metadata, wanted(ref, self._settings).key)
+            if stored is None or stored.state.incarnation != ref.spec.topic_id:
+                return
+            if stored.state.holder not in (None, self._membership.holder):
+                around = self._around(self._membership.session)
+                clear_away(self._disk, self.directory_of(ref), around.catalog(ref), self._settings.wal)
+
     def _open(self, ref: ShardRef) -> SegmentShard:
+        told = self._given_up.get(ref.id)
+        if told is not None:
+            raise Moved(f'{ref} {told}: use it where it is now, or take it back here with "forebay topic unseal"')
         self._make_directory(ref)
-        before, epoch = acquire(self._metadata, [wanted(ref, self._settings)], self._owner)[0]
-        return self._recover(ref, before, epoch, None)
+        session = self._membership.session
+        owner = Owner(session.id, self._membership.holder)
+        before, epoch = acquire(self._metadata, [wanted(ref, self._settings)], owner)[0]
+        return self._recover(ref, before, epoch, session, None)
 
     def _make_directory(self, ref: ShardRef) -> None:
-        """Give a new shard its directory before anybody owns it: from then on, one that is missing was lost.
+        """Give a shard that is new here its directory before we own it: from then on, one that is missing was lost.
 
         Going on without it would give offsets out twice.
         """
         stored = read_state(self._metadata, wanted(ref, self._settings).key)
-        directory = self.directory(ref)
-        if stored is None:
+        directory = self.directory_of(ref)
+        if stored is None or stored.state.holder != self._membership.holder:
             make_directories(self._disk, directory)
-        elif stored.state.holder == self._owner.holder and not self._disk.exists(directory):
+        elif not self._disk.exists(directory):
             raise Conflict(
                 f"{ref} has lost its directory {directory}, and with it how far its offsets went: restore it from a "
                 "backup, or delete the topic and create it anew"
@@ -97,25 +152,35 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
     def _close(self, shard: SegmentShard) -> None:
         try:
             shard.upkeep.close()
-        except OSError as error:
+            shard.archive.close()
+        except (OSError, Fenced) as error:
             # The others must still be closed; what is missing here is found by the next recovery.
             logger.warning("%s: not closed in order: %s", shard.ref, error)
 
     def _abandon(self, shard: SegmentShard) -> None:
         shard.wal.abandon()
 
+    def _around(self, session: Session) -> Surroundings:
+        return Surroundings(self._metadata, self._settings, self.places, self._membership.holder, session.alive)
+
     def _recover(
-        self, ref: ShardRef, before: ShardState | None, epoch: int, on_bytes: Callable[[int], None] | None
+        self,
+        ref: ShardRef,
+        before: ShardState | None,
+        epoch: int,
+        session: Session,
+        on_bytes: Callable[[int], None] | None,
     ) -> SegmentShard:
         shard = SegmentShard.open(
             ref,
-            self.directory(ref),
+            self.directory_of(ref),
             self._settings.wal,
             disk=self._disk,
             clock=self._clock,
             before=before,
             epoch=epoch,
-            holder=self._owner.holder,
+            holder=self._membership.holder,
+            around=self._around(session),
             on_bytes=on_bytes,
         )
         self._on_open(shard)
@@ -124,12 +189,5 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
     def _remove(self, ref: ShardRef, shard: SegmentShard | None) -> None:
         if shard is not None:
             shard.wal.close()
-        directory = self.directory(ref)
-        for below in (f"{directory}/{ASIDE}", directory):
-            with contextlib.suppress(FileNotFoundError):
-                for name in self._disk.list_directory(below):
-                    if name != ASIDE:
-                        self._disk.unlink(f"{below}/{name}")
-                self._disk.remove_directory(below)
-        with contextlib.suppress(FileNotFoundError):
-            self._disk.sync_directory(f"{self._root}/{SHARDS}")
+            shard.archive.close()
+        remove_files(self._disk, self.directory, ref.id)

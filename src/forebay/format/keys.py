@@ -26,6 +26,11 @@ def deleted_key(topic_id: str, *, prefix: str = PREFIX) -> str:
     return f"{prefix}/deleted/{topic_id}"
 
 
+def late_key(topic_id: str, *, prefix: str = PREFIX) -> str:
+    """The note that objects of a deleted topic are to be looked for once more."""
+    return f"{prefix}/late/{topic_id}"
+
+
 def shard_prefix(namespace: str, topic: str, partition: int, *, prefix: str = PREFIX) -> str:
     """Everything stored about one shard."""
     return f"{prefix}/storage/topics/{namespace}/{topic}/{partition}/"

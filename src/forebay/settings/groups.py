@@ -258,6 +258,11 @@ class StoreSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True
         int, within(100, 3_600_000, "After this time a request is not sent again, however few the tries.")
     ] = 120_000
 
+    @property
+    def name(self) -> str:
+        """What the catalog calls the store. A directory may be mounted elsewhere on each machine."""
+        return "directory" if self.backend == "directory" else f"{self.backend}:{self.root}"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.backend in ("s3", "gcs", "azure") and not self.root:

@@ -5,7 +5,8 @@ Knows the log and the metadata store; knows nothing of topics beyond their defin
 
 from forebay.shard.decision import RecoveryDecision, Situation, Source, decide
 from forebay.shard.ownership import Owner, Wanted, acquire, read_state
-from forebay.shard.segment import SegmentShard, ShardRef
+from forebay.shard.segment import SegmentShard
+from forebay.shard.surroundings import ShardRef, Surroundings
 
 __all__ = [
     "Owner",
@@ -14,6 +15,7 @@ __all__ = [
     "ShardRef",
     "Situation",
     "Source",
+    "Surroundings",
     "Wanted",
     "acquire",
     "decide",

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TypedDict
 
+from forebay.catalog import ShardCatalog
 from forebay.clock import Clock
 from forebay.disk import Disk
-from forebay.errors import Corrupt
-from forebay.format.descriptor import ShardState
+from forebay.errors import Corrupt, Fenced, Unsupported
+from forebay.format.descriptor import ShardState, gap_descriptor
+from forebay.records import Gap, Offsets
 from forebay.settings import WalSettings
-from forebay.shard.decision import RecoveryDecision, Situation, decide
-from forebay.topics import Durability, TopicSpec, parse_compression, shard_id
+from forebay.shard.archive import Archive
+from forebay.shard.decision import RecoveryDecision, Situation, Source, decide
+from forebay.shard.inheritance import inherited_window
+from forebay.shard.places import is_local
+from forebay.shard.reservation import reserve_in_state
+from forebay.shard.surroundings import ShardRef, Surroundings
+from forebay.shard.tiers import Tiers
+from forebay.topics import Durability, parse_compression
 from forebay.wal.begin import Start, begin
 from forebay.wal.log import Wal
 from forebay.wal.sealing import Sealer
@@ -20,6 +28,7 @@ from forebay.wal.staging import Ticket
 from forebay.wal.survey import Survey, survey
 from forebay.wal.turns import is_held
 from forebay.wal.upkeep import Upkeep
+from forebay.wal.window import ProducerWindow
 from forebay.wal.writer import ShardPlace
 
 logger = logging.getLogger(__name__)
@@ -27,26 +36,20 @@ logger = logging.getLogger(__name__)
 PATIENCE_SECONDS = 0.001
 
 
-class ShardRef(NamedTuple):
-    """One partition of a topic."""
-
-    spec: TopicSpec
-    partition: int
-
-    @property
-    def id(self) -> str:
-        """The name of the shard, of its directory and its objects."""
-        return shard_id(self.spec.topic_id, self.partition)
-
-    def __str__(self) -> str:
-        return f"{self.spec.namespace}/{self.spec.topic}[{self.partition}]"
-
-
 class SegmentShard:
-    """An open shard: its log, the upkeep of it, and how it was recovered."""
+    """An open shard: its log, the upkeep of it, and how it was recovered; with an archive, its history too."""
 
-    def __init__(self, ref: ShardRef, wal: Wal, upkeep: Upkeep, decision: RecoveryDecision, epoch: int) -> None:
+    def __init__(
+        self,
+        ref: ShardRef,
+        wal: Wal,
+        upkeep: Upkeep,
+        decision: RecoveryDecision,
+        epoch: int,
+    ) -> None:
         self.ref = ref
+        self._archive: Archive | None = None
+        self._still_owner: Callable[[], bool] = lambda: True
         self.wal = wal
         self.upkeep = upkeep
         self.decision = decision
@@ -60,11 +63,45 @@ class SegmentShard:
         self.settle = wal.settle
         self.commit = wal.commit
         self.read = wal.read
-        self.wait = wal.wait
         self.offset_at_time = wal.offset_at_time
-        self.offsets = wal.offsets
         self.flush = wal.flush
         self.rotate = wal.rotate
+
+    def keep_history(self, archive: Archive, around: Surroundings) -> None:
+        """From now on what the log does not have is read from history."""
+        self._archive, self._still_owner = archive, around.still_owner
+        tiers = Tiers(self.wal, archive)
+        self.read, self.offset_at_time = tiers.read, tiers.offset_at_time
+
+    @property
+    def archive(self) -> Archive:
+        """The way into history."""
+        if self._archive is None:
+            raise Unsupported(f"{self.ref} was opened as a log alone: it has no history")
+        return self._archive
+
+    def check_owner(self) -> None:
+        """Stop for ever if the session in which the shard was acquired has ended."""
+        if self.wal.fenced is None and not self._still_owner():
+            self.wal.fence("the session in which it was acquired has ended")
+
+    def reserve_ahead(self) -> None:
+        """Ask for more offsets before they are needed, so that no append waits for it."""
+        try:
+            self.wal.writer.reserve_ahead()
+        except Fenced as error:
+            self.wal.fence(str(error))
+
+    def wait(self, offset: int, timeout: float | None) -> bool:
+        """Wait until something at or above `offset` can be read; false if the time is up."""
+        if self._archive is not None and offset < self._archive.exported:
+            return True
+        return self.wal.wait(offset, timeout)
+
+    def offsets(self) -> Offsets:
+        """The watermarks now."""
+        offsets = self.wal.offsets()
+        return offsets if self._archive is None else offsets._replace(exported=self._archive.exported)
 
     @property
     def failure(self) -> str | None:
@@ -114,27 +151,88 @@ class SegmentShard:
         before: ShardState | None,
         epoch: int,
         holder: str,
+        around: Surroundings | None = None,
         on_bytes: Callable[[int], None] | None = None,
     ) -> SegmentShard:
-        """Recover the shard as its owner in `epoch`. What was decided is logged; nothing is written needlessly."""
+        """Recover the shard as its owner in `epoch`. What was decided is logged; nothing is written needlessly.
+
+        Without surroundings it is a log alone, as if there were no history.
+        """
         facts = survey(disk, directory, settings, on_bytes)
         _check_identity(facts, ref)
         identity = disk.identity(directory) if facts.last is not None else ""
-        decision = decide(facts, before, Situation(str(ref), ref.spec.durability, identity, holder))
+        here = Situation(str(ref), ref.spec.durability, identity, holder)
+        catalog = around.catalog(ref) if around is not None else None
+        if around is not None and catalog is not None:
+            here = _beside_history(here, catalog, facts, shared=around.settings.is_shared)
+        decision = decide(facts, before, here)
+        gap = _local_gap(decision, catalog, ref, epoch, clock)
         zstd_level = parse_compression(ref.spec.compression)
         wal = begin(
             facts,
-            Start(next_offset=decision.next_offset, gap=decision.gap),
+            Start(next_offset=decision.next_offset, gap=gap, set_aside=decision.set_aside),
             ShardPlace(directory, ref.spec.topic_id, ref.partition, epoch, str(ref)),
             settings,
             disk=disk,
             clock=clock,
             durability=ref.spec.durability,
             zstd_level=zstd_level,
+            reserved_end=before.reserved_end if before is not None else 0,
+            **_of_surroundings(around, ref, epoch, new=facts.is_empty or decision.set_aside),
         )
         level = logging.INFO if decision.exact and not decision.damage else logging.WARNING
         logger.log(level, "%s: epoch %d, %s", ref, epoch, decision)
-        return cls(ref, wal, Upkeep(wal, Sealer(disk, settings, zstd_level)), decision, epoch)
+        shard = cls(ref, wal, Upkeep(wal, Sealer(disk, settings, zstd_level)), decision, epoch)
+        if around is not None and catalog is not None:
+            # What was told to history above reaches up to where the log begins.
+            frontier = decision.next_offset if decision.source is Source.CATALOG else here.frontier
+            shard.keep_history(Archive(wal, around, ref, epoch, disk=disk, clock=clock, frontier=frontier), around)
+        return shard
+
+
+class _Ties(TypedDict, total=False):
+    """What a log is given of the world around it."""
+
+    reserve: Callable[[int], int] | None
+    window: ProducerWindow | None
+    still_owner: Callable[[], bool] | None
+
+
+def _of_surroundings(around: Surroundings | None, ref: ShardRef, epoch: int, *, new: bool) -> _Ties:
+    """What the log needs of its surroundings. A log that is new here inherits what it must recognise as repeats."""
+    if around is None:
+        return {}
+    catalog = around.catalog(ref)
+    shared = around.settings.is_shared
+    return {
+        "reserve": reserve_in_state(around.metadata, catalog.keys.state, epoch) if shared else None,
+        "window": inherited_window(catalog, around.places, around.settings.wal) if new else None,
+        "still_owner": around.still_owner,
+    }
+
+
+def _beside_history(here: Situation, catalog: ShardCatalog, facts: Survey, *, shared: bool) -> Situation:
+    """The same, with what the catalog says."""
+    frontier = covered = catalog.frontier().next
+    if not shared:
+        covered = 0
+        if facts.begins:
+            inner = next((piece.start for piece in catalog.descriptors() if is_local(piece)), frontier)
+            covered = min(inner, frontier)
+    return here._replace(frontier=frontier, shared=shared, covered=covered)
+
+
+def _local_gap(
+    decision: RecoveryDecision, catalog: ShardCatalog | None, ref: ShardRef, epoch: int, clock: Clock
+) -> Gap | None:
+    """The hole that the local log itself tells of. What history must tell of is told there first."""
+    gap = decision.gap
+    if catalog is None or gap is None or decision.source is not Source.CATALOG:
+        return gap
+    # In history at once, so that nobody waits for the next record to hear of it.
+    told = gap_descriptor(gap, topic_id=ref.spec.topic_id, epoch=epoch, created_at=clock.now_ms())
+    catalog.extend(epoch, [told])
+    return None
 
 
 def _check_identity(facts: Survey, ref: ShardRef) -> None:

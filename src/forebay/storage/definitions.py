@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from forebay.clock import Clock
 from forebay.errors import Conflict, UnknownTopic
-from forebay.format.keys import deleted_key, topic_key, topics_prefix
+from forebay.format.keys import deleted_key, late_key, topic_key, topics_prefix
 from forebay.format.value import decode_value, encode_value
-from forebay.metadata import Absent, Delete, DeleteRange, Exists, MetadataStore, Put, RevisionIs
+from forebay.metadata import Absent, Delete, MetadataStore, Operation, Put, RevisionIs
 from forebay.shard import ShardRef
 from forebay.topics import TopicName, TopicSpec
+
+
+class LateObjects(msgspec.Struct, frozen=True, kw_only=True):
+    """A deleted topic whose objects are looked for once more from `swept_from` (ms) on."""
+
+    topic_id: str
+    partitions: int
+    swept_from: int
 
 
 class Definitions:
@@ -86,12 +96,26 @@ class Definitions:
         entries = self._store.range(f"{self._prefix}/deleted/")
         return [decode_value(entry.value, TopicSpec)[0] for entry in entries]
 
-    def end_deletion(self, spec: TopicSpec) -> None:
-        """Everything of the topic is gone: forget its shards' states, and that it was being deleted."""
-        note = deleted_key(spec.topic_id, prefix=self._prefix)
-        states = f"{self._prefix}/storage/topics/{spec.namespace}/{spec.topic}/"
-        # Only while the note stands: once it is gone, the states below that name may be those of a new topic.
-        self._store.transaction([Exists(note)], [DeleteRange(states), Delete(note)])
+    def end_deletion(self, spec: TopicSpec, *, swept_from: int | None) -> None:
+        """Everything of the topic is gone: forget that it was being deleted.
+
+        With `swept_from` (ms) it stays noted that from then on its objects are to be looked for once more: one
+        that was on its way into the store may have landed late.
+        """
+        operations: list[Operation] = [Delete(deleted_key(spec.topic_id, prefix=self._prefix))]
+        if swept_from is not None:
+            late = LateObjects(topic_id=spec.topic_id, partitions=spec.partitions, swept_from=swept_from)
+            operations.append(Put(late_key(spec.topic_id, prefix=self._prefix), encode_value(late)))
+        self._store.transaction([], operations)
+
+    def late_objects(self) -> list[LateObjects]:
+        """Deleted topics whose objects are to be looked for once more."""
+        entries = self._store.range(late_key("", prefix=self._prefix))
+        return [decode_value(entry.value, LateObjects)[0] for entry in entries]
+
+    def end_late_objects(self, late: LateObjects) -> None:
+        """They were looked for."""
+        self._store.transaction([], [Delete(late_key(late.topic_id, prefix=self._prefix))])
 
 
 def refs_of(spec: TopicSpec) -> list[ShardRef]:

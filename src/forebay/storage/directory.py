@@ -1,6 +1,7 @@
 """A data directory: whose it is, which version, and who has it open.
 
-forebay.json       {"format": 1, "id": 32 hex digits}; its presence says that the directory is ours
+forebay.json       {"format": 1, "id": 32 hex digits}; its presence says that the directory is ours. With "shards",
+                   that directory holds the shards instead of the one below
 lock               held by the one process that writes
 metadata.sqlite    topics and shard states
 shards/            one directory per shard
@@ -26,11 +27,12 @@ LOCK_ATTEMPTS = 20
 LOCK_WAIT_SECONDS = 0.02
 
 
-class Marker(msgspec.Struct, frozen=True):
+class Marker(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the marker file says."""
 
     format: int
     id: str
+    shards: str | None = None
 
 
 class LogDirectory:
@@ -39,6 +41,8 @@ class LogDirectory:
     def __init__(self, path: str, marker: Marker, lock: Lock | None) -> None:
         self.path = path
         self.id = marker.id
+        self.shards = marker.shards or f"{path}/{SHARDS}"
+        """Where the directories of the shards lie."""
         self._lock = lock
 
     @property
@@ -50,9 +54,13 @@ class LogDirectory:
         return posixpath.abspath(configured or self.metadata_path)
 
     @classmethod
-    def take(cls, path: str | PurePath, disk: Disk, clock: Clock) -> LogDirectory:
-        """Open for writing: made if missing, refused if it is somebody else's or another process has it."""
+    def take(cls, path: str | PurePath, disk: Disk, clock: Clock, shards: str | None = None) -> LogDirectory:
+        """Open for writing: made if missing, refused if it is somebody else's or another process has it.
+
+        A directory that is made now keeps its shards in `shards`, if given; one that exists must agree.
+        """
         path = checked_path(path)
+        shards = checked_path(shards) if shards is not None else None
         try:
             make_directories(disk, path)
             names = disk.list_directory(path)
@@ -67,8 +75,8 @@ class LogDirectory:
         try:
             lock = _locked(f"{path}/{LOCK}", disk, clock)
             try:
-                marker = _marker(path, disk, clock)
-                make_directories(disk, f"{path}/{SHARDS}")
+                marker = _marker(path, disk, clock, shards)
+                make_directories(disk, marker.shards or f"{path}/{SHARDS}")
             except BaseException:
                 lock.release()
                 raise
@@ -115,7 +123,7 @@ def _refuse_foreign(path: str, names: set[str]) -> None:
 
 def refuse_lost_metadata(path: str, metadata_path: str, disk: Disk) -> None:
     """Shards without a metadata store: it was lost or is looked for elsewhere. A new one would hide every topic."""
-    if not disk.list_directory(f"{path}/{SHARDS}"):
+    if not disk.list_directory(path):
         return
     if not disk.exists(metadata_path) or _is_empty(metadata_path, disk):
         raise Corrupt(
@@ -153,10 +161,16 @@ def read_marker(path: str, disk: Disk) -> Marker:
     return marker
 
 
-def _marker(path: str, disk: Disk, clock: Clock) -> Marker:
+def _marker(path: str, disk: Disk, clock: Clock, shards: str | None) -> Marker:
     if disk.exists(f"{path}/{MARKER}"):
-        return read_marker(path, disk)
-    marker = Marker(FORMAT, clock.random_bytes(16).hex())
+        marker = read_marker(path, disk)
+        if shards is not None and shards != (marker.shards or f"{path}/{SHARDS}"):
+            raise Invalid(
+                f"wal.dir is {shards}, but {path} was made with its log files in {marker.shards or SHARDS}: leave "
+                "wal.dir out, or move the files there and say so in " + MARKER
+            )
+        return marker
+    marker = Marker(FORMAT, clock.random_bytes(16).hex(), shards)
     replace_file(disk, f"{path}/{MARKER}", msgspec.json.encode(marker))
     return marker
 

@@ -12,22 +12,24 @@ from typing import Self
 
 from forebay.clock import Clock, SystemClock
 from forebay.disk import Disk, SystemDisk
-from forebay.engines import FollowingEngine, MemoryEngine, OpenShard, SegmentEngine
+from forebay.engines import OpenShard
 from forebay.errors import Closed, Unavailable, UnknownTopic, Unsupported
+from forebay.format.descriptor import ShardState
 from forebay.lifecycle import close_with_process, closed
-from forebay.metadata import MemoryMetadata, MetadataStore
-from forebay.metadata.opening import open_metadata
-from forebay.settings import Settings, StoreSettings
-from forebay.shard import Owner, ShardRef
+from forebay.settings import Settings
+from forebay.shard import SegmentShard, ShardRef
+from forebay.shard.handover import OnFile
+from forebay.storage.building import IN_MEMORY, Parts, beside_parts, memory_parts, owner_parts
+from forebay.storage.chores import Chores
 from forebay.storage.definitions import Definitions, refs_of
-from forebay.storage.directory import LogDirectory, is_owned, refuse_lost_metadata
-from forebay.storage.threads import Closing, Committer, Maintenance
+from forebay.storage.deletions import Deletions
+from forebay.storage.directory import LogDirectory
+from forebay.storage.moves import Moves
+from forebay.storage.threads import Closing, committing
 from forebay.storage.topic import Topic
 from forebay.topics import Engine, TopicName, TopicSpec
 
 logger = logging.getLogger(__name__)
-
-IN_MEMORY = ":memory:"
 
 Progress = Callable[[float], None]
 
@@ -36,38 +38,27 @@ class Storage:
     """Topics in one place. Opened by `forebay.open`; close it, or use it in a `with` statement."""
 
     def __init__(
-        self,
-        settings: Settings,
-        metadata: MetadataStore,
-        *,
-        clock: Clock,
-        owner: Owner,
-        memory: MemoryEngine,
-        segment: SegmentEngine | FollowingEngine | None,
-        maintenance: Maintenance | None,
-        directory: LogDirectory | None,
-        disk: SystemDisk | None = None,
-        read_only: bool = False,
+        self, settings: Settings, parts: Parts, disk: Disk | None, *, clock: Clock, read_only: bool = False
     ) -> None:
         self.settings = settings
         self.read_only = read_only
-        self._metadata = metadata
+        self._parts = parts
         self._clock = clock
-        self._owner = owner
-        self._memory = memory
-        self._segment = segment
-        self._maintenance = maintenance
-        self._directory = directory
-        self._disk = disk
-        """The disk, if it is this log's own: then it ends with it, and a forked child must let go of it."""
-        self._committer = Committer()
-        self._definitions = Definitions(metadata, settings.metadata.prefix, clock)
+        self._committer = committing()
+        self._definitions = Definitions(parts.metadata, settings.metadata.prefix, clock)
         self._opened: dict[str, dict[int, OpenShard]] = {}
         """The open shards of each topic id, shared by all its handles."""
         self._changing = threading.RLock()
         """Held while a topic is deleted and while a shard is opened: none is opened behind a deletion's back."""
         self._closing = Closing()
         self._ended: str | None = None
+        self._deletions = Deletions(parts, self._definitions, settings, clock, self._forget)
+        self._moves = Moves(parts, self._definitions, settings, self._forget)
+        if parts.maintenance is not None and parts.archiving is not None and disk is not None:
+            chores = Chores(parts, self._definitions, self._deletions, settings, disk, clock)
+            parts.maintenance.on_kept = self._after_upkeep
+            parts.archiving.chores = chores.step
+            self._moves.on_moved = chores.look_for_moved
 
     @classmethod
     def open(
@@ -87,9 +78,9 @@ class Storage:
         if path == IN_MEMORY:
             if read_only:
                 raise Unsupported(f'"{IN_MEMORY}" is a log of this process alone: there is nothing to read beside it')
-            return cls._open_memory(settings, clock)
-        if settings.store != StoreSettings():
-            raise Unsupported(f"topics do not keep history in a store yet: leave the group store out to open {path}")
+            storage = cls(settings, memory_parts(settings, clock), None, clock=clock)
+            close_with_process(storage)
+            return storage
         if settings.metadata.backend == "memory":
             raise Unsupported(
                 f'metadata.backend "memory" would forget the topics of {path}: use "sqlite", or open "{IN_MEMORY}"'
@@ -101,98 +92,24 @@ class Storage:
             if own is not None:
                 undo.callback(own.close)
             if read_only:
-                storage = cls._open_beside(LogDirectory.look(path, used), settings, used, clock, own)
+                parts = beside_parts(LogDirectory.look(path, used), settings, used, clock, own)
             else:
-                directory = LogDirectory.take(path, used, clock)
+                directory = LogDirectory.take(path, used, clock, settings.wal.dir)
                 undo.callback(directory.release)
-                storage = cls._open_directory(directory, settings, used, clock, own)
+                parts = owner_parts(directory, settings, used, clock, own)
+            undo.callback(parts.metadata.close)
+            storage = cls(settings, parts, used, clock=clock, read_only=read_only)
+            if not read_only:
+                storage._begin()
             undo.pop_all()
-        return storage
-
-    @classmethod
-    def _open_memory(cls, settings: Settings, clock: Clock) -> Storage:
-        metadata = MemoryMetadata()
-        owner = Owner(metadata.session(settings.metadata.lease_ttl_s).id, IN_MEMORY)
-        memory = MemoryEngine(settings, clock=clock, metadata=metadata, owner=owner)
-        storage = cls(
-            settings,
-            metadata,
-            clock=clock,
-            owner=owner,
-            memory=memory,
-            segment=None,
-            maintenance=None,
-            directory=None,
-        )
         close_with_process(storage)
         return storage
 
-    @classmethod
-    def _open_beside(
-        cls, directory: LogDirectory, settings: Settings, disk: Disk, clock: Clock, own: SystemDisk | None
-    ) -> Storage:
-        path = directory.metadata_at(settings.metadata.path)
-        metadata = open_metadata(settings.metadata, path, disk=disk, clock=clock, read_only=True)
-        definitions = Definitions(metadata, settings.metadata.prefix, clock)
-        owner = Owner("", directory.id)
-        storage = cls(
-            settings,
-            metadata,
-            clock=clock,
-            owner=owner,
-            memory=MemoryEngine(settings, clock=clock, metadata=metadata, owner=owner),
-            segment=FollowingEngine(
-                directory.path,
-                settings,
-                disk=disk,
-                clock=clock,
-                is_owned=lambda: is_owned(directory.path, disk),
-                is_known=lambda ref: definitions.is_current(ref.spec),
-            ),
-            maintenance=None,
-            directory=directory,
-            disk=own,
-            read_only=True,
-        )
-        close_with_process(storage)
-        return storage
-
-    @classmethod
-    def _open_directory(
-        cls, directory: LogDirectory, settings: Settings, disk: Disk, clock: Clock, own: SystemDisk | None
-    ) -> Storage:
-        path = directory.metadata_at(settings.metadata.path)
-        if settings.metadata.backend == "sqlite":
-            refuse_lost_metadata(directory.path, path, disk)
-        metadata = open_metadata(settings.metadata, path, disk=disk, clock=clock)
-        try:
-            owner = Owner(metadata.session(settings.metadata.lease_ttl_s).id, directory.id)
-            maintenance = Maintenance(disk, clock, directory.path, settings.runtime)
-            storage = cls(
-                settings,
-                metadata,
-                clock=clock,
-                owner=owner,
-                memory=MemoryEngine(settings, clock=clock, metadata=metadata, owner=owner),
-                segment=SegmentEngine(
-                    directory.path,
-                    settings,
-                    disk=disk,
-                    clock=clock,
-                    metadata=metadata,
-                    owner=owner,
-                    on_open=maintenance.watch,
-                ),
-                maintenance=maintenance,
-                directory=directory,
-                disk=own,
-            )
-            storage._finish_deletions()
-        except BaseException:
-            metadata.close()
-            raise
-        close_with_process(storage)
-        return storage
+    def _begin(self) -> None:
+        """Finish what was left over, and start what runs in the background."""
+        self._deletions.finish()
+        if self._parts.archiving is not None and self.settings.is_shared:
+            self._parts.archiving.begin()
 
     # Topics
 
@@ -211,7 +128,7 @@ class Storage:
         `durability` is `fsync`, `disk` (the default), `memory` or `ephemeral`; `compression` `none` or `zstd[:level]`.
         """
         self._check_writable()
-        if self._segment is None and durability is None and engine is None:
+        if self._parts.segment is None and durability is None and engine is None:
             durability = "ephemeral"
         spec = self._definitions.new_spec(
             TopicName.parse(name),
@@ -220,10 +137,10 @@ class Storage:
             engine=engine,
             compression=compression,
         )
-        if self._segment is None and spec.engine is not Engine.MEMORY:
+        if self._parts.segment is None and spec.engine is not Engine.MEMORY:
             raise Unsupported(f'this log keeps everything in memory: create {spec.name} with durability "ephemeral"')
         with self._changing:
-            self._finish_deletions()
+            self._deletions.finish()
             if any(gone.name == spec.name for gone in self._definitions.deleting()):
                 raise Unavailable(
                     f"{spec.name}: the files of the deleted topic of that name are not gone yet; try again"
@@ -248,12 +165,33 @@ class Storage:
         self._check_writable()
         with self._changing:
             self._definitions.begin_deletion(TopicName.parse(name))
-            self._finish_deletions()
+            self._deletions.finish()
+
+    def seal_topic(self, name: str, *, target: str | None = None, on_file: OnFile | None = None) -> list[ShardState]:
+        """End the topic here in order: all of it is history on return, and the next owner goes on exactly there.
+
+        With `target`, the id of a data directory, only that one may go on. `on_file` hears before each file what is
+        left to export. If it fails, appends are taken again; what is sealed already stays so, and a repetition
+        does the rest. The states of the partitions are returned.
+        """
+        self._check_writable()
+        return self._moves.seal(name, target=target, on_file=on_file)
+
+    def unseal_topic(self, name: str) -> None:
+        """Take back a topic that was sealed here, unless somebody else has it by now."""
+        self._check_writable()
+        self._moves.take_back(name)
+
+    def export_topic(self, name: str, on_file: OnFile | None = None) -> None:
+        """On return everything appended before is history."""
+        self._check_writable()
+        self._moves.export(self.topic(name), on_file)
 
     def recover(self, on_progress: Progress | None = None) -> None:
         """Open every shard now rather than at its first use; `on_progress` hears 0.0 to 1.0, by bytes walked."""
         self._check_open()
-        if not isinstance(self._segment, SegmentEngine):
+        engine = self._parts.owned
+        if engine is None:
             return
         done, total = 0, 1
 
@@ -265,9 +203,9 @@ class Storage:
 
         with self._changing:
             refs = [ref for spec in self.topics() if spec.engine is Engine.SEGMENT for ref in refs_of(spec)]
-            total = sum(self._segment.tail_bytes(ref) for ref in refs) or 1
+            total = sum(engine.tail_bytes(ref) for ref in refs) or 1
             try:
-                self._segment.open_many(refs, on_bytes)
+                engine.open_many(refs, on_bytes)
             except OSError as error:
                 raise Unavailable(
                     f"not every shard could be opened: {error}; once the disk works, try again"
@@ -289,20 +227,18 @@ class Storage:
     def _close(self) -> None:
         # Set first and looked at by nobody here: a closing that was interrupted is finished by the next call.
         self._ended = self._ended or "is closed"
+        parts = self._parts
         with ExitStack() as last_first:
             last_first.callback(closed, self)
-            if self._directory is not None:
-                last_first.callback(self._directory.release)
-            last_first.callback(self._metadata.close)
-            last_first.callback(self._memory.close)
-            if self._segment is not None:
-                last_first.callback(self._segment.close)
-            if self._maintenance is not None:
-                last_first.callback(self._maintenance.end)
-            last_first.callback(self._committer.end)
-        if self._disk is not None:
+            for part in (parts.directory, parts.metadata, parts.places, parts.memory, parts.segment):
+                if part is not None:
+                    last_first.callback(part.release if isinstance(part, LogDirectory) else part.close)
+            for thread in (parts.reserving, parts.archiving, parts.maintenance, self._committer):
+                if thread is not None:
+                    last_first.callback(thread.end)
+        if parts.disk is not None:
             # Only here: what a closing that failed has left to do needs it still.
-            self._disk.close()
+            parts.disk.close()
 
     def __enter__(self) -> Self:
         return self
@@ -326,16 +262,14 @@ class Storage:
         for opened in self._opened.values():
             opened.clear()
         self._committer.abandon()
-        if self._maintenance is not None:
-            self._maintenance.abandon()
-        if self._segment is not None:
-            self._segment.abandon()
-        self._memory.abandon()
-        if self._directory is not None:
-            self._directory.abandon()
-        if self._disk is not None:
-            # Else the child would keep the parent's locks alive after its death.
-            self._disk.abandon()
+        parts = self._parts
+        for part in (parts.maintenance, parts.archiving, parts.reserving, parts.segment, parts.memory):
+            if part is not None:
+                part.abandon()
+        for held in (parts.membership, parts.directory, parts.disk):
+            if held is not None:
+                # Else the child would keep the parent's locks alive after its death.
+                held.abandon()
         closed(self)
 
     # How
@@ -357,7 +291,7 @@ class Storage:
             # A handle may outlive its topic: what it names must not come to life again by being used.
             if not self._definitions.is_current(ref.spec):
                 raise UnknownTopic(f"topic {ref.spec.name} was deleted: this handle has ended")
-            engine = self._memory if ref.spec.engine is Engine.MEMORY else self._segment
+            engine = self._parts.memory if ref.spec.engine is Engine.MEMORY else self._parts.segment
             assert engine is not None
             try:
                 opened[ref.partition] = engine.open_shard(ref)
@@ -365,24 +299,26 @@ class Storage:
                 raise Unavailable(f"{ref} cannot be opened: {error}; once the disk works, try again") from error
             return opened[ref.partition]
 
-    def _finish_deletions(self) -> None:
-        """Remove what deleted topics left. What cannot be removed now is logged and tried again later."""
-        for spec in self._definitions.deleting():
-            self._opened.pop(spec.topic_id, {}).clear()
-            try:
-                for ref in refs_of(spec):
-                    self._delete_shard(ref)
-                self._definitions.end_deletion(spec)
-            except (OSError, Unavailable) as error:
-                logger.warning("%s is deleted, but not all of its files could be removed yet: %s", spec.name, error)
+    def _forget(self, ref: ShardRef) -> None:
+        """Stop all work on a shard in the background and let go of it; its next use opens it anew."""
+        self._opened.get(ref.spec.topic_id, {}).pop(ref.partition, None)
+        if self._parts.maintenance is not None and self._parts.archiving is not None:
+            self._parts.maintenance.forget(ref.id)
+            self._parts.archiving.forget(ref.id)
 
-    def _delete_shard(self, ref: ShardRef) -> None:
-        if self._maintenance is not None:
-            self._maintenance.forget(ref.id)
-        if ref.spec.engine is Engine.MEMORY or self._segment is None:
-            self._memory.delete_shard(ref)
-        else:
-            self._segment.delete_shard(ref)
+    def _after_upkeep(self, shard: SegmentShard) -> None:
+        """A shard was looked after: see what follows from how it stands now."""
+        parts = self._parts
+        assert parts.archiving is not None and parts.reserving is not None and parts.owned is not None
+        if shard.wal.fenced is not None:
+            logger.warning("%s: this process has lost the shard: %s", shard.ref, shard.wal.fenced)
+            self._forget(shard.ref)
+            parts.owned.retire(shard.ref)
+            self._moves.on_moved()
+            return
+        parts.archiving.notice(shard)
+        if shard.wal.writer.wants_reservation:
+            parts.reserving.ask(shard)
 
     def _check_writable(self) -> None:
         self._check_open()

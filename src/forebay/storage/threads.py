@@ -1,6 +1,6 @@
-"""The two threads of a process that has a storage open: one for upkeep, one that commits for callers who do not wait.
+"""The threads of a process that has a storage open: one for upkeep, and one each for work that nobody waits for.
 
-Both end with the storage. Neither exists per shard, and the second not before it is needed.
+All end with the storage. None exists per shard, and none before it is needed.
 """
 
 from __future__ import annotations
@@ -8,11 +8,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Generic, TypeVar
 
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.engines import OpenShard
-from forebay.errors import Unavailable
+from forebay.errors import ForebayError, Unavailable
 from forebay.settings import RuntimeSettings
 from forebay.shard import SegmentShard
 from forebay.wal.hearing import in_callback, is_inside
@@ -22,11 +24,15 @@ logger = logging.getLogger(__name__)
 
 AGE_CHECK_SECONDS = 1.0
 
+T = TypeVar("T")
+
 
 class Maintenance:
     """Upkeep of all shards that have something to do, in one thread."""
 
     def __init__(self, disk: Disk, clock: Clock, root: str, settings: RuntimeSettings) -> None:
+        self.on_kept: Callable[[SegmentShard], None] | None = None
+        """Hears of every shard that was looked after."""
         self._disk = disk
         self._clock = clock
         self._ages_checked = clock.monotonic()
@@ -64,6 +70,8 @@ class Maintenance:
             _safely(shard, shard.upkeep.finish)
             # Out first and in again: a shard that gets work meanwhile must find itself out and come back by itself.
             self._busy.pop(shard.ref.id, None)
+            if self.on_kept is not None:
+                _safely(shard, partial(self.on_kept, shard))
             if shard.upkeep.is_busy:
                 self._busy[shard.ref.id] = shard
 
@@ -139,29 +147,31 @@ def _safely(shard: SegmentShard, step: Callable[[], bool | None]) -> bool:
         return False
 
 
-class Committer:
-    """Commits for appends that nobody waits for in a thread of its own."""
+class Rounds(Generic[T]):
+    """Does one thing for whoever asks, in a thread of its own; who asks twice meanwhile is served once."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, act: Callable[[T], None]) -> None:
         self.lock = threading.RLock()
+        self._name = name
+        self._act = act
         self._asked = threading.Condition(self.lock)
-        self._shards: dict[OpenShard, None] = {}
+        self._asking: dict[T, None] = {}
         self._ended = False
         self._thread: threading.Thread | None = None
 
-    def ask(self, shard: OpenShard) -> None:
-        """Commit what is queued in this shard, soon."""
-        if shard in self._shards:
+    def ask(self, who: T) -> None:
+        """Do it for this one, soon."""
+        if who in self._asking:
             return
         with self._asked:
-            self._shards[shard] = None
+            self._asking[who] = None
             if self._thread is None and not self._ended:
-                self._thread = threading.Thread(target=self._run, name="forebay-committer", daemon=True)
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
             self._asked.notify()
 
     def end(self) -> None:
-        """Stop the thread; what is queued is committed by whoever closes the shards."""
+        """Stop the thread; what was asked for and not done yet is left to whoever ends it."""
         with self._asked:
             self._ended = True
             self._asked.notify()
@@ -178,16 +188,23 @@ class Committer:
     def _run(self) -> None:
         while True:
             with self._asked:
-                self._asked.wait_for(lambda: self._shards or self._ended)
+                self._asked.wait_for(lambda: self._asking or self._ended)
                 if self._ended:
                     return
-                # Taken out before the commit: whoever asks from here on asks for another one.
-                shards, self._shards = self._shards, {}
-            for shard in shards:
+                # Taken out before it is done: whoever asks from here on asks for another time.
+                asking, self._asking = self._asking, {}
+            for who in asking:
                 try:
-                    shard.commit()
+                    self._act(who)
+                except ForebayError as error:
+                    logger.warning("%s: %s", self._name, error)
                 except Exception:
-                    logger.exception("%s: commit failed", shard.ref)
+                    logger.exception("%s failed", self._name)
+
+
+def committing() -> Rounds[OpenShard]:
+    """Commits for appends that nobody waits for in a thread of its own."""
+    return Rounds("forebay-committer", lambda shard: shard.commit())
 
 
 class Closing:
@@ -196,7 +213,7 @@ class Closing:
     def __init__(self) -> None:
         self._lock = threading.RLock()
 
-    def run(self, close: Callable[[], None], shards: Iterable[OpenShard], committer: Committer) -> None:
+    def run(self, close: Callable[[], None], shards: Iterable[OpenShard], committer: Rounds[OpenShard]) -> None:
         """Close, after whoever is at it.
 
         In a callback only if nobody is: who closes may be waiting for the callback to return. `Unavailable`

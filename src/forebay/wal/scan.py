@@ -20,8 +20,8 @@ from forebay.format.control import State, WindowEntry, decode_gap, decode_mark, 
 from forebay.format.frame import HEADER, FrameHead, Kind, Scan, Verdict, resync, runs_of, scan_frames
 from forebay.format.scan import FrameTable
 from forebay.format.segment import HEADER_BYTES, SegmentHeader
-from forebay.records import OFFSET_MAX, Gap, Reason
-from forebay.sealed import FRAME_BYTES_LIMIT
+from forebay.records import OFFSET_MAX, Bytes, Gap, Reason
+from forebay.sealed import FRAME_BYTES_LIMIT, ByteSource
 from forebay.wal.sparse import SparseIndex
 from forebay.wal.window import ProducerWindow
 
@@ -74,7 +74,9 @@ class Piece(NamedTuple):
                 yield FrameHead(*head), position
 
 
-def pieces_of(file: File, salt_crc: int, start: int, stop: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Piece]:
+def pieces_of(
+    file: ByteSource, salt_crc: int, start: int, stop: int, chunk_bytes: int = CHUNK_BYTES
+) -> Iterator[Piece]:
     """The frames of `[start, stop)` in bounded pieces, up to the first place that is not whole."""
     position, want = start, chunk_bytes
     while position < stop:
@@ -93,6 +95,22 @@ def pieces_of(file: File, salt_crc: int, start: int, stop: int, chunk_bytes: int
             if verdict is not Verdict.WHOLE:
                 return
         position, want = position + scan.stop, chunk_bytes
+
+
+def note_producers(window: ProducerWindow, head: FrameHead, buffer: Bytes, position: int) -> None:
+    """Remember the appends of a data frame that may be repeated."""
+    offset = head.base
+    for run in runs_of(buffer, position, head) if head.run_count else ():
+        if run.producer:
+            window.add(WindowEntry(run.producer, run.sequence, 1, run.count, offset))
+        offset += run.count
+
+
+def note_state(window: ProducerWindow, state: State) -> None:
+    """Remember what a state frame says of appends that may be repeated."""
+    if state.restated:
+        window.clear()
+    window.extend(state.window)
 
 
 class LogScan:
@@ -195,18 +213,10 @@ class LogScan:
         if head.base != self.end:
             raise self._contradiction(place, head.base, self.end)
         self.index.add(head.base, place, None)
-        if head.run_count:
-            self._take_runs(head, buffer, position)
+        note_producers(self.window, head, buffer, position)
         self.frames += 1
         self.closed = False
         self.end = head.base + head.count
-
-    def _take_runs(self, head: FrameHead, buffer: bytes, position: int) -> None:
-        offset = head.base
-        for run in runs_of(buffer, position, head):
-            if run.producer:
-                self.window.add(WindowEntry(run.producer, run.sequence, 1, run.count, offset))
-            offset += run.count
 
     def _take_control(self, head: FrameHead, buffer: bytes, position: int) -> None:
         if head.kind == Kind.STATE:
@@ -214,8 +224,7 @@ class LogScan:
             if state.restated:
                 self.opened = True
                 self.previous_end = state.previous_end
-                self.window.clear()
-            self.window.extend(state.window)
+            note_state(self.window, state)
             self.state = state
             self.state_epoch = head.epoch
             self.reserved_end = max(self.reserved_end, state.reserved_end)

@@ -81,7 +81,7 @@ class Upkeep:
             return bool(wal.staging.due) and not wal.closed
         waiting = wal.failure is not None or wal.queued_since is not None or wal.dirty_since is not None
         waiting = waiting or bool(wal.staging.due)
-        return waiting or (active is not None and active.marked < wal.writer.durable) or bool(self._rotated())
+        return waiting or (active is not None and active.marked < wal.writer.durable) or bool(self.rotated())
 
     def sync_begin(self) -> SyncTarget | None:
         """What a sync that starts now would make durable. Appends go on beside it."""
@@ -114,7 +114,7 @@ class Upkeep:
     def seal_rotated(self) -> None:
         """Seal every file that is no longer written. A failure is logged and tried again at the next call."""
         with self._sealing:
-            for file in self._rotated():
+            for file in self.rotated():
                 if self._wal.fenced is not None or not self._seal(file):
                     return
 
@@ -160,7 +160,8 @@ class Upkeep:
                 # Of use only once it is durable; and a file with unsynced bytes keeps its descriptor.
                 wal.dirty_since = wal.dirty_since or wal.writer.clock.monotonic()
 
-    def _rotated(self) -> list[LogFile]:
+    def rotated(self) -> list[LogFile]:
+        """Files that are no longer written and not sealed yet."""
         active = self._wal.writer.active
         files = self._wal.files.all
         return [file for file in files if isinstance(file, LogFile) and file is not active and file.frames]

@@ -118,6 +118,11 @@ class ProducerWindow:
         for entry in entries:
             self.add(entry)
 
+    @property
+    def producers(self) -> int:
+        """How many producers are known."""
+        return len(self._producers)
+
     def clear(self) -> None:
         """Forget everything."""
         self._producers.clear()

@@ -1,0 +1,232 @@
+"""The downstream side of one shard: its sealed files become history, and local copies go when they are not needed.
+
+Stepped from outside, one file at a time, so that many shards share one thread fairly. Knows the log, the
+exporter and the catalog; takes no decision about ownership.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from forebay.blobs import BlobStore
+from forebay.clock import Clock
+from forebay.disk import Disk
+from forebay.errors import Fenced, ForebayError
+from forebay.export import Exporter, Lag, Origin
+from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
+from forebay.history import History
+from forebay.records import Gap
+from forebay.shard.places import is_local
+from forebay.shard.surroundings import ShardRef, Surroundings
+from forebay.wal.files import SealedFile
+from forebay.wal.log import Wal
+from forebay.wal.retention import drop_file, expired
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveStatus:
+    """How far a shard's history is behind its log."""
+
+    exported: int
+    """The end of catalogued history."""
+    behind: Lag
+    """What is sealed and not history yet."""
+    objects: int
+    bytes: int
+    """What this process has exported."""
+    errors: int
+    error: str | None
+    """Why the last attempt failed, if it did."""
+
+
+class Archive:
+    """History of one shard, made by its owner."""
+
+    def __init__(
+        self,
+        wal: Wal,
+        around: Surroundings,
+        ref: ShardRef,
+        epoch: int,
+        *,
+        disk: Disk,
+        clock: Clock,
+        frontier: int,
+    ) -> None:
+        settings, places = around.settings, around.places
+        self.catalog = around.catalog(ref)
+        self._wal = wal
+        self._places = places
+        self._settings = settings
+        self._disk = disk
+        self._clock = clock
+        self._store = places.store if settings.is_shared else None
+        origin = around.origin(ref, epoch)
+        self._exporter = Exporter(origin, self.catalog, self._store, disk=disk, clock=clock)
+        self._exporter.exported = frontier
+        self._working = threading.Lock()
+        """One at a time: the thread in the background, or whoever asks for it now."""
+        self.exported_at = clock.monotonic() - settings.export.interval_s
+        """When the last pass was over; the first is due at once."""
+        self._local_left = self._store is not None and frontier > 0
+        """History may still lie in this directory alone."""
+        self.error: str | None = None
+        self.errors = 0
+
+    @cached_property
+    def history(self) -> History:
+        """What is catalogued, for readers."""
+        return History(self.catalog, self._places.segment)
+
+    @property
+    def exported(self) -> int:
+        """The end of catalogued history, as far as it is known here."""
+        return self._exporter.exported
+
+    @property
+    def origin(self) -> Origin:
+        """Whose history it is."""
+        return self._exporter.origin
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether some sealed file is not history yet, or history only here."""
+        if self._local_left:
+            return True
+        newest = next((file for file in reversed(self._wal.files.all) if isinstance(file, SealedFile)), None)
+        return newest is not None and newest.end > self.exported
+
+    def is_due(self, now: float) -> bool:
+        """Whether it is time to export: by the clock, by size, or because nothing has to be copied."""
+        if self._store is None or now - self.exported_at >= self._settings.export.interval_s:
+            return True
+        return self._exporter.lag(self._wal.files).bytes >= self._settings.export.bytes_min
+
+    def step(self) -> bool:
+        """Make one sealed file history; true if there is another. Raises what went wrong, having noted it."""
+        with self._working:
+            if self._local_left:
+                # Written in mode local: others can rely on it only once it is in the store.
+                self._noting(self._publish_before)
+                return True
+            self._noting(self._export_one)
+            if self.is_behind:
+                return True
+            self.exported_at = self._clock.monotonic()
+            return False
+
+    def catch_up(self, on_file: Callable[[Lag], None] | None = None) -> None:
+        """Make everything sealed history; `on_file` hears before each file what is left."""
+        while self.is_behind:
+            if on_file is not None:
+                on_file(self._exporter.lag(self._wal.files))
+            self.step()
+
+    def publish_local(self, on_file: Callable[[Lag], None] | None = None) -> None:
+        """Put a copy of everything that is catalogued where it lies into the store, and name that copy instead."""
+        with self._working:
+            while self._publish_one(on_file):
+                pass
+
+    def close_gap(self, gap: Gap) -> None:
+        """Make a hole at the end of history known, where no file will name it."""
+        with self._working:
+            self._noting(lambda: self._exporter.export_gap(gap))
+
+    def retain(self) -> int:
+        """Remove local copies that are old or too many and that history has, verified; how many."""
+        if self._store is None:
+            return 0
+        retention = self._settings.retention
+        with self._working:
+            chosen = expired(
+                self._wal.files.all,
+                self.exported,
+                now_ms=self._clock.now_ms(),
+                now=self._clock.monotonic(),
+                time_s=retention.time_s,
+                bytes_max=retention.bytes_max,
+                grace_s=retention.grace_s,
+            )
+            if not chosen:
+                return 0
+            copies = {piece.start: piece for piece in self.catalog.descriptors()}
+            dropped = 0
+            for file in chosen:
+                if not self._has_copy(self._store, file, copies.get(file.start)):
+                    break
+                drop_file(self._disk, self._wal.files, file)
+                dropped += 1
+                logger.info("%s: the local copy %s is removed", self.catalog.keys, file.path)
+            return dropped
+
+    def sweep(self) -> list[str]:
+        """Remove objects of this shard that nobody needs, after their grace; their keys."""
+        with self._working:
+            return self._exporter.sweep(self._settings.export.orphan_grace_s, self._wal.files)
+
+    def status(self) -> ArchiveStatus:
+        """How far it has come."""
+        exporter = self._exporter
+        return ArchiveStatus(
+            exported=exporter.exported,
+            behind=exporter.lag(self._wal.files),
+            objects=exporter.objects,
+            bytes=exporter.bytes,
+            errors=self.errors,
+            error=self.error,
+        )
+
+    def close(self) -> None:
+        """Give back what readers held."""
+        if "history" in vars(self):
+            self.history.close()
+
+    def _publish_one(self, on_file: Callable[[Lag], None] | None = None) -> bool:
+        """Publish the first piece that lies here alone; false if there is none."""
+        store = self._places.store
+        local = [piece for piece in self.catalog.pieces() if is_local(piece.descriptor)]
+        if store is None or not local:
+            return False
+        if on_file is not None:
+            records = sum(piece.descriptor.records for piece in local)
+            on_file(Lag(len(local), records, sum(piece.descriptor.bytes for piece in local)))
+        with contextlib.closing(self._places.file(local[0].descriptor)) as file:
+            self._exporter.republish(local[0], file, store, self._places.store_name)
+        return True
+
+    def _export_one(self) -> None:
+        if self._store is not None:
+            self._places.probe()
+        producers = self._wal.writer.window.producers
+        self._exporter.export(self._wal.files, producers=producers, files_max=1)
+
+    def _publish_before(self) -> None:
+        self._local_left = self._publish_one()
+
+    def _noting(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except (ForebayError, OSError) as error:
+            self.error, self.errors = str(error), self.errors + 1
+            if isinstance(error, Fenced):
+                self._wal.fence(str(error))
+            raise
+        self.error = None
+
+    def _has_copy(self, store: BlobStore, file: SealedFile, copy: SegmentDescriptor | None) -> bool:
+        """Whether the store has the very bytes of this file, as the catalog says."""
+        footer = file.footer
+        if copy is None or copy.kind is not DescriptorKind.FRAMES or is_local(copy):
+            return False
+        if (copy.end, copy.content_hash) != (file.end, footer.content_hash.hex()):
+            return False
+        found = store.stat(copy.object_key)
+        return found is not None and found.size == copy.bytes and found.etag == copy.etag

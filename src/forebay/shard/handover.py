@@ -1,0 +1,134 @@
+"""Seal a shard, so that another owner can go on exactly where this one stops.
+
+Each step may be repeated, and whoever finds a seal half-way either repeats it or takes it back by acquiring
+the shard: nothing is history before it is catalogued, and nothing is given away before all of it is history.
+Knows one shard with its log and its archive; who else works on it is stopped by the caller beforehand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import TypeAlias
+
+import msgspec
+
+from forebay.clock import Clock
+from forebay.errors import Corrupt, Indeterminate, Moved, Unavailable, Unsupported
+from forebay.export import Lag
+from forebay.format.descriptor import DescriptorKind, Phase, SegmentDescriptor, ShardState
+from forebay.format.value import encode_value
+from forebay.metadata import MetadataStore, Put, RevisionIs
+from forebay.shard.ownership import ATTEMPTS, change_state, read_state
+from forebay.shard.places import is_local
+from forebay.shard.segment import SegmentShard
+from forebay.shard.surroundings import Surroundings
+
+OnFile: TypeAlias = Callable[[Lag], None]
+"""Hears before each file what is left to export."""
+
+
+def begin_seal(shard: SegmentShard, around: Surroundings, target: str | None) -> None:
+    """From here on appends are refused, here and for whoever looks at the recorded state."""
+    _check_target(shard, around, target)
+
+    def sealing(state: ShardState) -> ShardState:
+        return msgspec.structs.replace(state, phase=Phase.SEALING, target=target)
+
+    change_state(around.metadata, around.keys(shard.ref).state, shard.epoch, sealing)
+    shard.wal.hold(Moved(f"{shard.ref} is being sealed{_destination(target)}: try again there, or here if it is not"))
+
+
+def finish_seal(shard: SegmentShard, around: Surroundings, *, clock: Clock, on_file: OnFile | None) -> ShardState:
+    """Make everything history, check that it is, and give the shard up; the state on return.
+
+    Nobody else works on the shard. Raises what kept it from being sealed; the shard is then still ours.
+    """
+    next_offset = _drained(shard)
+    archive = shard.archive
+    archive.catch_up(on_file)
+    opening_gap = shard.wal.writer.opening_gap
+    if opening_gap is not None and archive.exported < opening_gap.stop:
+        archive.close_gap(opening_gap)
+    if around.places.store is not None:
+        archive.publish_local(on_file)
+    _check_coverage(shard, around, next_offset)
+
+    def sealed(state: ShardState) -> ShardState:
+        return msgspec.structs.replace(
+            state,
+            phase=Phase.SEALED,
+            owner=None,
+            next_offset=next_offset,
+            # Nothing was given out beyond: whoever comes next may go on exactly here.
+            reserved_end=next_offset,
+            sealed_by=around.holder,
+            sealed_at=clock.now_ms(),
+            target=state.target if around.places.store is not None else around.holder,
+        )
+
+    # Commit point: the shard is nobody's, and all of it is history.
+    return change_state(around.metadata, around.keys(shard.ref).state, shard.epoch, sealed)
+
+
+def withdraw_target(metadata: MetadataStore, key: str) -> None:
+    """A sealed shard that was promised to a directory, and not taken there yet, is anybody's again."""
+    for _ in range(ATTEMPTS):
+        stored = read_state(metadata, key)
+        if stored is None or stored.state.phase is not Phase.SEALED or stored.state.target is None:
+            return
+        put = Put(key, encode_value(msgspec.structs.replace(stored.state, target=None), unknown=stored.unknown))
+        with contextlib.suppress(Indeterminate):
+            if metadata.transaction([RevisionIs(key, stored.revision)], [put]).succeeded:
+                return
+    raise Unavailable(f"{key} changed {ATTEMPTS} times while it was being taken back; try again")
+
+
+def _drained(shard: SegmentShard) -> int:
+    """Everything accepted is in sealed files; where the log ends."""
+    wal = shard.wal
+    wal.flush()
+    wal.rotate()
+    shard.upkeep.seal_rotated()
+    unsealed = [file.path for file in shard.upkeep.rotated()]
+    if unsealed:
+        raise Unavailable(f"{shard.ref}: {unsealed[0]} could not be sealed yet; see the log for why, and try again")
+    return wal.writer.next
+
+
+def _check_target(shard: SegmentShard, around: Surroundings, target: str | None) -> None:
+    if target not in (None, around.holder) and around.places.store is None:
+        raise Unsupported(
+            f'{shard.ref} cannot move: storage.mode is "local" and what it holds lies in this directory alone; '
+            "name a directory that both see as storage.handoff_root"
+        )
+
+
+def _check_coverage(shard: SegmentShard, around: Surroundings, end: int) -> None:
+    """Every offset below `end` is in history, and the store has every object that the local files stand for."""
+    pieces = shard.archive.catalog.descriptors()
+    covered = pieces[-1].end if pieces else 0
+    if covered != end:
+        raise Corrupt(f"{shard.ref}: history ends at {covered} and the log at {end}: it is not sealed; run verify")
+    store = around.places.store
+    if store is None:
+        return
+    begins = shard.wal.files.begins or 0
+    for piece in pieces:
+        if piece.kind is DescriptorKind.FRAMES and (piece.end > begins or is_local(piece)):
+            _check_object(shard, around, piece)
+
+
+def _check_object(shard: SegmentShard, around: Surroundings, piece: SegmentDescriptor) -> None:
+    store = around.places.store
+    assert store is not None
+    found = store.stat(piece.object_key) if piece.store == around.places.store_name else None
+    if found is None or found.size != piece.bytes or found.etag != piece.etag:
+        raise Corrupt(
+            f"{shard.ref}: {piece.object_key} in {piece.store} is not what was exported: it is not sealed; "
+            'run "forebay repair"'
+        )
+
+
+def _destination(target: str | None) -> str:
+    return "" if target is None else f" to move to directory {target}"

@@ -1,0 +1,107 @@
+"""What a shard leaves behind when it is deleted or has gone to another directory: files, objects, keys.
+
+Every step may be repeated and interrupted. Nothing is removed on mere absence: only a recorded state that says
+who has the shard now, with all of it in history, or a recorded deletion, lets a file go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+
+import msgspec
+
+from forebay.blobs import BlobStore
+from forebay.catalog import ShardCatalog
+from forebay.disk import Disk
+from forebay.errors import Indeterminate, Unavailable
+from forebay.format.descriptor import Phase, SegmentDescriptor
+from forebay.format.value import encode_value
+from forebay.metadata import DeleteRange, MetadataStore, Put, RevisionIs
+from forebay.settings import WalSettings
+from forebay.shard.ownership import ATTEMPTS, read_state
+from forebay.shard.places import is_local
+from forebay.wal.begin import ASIDE, set_aside
+from forebay.wal.survey import Survey, survey
+
+logger = logging.getLogger(__name__)
+
+
+def remove_files(disk: Disk, shards: str, shard_id: str) -> None:
+    """On return the directory of the shard, with what was set aside in it, is gone."""
+    directory = f"{shards}/{shard_id}"
+    for below in (f"{directory}/{ASIDE}", directory):
+        with contextlib.suppress(FileNotFoundError):
+            for name in disk.list_directory(below):
+                if name != ASIDE:
+                    disk.unlink(f"{below}/{name}")
+            disk.remove_directory(below)
+    with contextlib.suppress(FileNotFoundError):
+        disk.sync_directory(shards)
+
+
+def remove_objects(store: BlobStore, shard_id: str) -> int:
+    """Remove every object of a shard; how many there were."""
+    keys = [stat.key for stat in store.list(f"{shard_id}/")]
+    for key in keys:
+        store.delete(key)
+    return len(keys)
+
+
+def mark_deleting(metadata: MetadataStore, key: str, incarnation: str) -> str | None:
+    """On return no owner, present or future, can change this shard's history any more; which directory has it."""
+    for _ in range(ATTEMPTS):
+        stored = read_state(metadata, key)
+        if stored is None or stored.state.incarnation != incarnation:
+            return None
+        if stored.state.phase is Phase.DELETING:
+            return stored.state.holder
+        state = msgspec.structs.replace(
+            stored.state, phase=Phase.DELETING, epoch=stored.state.epoch + 1, owner=None, target=None
+        )
+        put = Put(key, encode_value(state, unknown=stored.unknown))
+        with contextlib.suppress(Indeterminate):
+            if metadata.transaction([RevisionIs(key, stored.revision)], [put]).succeeded:
+                return state.holder
+    raise Unavailable(f"{key} changed {ATTEMPTS} times while its deletion was being recorded; try again")
+
+
+def forget_shard(metadata: MetadataStore, key: str, incarnation: str) -> None:
+    """Remove the state and the catalog of a deleted shard, unless the name belongs to a new topic already."""
+    stored = read_state(metadata, key)
+    if stored is not None and stored.state.incarnation == incarnation:
+        metadata.transaction([RevisionIs(key, stored.revision)], [DeleteRange(key.removesuffix("state"))])
+
+
+def clear_away(disk: Disk, directory: str, catalog: ShardCatalog, settings: WalSettings) -> bool:
+    """The shard is another directory's now: remove local files if history has them all, else set them aside.
+
+    True if nothing is left.
+    """
+    facts = survey(disk, directory, settings, writable=False)
+    for scan in facts.logs:
+        scan.file.close()
+    if facts.is_empty and disk.exists(f"{directory}/{ASIDE}"):
+        return False
+    if not _is_history(facts, catalog.descriptors()):
+        set_aside(disk, directory)
+        logger.warning("%s has another owner: local files that history does not have are set aside", catalog.keys)
+        return False
+    names = disk.list_directory(directory)
+    for name in names:
+        if name != ASIDE:
+            disk.unlink(f"{directory}/{name}")
+    if ASIDE not in names:
+        disk.remove_directory(directory)
+    logger.info("%s has moved: its local files, all of them in history, are removed", catalog.keys)
+    return ASIDE not in names
+
+
+def _is_history(facts: Survey, pieces: list[SegmentDescriptor]) -> bool:
+    """Whether every record of these files is in history, byte for byte, and not only here."""
+    known = {(piece.start, piece.end): piece for piece in pieces}
+    for file in facts.sealed:
+        piece = known.get((file.start, file.end))
+        if piece is None or is_local(piece) or piece.content_hash != file.footer.content_hash.hex():
+            return False
+    return not any(scan.frames for scan in facts.logs)

@@ -1,0 +1,102 @@
+"""One stream over all tiers: at each page the question "who covers this offset?" is asked anew.
+
+The local log answers for what it has; history for what lies below, for what was put into history from
+elsewhere, and for what the local files have lost. Files that go away under a reader cost it a look-up.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from forebay.errors import Corrupt, Unavailable
+from forebay.history import History
+from forebay.pages import Page
+from forebay.records import Gap, Reason
+from forebay.wal.files import BelowFiles, FileList
+
+logger = logging.getLogger(__name__)
+
+PAGE_BYTES = 1024 * 1024
+ELSEWHERE = (Reason.HISTORY, Reason.DAMAGED)
+"""Holes of the local log that history may fill."""
+
+
+class LocalLog(Protocol):
+    """The hot tiers: files, cache and live records of one shard."""
+
+    files: FileList
+    head: int
+
+    def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page:
+        """A page; raises `BelowFiles` where the local files begin later."""
+
+    def offset_at_time(self, timestamp: int) -> int | None:
+        """The first record at or after the time that is in the local files."""
+
+
+class Past(Protocol):
+    """What is catalogued of the shard."""
+
+    @property
+    def exported(self) -> int:
+        """The end of history as far as it is known."""
+
+    @property
+    def history(self) -> History:
+        """Opened when first needed."""
+
+
+class Tiers:
+    """Reads one shard. Safe for concurrent use, as its tiers are."""
+
+    def __init__(self, log: LocalLog, past: Past) -> None:
+        self._log = log
+        self._past = past
+
+    @property
+    def _history(self) -> History:
+        return self._past.history
+
+    def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page:
+        """Records from `offset` on, at least one if there is any, about `bytes_max`; an empty page at the end."""
+        try:
+            page = self._log.read(offset, bytes_max)
+        except BelowFiles:
+            return self._below(offset, bytes_max)
+        if page.events:
+            return self._filled(page, offset, bytes_max)
+        if page.next == offset and offset < self._past.exported:
+            # The log stands before something that was put into history from elsewhere.
+            return self._history.read(offset, bytes_max)
+        return page
+
+    def offset_at_time(self, timestamp: int) -> int | None:
+        """The first record at or after the time, by offset, in whichever tier it lies."""
+        found = [self._history.offset_at_time(timestamp), self._log.offset_at_time(timestamp)]
+        return min((offset for offset in found if offset is not None), default=None)
+
+    def _below(self, offset: int, bytes_max: int) -> Page:
+        page = self._history.read(offset, bytes_max)
+        if page.next > offset:
+            return page
+        # Neither the files nor the catalog have it: it was there once, for offsets behind it were given out.
+        begins = self._log.files.begins
+        stop = begins if begins is not None and begins > offset else self._log.head
+        return Page([], [Gap(offset, stop, Reason.DAMAGED)], stop)
+
+    def _filled(self, page: Page, offset: int, bytes_max: int) -> Page:
+        """The page up to its first hole that history may fill; or, where it begins with one, what history has."""
+        hole = next((gap for gap in page.events if gap.reason in ELSEWHERE), None)
+        if hole is None:
+            return page
+        if hole.start > offset:
+            return page.clipped(hole.start)
+        try:
+            instead = self._history.read(offset, bytes_max).clipped(hole.stop)
+        except (Corrupt, Unavailable) as error:
+            if hole.reason is Reason.HISTORY:
+                raise
+            logger.warning("what is damaged here cannot be read from history either: %s", error)
+            return page
+        return instead if instead.batches or hole.reason is Reason.HISTORY else page

@@ -1,0 +1,152 @@
+"""What a log is made of, put together for each way of opening one: in memory, as owner, or beside the owner."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from forebay.blobs import BlobStore, Denied, DirectoryStore, open_store
+from forebay.clock import Clock
+from forebay.disk import Disk, SystemDisk
+from forebay.engines import FollowingEngine, MemoryEngine, SegmentEngine
+from forebay.errors import Unavailable
+from forebay.metadata import MemoryMetadata, MetadataStore
+from forebay.metadata.opening import open_metadata
+from forebay.settings import Settings
+from forebay.shard import Owner, SegmentShard, Surroundings
+from forebay.shard.membership import Membership
+from forebay.shard.places import Places
+from forebay.storage.archiving import Archiving
+from forebay.storage.definitions import Definitions
+from forebay.storage.directory import LogDirectory, is_owned, refuse_lost_metadata
+from forebay.storage.threads import Maintenance, Rounds
+
+logger = logging.getLogger(__name__)
+
+IN_MEMORY = ":memory:"
+
+
+@dataclass(kw_only=True)
+class Parts:
+    """Everything a log holds. What a way of opening does not need is `None`."""
+
+    metadata: MetadataStore
+    memory: MemoryEngine
+    segment: SegmentEngine | FollowingEngine | None = None
+    membership: Membership | None = None
+    maintenance: Maintenance | None = None
+    archiving: Archiving | None = None
+    reserving: Rounds[SegmentShard] | None = None
+    places: Places | None = None
+    directory: LogDirectory | None = None
+    disk: SystemDisk | None = None
+    """The disk, if it is this log's own: then it ends with it, and a forked child must let go of it."""
+
+    @property
+    def owned(self) -> SegmentEngine | None:
+        """The segment engine, where this process may write."""
+        return self.segment if isinstance(self.segment, SegmentEngine) else None
+
+
+def memory_parts(settings: Settings, clock: Clock) -> Parts:
+    """A log of this process alone, without files."""
+    metadata = MemoryMetadata()
+    owner = Owner(metadata.session(settings.metadata.lease_ttl_s).id, IN_MEMORY)
+    return Parts(metadata=metadata, memory=MemoryEngine(settings, clock=clock, metadata=metadata, owner=owner))
+
+
+def beside_parts(
+    directory: LogDirectory, settings: Settings, disk: Disk, clock: Clock, own: SystemDisk | None
+) -> Parts:
+    """The directory seen beside whoever owns it."""
+    path = directory.metadata_at(settings.metadata.path)
+    with ExitStack() as undo:
+        metadata = open_metadata(settings.metadata, path, disk=disk, clock=clock, read_only=True)
+        undo.callback(metadata.close)
+        places = _places(directory, settings, disk, clock)
+        definitions = Definitions(metadata, settings.metadata.prefix, clock)
+        parts = Parts(
+            metadata=metadata,
+            memory=MemoryEngine(settings, clock=clock, metadata=metadata, owner=Owner("", directory.id)),
+            segment=FollowingEngine(
+                directory.shards,
+                settings,
+                disk=disk,
+                clock=clock,
+                around=Surroundings(metadata, settings, places, directory.id, lambda: False),
+                is_owned=lambda: is_owned(directory.path, disk),
+                is_known=lambda ref: definitions.is_current(ref.spec),
+            ),
+            places=places,
+            directory=directory,
+            disk=own,
+        )
+        undo.pop_all()
+    return parts
+
+
+def owner_parts(directory: LogDirectory, settings: Settings, disk: Disk, clock: Clock, own: SystemDisk | None) -> Parts:
+    """The directory held open for this process alone. Nothing runs in the background yet."""
+    path = directory.metadata_at(settings.metadata.path)
+    if settings.metadata.backend == "sqlite":
+        refuse_lost_metadata(directory.shards, path, disk)
+    with ExitStack() as undo:
+        metadata = open_metadata(settings.metadata, path, disk=disk, clock=clock)
+        undo.callback(metadata.close)
+        membership = Membership(metadata, settings.metadata.lease_ttl_s, directory.id)
+        places = _places(directory, settings, disk, clock, probe=True)
+        undo.callback(places.close)
+        archiving = Archiving(clock, settings)
+        reserving: Rounds[SegmentShard] = Rounds("forebay-reserving", SegmentShard.reserve_ahead)
+        maintenance = Maintenance(disk, clock, directory.shards, settings.runtime)
+
+        def watch(shard: SegmentShard) -> None:
+            maintenance.watch(shard)
+            archiving.watch(shard)
+
+        parts = Parts(
+            metadata=metadata,
+            memory=MemoryEngine(settings, clock=clock, metadata=metadata, owner=membership.owner),
+            segment=SegmentEngine(
+                directory.shards,
+                settings,
+                disk=disk,
+                clock=clock,
+                metadata=metadata,
+                membership=membership,
+                places=places,
+                on_open=watch,
+            ),
+            membership=membership,
+            maintenance=maintenance,
+            archiving=archiving,
+            reserving=reserving,
+            places=places,
+            directory=directory,
+            disk=own,
+        )
+        undo.pop_all()
+    return parts
+
+
+def _places(directory: LogDirectory, settings: Settings, disk: Disk, clock: Clock, *, probe: bool = False) -> Places:
+    store: BlobStore | None = None
+    name = ""
+    if settings.is_shared:
+        store, name = open_store(settings.store, disk=disk, clock=clock), settings.store.name
+    elif settings.storage.handoff_root is not None:
+        store, name = DirectoryStore(settings.storage.handoff_root, disk=disk, clock=clock).open(), "directory"
+    places = Places(disk=disk, shards=directory.shards, holder=directory.id, store=store, store_name=name)
+    if probe:
+        try:
+            places.probe()
+        except Unavailable as error:
+            if isinstance(error, Denied):
+                places.close()
+                raise
+            logger.warning("history is not exported for now, appends go on: %s", error)
+        except BaseException:
+            places.close()
+            raise
+    return places

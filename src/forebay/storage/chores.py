@@ -1,0 +1,79 @@
+"""What is due now and then for a data directory as a whole: leases that ran out, shards that moved, late objects."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from forebay.clock import Clock
+from forebay.disk import Disk
+from forebay.errors import ForebayError
+from forebay.settings import Settings
+from forebay.shard.remains import remove_files
+from forebay.storage.building import Parts
+from forebay.storage.definitions import Definitions, refs_of
+from forebay.storage.deletions import Deletions
+from forebay.topics import shard_id
+
+logger = logging.getLogger(__name__)
+
+
+class Chores:
+    """Stepped by the thread that makes history."""
+
+    def __init__(
+        self, parts: Parts, definitions: Definitions, deletions: Deletions, settings: Settings, disk: Disk, clock: Clock
+    ) -> None:
+        self._parts = parts
+        self._definitions = definitions
+        self._deletions = deletions
+        self._settings = settings
+        self._disk = disk
+        self._clock = clock
+        self._cleared_at = float("-inf")
+        self._swept_at = clock.monotonic()
+
+    def look_for_moved(self) -> None:
+        """A shard was given up or lost here: see to its files at the next step."""
+        self._cleared_at = float("-inf")
+
+    def step(self) -> None:
+        """Everything that is due."""
+        engine = self._parts.owned
+        assert engine is not None
+        for shard in engine.shards():
+            shard.check_owner()
+        now = self._clock.monotonic()
+        if now - self._cleared_at >= self._settings.retention.check_interval_s:
+            self._cleared_at = now
+            self._clear_moved()
+        if now - self._swept_at >= self._settings.export.sweep_interval_s:
+            self._swept_at = now
+            self._safely(self._sweep)
+
+    def _sweep(self) -> None:
+        self._deletions.sweep_late()
+        store = self._parts.places.store if self._parts.places is not None else None
+        if store is not None:
+            store.abort_stale_uploads(self._settings.export.orphan_grace_s)
+
+    def _clear_moved(self) -> None:
+        """Local files of shards that another directory has now: gone if history has them, else set aside."""
+        engine = self._parts.owned
+        assert engine is not None
+        present = set(self._disk.list_directory(engine.directory)) - {shard.ref.id for shard in engine.shards()}
+        if not present:
+            return
+        known = {ref.id: ref for spec in self._definitions.all() for ref in refs_of(spec)}
+        for name in present & known.keys():
+            self._safely(partial(engine.clear_moved, known[name]))
+        gone = {shard_id(late.topic_id, n) for late in self._definitions.late_objects() for n in range(late.partitions)}
+        for name in present & gone:
+            self._safely(partial(remove_files, self._disk, engine.directory, name))
+
+    def _safely(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except (ForebayError, OSError) as error:
+            logger.warning("will be tried again: %s", error)

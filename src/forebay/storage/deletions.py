@@ -1,0 +1,87 @@
+"""What a deleted topic leaves is removed from every tier: files, objects, keys, cursors. Every step may be repeated."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from forebay.clock import Clock
+from forebay.engines import MemoryEngine, SegmentEngine
+from forebay.engines.operations import wanted
+from forebay.errors import Indeterminate, Unavailable
+from forebay.progress import ProgressStore
+from forebay.settings import Settings
+from forebay.shard import ShardRef
+from forebay.shard.remains import forget_shard, mark_deleting, remove_objects
+from forebay.storage.building import Parts
+from forebay.storage.definitions import Definitions, refs_of
+from forebay.topics import Engine, TopicSpec, shard_id
+
+logger = logging.getLogger(__name__)
+
+
+class Deletions:
+    """Finishes deletions that were begun, here or by a process that died over it."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        definitions: Definitions,
+        settings: Settings,
+        clock: Clock,
+        forget: Callable[[ShardRef], None],
+    ) -> None:
+        self._parts = parts
+        self._definitions = definitions
+        self._settings = settings
+        self._clock = clock
+        self._forget = forget
+        """Stops all work on a shard and lets go of it."""
+
+    def finish(self) -> None:
+        """Remove what deleted topics left. What cannot be removed now is logged and tried again later."""
+        for spec in self._definitions.deleting():
+            try:
+                self._finish(spec)
+            except (OSError, Unavailable, Indeterminate) as error:
+                logger.warning("%s is deleted, but not all of it could be removed yet: %s", spec.name, error)
+
+    def sweep_late(self) -> None:
+        """Remove objects of deleted topics that landed late, once their grace is over."""
+        store = self._parts.places.store if self._parts.places is not None else None
+        if store is None:
+            return
+        for late in self._definitions.late_objects():
+            if late.swept_from <= self._clock.now_ms():
+                for partition in range(late.partitions):
+                    remove_objects(store, shard_id(late.topic_id, partition))
+                self._definitions.end_late_objects(late)
+
+    def _finish(self, spec: TopicSpec) -> None:
+        metadata = self._parts.metadata
+        refs = refs_of(spec)
+        keys = [wanted(ref, self._settings).key for ref in refs]
+        elsewhere = self._settings.is_shared
+        for ref, key in zip(refs, keys, strict=True):
+            # First, so that no owner anywhere can add to what is being removed.
+            holder = mark_deleting(metadata, key, spec.topic_id)
+            elsewhere = elsewhere or holder not in (None, self._holder)
+            self._forget(ref)
+            self._engine(spec).delete_shard(ref)
+        store = self._parts.places.store if self._parts.places is not None else None
+        if store is not None and spec.engine is Engine.SEGMENT:
+            for ref in refs:
+                remove_objects(store, ref.id)
+        for key in keys:
+            forget_shard(metadata, key, spec.topic_id)
+        ProgressStore(metadata, self._settings.metadata.prefix).forget_topic(spec.namespace, spec.topic, spec.topic_id)
+        grace_ms = self._settings.export.orphan_grace_s * 1000
+        self._definitions.end_deletion(spec, swept_from=self._clock.now_ms() + grace_ms if elsewhere else None)
+
+    @property
+    def _holder(self) -> str | None:
+        return self._parts.membership.holder if self._parts.membership is not None else None
+
+    def _engine(self, spec: TopicSpec) -> MemoryEngine | SegmentEngine:
+        segment = self._parts.owned
+        return self._parts.memory if spec.engine is Engine.MEMORY or segment is None else segment

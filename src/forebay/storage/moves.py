@@ -1,0 +1,69 @@
+"""Sealing a topic and moving it to another data directory: exactly where it stops here, it goes on there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from forebay.engines.operations import wanted
+from forebay.engines.segment import SegmentEngine
+from forebay.errors import Unsupported
+from forebay.format.descriptor import Phase, ShardState
+from forebay.settings import Settings
+from forebay.shard import ShardRef, read_state
+from forebay.shard.handover import OnFile, withdraw_target
+from forebay.storage.building import Parts
+from forebay.storage.definitions import Definitions, refs_of
+from forebay.storage.topic import Topic
+from forebay.topics import Engine, TopicName, TopicSpec
+
+
+class Moves:
+    """Gives topics up and takes them back."""
+
+    def __init__(
+        self, parts: Parts, definitions: Definitions, settings: Settings, forget: Callable[[ShardRef], None]
+    ) -> None:
+        self.on_moved: Callable[[], None] = lambda: None
+        """Called when local files may have become another owner's business."""
+        self._parts = parts
+        self._definitions = definitions
+        self._settings = settings
+        self._forget = forget
+
+    def seal(self, name: str, *, target: str | None = None, on_file: OnFile | None = None) -> list[ShardState]:
+        """Seal every partition; see `Storage.seal_topic`."""
+        spec = self._definitions.get(TopicName.parse(name))
+        engine = self._engine(spec)
+        states = []
+        for ref in refs_of(spec):
+            stored = read_state(self._parts.metadata, wanted(ref, self._settings).key)
+            if stored is not None and stored.state.phase is Phase.SEALED and stored.state.target == target:
+                # By an earlier attempt that did not get through all partitions.
+                states.append(stored.state)
+                continue
+            states.append(engine.seal_shard(ref, target=target, quiesce=partial(self._forget, ref), on_file=on_file))
+        self.on_moved()
+        return states
+
+    def take_back(self, name: str) -> None:
+        """Every partition may be opened here again; see `Storage.unseal_topic`."""
+        spec = self._definitions.get(TopicName.parse(name))
+        engine = self._engine(spec)
+        for ref in refs_of(spec):
+            withdraw_target(self._parts.metadata, wanted(ref, self._settings).key)
+            engine.take_back(ref)
+
+    def export(self, topic: Topic, on_file: OnFile | None) -> None:
+        """Make everything appended so far history."""
+        engine = self._engine(topic.spec)
+        topic.rotate()
+        for ref in refs_of(topic.spec):
+            shard = engine.open_shard(ref)
+            shard.upkeep.seal_rotated()
+            shard.archive.catch_up(on_file)
+
+    def _engine(self, spec: TopicSpec) -> SegmentEngine:
+        if self._parts.owned is None or spec.engine is not Engine.SEGMENT:
+            raise Unsupported(f"{spec.name} lives on the {spec.engine} engine: only topics with files can be sealed")
+        return self._parts.owned
