@@ -82,7 +82,7 @@ def test_what_is_derived_is_rebuilt_as_it_was(tmp_path: Path, harm: Harm) -> Non
     assert "done: rebuild" in done.out
     assert {path: path.read_bytes() for path in indexes} == indexes
     assert shell.ok("verify").out.splitlines()[-1].startswith("all sound")
-    assert shell.ok("repair", "--apply").out == "nothing to rebuild\n"
+    assert shell.ok("repair", "--apply").out == "nothing to repair\n"
     assert len(shell.ok("consume", "shop/orders").out.splitlines()) == 80
 
 
@@ -104,7 +104,7 @@ def test_a_sound_directory_is_left_alone(tmp_path: Path) -> None:
     shell = filled(tmp_path / "log")
     before = snapshot(shell.directory)
 
-    assert shell.ok("repair", "--apply").out == "nothing to rebuild\n"
+    assert shell.ok("repair", "--apply").out == "nothing to repair\n"
     assert snapshot(shell.directory) == before
 
 

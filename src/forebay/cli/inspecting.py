@@ -39,6 +39,7 @@ def register(app: typer.Typer) -> None:
             "forebay dump data/shards/*/00000000000000000000-00000001.idx --json",
             "forebay dump data/shards/*/checkpoint data/shards/*/live data/forebay.json",
             "forebay dump --key /forebay/topics/",
+            "forebay dump --catalog shop/orders --partition 0",
         ],
     )(dump)
     command(
@@ -63,13 +64,23 @@ def dump(
     key: Annotated[
         str | None, typer.Option(help="Metadata keys that begin so.", metavar="PREFIX", show_default=False)
     ] = None,
+    catalog: Annotated[
+        str | None,
+        typer.Option(help="The state and the catalogued history of this topic.", metavar="TOPIC", show_default=False),
+    ] = None,
+    partition: Annotated[
+        int | None, typer.Option(help="With --catalog: this partition alone.", show_default=False)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write down what stands in files of a data directory, item by item, whole or not. Changes nothing."""
-    if files and key is not None:
-        raise Invalid("--key chooses from the metadata store: leave the files out")
+    if sum((bool(files), key is not None, catalog is not None)) > 1:
+        raise Invalid("files, --key and --catalog each choose what is written down: give one of them")
+    if partition is not None and catalog is None:
+        raise Invalid("--partition chooses from the history of a topic: name it with --catalog")
     if not files:
-        for item in _metadata_items(run, key):
+        found = _metadata_items(run, key) if catalog is None else _catalog_items(run, catalog, partition)
+        for item in found:
             _say_item(item, as_json=as_json)
         return
     from forebay.inspection import dump as items_of
@@ -95,6 +106,23 @@ def _metadata_items(run: Invocation, key: str | None) -> Iterator[dict[str, Any]
     return dump_metadata(entries)
 
 
+def _catalog_items(run: Invocation, name: str, partition: int | None) -> Iterator[dict[str, Any]]:
+    from forebay.clock import SystemClock
+    from forebay.format.keys import shard_prefix
+    from forebay.inspection import dump_catalog
+    from forebay.inspection.directory import look
+
+    topic = _known_topic(run, name)
+    found = look(run.directory, run.settings, run.disk, SystemClock())
+    spec = next(spec for spec in found.topics if spec.name == topic)
+    if partition is not None and not 0 <= partition < spec.partitions:
+        raise Invalid(f"{spec.name} has the partitions 0 to {spec.partitions - 1}, not {partition}")
+    for number in range(spec.partitions) if partition is None else [partition]:
+        prefix = shard_prefix(spec.namespace, spec.topic, number, prefix=found.prefix)
+        entries = [entry for entry in found.entries if entry.key.startswith(prefix)]
+        yield from dump_catalog(f"{spec.name}[{number}]", entries)
+
+
 def _say_item(item: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         say_json(item)
@@ -111,8 +139,14 @@ def _shown(value: object) -> str:
     return plain if not isinstance(value, dict | list) else json_of(value)
 
 
-def verify(run: Invocation, *, name: OneTopic = None, as_json: AsJson = False) -> int:
-    """Check everything: every checksum and frame, indexes, footers, checkpoints, sequence, metadata.
+def verify(
+    run: Invocation,
+    *,
+    name: OneTopic = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Do not read the objects of the history.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Check everything: every checksum and frame, indexes, checkpoints, sequence, metadata, history.
 
     Changes nothing and may run while another process has the directory open. Ends with code 0 if all is sound
     (notes and warnings do not count) and with 6 if anything is damaged. Each finding says what to do next.
@@ -128,14 +162,15 @@ def verify(run: Invocation, *, name: OneTopic = None, as_json: AsJson = False) -
             disk=run.disk,
             clock=SystemClock(),
             topic=topic,
+            quick=quick,
             on_total=shown.total,
             on_bytes=shown.advance,
         )
-    for finding in report.findings:
+    for item in (*report.findings, *report.histories):
         if as_json:
-            say_json(msgspec.to_builtins(finding))
+            say_json(msgspec.to_builtins(item))
         else:
-            say(str(finding))
+            say(str(item))
     _say_summary(report, as_json=as_json)
     return 0 if report.is_clean else DAMAGE
 
@@ -147,15 +182,18 @@ def _say_summary(report: Report, *, as_json: bool) -> None:
         "bytes": report.bytes,
         "frames": report.frames,
         "records": report.records,
+        "objects": report.objects,
+        "object_bytes": report.object_bytes,
     }
     if as_json:
         say_json({"clean": report.is_clean, "findings": len(report.findings), **counts})
         return
     size = readable_bytes(report.bytes)
     verdict = "all sound" if report.is_clean else "DAMAGED"
+    objects = f"; {report.objects} objects, {readable_bytes(report.object_bytes)}" if report.objects else ""
     say(
         f"{verdict}: {report.shards} shards, {report.files} segment files, {size}, "
-        f"{report.frames} frames, {report.records} records"
+        f"{report.frames} frames, {report.records} records{objects}"
     )
 
 
@@ -179,26 +217,37 @@ def repair(
     apply: Annotated[bool, typer.Option("--apply", help="Do it. Else it is only said what would be done.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Rebuild indexes and checkpoints from segments. Without --apply it is only said what would be done.
+    """Mend local files from the store and objects from local files; rebuild indexes and checkpoints.
 
-    Segments are never changed, and what is replaced is kept in the shard's aside/. Needs the directory for
-    itself. Ends with code 6 if something is damaged that cannot be rebuilt.
+    Without --apply it is only said what would be done. Only bytes with the catalogued hash are copied, and what is
+    replaced is kept in the shard's aside/. Needs the directory for itself, and for objects that no living process
+    owns the shard elsewhere. Ends with code 6 if something is damaged that cannot be repaired.
     """
     from forebay.clock import SystemClock
+    from forebay.inspection import CHANGES, Action
     from forebay.inspection import repair as repaired
-    from forebay.inspection.repair import Action
 
     topic = _known_topic(run, name)
-    steps = repaired(run.directory, run.settings, disk=run.disk, clock=SystemClock(), topic=topic, apply=apply)
+    with meter("repair", in_bytes=True) as shown:
+        steps = repaired(
+            run.directory,
+            run.settings,
+            disk=run.disk,
+            clock=SystemClock(),
+            topic=topic,
+            apply=apply,
+            on_total=shown.total,
+            on_bytes=shown.advance,
+        )
     for step in steps:
         if as_json:
             say_json(msgspec.to_builtins(step))
         else:
             say(str(step))
-    planned = [step for step in steps if step.action in (Action.REBUILD_INDEX, Action.REBUILD_CHECKPOINT)]
+    planned = [step for step in steps if step.action in CHANGES]
     if not as_json:
         if not planned:
-            say("nothing to rebuild")
+            say("nothing to repair")
         elif not apply:
             say(f'{len(planned)} steps planned, nothing changed: run "forebay repair --apply" to do them')
         else:

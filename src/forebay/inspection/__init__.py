@@ -5,13 +5,16 @@ and dumping change nothing and may run beside the owner; repairing holds the dir
 """
 
 from forebay.inspection.directory import Inspected, ShardPlace
-from forebay.inspection.dump import dump, dump_metadata
+from forebay.inspection.dump import dump, dump_catalog, dump_metadata
 from forebay.inspection.findings import Finding, Report, Severity
 from forebay.inspection.outlook import Outlook, outlook
-from forebay.inspection.repair import Step, repair
+from forebay.inspection.repair import repair
+from forebay.inspection.steps import CHANGES, Action, Step
 from forebay.inspection.verify import segment_bytes, verify
 
 __all__ = [
+    "CHANGES",
+    "Action",
     "Finding",
     "Inspected",
     "Outlook",
@@ -20,6 +23,7 @@ __all__ = [
     "ShardPlace",
     "Step",
     "dump",
+    "dump_catalog",
     "dump_metadata",
     "outlook",
     "repair",

@@ -9,10 +9,9 @@ from typing import NamedTuple
 
 from forebay.clock import Clock
 from forebay.disk import Disk
-from forebay.engines.segment import SHARDS
 from forebay.errors import Corrupt, UnsupportedFormat
-from forebay.format.descriptor import Cur, ShardState
-from forebay.format.keys import cur_key, state_key, topics_prefix
+from forebay.format.descriptor import ShardState
+from forebay.format.keys import state_key, topics_prefix
 from forebay.format.value import decode_value
 from forebay.metadata import Entry, MetadataStore
 from forebay.metadata.opening import open_metadata
@@ -43,8 +42,10 @@ class Inspected:
     """What the metadata store says, read once."""
 
     path: str
+    shards: str
     id: str
     owned: bool
+    shared: bool
     topics: list[TopicSpec]
     deleting: list[TopicSpec]
     entries: list[Entry]
@@ -59,19 +60,13 @@ class Inspected:
             return None
         return decode_value(entry.value, ShardState)[0]
 
-    def frontier(self, spec: TopicSpec, partition: int) -> int:
-        """The end of the shard's catalogued history."""
-        key = cur_key(spec.namespace, spec.topic, partition, prefix=self.prefix)
-        entry = next((entry for entry in self.entries if entry.key == key), None)
-        return decode_value(entry.value, Cur)[0].next if entry is not None else 0
-
     def places(self) -> list[ShardPlace]:
         """The shards of all topics that keep files, by topic and partition."""
         return [
             ShardPlace(
                 shard_id(spec.topic_id, partition),
                 f"{spec.name}[{partition}]",
-                f"{self.path}/{SHARDS}/{shard_id(spec.topic_id, partition)}",
+                f"{self.shards}/{shard_id(spec.topic_id, partition)}",
                 spec,
                 partition,
             )
@@ -82,7 +77,7 @@ class Inspected:
 
     def strangers(self, disk: Disk) -> list[ShardPlace]:
         """Directories below `shards` that belong to no topic, and to none whose deletion has begun."""
-        root = f"{self.path}/{SHARDS}"
+        root = self.shards
         names = disk.list_directory(root) if disk.exists(root) else []
         known = {place.id for place in self.places()}
         leaving = tuple(f"{spec.topic_id}_" for spec in self.deleting)
@@ -94,10 +89,12 @@ class Inspected:
 
 
 @contextmanager
-def metadata_of(directory: LogDirectory, settings: Settings, disk: Disk, clock: Clock) -> Iterator[MetadataStore]:
-    """The metadata store of the directory, opened read-only."""
+def metadata_of(
+    directory: LogDirectory, settings: Settings, disk: Disk, clock: Clock, *, read_only: bool = True
+) -> Iterator[MetadataStore]:
+    """The metadata store of the directory."""
     path = settings.metadata.path or directory.metadata_path
-    store = open_metadata(settings.metadata, path, disk=disk, clock=clock, read_only=True)
+    store = open_metadata(settings.metadata, path, disk=disk, clock=clock, read_only=read_only)
     try:
         yield store
     finally:
@@ -110,8 +107,10 @@ def inspected(path: str, settings: Settings, disk: Disk, store: MetadataStore) -
     prefix = settings.metadata.prefix
     found = Inspected(
         path=directory.path,
+        shards=directory.shards,
         id=directory.id,
         owned=disk.exists(f"{directory.path}/{LOCK}") and is_owned(directory.path, disk),
+        shared=settings.is_shared,
         topics=[],
         deleting=[],
         entries=store.range(f"{prefix}/"),

@@ -14,15 +14,17 @@ from typing import Any, TypeAlias
 import msgspec
 
 from forebay.disk import Disk, File
-from forebay.errors import Corrupt, Invalid
+from forebay.errors import Corrupt, Invalid, UnsupportedFormat
 from forebay.format import index as index_format
 from forebay.format.batch import decode
 from forebay.format.checkpoint import Checkpoint, decode_checkpoint
 from forebay.format.checksum import salted
-from forebay.format.control import decode_gap, decode_mark, decode_state
+from forebay.format.control import decode_gap, decode_mark, decode_state, reason_of
+from forebay.format.descriptor import Cur, SegmentDescriptor, ShardState
 from forebay.format.frame import HEADER, Codec, Column, FrameHead, Kind, Verdict, resync, runs_of
 from forebay.format.live import Live, decode_live
 from forebay.format.segment import HEADER_BYTES, INDEX_SUFFIX, SEGMENT_SUFFIX, SegmentHeader, decode_header
+from forebay.format.value import decode_value
 from forebay.metadata import Entry
 from forebay.records import OFFSET_MAX, Gap, Record
 from forebay.sealed import FRAME_BYTES_LIMIT
@@ -72,6 +74,25 @@ def dump_metadata(entries: list[Entry]) -> Iterator[Item]:
         except msgspec.MsgspecError:
             item |= bytes_field("value", entry.value)
         yield item
+
+
+def dump_catalog(shard: str, entries: list[Entry]) -> Iterator[Item]:
+    """The recorded state of one shard, the end of its history and each piece of it; `entries` are all it has."""
+    kinds: dict[str, tuple[str, type[msgspec.Struct]]] = {"state": ("state", ShardState), "cur": ("cur", Cur)}
+    for entry in sorted(entries, key=lambda entry: (not entry.key.endswith("/state"), entry.key)):
+        kind, of = kinds.get(entry.key.rpartition("/")[2], ("piece", SegmentDescriptor))
+        if kind == "piece" and "/segments/" not in entry.key:
+            continue
+        item: Item = {"kind": kind, "shard": shard, "changed": entry.mod_revision}
+        try:
+            fields = msgspec.to_builtins(decode_value(entry.value, of)[0])
+        except (Corrupt, UnsupportedFormat) as error:
+            yield {**item, "kind": "not whole", "key": entry.key, "error": str(error)}
+            continue
+        if kind == "piece":
+            item["kind"] = fields.pop("kind")
+            fields |= {"reason": reason_of(fields["reason"]).name.lower()} if fields.get("reason") else {}
+        yield item | fields
 
 
 def bytes_field(name: str, value: bytes | None) -> Item:

@@ -6,6 +6,8 @@ import enum
 
 import msgspec
 
+UPGRADE = "upgrade: nothing is corrupt"
+
 
 class Severity(enum.StrEnum):
     """How bad it is."""
@@ -39,16 +41,43 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"{self.severity}: {place}{': ' if place else ''}{self.what}; {self.next_step}"
 
 
+class HistorySummary(msgspec.Struct, frozen=True, kw_only=True):
+    """How a shard stands: its recorded state, and what is catalogued. `history` ends exclusively."""
+
+    shard: str
+    phase: str
+    epoch: int
+    owner: str | None
+    holder: str | None
+    next_offset: int
+    reserved_end: int
+    history: tuple[int, int]
+    segments: int
+    gaps: int
+    bytes: int
+
+    def __str__(self) -> str:
+        gaps = f", {self.gaps} gaps" if self.gaps else ""
+        owner = f", owned by session {self.owner}" if self.owner else ""
+        return (
+            f"{self.shard}: {self.phase}, epoch {self.epoch}{owner}; history [{self.history[0]}, {self.history[1]}) "
+            f"in {self.segments} segments{gaps}"
+        )
+
+
 class Report:
     """All findings, and how much was looked at."""
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
+        self.histories: list[HistorySummary] = []
         self.shards = 0
         self.files = 0
         self.bytes = 0
         self.frames = 0
         self.records = 0
+        self.objects = 0
+        self.object_bytes = 0
 
     @property
     def is_clean(self) -> bool:
@@ -76,8 +105,11 @@ class Report:
     def absorb(self, other: Report) -> None:
         """Take over what another report says."""
         self.findings += other.findings
+        self.histories += other.histories
         self.shards += other.shards
         self.files += other.files
         self.bytes += other.bytes
         self.frames += other.frames
         self.records += other.records
+        self.objects += other.objects
+        self.object_bytes += other.object_bytes

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 
+from forebay.catalog import ShardKeys
 from forebay.disk import Disk
 from forebay.errors import ForebayError
 from forebay.inspection.directory import Inspected, ShardPlace
+from forebay.inspection.recorded import recorded
 from forebay.settings import WalSettings
 from forebay.shard import RecoveryDecision, Situation, decide
+from forebay.shard.places import is_local
+from forebay.topics import TopicSpec
 from forebay.wal.begin import ASIDE
 from forebay.wal.survey import survey
 
@@ -34,13 +38,21 @@ def outlook(found: Inspected, place: ShardPlace, settings: WalSettings, disk: Di
         for scan in facts.logs:
             scan.file.close()
         identity = disk.identity(place.directory) if facts.last is not None else ""
-        here = Situation(
-            place.name, place.spec.durability, identity, found.id, found.frontier(place.spec, place.partition)
-        )
+        here = Situation(place.name, place.spec.durability, identity, found.id)
+        here = _beside_history(here, found, place.spec, place.partition)
         decision = decide(facts, found.state(place.spec, place.partition), here)
     except ForebayError as error:
         return Outlook(decision=None, refusal=str(error), files=files, bytes=size)
     return Outlook(decision=decision, refusal=None, files=files, bytes=size)
+
+
+def _beside_history(here: Situation, found: Inspected, spec: TopicSpec, partition: int) -> Situation:
+    """The same, with what the catalog says."""
+    keys = ShardKeys(spec.namespace, spec.topic, partition, found.prefix)
+    said = recorded([entry for entry in found.entries if entry.key.startswith(keys.segments)], keys)
+    inner = next((piece.descriptor.start for piece in said.pieces if is_local(piece.descriptor)), said.frontier)
+    covered = said.frontier if found.shared else min(inner, said.frontier)
+    return here._replace(frontier=said.frontier, shared=found.shared, covered=covered)
 
 
 def footprint(disk: Disk, directory: str) -> tuple[int, int]:

@@ -1,62 +1,42 @@
-"""Rebuild what is derived from segments: indexes and checkpoints. Segments themselves are never changed.
+"""Mend each copy of history from the other, then rebuild what is derived from segments: indexes and checkpoints.
 
-First a plan, which changes nothing; the same plan is then carried out, if asked to. What is replaced is moved
-to `aside/` before, so that the evidence stays. May be interrupted anywhere and repeated: a segment whose index
-was moved away is one that waits to be sealed, which recovery knows.
+A segment is replaced only by one with the catalogued content hash. First a plan, which changes nothing; the same
+plan is then carried out, if asked to. What is replaced is kept in `aside/`, so that the evidence stays. May be
+interrupted anywhere and repeated: a segment whose index was moved away is one that waits to be sealed, which
+recovery knows.
 """
 
 from __future__ import annotations
 
 import contextlib
-import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from forebay.clock import Clock
-from forebay.disk import Disk, make_directories, replace_file
+from forebay.disk import Disk, replace_file
 from forebay.errors import Corrupt, ForebayError
 from forebay.format import index as index_format
 from forebay.format.checkpoint import Checkpoint, CheckpointFile, decode_checkpoint, encode_checkpoint
 from forebay.format.frame import Verdict
-from forebay.format.segment import HEADER_BYTES, decode_header, index_name, parse_segment_name
-from forebay.inspection.directory import ShardPlace, look
+from forebay.format.segment import HEADER_BYTES, decode_header, index_name, parse_segment_name, segment_name
+from forebay.inspection.directory import ShardPlace, inspected, metadata_of
 from forebay.inspection.findings import Report, Severity
+from forebay.inspection.mending import HistoryMending, Mended
+from forebay.inspection.recorded import ShardHistory
 from forebay.inspection.segments import RESTORE, SegmentExam, StoredIndex
+from forebay.inspection.shard import Progress
+from forebay.inspection.steps import CHANGES, Action, Aside, Step
+from forebay.inspection.stores import Stores
+from forebay.inspection.verify import object_bytes, segment_bytes
 from forebay.settings import Settings, WalSettings
 from forebay.storage.directory import LogDirectory
 from forebay.topics import TopicName
-from forebay.wal.begin import ASIDE
 from forebay.wal.files import walked
 from forebay.wal.scan import LogScan
 from forebay.wal.sealing import index_of
 from forebay.wal.survey import CHECKPOINT_NAME, TEMPORARY_SUFFIX, survey
 from forebay.wal.window import ProducerWindow
-
-
-class Action(enum.StrEnum):
-    """What is to be done with a file."""
-
-    REBUILD_INDEX = "rebuild index"
-    REBUILD_CHECKPOINT = "rebuild checkpoint"
-    LEAVE = "leave"
-    """Nothing: it goes by itself."""
-    CANNOT = "cannot repair"
-
-
-class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of a repair. `set_aside` names where the old file goes, or went; empty if there was none."""
-
-    action: Action
-    shard: str
-    file: str
-    why: str
-    set_aside: str = ""
-    done: bool = False
-
-    def __str__(self) -> str:
-        kept = f" (the old one {'is' if self.done else 'goes'} in {self.set_aside})" if self.set_aside else ""
-        return f"{'done: ' if self.done else ''}{self.action} {self.shard} {self.file}: {self.why}{kept}"
 
 
 def repair(
@@ -67,49 +47,79 @@ def repair(
     clock: Clock,
     topic: TopicName | None = None,
     apply: bool = False,
+    on_total: Progress | None = None,
+    on_bytes: Progress | None = None,
 ) -> list[Step]:
-    """The steps that are needed; with `apply`, carried out. `Unavailable` if another process has the directory."""
+    """The steps that are needed; with `apply`, carried out. `Unavailable` if another process has the directory.
+
+    `on_total` and `on_bytes` hear of the bytes that the history asks to be walked.
+    """
     LogDirectory.look(path, disk)
     directory = LogDirectory.take(path, disk, clock)
-    try:
-        found = look(path, settings, disk, clock)
+    with contextlib.ExitStack() as stack:
+        stack.callback(directory.release)
+        store = stack.enter_context(metadata_of(directory, settings, disk, clock, read_only=not apply))
+        found = inspected(path, settings, disk, store)
+        stores = stack.enter_context(contextlib.closing(Stores(found.id, settings, disk=disk, clock=clock)))
         places = [place for place in found.places() if topic is None or (place.spec and place.spec.name == topic)]
+        if on_total is not None:
+            on_total(segment_bytes(disk, found, topic) + object_bytes(found, topic))
         steps: list[Step] = []
         for place in places:
-            steps += repair_shard(place, settings.wal, disk=disk, clock=clock, apply=apply)
+            history = ShardHistory.of(place, store, stores, found.prefix)
+            steps += repair_shard(
+                place, settings.wal, disk=disk, clock=clock, history=history, apply=apply, on_bytes=on_bytes
+            )
         return steps
-    finally:
-        directory.release()
 
 
-def repair_shard(place: ShardPlace, settings: WalSettings, *, disk: Disk, clock: Clock, apply: bool) -> list[Step]:
-    """The same for one shard, which nobody else may have open."""
+def repair_shard(
+    place: ShardPlace,
+    settings: WalSettings,
+    *,
+    disk: Disk,
+    clock: Clock,
+    apply: bool,
+    history: ShardHistory | None = None,
+    on_bytes: Progress | None = None,
+) -> list[Step]:
+    """The same for one shard, which nobody else may have open here."""
+    mended = Mended([], {})
+    if history is not None and not history.read().is_empty:
+        mended = HistoryMending(place, history, disk=disk, on_bytes=on_bytes).run(apply=apply)
     if not disk.exists(place.directory):
-        return []
-    return _ShardRepair(place, settings, disk, clock).run(apply=apply)
+        return mended.steps
+    healed = {} if apply else mended.files
+    derived = _ShardRepair(place, settings, disk, clock, healed).run(apply=apply)
+    return mended.steps + derived
 
 
 class _ShardRepair:
     """The repair of one shard."""
 
-    def __init__(self, place: ShardPlace, settings: WalSettings, disk: Disk, clock: Clock) -> None:
+    def __init__(
+        self, place: ShardPlace, settings: WalSettings, disk: Disk, clock: Clock, healed: Mapping[str, bytes]
+    ) -> None:
+        self._healed = healed
+        """Segments that other steps of the plan will have mended, each with what its index will hold."""
         self._place = place
         self._directory = place.directory
         self._settings = settings
         self._disk = disk
         self._clock = clock
         self._names = disk.list_directory(place.directory)
-        self._segments = sorted(name for name in self._names if parse_segment_name(name) is not None)
+        self._segments = sorted({*healed, *(name for name in self._names if parse_segment_name(name) is not None)})
+        self._aside = Aside(disk, place.directory)
 
     def run(self, *, apply: bool) -> list[Step]:
         plan = list(self._plan())
-        if not apply or not any(_changes(step) for step in plan):
+        if not apply or not any(step.action in CHANGES for step in plan):
             return plan
         for step in plan:
             if step.set_aside:
                 self._move_aside(step)
         self._rebuild(plan)
-        return [msgspec.structs.replace(step, done=_changes(step)) for step in plan]
+        return [msgspec.structs.replace(step, done=step.action in CHANGES) for step in plan]
 
     def _plan(self) -> Iterator[Step]:
         for name in self._names:
@@ -117,7 +127,7 @@ class _ShardRepair:
                 yield self._step(Action.LEAVE, name, "left by an interrupted step; the next opening removes it")
         if not self._segments:
             return
-        flaw = self._flaw_of_newest()
+        flaw = self._flaw_of_newest() if self._segments[-1] not in self._healed else None
         if flaw is not None:
             yield self._step(Action.CANNOT, self._segments[-1], f"{flaw}; {RESTORE}")
             return
@@ -147,6 +157,10 @@ class _ShardRepair:
 
     def _index_step(self, name: str) -> tuple[StoredIndex | None, Step | None]:
         """The index of a segment if it is sound, and what is to be done if it is not."""
+        if name in self._healed:
+            decoded = index_format.decode_index(self._healed[name])
+            assert not isinstance(decoded, Verdict)
+            return StoredIndex(self._healed[name], *decoded), None
         if index_name(name) not in self._names:
             if not self._holds_records(name):
                 return None, None
@@ -196,13 +210,15 @@ class _ShardRepair:
             return "indexes are rebuilt"
         ends = {(index.footer.start, index.footer.epoch): index.footer.end for index in indexes.values() if index}
         listed = {(entry.start, entry.epoch): entry.end for entry in checkpoint.files}
-        # Less than there is may be listed: the last seal may have come after it. Other than there is may not.
-        return None if listed.items() <= ends.items() else "it does not agree with the indexes"
+        # Less than there is may be listed: the last seal may have come after it. More may be too: it is the witness
+        # of what is missing. Other than there is may not.
+        here = {place: end for place, end in listed.items() if segment_name(*place) in self._segments}
+        return None if here.items() <= ends.items() else "it does not agree with the indexes"
 
     def _move_aside(self, step: Step) -> None:
-        make_directories(self._disk, f"{self._directory}/{ASIDE}")
+        self._aside.make()
         self._disk.rename(step.file, step.set_aside)
-        self._disk.sync_directory(f"{self._directory}/{ASIDE}")
+        self._disk.sync_directory(self._aside.directory)
         self._disk.sync_directory(self._directory)
 
     def _rebuild(self, plan: Sequence[Step]) -> None:
@@ -239,15 +255,5 @@ class _ShardRepair:
 
     def _step(self, action: Action, name: str, why: str, *, replaces: bool = False) -> Step:
         path = f"{self._directory}/{name}"
-        aside = self._free_name(name) if replaces else ""
+        aside = self._aside.free(name) if replaces else ""
         return Step(action=action, shard=self._place.name, file=path, why=why, set_aside=aside)
-
-    def _free_name(self, name: str) -> str:
-        aside = f"{self._directory}/{ASIDE}"
-        taken = self._disk.list_directory(aside) if self._disk.exists(aside) else []
-        number = next(number for number in range(1, len(taken) + 2) if f"{name}.{number}" not in taken)
-        return f"{aside}/{name}.{number}"
-
-
-def _changes(step: Step) -> bool:
-    return step.action in (Action.REBUILD_INDEX, Action.REBUILD_CHECKPOINT)

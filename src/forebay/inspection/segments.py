@@ -17,7 +17,7 @@ from forebay.format import index as index_format
 from forebay.format.frame import Verdict
 from forebay.format.index import FrameEntries
 from forebay.format.segment import HEADER_BYTES, SegmentHeader, decode_header, index_name, parse_segment_name
-from forebay.inspection.findings import Report, Severity
+from forebay.inspection.findings import UPGRADE, Report, Severity
 from forebay.records import Gap, Reason
 from forebay.wal.files import LogFile
 from forebay.wal.scan import LogScan, pieces_of
@@ -27,7 +27,6 @@ from forebay.wal.window import ProducerWindow
 
 RESTORE = "restore the file from a backup; readers get this range reported as damaged"
 REPAIR = 'run "forebay repair"'
-UPGRADE = "upgrade: nothing is corrupt"
 
 
 class StoredIndex(NamedTuple):
@@ -58,7 +57,12 @@ class Examined:
     epoch: int = 0
     earliest: int = 0
     torn_bytes: int = 0
+    content_hash: str = ""
+    """Of the first `bytes` as they are, whatever an index says of them; empty if they cannot be walked."""
+    bytes: int = 0
     damage: list[Gap] = field(default_factory=list)
+    catalogued: list[Gap] = field(default_factory=list)
+    """What it leaves to the history."""
 
 
 class SegmentExam:
@@ -105,13 +109,14 @@ class SegmentExam:
             frames=footer.frames,
             sealed=True,
             epoch=footer.epoch_max,
+            catalogued=[gap for gap in index.gaps if gap.reason is Reason.HISTORY],
         )
         if (footer.start, footer.epoch) != (header.start, header.epoch):
             self._error(f"its index is of another file, {footer.start} of epoch {footer.epoch}", REPAIR)
             return examined
         if size > footer.segment_bytes:
             self._note(Severity.WARNING, f"has {size - footer.segment_bytes} bytes behind the sealed ones")
-        log = _log_file(file, header, end=footer.end, limit=min(size, footer.segment_bytes))
+        log = log_file(file, header, end=footer.end, limit=min(size, footer.segment_bytes))
         known = [gap for gap in index.gaps if gap.reason is Reason.DAMAGED]
         for gap in known:
             self._error("was damaged already when it was sealed", RESTORE, offsets=(gap.start, gap.stop))
@@ -131,6 +136,7 @@ class SegmentExam:
             return
         self._report.frames += footer.frames
         self._report.records += footer.records
+        examined.content_hash, examined.bytes = footer.content_hash.hex(), footer.segment_bytes
         examined.damage += known
         if content == index.content:
             return
@@ -159,7 +165,7 @@ class SegmentExam:
             self._error(str(error), UPGRADE)
         if not scan.opened:
             self._error("has no state frame, so it does not say what came before it", RESTORE, byte=HEADER_BYTES)
-        log = _log_file(file, header, end=scan.end, limit=scan.stop if scan.stop else size)
+        log = log_file(file, header, end=scan.end, limit=scan.stop if scan.stop else size)
         damage = [gap for gap in scan.gaps if gap.reason is Reason.DAMAGED]
         self._places(log, [], severity=Severity.NOTE)
         if scan.ends_damaged:
@@ -167,7 +173,7 @@ class SegmentExam:
             self._error("had been durable further than this", RESTORE, byte=scan.stop, offsets=(gap.start, gap.stop))
         if scan.torn_bytes:
             self._torn(scan, published=published)
-        self._count(log)
+        content_hash = self._count(log)
         return Examined(
             name=self._name,
             start=scan.start,
@@ -178,7 +184,10 @@ class SegmentExam:
             epoch=scan.state_epoch,
             earliest=scan.state.earliest if scan.state is not None else 0,
             torn_bytes=scan.torn_bytes,
+            content_hash=content_hash,
+            bytes=log.limit,
             damage=damage,
+            catalogued=[gap for gap in scan.gaps if gap.reason is Reason.HISTORY],
         )
 
     def _torn(self, scan: LogScan, *, published: bool) -> None:
@@ -189,14 +198,16 @@ class SegmentExam:
             step = "nothing to do: they were never acknowledged, and the next opening sets them aside"
             self._report.add(Severity.NOTE, what, step, shard=self._shard, file=self._path, byte=scan.stop)
 
-    def _count(self, log: LogFile) -> None:
+    def _count(self, log: LogFile) -> str:
+        """Count what is there; the hash of its bytes, empty if they cannot be read."""
         try:
             footer = index_of(log)[1]
         except (Corrupt, UnsupportedFormat) as error:
             self._error(f"a frame whose checksum holds cannot be read: {error}", RESTORE)
-            return
+            return ""
         self._report.frames += footer.frames
         self._report.records += footer.records
+        return footer.content_hash.hex()
 
     def _places(self, log: LogFile, known: list[Gap], *, severity: Severity) -> list[Gap]:
         """Report what is not whole below the limit. `severity` is for places that no record stood in.
@@ -265,7 +276,8 @@ def damaged_places(log: LogFile) -> Iterator[tuple[int, Gap, Verdict]]:
         position, expected = following, gap.stop
 
 
-def _log_file(file: File, header: SegmentHeader, *, end: int, limit: int) -> LogFile:
+def log_file(file: File, header: SegmentHeader, *, end: int, limit: int) -> LogFile:
+    """The first `limit` bytes of a segment as a log that is to be walked."""
     return LogFile(file, header, index=SparseIndex(), gaps=[], frames=0, end=end, limit=limit)
 
 

@@ -9,17 +9,21 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 
+from forebay.catalog import no_gap
 from forebay.disk import Disk
-from forebay.errors import ForebayError
+from forebay.errors import ForebayError, UnsupportedFormat
 from forebay.format.checkpoint import Checkpoint, decode_checkpoint
-from forebay.format.descriptor import ShardState
+from forebay.format.descriptor import Phase, ShardState
 from forebay.format.frame import Verdict
 from forebay.format.live import LIVE_BYTES, Live, decode_live
 from forebay.format.segment import INDEX_SUFFIX, SEGMENT_SUFFIX, index_name, parse_segment_name, segment_name
+from forebay.inspection.copies import HistoryExam, LocalFiles
 from forebay.inspection.directory import ShardPlace
-from forebay.inspection.findings import Report, Severity
-from forebay.inspection.segments import REPAIR, RESTORE, UPGRADE, Examined, SegmentExam
+from forebay.inspection.findings import UPGRADE, Report, Severity
+from forebay.inspection.recorded import METADATA, Recorded, ShardHistory
+from forebay.inspection.segments import REPAIR, RESTORE, Examined, SegmentExam
 from forebay.wal.begin import ASIDE
+from forebay.wal.files import read_footer
 from forebay.wal.live import LIVE_NAME
 from forebay.wal.survey import CHECKPOINT_NAME, TEMPORARY_SUFFIX
 
@@ -30,14 +34,27 @@ Progress = Callable[[int], None]
 
 
 def verify_shard(
-    disk: Disk, place: ShardPlace, state: ShardState | None, *, owned: bool, on_bytes: Progress | None = None
+    disk: Disk,
+    place: ShardPlace,
+    state: ShardState | None,
+    *,
+    owned: bool,
+    history: ShardHistory | None = None,
+    quick: bool = False,
+    on_bytes: Progress | None = None,
 ) -> Report:
-    """Everything about one shard. Changes nothing."""
+    """Everything about one shard, with `history` what the catalog names too. Changes nothing.
+
+    With `quick` objects are not read. The state is asked for anew where there is a history to ask.
+    """
     report = Report()
     for look in range(LOOKS if owned else 1):
         report = Report()
+        exam = ShardExam(
+            disk, place, state, report, owned=owned, history=history, quick=quick, on_bytes=None if look else on_bytes
+        )
         try:
-            _ShardExam(disk, place, state, report, owned=owned, on_bytes=None if look else on_bytes).run()
+            exam.run()
         except OSError as error:
             report.add(Severity.ERROR, f"cannot be read: {error}", RESTORE, shard=place.name, file=place.directory)
         except ForebayError as error:
@@ -47,7 +64,7 @@ def verify_shard(
     return report
 
 
-class _ShardExam:
+class ShardExam:
     """One look at one shard."""
 
     def __init__(
@@ -58,38 +75,76 @@ class _ShardExam:
         report: Report,
         *,
         owned: bool,
-        on_bytes: Progress | None,
+        history: ShardHistory | None = None,
+        quick: bool = False,
+        on_bytes: Progress | None = None,
     ) -> None:
+        self.found = Recorded(state=state)
+        self.local = LocalFiles()
+        self.history: HistoryExam | None = None
+        """What became of the history, if there is any."""
         self._disk = disk
         self._place = place
-        self._state = state
         self._report = report
         self._owned = owned
+        self._asked = history
+        self._quick = quick
         self._on_bytes = on_bytes
         self._live: Live | None = None
 
     def run(self) -> None:
+        """Look at all of it; findings go to the report."""
         self._report.shards = 1
         directory = self._place.directory
-        if not self._disk.exists(directory):
-            self._without_directory()
-            return
+        exists = self._disk.exists(directory)
         # In this order: an owner goes on meanwhile, and what is read first must not speak of what came later.
-        summary = self._content(CHECKPOINT_NAME)
-        published = self._content(LIVE_NAME)
-        names = self._disk.list_directory(directory)
+        summary = self._content(CHECKPOINT_NAME) if exists else None
+        published = self._content(LIVE_NAME) if exists else None
+        names = self._disk.list_directory(directory) if exists else []
+        if self._asked is not None:
+            # Behind the list: a local copy goes only once the catalog has it.
+            self.found = self._asked.read()
+        if exists:
+            self._look(names, summary, published)
+        else:
+            self._without_directory()
+        if self._asked is not None and not self.found.is_empty:
+            self.history = HistoryExam(
+                self._disk,
+                self._place,
+                self._asked,
+                self.found,
+                self._report,
+                quick=self._quick,
+                on_bytes=self._on_bytes,
+            )
+            self.history.run(self.local)
+
+    def _look(self, names: list[str], summary: bytes | None, published: bytes | None) -> None:
         segments = sorted(name for name in names if parse_segment_name(name) is not None)
         self._names(names, segments)
         if published is not None:
             self._live = self._decoded_live(published)
         files = self._examine(segments, set(names))
+        self.local = LocalFiles(names, files)
         self._link(files)
         if summary is not None:
             self._checkpoint(summary, files)
         self._against_state(files)
 
+    def _is_history(self, start: int, stop: int) -> bool:
+        """Whether the catalog has these offsets, and not as files of this directory."""
+        stores = self._asked.stores if self._asked is not None else None
+        pieces = [piece.descriptor for piece in self.found.pieces if piece.descriptor.end > start]
+        if stores is None or not pieces or pieces[0].start > start or no_gap(start, pieces, stop) is not None:
+            return False
+        return not any(stores.is_here(piece.store) for piece in pieces if piece.start < stop)
+
     def _without_directory(self) -> None:
-        if self._state is not None and self._state.epoch and not self._owned:
+        state = self.found.state
+        if state is None or not state.epoch or self._owned or state.phase is Phase.SEALED:
+            return
+        if not self._is_history(0, max(1, self.found.frontier)):
             self._add(Severity.WARNING, "the shard was opened before, but has no directory", "restore it if it had one")
 
     def _names(self, names: Sequence[str], segments: Sequence[str]) -> None:
@@ -103,9 +158,7 @@ class _ShardExam:
                     step = "nothing to do: the next opening removes it"
                     self._add(Severity.NOTE, "was left by an interrupted step", step, file=path)
             elif name.endswith(INDEX_SUFFIX):
-                self._add(
-                    Severity.ERROR, f"is the index of a {SEGMENT_SUFFIX} file that is missing", RESTORE, file=path
-                )
+                self._alone(name, segments)
             else:
                 self._add(Severity.WARNING, "is no file of a shard", "move it elsewhere", file=path)
         if ASIDE in names:
@@ -114,6 +167,23 @@ class _ShardExam:
                 what = f"{len(kept)} files were set aside by recovery or repair"
                 step = "look at them, then remove them when they are no longer wanted"
                 self._add(Severity.NOTE, what, step, file=f"{self._place.directory}/{ASIDE}")
+
+    def _alone(self, name: str, segments: Sequence[str]) -> None:
+        """An index without its segment: left when a local copy went, or all that is left of one."""
+        path = f"{self._place.directory}/{name}"
+        segment = name.removesuffix(INDEX_SUFFIX) + SEGMENT_SUFFIX
+        try:
+            footer = read_footer(self._disk, path)
+        except (OSError, UnsupportedFormat):
+            footer = None
+        offsets = (footer.start, footer.end) if footer is not None else None
+        is_before = not segments or segment < segments[0]
+        if is_before and offsets is not None and self._is_history(*offsets):
+            step = "nothing to do: the next opening removes it"
+            self._add(Severity.NOTE, "is the index of a local copy that is gone", step, file=path, offsets=offsets)
+        else:
+            what = f"is the index of a {SEGMENT_SUFFIX} file that is missing"
+            self._add(Severity.ERROR, what, RESTORE, file=path, offsets=offsets)
 
     def _examine(self, segments: Sequence[str], present: set[str]) -> list[Examined]:
         """The files, oldest first, examined from the newest back: each proves how far the one before it reached."""
@@ -159,19 +229,24 @@ class _ShardExam:
 
     def _link(self, files: Sequence[Examined]) -> None:
         """Each file must begin where the one before it ended, or say why not."""
-        expected = 0
-        floor = max((file.earliest for file in files), default=0)
+        expected, floor = 0, self.local.floor
         before: Examined | None = None
         for file in files:
             previous = expected if file.start == expected else file.previous_end
             path = f"{self._place.directory}/{file.name}"
-            if previous > max(expected, floor if before is None else 0):
+            lowest = floor if before is None else expected
+            if previous > lowest and not (before is None and self._is_history(lowest, previous)):
                 what = "the file with these offsets is missing"
+                self.local.holes.append((expected, previous))
                 self._add(Severity.ERROR, what, RESTORE, file=path, offsets=(expected, previous))
             elif before is not None and previous < expected and (before.sealed or before.start > previous):
                 what = "overlaps the file before it"
                 self._add(Severity.ERROR, what, RESTORE, file=path, offsets=(previous, expected))
             expected, before = file.end, file
+            for gap in file.catalogued:
+                if not self._is_history(gap.start, gap.stop):
+                    what = "leaves these offsets to the history, which does not have them"
+                    self._add(Severity.ERROR, what, METADATA, file=path, offsets=(gap.start, gap.stop))
 
     def _checkpoint(self, content: bytes, files: Sequence[Examined]) -> None:
         path = f"{self._place.directory}/{CHECKPOINT_NAME}"
@@ -183,10 +258,11 @@ class _ShardExam:
             self._add(Severity.ERROR, f"is {checkpoint.value}", REPAIR, file=path)
             return
         ends = {file.name: file.end for file in files}
-        floor = max((file.earliest for file in files), default=0)
+        first = files[0].start if files else 0
         for entry in checkpoint.files:
             name = segment_name(entry.start, entry.epoch)
-            if name not in ends and entry.end > floor:
+            is_gone = entry.end <= first and self._is_history(entry.start, entry.end)
+            if name not in ends and entry.end > self.local.floor and not is_gone:
                 what = f"lists {name}, which is missing"
                 self._add(Severity.ERROR, what, RESTORE, file=path, offsets=(entry.start, entry.end))
             elif name in ends and ends[name] != entry.end:
@@ -209,7 +285,7 @@ class _ShardExam:
 
     def _against_state(self, files: Sequence[Examined]) -> None:
         newest = files[-1] if files else None
-        state = self._state
+        state = self.found.state
         if self._place.spec is None or newest is None:
             return
         if state is None:
@@ -221,6 +297,10 @@ class _ShardExam:
         elif newest.epoch > state.epoch:
             what = f"its log is of epoch {newest.epoch}, the metadata store knows only {state.epoch}"
             self._add(Severity.ERROR, what, "restore a newer backup of the metadata store")
+        elif state.phase is Phase.SEALED and newest.end > state.next_offset:
+            what = f"was sealed at {state.next_offset}, but its log goes to {newest.end}"
+            step = "find out which is right before you move either away"
+            self._add(Severity.ERROR, what, step, offsets=(state.next_offset, newest.end))
 
     def _content(self, name: str) -> bytes | None:
         """The whole of a small file; `None` if there is none."""

@@ -10,12 +10,17 @@ import contextlib
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.errors import Corrupt, UnsupportedFormat
+from forebay.format.descriptor import SegmentDescriptor
 from forebay.format.segment import parse_segment_name
+from forebay.format.value import decode_value
 from forebay.inspection.directory import Inspected, ShardPlace, inspected, metadata_of
-from forebay.inspection.findings import Report, Severity
+from forebay.inspection.findings import UPGRADE, Report, Severity
+from forebay.inspection.recorded import METADATA, ShardHistory
 from forebay.inspection.shard import Progress, verify_shard
-from forebay.metadata import SqliteMetadata
+from forebay.inspection.stores import Stores
+from forebay.metadata import MetadataStore, SqliteMetadata
 from forebay.settings import Settings
+from forebay.shard.places import is_local
 from forebay.storage.directory import LogDirectory
 from forebay.topics import TopicName
 
@@ -35,6 +40,18 @@ def segment_bytes(disk: Disk, found: Inspected, topic: TopicName | None = None) 
     return total
 
 
+def object_bytes(found: Inspected, topic: TopicName | None = None) -> int:
+    """How many bytes of catalogued objects a verification will read; those that manifests list are not counted."""
+    of_topic = f"{found.prefix}/storage/topics/{topic}/" if topic is not None else f"{found.prefix}/storage/topics/"
+    total = 0
+    for entry in found.entries:
+        if entry.key.startswith(of_topic) and "/segments/" in entry.key and not entry.key.endswith("/cur"):
+            with contextlib.suppress(Corrupt, UnsupportedFormat):
+                descriptor = decode_value(entry.value, SegmentDescriptor)[0]
+                total += 0 if is_local(descriptor) else descriptor.bytes
+    return total
+
+
 def verify(
     path: str,
     settings: Settings,
@@ -42,12 +59,14 @@ def verify(
     disk: Disk,
     clock: Clock,
     topic: TopicName | None = None,
+    quick: bool = False,
     on_total: Progress | None = None,
     on_bytes: Progress | None = None,
 ) -> Report:
-    """Look at the whole directory, or at one topic of it. Raises only if there is nothing to look at.
+    """Look at the whole directory, or at one topic of it, and its history. Raises only if there is nothing to look at.
 
-    `on_total` hears how many bytes of segments there are, `on_bytes` of those that were walked.
+    With `quick` catalogued objects are only looked for, not read. `on_total` hears how many bytes there are to
+    be walked, `on_bytes` of those that were.
     """
     report = Report()
     try:
@@ -55,18 +74,26 @@ def verify(
     except Corrupt as error:
         report.add(Severity.ERROR, str(error), "then verify again", file=path)
         return report
-    found = _metadata(directory, settings, disk, clock, report)
-    if found is None:
-        return report
-    if on_total is not None:
-        on_total(segment_bytes(disk, found, topic))
-    for place in _chosen(found, disk, topic):
-        state = found.state(place.spec, place.partition) if place.spec is not None else None
-        if place.spec is None:
-            what = "belongs to no topic"
-            step = "restore the metadata store that knows it, or move it away"
-            report.add(Severity.WARNING, what, step, file=place.directory)
-        report.absorb(verify_shard(disk, place, state, owned=found.owned, on_bytes=on_bytes))
+    with contextlib.ExitStack() as stack:
+        try:
+            store = stack.enter_context(metadata_of(directory, settings, disk, clock))
+            found = _metadata(directory, settings, disk, store, report)
+        except Corrupt as error:
+            report.add(Severity.ERROR, str(error), "then verify again", file=directory.metadata_path)
+            return report
+        stores = stack.enter_context(contextlib.closing(Stores(found.id, settings, disk=disk, clock=clock)))
+        if on_total is not None:
+            on_total(segment_bytes(disk, found, topic) + (0 if quick else object_bytes(found, topic)))
+        for place in _chosen(found, disk, topic):
+            state = found.state(place.spec, place.partition) if place.spec is not None else None
+            if place.spec is None:
+                what = "belongs to no topic"
+                step = "restore the metadata store that knows it, or move it away"
+                report.add(Severity.WARNING, what, step, file=place.directory)
+            history = ShardHistory.of(place, store, stores, found.prefix)
+            report.absorb(
+                verify_shard(disk, place, state, owned=found.owned, history=history, quick=quick, on_bytes=on_bytes)
+            )
     return report
 
 
@@ -78,20 +105,15 @@ def _chosen(found: Inspected, disk: Disk, topic: TopicName | None) -> list[Shard
 
 
 def _metadata(
-    directory: LogDirectory, settings: Settings, disk: Disk, clock: Clock, report: Report
-) -> Inspected | None:
-    """What the metadata store says; `None`, with a finding, if it cannot be read at all."""
-    try:
-        with metadata_of(directory, settings, disk, clock) as store:
-            for flaw in store.damage() if isinstance(store, SqliteMetadata) else ():
-                step = "keep a copy, then restore a backup"
-                report.add(Severity.ERROR, f"SQLite finds it damaged: {flaw}", step, file=directory.metadata_path)
-            found = inspected(directory.path, settings, disk, store)
-    except Corrupt as error:
-        report.add(Severity.ERROR, str(error), "then verify again", file=directory.metadata_path)
-        return None
+    directory: LogDirectory, settings: Settings, disk: Disk, store: MetadataStore, report: Report
+) -> Inspected:
+    """What the metadata store says; what is wrong with it goes to the report."""
+    for flaw in store.damage() if isinstance(store, SqliteMetadata) else ():
+        step = "keep a copy, then restore a backup"
+        report.add(Severity.ERROR, f"SQLite finds it damaged: {flaw}", step, file=directory.metadata_path)
+    found = inspected(directory.path, settings, disk, store)
     for bad in found.bad:
         newer = isinstance(bad.error, UnsupportedFormat)
-        step = "upgrade: nothing is corrupt" if newer else "restore the metadata store from a backup"
+        step = UPGRADE if newer else METADATA
         report.add(Severity.ERROR, f"{bad.key}: {bad.error}", step, file=directory.metadata_path)
     return found

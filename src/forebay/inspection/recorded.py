@@ -1,0 +1,171 @@
+"""What the metadata store says of one shard's history, as far as it can be read, and whether it holds together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from forebay.catalog import ShardCatalog, ShardKeys, no_gap, no_overlap
+from forebay.catalog.shard import Piece
+from forebay.errors import Corrupt, UnsupportedFormat
+from forebay.format.descriptor import Cur, Phase, SegmentDescriptor, ShardState
+from forebay.format.keys import shard_prefix
+from forebay.format.value import decode_value
+from forebay.inspection.directory import BadEntry, ShardPlace
+from forebay.inspection.findings import UPGRADE, HistorySummary, Report, Severity
+from forebay.inspection.stores import Stores
+from forebay.metadata import Entry, MetadataStore
+
+METADATA = "restore the metadata store from a backup"
+
+Wrong = Callable[[str, tuple[int, int] | None], None]
+
+
+@dataclass(slots=True)
+class Recorded:
+    """A shard's state and catalog at one moment. `pieces` are in order, without those that another has replaced."""
+
+    state: ShardState | None = None
+    cur: Cur | None = None
+    pieces: list[Piece] = field(default_factory=list)
+    hidden: list[SegmentDescriptor] = field(default_factory=list)
+    bad: list[BadEntry] = field(default_factory=list)
+
+    @property
+    def frontier(self) -> int:
+        """The end of catalogued history."""
+        return self.cur.next if self.cur is not None else 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is catalogued and nothing is wrong."""
+        return self.cur is None and not self.pieces and not self.bad
+
+    def take(self, descriptor: SegmentDescriptor, revision: int) -> None:
+        """Add what stands next in the store."""
+        if self.pieces and descriptor.start < self.pieces[-1].descriptor.end:
+            self.hidden.append(descriptor)
+        else:
+            self.pieces.append(Piece(descriptor, revision))
+
+
+class ShardHistory(NamedTuple):
+    """Where the history of one shard can be asked for: the catalog, and the stores that have its objects."""
+
+    metadata: MetadataStore
+    stores: Stores
+    keys: ShardKeys
+    topic_id: str
+
+    @classmethod
+    def of(cls, place: ShardPlace, metadata: MetadataStore, stores: Stores, prefix: str) -> ShardHistory | None:
+        """The history of a shard; `None` where no topic has it."""
+        if place.spec is None:
+            return None
+        keys = ShardKeys(place.spec.namespace, place.spec.topic, place.partition, prefix)
+        return cls(metadata, stores, keys, place.spec.topic_id)
+
+    @property
+    def catalog(self) -> ShardCatalog:
+        return ShardCatalog(self.metadata, self.keys, self.topic_id)
+
+    def read(self) -> Recorded:
+        """What is recorded now, in one consistent state."""
+        return recorded(self.entries(), self.keys)
+
+    def entries(self) -> list[Entry]:
+        """The same as it is stored."""
+        keys = self.keys
+        return self.metadata.range(shard_prefix(keys.namespace, keys.topic, keys.partition, prefix=keys.prefix))
+
+
+def summary(found: Recorded, place: ShardPlace) -> HistorySummary:
+    """How the shard stands."""
+    state = found.state or ShardState(incarnation="")
+    pieces = [piece.descriptor for piece in found.pieces]
+    gaps = sum(piece.gap is not None for piece in pieces)
+    return HistorySummary(
+        shard=place.name,
+        phase=str(state.phase) if found.state is not None else "without state",
+        epoch=state.epoch,
+        owner=state.owner,
+        holder=state.holder,
+        next_offset=state.next_offset,
+        reserved_end=state.reserved_end,
+        history=(pieces[0].start if pieces else found.frontier, found.frontier),
+        segments=len(pieces) - gaps,
+        gaps=gaps,
+        bytes=sum(piece.bytes for piece in pieces),
+    )
+
+
+def recorded(entries: list[Entry], keys: ShardKeys) -> Recorded:
+    """What the entries of a shard say; those that cannot be used are kept apart."""
+    found = Recorded()
+    for entry in entries:
+        try:
+            if entry.key == keys.state:
+                found.state = decode_value(entry.value, ShardState)[0]
+            elif entry.key == keys.cur:
+                found.cur = decode_value(entry.value, Cur)[0]
+            elif entry.key.startswith(keys.segments):
+                descriptor = decode_value(entry.value, SegmentDescriptor)[0]
+                if entry.key != keys.segment(descriptor.start):
+                    raise Corrupt(f"a descriptor of [{descriptor.start}, {descriptor.end}) stands under this key")
+                found.take(descriptor, entry.mod_revision)
+        except (Corrupt, UnsupportedFormat) as error:
+            found.bad.append(BadEntry(entry.key, error))
+    return found
+
+
+def judge(found: Recorded, place: ShardPlace, report: Report, *, floor: int) -> None:
+    """Hold what is recorded against the rules of a history. Nothing below `floor` is missed."""
+
+    def wrong(what: str, offsets: tuple[int, int] | None) -> None:
+        report.add(Severity.ERROR, f"the catalog: {what}", METADATA, shard=place.name, offsets=offsets)
+
+    for bad in found.bad:
+        if not bad.key.endswith("/state"):
+            step = UPGRADE if isinstance(bad.error, UnsupportedFormat) else METADATA
+            report.add(Severity.ERROR, f"{bad.key}: {bad.error}", step, shard=place.name)
+    pieces = [piece.descriptor for piece in found.pieces]
+    start = min(floor, pieces[0].start if pieces else found.frontier)
+    flaw = no_overlap(pieces) or no_gap(start, pieces, found.frontier)
+    if flaw is not None:
+        wrong(flaw, None)
+    for piece in pieces:
+        if piece.topic_id != place.id.partition("_")[0]:
+            wrong(f"the piece is of another topic, {piece.topic_id}", (piece.start, piece.end))
+    for piece in found.hidden:
+        cover = next(other for other in reversed(pieces) if other.start <= piece.start)
+        if piece.end > cover.end:
+            wrong(f"[{piece.start}, {cover.end}) is covered twice", (piece.start, cover.end))
+    if pieces:
+        _judge_end(found, pieces[-1], wrong)
+    _judge_state(found, wrong)
+
+
+def _judge_end(found: Recorded, last: SegmentDescriptor, wrong: Wrong) -> None:
+    cur = found.cur
+    if cur is None:
+        if not any(bad.key.endswith("/cur") for bad in found.bad):
+            wrong(f"has pieces up to {last.end}, but no end is recorded", None)
+    elif last.end > cur.next:
+        wrong(f"the piece lies behind the recorded end {cur.next}", (last.start, last.end))
+    elif not last.start <= cur.start < cur.next and last.end == cur.next:
+        wrong(f"says that its last piece starts at {cur.start}, but it starts at {last.start}", None)
+
+
+def _judge_state(found: Recorded, wrong: Wrong) -> None:
+    state, end = found.state, found.frontier
+    if state is None:
+        if found.pieces and not any(bad.key.endswith("/state") for bad in found.bad):
+            wrong("the shard has history, but no state", None)
+        return
+    epoch = max((piece.descriptor.epoch for piece in found.pieces), default=0)
+    if epoch > state.epoch:
+        wrong(f"names epoch {epoch}, the shard's state only {state.epoch}", None)
+    if state.phase is Phase.SEALED and state.next_offset != end:
+        first, last = sorted((end, state.next_offset))
+        wrong(f"ends at {end}, but the shard was sealed at {state.next_offset}", (first, last))

@@ -1,0 +1,65 @@
+"""Where catalogued bytes lie: from the name that a descriptor gives to the store that has the object."""
+
+from __future__ import annotations
+
+from forebay.blobs import BlobStore, DirectoryStore, open_store
+from forebay.blobs.directory import UPLOADS
+from forebay.clock import Clock
+from forebay.disk import Disk
+from forebay.errors import ForebayError, Unavailable
+from forebay.settings import Settings
+from forebay.shard.places import LOCAL, local_name
+
+
+class Stores:
+    """The stores that descriptors name, each opened when it is first asked for. Creates none."""
+
+    def __init__(self, directory_id: str, settings: Settings, *, disk: Disk, clock: Clock) -> None:
+        self._here = local_name(directory_id)
+        self._settings = settings
+        self._disk = disk
+        self._clock = clock
+        self._opened: dict[str, BlobStore | ForebayError] = {}
+
+    def is_here(self, name: str) -> bool:
+        """Whether what lies in this store lies in the data directory itself."""
+        return name == self._here
+
+    def is_elsewhere(self, name: str) -> bool:
+        """Whether it lies in another data directory, which only its owner can look into."""
+        return name.startswith(LOCAL) and not self.is_here(name)
+
+    def of(self, name: str) -> BlobStore:
+        """The store. Raises the same each time if it cannot be opened: nobody waits for it twice."""
+        if name not in self._opened:
+            try:
+                self._opened[name] = self._open(name)
+            except ForebayError as error:
+                self._opened[name] = error
+        found = self._opened[name]
+        if isinstance(found, ForebayError):
+            raise found
+        return found
+
+    def give_up(self, name: str, error: ForebayError) -> None:
+        """The store does not answer: whoever asks for it is told so from now on."""
+        self._opened[name] = error
+
+    def close(self) -> None:
+        """Give back what is held."""
+        for store in self._opened.values():
+            if not isinstance(store, ForebayError):
+                store.close()
+
+    def _open(self, name: str) -> BlobStore:
+        settings = self._settings
+        known = settings.store.name if settings.is_shared else "directory"
+        root = settings.store.root if settings.is_shared else settings.storage.handoff_root
+        if name != known or not root:
+            raise Unavailable(f"{name} is not the store of these settings: give those with which it was written")
+        if name != "directory":
+            return open_store(settings.store, disk=self._disk, clock=self._clock)
+        if not self._disk.exists(f"{root}/{UPLOADS}"):
+            raise Unavailable(f"{root} is no store: mount it, or correct the settings that name it")
+        # Not opened, which would make what is missing.
+        return DirectoryStore(root, disk=self._disk, clock=self._clock)

@@ -1,0 +1,332 @@
+"""Mending one copy of history from the other may be cut short anywhere; loads and manifests are examined too."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import msgspec
+import pytest
+
+from forebay import manifests
+from forebay.blobs import DirectoryStore
+from forebay.disk import Disk, replace_file
+from forebay.errors import Unavailable
+from forebay.format.batch import Columns, encode_columns
+from forebay.format.index import decode_index, encode_index
+from forebay.format.segment import index_name
+from forebay.inspection.directory import ShardPlace
+from forebay.inspection.mending import HistoryMending
+from forebay.inspection.recorded import ShardHistory
+from forebay.inspection.repair import repair_shard
+from forebay.inspection.shard import verify_shard
+from forebay.inspection.steps import CHANGES, Step
+from forebay.inspection.stores import Stores
+from forebay.prepared import LoadPlace, descriptors_of, manifest_of, write_segment
+from forebay.settings import Settings, StorageSettings
+from forebay.testing.clock import ManualClock
+from forebay.testing.crashes import explore
+from forebay.testing.faults import Match
+from forebay.testing.invariants import names_follow_bytes
+from forebay.topics import TopicName, TopicSpec
+from tests.history.house import DIRECTORY, KEYS, SETTINGS, TOPIC, House
+from tests.ledger import Ledger
+
+ANYWHERE: Final = Settings(storage=StorageSettings(handoff_root="/store"))
+SPEC: Final = TopicSpec.create(TopicName("shop", "orders"), topic_id=TOPIC, created_at=0, durability="fsync")
+LOCAL: Final = f"{DIRECTORY}/{20:020d}-00000001.seg"
+STRIDE: Final = 1 if os.environ.get("FOREBAY_SOAK") else 7
+PLACE: Final = ShardPlace(f"{TOPIC}_0", "shop/orders[0]", DIRECTORY, SPEC, 0)
+
+
+def _house(*, seed: int = 1) -> House:
+    """Three exported files and an active one, closed in order; another seed gives the same records in other bytes."""
+    house = House(clock=ManualClock(seed=seed))
+    for _ in range(3):
+        house.append(20)
+        house.seal()
+    house.append(5)
+    house.export()
+    house.shard.upkeep.close()
+    house.disk.sync_filesystem("/data")
+    return house
+
+
+@contextlib.contextmanager
+def _history(house: House, disk: Disk) -> Iterator[ShardHistory]:
+    stores = Stores("me", ANYWHERE, disk=disk, clock=house.clock)
+    with contextlib.closing(stores):
+        found = ShardHistory.of(PLACE, house.metadata, stores, KEYS.prefix)
+        assert found is not None
+        yield found
+
+
+def _repair(house: House, disk: Disk) -> list[Step]:
+    with _history(house, disk) as history:
+        return repair_shard(PLACE, SETTINGS, disk=disk, clock=house.clock, apply=True, history=history)
+
+
+def _wrong(house: House, disk: Disk) -> list[str]:
+    with _history(house, disk) as history:
+        report = verify_shard(disk, PLACE, None, owned=False, history=history)
+    return [] if report.is_clean else [str(finding) for finding in report.findings]
+
+
+def _flip(disk: Disk, path: str) -> None:
+    file = disk.open(path, writable=True)
+    file.write_at(bytes([file.read_at(1, 150)[0] ^ 0x10]), 150)
+    file.sync()
+    file.close()
+
+
+def _content(disk: Disk) -> dict[str, bytes]:
+    """Segments and indexes on both sides."""
+    found = {}
+    for folder in (DIRECTORY, f"/store/{TOPIC}_0"):
+        for name in disk.list_directory(folder):
+            if name.endswith((".seg", ".idx")):
+                with contextlib.closing(disk.open(f"{folder}/{name}")) as file:
+                    found[f"{folder}/{name}"] = file.read_at(file.size(), 0)
+    return found
+
+
+def _flip_both(disk: Disk, path: str) -> None:
+    _flip(disk, path)
+    _flip(disk, index_name(path))
+
+
+def _lose(disk: Disk, path: str) -> None:
+    disk.unlink(path)
+
+
+HARMS: Final[list[Callable[[Disk, str], None]]] = [_flip, _flip_both, _lose]
+
+
+@pytest.mark.parametrize("side", ["local", "remote"])
+@pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__.strip("_"))
+def test_a_mending_cut_short_anywhere_is_finished_by_the_next(
+    harm: Callable[[Disk, str], None], side: str, ledger: Ledger
+) -> None:
+    house = _house()
+    sound = _content(house.disk)
+    harm(house.disk, LOCAL if side == "local" else f"/store/{house.catalog().descriptors()[1].object_key}")
+    house.disk.sync_filesystem("/data")
+    begun = len(house.disk.trace)
+    assert any(step.done for step in _repair(house, house.disk))
+    assert list(names_follow_bytes(house.disk.trace)) == []
+
+    for state in explore(house.disk.trace, range(begun, len(house.disk.trace) + 1), states_max=3, names_max=4):
+        disk = state.disk()
+        steps = _repair(house, disk)
+        ledger.count("interrupted mendings", side=side)
+
+        assert all(step.action in CHANGES or step.action == "leave" for step in steps), str(state)
+        assert _wrong(house, disk) == [], str(state)
+        assert _content(disk) == sound, str(state)
+        assert not any(step.action in CHANGES for step in _repair(house, disk))
+
+
+def _harmed() -> House:
+    """One piece is damaged here, another is missing in the store."""
+    house = _house()
+    _flip(house.disk, LOCAL)
+    house.disk.unlink(f"/store/{house.catalog().descriptors()[2].object_key}")
+    return house
+
+
+def test_a_disk_that_fails_while_mending_leaves_both_sides_as_sound_as_they_were(ledger: Ledger) -> None:
+    sound = _content(_house().disk)
+    whole = _harmed()
+    begun = whole.disk.calls_reached
+    _repair(whole, whole.disk)
+    for call in range(begun, whole.disk.calls_reached, STRIDE):
+        house = _harmed()
+        house.disk.fail_when(_from(call), errno.EIO, times=None)
+        with contextlib.suppress(OSError):
+            _repair(house, house.disk)
+        house.disk.heal()
+
+        _repair(house, house.disk)
+
+        assert _content(house.disk) == sound and _wrong(house, house.disk) == []
+        ledger.count("mendings on a failing disk")
+
+
+def _from(first: int) -> Match:
+    return lambda call: call.index >= first
+
+
+def test_an_object_that_is_harmed_after_it_was_examined_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    house = _house()
+    _flip(house.disk, LOCAL)
+    harmed = _content(house.disk)
+    remote = f"/store/{house.catalog().descriptors()[1].object_key}"
+    examined = HistoryMending._plan
+
+    def harm(mending: HistoryMending) -> Iterator[Any]:
+        plan = list(examined(mending))
+        _flip(house.disk, remote)
+        return iter(plan)
+
+    monkeypatch.setattr(HistoryMending, "_plan", harm)
+    with _history(house, house.disk) as history:
+        steps = HistoryMending(PLACE, history, disk=house.disk, on_bytes=None).run(apply=True).steps
+    _flip(house.disk, remote)
+
+    assert [step.action for step in steps] == ["cannot repair"] and "not what was catalogued" in steps[0].why
+    assert _content(house.disk) == harmed
+
+
+def test_two_whole_copies_that_differ_are_left_to_a_person() -> None:
+    house, other = _house(), _house(seed=2)
+    for path in (LOCAL, index_name(LOCAL)):
+        with contextlib.closing(other.disk.open(path)) as file:
+            replace_file(house.disk, path, file.read_at(file.size(), 0))
+    before = _content(house.disk)
+
+    (wrong,) = _wrong(house, house.disk)
+    (step,) = _repair(house, house.disk)
+
+    assert "differs from" in wrong and "offsets [20, 40)" in wrong
+    assert step.action == "cannot repair" and step.offsets == (20, 40)
+    assert _content(house.disk) == before
+
+
+def test_a_damaged_file_whose_index_speaks_of_other_content_is_left_to_a_person() -> None:
+    house, other = _house(), _house(seed=2)
+    with contextlib.closing(other.disk.open(index_name(LOCAL))) as file:
+        replace_file(house.disk, index_name(LOCAL), file.read_at(file.size(), 0))
+    _flip(house.disk, LOCAL)
+    before = _content(house.disk)
+
+    steps = _repair(house, house.disk)
+
+    assert {step.action for step in steps} == {"cannot repair"} and "other content" in steps[0].why
+    assert _content(house.disk) == before
+
+
+def test_an_index_object_that_is_whole_and_does_not_fit_is_rebuilt() -> None:
+    house = _house()
+    sound = _content(house.disk)
+    path = f"/store/{index_name(house.catalog().descriptors()[1].object_key)}"
+    decoded = decode_index(sound[path])
+    assert isinstance(decoded, tuple)
+    footer, entries, gaps = decoded
+    entries = entries.copy()
+    entries["time_max"][0] += 1
+    replace_file(house.disk, path, encode_index(footer, entries, gaps))
+
+    (wrong,) = _wrong(house, house.disk)
+    _repair(house, house.disk)
+
+    assert "does not fit" in wrong and "forebay repair" in wrong
+    assert _content(house.disk) == sound
+
+
+@pytest.mark.parametrize("attached", [True, False])
+def test_what_the_log_leaves_to_the_history_must_be_there(*, attached: bool) -> None:
+    house = House()
+    house.append(20)
+    house.seal()
+    house.export()
+    if attached:
+        _loaded(house)
+    house.shard.wal.skip_to_history(34)
+    house.append(5)
+    house.shard.upkeep.close()
+
+    wrong = _wrong(house, house.disk)
+
+    assert [("offsets [20, 34)" in what and "leaves these offsets" in what) for what in wrong] == [True] * (
+        not attached
+    )
+
+
+def _loaded(house: House) -> None:
+    """A bulk load of two segments at the end of history, at other offsets than its bytes say."""
+    place = LoadPlace("load", TOPIC, 0)
+    segments = []
+    for token in ("a", "b"):
+        columns = encode_columns(Columns(values=[b"load %s" % token.encode()] * 7, timestamps=[5] * 7))
+        segment = write_segment(house.store, place, token, [columns], clock=house.clock)
+        assert segment is not None
+        segments.append((0, segment))
+    start = house.catalog().frontier().next
+    manifest = manifest_of("load", TOPIC, segments)
+    house.catalog().extend(1, descriptors_of(manifest, 0, start, epoch=1, store="directory", leader="me", created_at=0))
+
+
+def test_segments_of_a_load_are_examined_at_the_offsets_they_were_given() -> None:
+    house = _house()
+    _loaded(house)
+    assert _wrong(house, house.disk) == []
+    loaded = house.catalog().descriptors()[-1]
+    path = f"/store/{index_name(loaded.object_key)}"
+    with contextlib.closing(house.disk.open(path)) as file:
+        index = file.read_at(file.size(), 0)
+    house.disk.unlink(path)
+
+    assert any("index object is missing" in what for what in _wrong(house, house.disk))
+    _repair(house, house.disk)
+    assert _wrong(house, house.disk) == []
+    with contextlib.closing(house.disk.open(path)) as file:
+        assert file.read_at(file.size(), 0) == index
+
+    _flip(house.disk, f"/store/{loaded.object_key}")
+    assert any("[67, 74)" in what and "backup" in what for what in _wrong(house, house.disk))
+    assert [step.action for step in _repair(house, house.disk)] == ["cannot repair"]
+
+
+def _listed(house: House) -> str:
+    """The first two pieces as one manifest; its object."""
+    pieces = house.catalog().pieces()[:2]
+    manifest = manifests.write(
+        house.store,
+        f"{TOPIC}_0/",
+        [piece.descriptor for piece in pieces],
+        store_name="directory",
+        created_at=0,
+    )
+    assert house.catalog().replace(pieces, manifest)
+    return f"/store/{manifest.object_key}"
+
+
+def test_what_a_manifest_lists_is_examined_and_mended_too() -> None:
+    house = _house()
+    listed = f"/store/{house.catalog().descriptors()[1].object_key}"
+    manifest = _listed(house)
+    sound = _content(house.disk)
+    assert _wrong(house, house.disk) == []
+
+    house.disk.unlink(listed)
+    assert any("[20, 40)" in what and "forebay repair" in what for what in _wrong(house, house.disk))
+    _repair(house, house.disk)
+    assert _wrong(house, house.disk) == [] and _content(house.disk) == sound
+
+    _flip(house.disk, manifest)
+    assert any("[0, 40)" in what for what in _wrong(house, house.disk))
+    assert any(step.offsets == (0, 40) and step.action == "cannot repair" for step in _repair(house, house.disk))
+
+
+def test_a_store_that_stops_answering_is_said_and_asked_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    house = _house()
+    asked: list[str] = []
+
+    def refuse(_: DirectoryStore, key: str) -> None:
+        asked.append(key)
+        raise Unavailable("the store is on holiday")
+
+    monkeypatch.setattr(DirectoryStore, "stat", refuse)
+
+    wrong = _wrong(house, house.disk)
+
+    assert len(asked) == 1 and sum("on holiday" in what for what in wrong) == 3
+
+
+def test_a_step_says_what_it_is_about() -> None:
+    step = msgspec.convert({"action": "fetch again", "shard": "s[0]", "file": "f", "why": "lost"}, Step)
+
+    assert str(msgspec.structs.replace(step, offsets=(1, 2))) == "fetch again s[0] f offsets [1, 2): lost"
