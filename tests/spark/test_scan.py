@@ -315,3 +315,24 @@ def test_rows_that_do_not_add_up_are_an_error(
 
 def _plain(value: Snapshot | Split) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__slots__}
+
+
+def test_what_lies_elsewhere_is_refused_by_name_and_never_left_out(path: Path, tmp_path: Path) -> None:
+    shared = {
+        **SETTINGS,
+        "storage": {"handoff_root": str(tmp_path / "handoff")},
+        "metadata": {"path": str(path / "metadata.sqlite")},
+    }
+    with forebay.open(str(path), shared) as log, forebay.open(str(tmp_path / "other"), shared) as other:
+        log.create_topic("shop/orders").append(b"before")
+        log.seal_topic("shop/orders")
+        other.topic("shop/orders").append(b"after")
+        with pytest.raises(Unsupported, match=r"shop/orders\[0\] is held by directory .* read it by the path of"):
+            look(_options(path))
+        other.seal_topic("shop/orders")
+        log.unseal_topic("shop/orders")
+        assert log.topic("shop/orders").append(b"back again") == 2
+
+        assert [row["value"] for row in _read(path, startingOffsets='{"shop/orders": {"0": 2}}')] == [b"back again"]
+        with pytest.raises(Unavailable, match="offset 0 is not in the local files, which begin at 2"):
+            _read(path)

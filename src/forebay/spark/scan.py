@@ -25,7 +25,7 @@ from forebay.records import Gap, Reason
 from forebay.spark.columns import record_batch
 from forebay.spark.planning import Range
 from forebay.spark.snapshot import Split, followed, shard_directory
-from forebay.wal.files import FileList, SealedFile
+from forebay.wal.files import BelowFiles, FileList, SealedFile
 from forebay.wal.follow import FollowedLog
 from forebay.wal.survey import indexed_files
 
@@ -105,7 +105,14 @@ class _Shard:
                 # Files went or were replaced: the log finds out which ones hold these offsets now.
                 self.close()
                 self._sealed = None
-        return self._log.read(offset, bytes_max)
+        try:
+            return self._log.read(offset, bytes_max)
+        except BelowFiles as error:
+            begins = self._log.files.begins
+            raise Unavailable(
+                f"offset {offset} is not in the local files, which begin at {begins}: it lies in the store that the "
+                "topic's history is exported to, and is read from there by forebay.open(…).topic(…).read_arrow()"
+            ) from error
 
     def close(self) -> None:
         for file in self._sealed.all if self._sealed is not None else ():
@@ -117,7 +124,7 @@ def _sealed(disk: Disk, split: Split, wanted: Range) -> FileList | None:
 
     They spare a task the walk through the newest file, which every look at the log as a whole begins with.
     """
-    directory = shard_directory(split.path, split.topic_id, wanted.partition)
+    directory = shard_directory(disk, split.path, split.topic_id, wanted.partition)
     try:
         names = sorted(name for name in disk.list_directory(directory) if parse_segment_name(name))
         first = max(0, bisect_right(names, wanted.start, key=_start) - 1)

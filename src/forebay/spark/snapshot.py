@@ -16,15 +16,17 @@ from pathlib import Path
 from forebay.clock import SystemClock
 from forebay.disk import Disk, SystemDisk
 from forebay.errors import Invalid, Unsupported
+from forebay.format.keys import state_key
 from forebay.format.segment import parse_segment_name
-from forebay.metadata import SqliteMetadata
+from forebay.metadata import MetadataStore, SqliteMetadata
 from forebay.settings import Settings
+from forebay.shard import read_state
 from forebay.spark.options import ReadOptions
 from forebay.spark.planning import Bounds, FileSize, Range, resolve, split
+from forebay.storage.building import IN_MEMORY
 from forebay.storage.definitions import Definitions
-from forebay.storage.directory import SHARDS, LogDirectory, is_owned
-from forebay.storage.store import IN_MEMORY
-from forebay.topics import Engine, TopicName, TopicSpec, shard_id
+from forebay.storage.directory import LogDirectory, is_owned
+from forebay.topics import Engine, TopicSpec, shard_id
 from forebay.wal.follow import FollowedLog
 
 
@@ -55,9 +57,14 @@ def look(options: ReadOptions) -> Snapshot:
     disk = SystemDisk()
     path = _absolute(options.path)
     directory = LogDirectory.look(path, disk)
-    spec = _definition(directory, options.topic, disk)
-    if spec.engine is Engine.MEMORY:
-        raise Unsupported(f"{spec.name} lives in the memory of its owner: no other process, and so no Spark, reads it")
+    store = SqliteMetadata(directory.metadata_path, disk=disk, clock=SystemClock(), read_only=True)
+    with contextlib.closing(store):
+        spec = Definitions(store, Settings().metadata.prefix, SystemClock()).get(options.topic)
+        if spec.engine is Engine.MEMORY:
+            raise Unsupported(
+                f"{spec.name} lives in the memory of its owner: no other process, and so no Spark, reads it"
+            )
+        _refuse_moved(store, directory, spec)
     bounds = [_bounds(disk, path, spec.topic_id, partition) for partition in range(spec.partitions)]
     ranges = resolve(
         str(spec.name), bounds, options.starting, options.ending, fail_on_data_loss=options.fail_on_data_loss
@@ -82,15 +89,15 @@ def plan(snapshot: Snapshot, options: ReadOptions, columns: tuple[str, ...]) -> 
     ]
 
 
-def shard_directory(path: str, topic_id: str, partition: int) -> str:
+def shard_directory(disk: Disk, path: str, topic_id: str, partition: int) -> str:
     """Where a partition has its files."""
-    return f"{path}/{SHARDS}/{shard_id(topic_id, partition)}"
+    return f"{LogDirectory.look(path, disk).shards}/{shard_id(topic_id, partition)}"
 
 
 @contextlib.contextmanager
 def followed(disk: Disk, path: str, topic_id: str, partition: int) -> Iterator[FollowedLog]:
     """The log of a partition, whoever owns it."""
-    directory = shard_directory(path, topic_id, partition)
+    directory = shard_directory(disk, path, topic_id, partition)
     # Of these settings a reader needs none: they size what writers keep.
     log = FollowedLog(disk, SystemClock(), directory, Settings().wal, lambda: is_owned(path, disk))
     with contextlib.closing(log):
@@ -106,16 +113,19 @@ def _absolute(path: str) -> str:
     return str(Path.cwd() / path)
 
 
-def _definition(directory: LogDirectory, name: TopicName, disk: Disk) -> TopicSpec:
-    settings = Settings().metadata
-    store = SqliteMetadata(directory.metadata_path, disk=disk, clock=SystemClock(), read_only=True)
-    with contextlib.closing(store):
-        definitions = Definitions(store, settings.prefix, SystemClock())
-        return definitions.get(name)
+def _refuse_moved(store: MetadataStore, directory: LogDirectory, spec: TopicSpec) -> None:
+    """What another directory holds is not here: to show what is left would be to hide the rest."""
+    for partition in range(spec.partitions):
+        stored = read_state(store, state_key(spec.namespace, spec.topic, partition))
+        if stored is not None and stored.state.holder not in (None, directory.id):
+            raise Unsupported(
+                f"{spec.name}[{partition}] is held by directory {stored.state.holder} and not by {directory.path}: "
+                "read it by the path of that directory"
+            )
 
 
 def _bounds(disk: Disk, path: str, topic_id: str, partition: int) -> Bounds:
-    if not disk.exists(shard_directory(path, topic_id, partition)):
+    if not disk.exists(shard_directory(disk, path, topic_id, partition)):
         return Bounds(0, 0)  # nothing was ever appended to it
     with followed(disk, path, topic_id, partition) as log:
         offsets = log.offsets()
@@ -124,7 +134,7 @@ def _bounds(disk: Disk, path: str, topic_id: str, partition: int) -> Bounds:
 
 def _sizes(disk: Disk, snapshot: Snapshot, wanted: Range) -> list[FileSize]:
     """How large the files of a range are, told by their names alone: each ends where the next one starts."""
-    directory = shard_directory(snapshot.path, snapshot.topic_id, wanted.partition)
+    directory = shard_directory(disk, snapshot.path, snapshot.topic_id, wanted.partition)
     try:
         names = sorted(name for name in disk.list_directory(directory) if parse_segment_name(name))
     except FileNotFoundError as error:
