@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from forebay.blobs import DirectoryStore
 from forebay.catalog import ShardCatalog, ShardKeys
@@ -24,14 +25,17 @@ KEYS = ShardKeys("shop", "orders", 0, "/forebay")
 
 
 class HistoryShell(Shell):
-    """Commands with the settings that name the store."""
+    """Commands with the settings that name the store, and the metadata store if it is shared."""
 
-    def __init__(self, directory: Path, root: Path) -> None:
+    def __init__(self, directory: Path, root: Path, metadata: Path | None = None) -> None:
         super().__init__(directory)
-        self._root = root
+        self.settings: dict[str, Any] = {"storage": {"handoff_root": str(root)}}
+        if metadata is not None:
+            self.settings["metadata"] = {"path": str(metadata)}
 
     def run(self, *words: str, stdin: bytes = b"") -> Outcome:
-        return super().run(*words, "--set", f"storage.handoff_root={self._root}", stdin=stdin)
+        given = [f"{group}.{name}={value}" for group, fields in self.settings.items() for name, value in fields.items()]
+        return super().run(*words, *(word for setting in given for word in ("--set", setting)), stdin=stdin)
 
 
 class Exported:

@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
+import forebay
 from forebay.catalog import ShardCatalog
 from forebay.format.descriptor import Cur, DescriptorKind, Phase, SegmentDescriptor, ShardState
 from forebay.format.value import decode_value, encode_value
 from forebay.metadata import Delete, Operation, Put
 from tests.cli.rig import Outcome, changed, flip
-from tests.inspection.exported import KEYS, Exported
+from tests.inspection.exported import KEYS, Exported, HistoryShell
 from tests.ledger import Ledger
 
 Harm = Callable[[Path], None]
@@ -284,7 +285,6 @@ CHANGES: dict[str, Change] = {
     "newer epoch": lambda piece: msgspec.structs.replace(piece, epoch=9),
     "other size": lambda piece: msgspec.structs.replace(piece, bytes=piece.bytes + 1),
     "other hash": lambda piece: msgspec.structs.replace(piece, content_hash="00" * 16),
-    "other store": lambda piece: msgspec.structs.replace(piece, store="s3:elsewhere"),
 }
 
 
@@ -364,9 +364,22 @@ def test_a_store_that_is_not_there_is_never_taken_for_an_empty_one(tmp_path: Pat
     found = exported.shell.run("verify")
     repaired = exported.shell.run("repair", "--apply")
 
-    assert found.code == 6 and "mount it" in found.out
+    assert found.code == 4 and "3 objects: cannot be checked" in found.out and "mount it" in found.out
+    assert "NOT ALL CHECKED" in found.out
     assert repaired.code == 6 and "cannot be checked" in repaired.out
     assert list(exported.root.iterdir()) == []
+
+
+def test_an_object_in_another_store_than_that_of_the_settings_is_not_looked_for(tmp_path: Path) -> None:
+    exported = Exported(tmp_path)
+    _rewrite(exported, 1, lambda piece: msgspec.structs.replace(piece, store="s3:elsewhere"))
+
+    found = exported.shell.run("verify", "--json")
+
+    (error,) = _errors(found)
+    assert found.code == 4 and error["offsets"] == [20, 40] and "not the store of these settings" in error["what"]
+    flip(exported.local(0), -20)
+    assert exported.shell.run("verify").code == 6
 
 
 def test_objects_of_a_shard_that_a_living_session_owns_are_left_alone(tmp_path: Path) -> None:
@@ -384,6 +397,7 @@ def test_objects_of_a_shard_that_a_living_session_owns_are_left_alone(tmp_path: 
         outcome = exported.shell.run("repair", "--apply")
 
         assert outcome.code == 6 and f"owned by the living session {session.id}" in outcome.out
+        assert f"owned by session {session.id}; history" in exported.shell.run("verify").out
         assert not exported.root.joinpath(exported.descriptors()[0].object_key).exists()
         assert exported.local(1).exists()
 
@@ -416,6 +430,26 @@ def test_pieces_that_lie_in_the_directory_itself_are_held_against_its_files(tmp_
     missing = _errors(exported.shell.run("verify", "--json"))
     assert [40, 60] in [error["offsets"] for error in missing if "catalogued, but missing" in error["what"]]
     assert exported.shell.run("repair", "--apply").code == 6
+
+
+def test_after_a_move_both_directories_are_sound_and_the_old_one_mends_the_store(tmp_path: Path) -> None:
+    shells = [HistoryShell(tmp_path / name, tmp_path / "store", tmp_path / "metadata.sqlite") for name in "ab"]
+    with forebay.open(str(shells[0].directory), shells[0].settings) as log:
+        orders = log.create_topic("shop/orders", durability="fsync")
+        orders.append_many([b"%d" % number for number in range(20)])
+        log.seal_topic("shop/orders")
+    with forebay.open(str(shells[1].directory), shells[1].settings) as log:
+        log.topic("shop/orders").append(b"later")
+    assert [shell.ok("verify", "--json").items[-1]["objects"] for shell in shells] == [1, 1]
+    (path,) = (tmp_path / "store").rglob("*.seg")
+    sound = path.read_bytes()
+
+    _cut(path)
+
+    assert [shell.run("verify").code for shell in shells] == [6, 6]
+    assert "no other sound copy" in shells[1].run("repair", "--apply").out
+    assert "done: upload again" in shells[0].ok("repair", "--apply").out
+    assert [shell.ok("verify").code for shell in shells] == [0, 0] and path.read_bytes() == sound
 
 
 def test_the_catalog_is_dumped(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from forebay.cli.commands import command
-from forebay.cli.failures import DAMAGE
+from forebay.cli.failures import DAMAGE, UNAVAILABLE
 from forebay.cli.invocation import Invocation
 from forebay.cli.terminal import as_json as json_of
 from forebay.cli.terminal import meter, readable_bytes, say, say_json
@@ -149,7 +149,8 @@ def verify(
     """Check everything: every checksum and frame, indexes, checkpoints, sequence, metadata, history.
 
     Changes nothing and may run while another process has the directory open. Ends with code 0 if all is sound
-    (notes and warnings do not count) and with 6 if anything is damaged. Each finding says what to do next.
+    (notes and warnings do not count), with 6 if anything is damaged and with 4 if only a store cannot be reached.
+    Each finding says what to do next.
     """
     from forebay.clock import SystemClock
     from forebay.inspection import verify as verified
@@ -172,6 +173,8 @@ def verify(
         else:
             say(str(item))
     _say_summary(report, as_json=as_json)
+    if report.is_open:
+        return UNAVAILABLE
     return 0 if report.is_clean else DAMAGE
 
 
@@ -189,7 +192,7 @@ def _say_summary(report: Report, *, as_json: bool) -> None:
         say_json({"clean": report.is_clean, "findings": len(report.findings), **counts})
         return
     size = readable_bytes(report.bytes)
-    verdict = "all sound" if report.is_clean else "DAMAGED"
+    verdict = "all sound" if report.is_clean else "NOT ALL CHECKED" if report.is_open else "DAMAGED"
     objects = f"; {report.objects} objects, {readable_bytes(report.object_bytes)}" if report.objects else ""
     say(
         f"{verdict}: {report.shards} shards, {report.files} segment files, {size}, "
@@ -247,7 +250,7 @@ def repair(
     planned = [step for step in steps if step.action in CHANGES]
     if not as_json:
         if not planned:
-            say("nothing to repair")
+            say("nothing to repair" if not steps else "nothing else to repair")
         elif not apply:
             say(f'{len(planned)} steps planned, nothing changed: run "forebay repair --apply" to do them')
         else:

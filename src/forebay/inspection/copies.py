@@ -18,7 +18,7 @@ from forebay.errors import ForebayError
 from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.format.segment import parse_segment_name
 from forebay.inspection.directory import ShardPlace
-from forebay.inspection.findings import Finding, Report, Severity
+from forebay.inspection.findings import REACH, Finding, Report, Severity
 from forebay.inspection.objects import RESTORE_OBJECT, ObjectCopy, ObjectExam
 from forebay.inspection.recorded import METADATA, Recorded, ShardHistory, judge, summary
 from forebay.inspection.segments import REPAIR, RESTORE, Examined
@@ -74,7 +74,7 @@ class HistoryExam:
     def run(self, local: LocalFiles) -> None:
         """Look at all of it; the local files were looked at before."""
         judge(self._found, self._place, self._report, floor=local.floor)
-        self._report.histories.append(summary(self._found, self._place))
+        self._report.histories.append(summary(self._found, self._place, self._history))
         elsewhere: list[SegmentDescriptor] = []
         for piece in self._opened():
             descriptor = piece.descriptor
@@ -90,8 +90,21 @@ class HistoryExam:
             what = f"{len(elsewhere)} segments lie in another data directory, the first in {elsewhere[0].store}"
             offsets = (elsewhere[0].start, elsewhere[-1].end)
             self._add(Severity.NOTE, f"{what}: not checked here", "verify that directory too", offsets=offsets)
+        for first, last, count in self.unreached():
+            self._add(
+                Severity.ERROR, f"{count} objects: {first.flaw}", REACH, offsets=(first.offsets[0], last.offsets[1])
+            )
         self._compare(local)
         self._report.findings = [self._advised(finding, local) for finding in self._report.findings]
+
+    def unreached(self) -> Iterator[tuple[ObjectCopy, ObjectCopy, int]]:
+        """The first and the last object of each store that does not answer, and how many there are."""
+        stores: dict[str, list[ObjectCopy]] = {}
+        for copy in self.copies:
+            if not copy.reachable:
+                stores.setdefault(copy.descriptor.store, []).append(copy)
+        for copies in stores.values():
+            yield copies[0], copies[-1], len(copies)
 
     def _opened(self) -> Iterator[Piece]:
         """The pieces, with those that a manifest lists in its place; they have the revision 0."""

@@ -7,6 +7,7 @@ import enum
 import msgspec
 
 UPGRADE = "upgrade: nothing is corrupt"
+REACH = "see that the store can be reached, then verify again"
 
 
 class Severity(enum.StrEnum):
@@ -42,7 +43,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class HistorySummary(msgspec.Struct, frozen=True, kw_only=True):
-    """How a shard stands: its recorded state, and what is catalogued. `history` ends exclusively."""
+    """How a shard stands: its recorded state, and what is catalogued. `owner` is a living session.
+
+    `history` ends exclusively.
+    """
 
     shard: str
     phase: str
@@ -83,6 +87,12 @@ class Report:
     def is_clean(self) -> bool:
         """No error was found; warnings and notes do not count."""
         return all(finding.severity is not Severity.ERROR for finding in self.findings)
+
+    @property
+    def is_open(self) -> bool:
+        """Nothing that could be looked at is wrong, but not all of it could be."""
+        errors = [finding for finding in self.findings if finding.severity is Severity.ERROR]
+        return bool(errors) and all(finding.next_step == REACH for finding in errors)
 
     def add(
         self,

@@ -99,9 +99,11 @@ class HistoryMending:
         yield from self._copies(exam.history, exam.local, refusal)
 
     def _copies(self, history: HistoryExam, local: LocalFiles, refusal: str | None) -> Iterator[_Work]:
+        for first, last, count in history.unreached():
+            offsets = (first.offsets[0], last.offsets[1])
+            yield _Work(self._step(Action.CANNOT, f"{count} objects", first.flaw, offsets=offsets))
         for copy in history.copies:
             if not copy.reachable:
-                yield _Work(self._step(Action.CANNOT, copy.where, copy.flaw, offsets=copy.offsets))
                 continue
             if copy.intact and copy.index:
                 yield from self._local(copy, local)

@@ -30,7 +30,6 @@ BLOCK_BYTES = 4 * 1024 * 1024
 BLOCKS_HELD = 32
 """An object up to so many blocks is fetched once, a larger one twice: its frames are walked, then its bytes hashed."""
 RESTORE_OBJECT = "restore the object from a backup of the store; reading this range fails"
-REACH = "see that the store can be reached, then verify again"
 
 Progress = Callable[[int], None]
 
@@ -133,8 +132,8 @@ class ObjectExam:
             self._object(copy, store)
         except Unavailable as error:
             self._stores.give_up(descriptor.store, error)
+            # Said once for all that lie there, by whoever looks at all of them.
             copy.reachable, copy.flaw = False, f"cannot be checked: {error}"
-            self._add(copy, copy.flaw, REACH)
         except ForebayError as error:
             copy.flaw = f"cannot be read: {error}"
             self._add(copy, copy.flaw)

@@ -80,16 +80,17 @@ class ShardHistory(NamedTuple):
         return self.metadata.range(shard_prefix(keys.namespace, keys.topic, keys.partition, prefix=keys.prefix))
 
 
-def summary(found: Recorded, place: ShardPlace) -> HistorySummary:
+def summary(found: Recorded, place: ShardPlace, history: ShardHistory) -> HistorySummary:
     """How the shard stands."""
     state = found.state or ShardState(incarnation="")
+    is_owned = state.owner is not None and history.metadata.session_alive(state.owner)
     pieces = [piece.descriptor for piece in found.pieces]
     gaps = sum(piece.gap is not None for piece in pieces)
     return HistorySummary(
         shard=place.name,
         phase=str(state.phase) if found.state is not None else "without state",
         epoch=state.epoch,
-        owner=state.owner,
+        owner=state.owner if is_owned else None,
         holder=state.holder,
         next_offset=state.next_offset,
         reserved_end=state.reserved_end,
