@@ -1,4 +1,4 @@
-"""`make demo`: a data directory, a million orders, a follower, a crash, and Spark over all of it."""
+"""`make demo`: a data directory, a million orders, a follower, a crash, a move, and Spark over all the orders."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from pathlib import Path
 import forebay
 from demo import orders
 from demo.crash import Crash, kill_a_writer
+from demo.move import TOPIC, Move, move_a_topic
 from demo.spark import Revenue, revenue_by_country
 
 ORDERS = 1_000_000
 PAYMENTS = 3_000
-DATA = Path(".demo-data")
+SHIPMENTS = 100_000
+ROOT = Path(".demo-data")
+DATA = ROOT / "shop"
 
 
 class Follower(threading.Thread):
@@ -68,6 +71,19 @@ def crash_and_recover() -> Crash:
     return crash
 
 
+def seal_and_move() -> Move:
+    """Move a topic to another data directory and read one stream across both."""
+    move = move_a_topic(ROOT, SHIPMENTS)
+    say(f"north/ took {SHIPMENTS:,} shipments; a reader came to {move.acknowledged:,} and its cursor was kept")
+    say(f"north/ sealed it at {move.sealed_at:,} in {move.sealing_seconds:.1f} s: {move.objects} objects in history/")
+    say(f"south/ goes on: {move.decision}; it took {SHIPMENTS:,} more")
+    check("the reader resumed in south/ where it had come to in north/", holds=move.resumed_at == move.acknowledged)
+    say(f"one stream in south/: {move.from_history:,} from history, {move.from_log:,} from its own log")
+    halves = (move.sealed_at, move.from_history, move.from_log)
+    check("the stream has every shipment once, in order, without a gap", holds=halves == (SHIPMENTS,) * 3)
+    return move
+
+
 def read_in_spark(cents: int) -> Revenue:
     """Aggregate the whole topic in Spark and compare with what was produced."""
     revenue = revenue_by_country(str(DATA))
@@ -90,19 +106,23 @@ def check(claim: str, *, holds: bool) -> None:
 
 def main() -> None:
     begun = time.perf_counter()
-    shutil.rmtree(DATA, ignore_errors=True)
-    print(f"\nForebay {forebay.__version__}, data in {DATA}/\n\nProduce and consume")
+    shutil.rmtree(ROOT, ignore_errors=True)
+    print(f"\nForebay {forebay.__version__}, data in {ROOT}/\n\nProduce and consume")
     cents, seconds = produce_and_follow()
     print("\nCrash and recover")
     crash = crash_and_recover()
-    print("\nRead the history in Spark")
+    print("\nSeal and move")
+    move = seal_and_move()
+    print("\nRead the orders in Spark")
     revenue = read_in_spark(cents)
     print("\nSummary")
     print(f"  {ORDERS:>12,}  orders appended, {ORDERS / seconds:,.0f} per second")
     print(f"  {crash.acknowledged:>12,}  payments acknowledged before kill -9, {crash.lost} lost")
+    print(f"  {move.from_history + move.from_log:>12,}  shipments in one stream across two directories, 0 missing")
     print(f"  {revenue.orders:>12,}  orders in Spark, worth {revenue.cents / 100:,.2f} EUR")
     print(f"  {time.perf_counter() - begun:>12.1f}  seconds in all\n")
     print(f'Look around: .venv/bin/forebay --data {DATA} topic list   (and "forebay --help")')
+    print(f"             .venv/bin/forebay --data {ROOT}/south --settings {ROOT}/shared.yaml topic show {TOPIC}")
 
 
 if __name__ == "__main__":
