@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from tests.blobs import servers
 
 FILE_BYTES = 64 * MIB
 KEYS = ShardKeys("bench", "t", 0, "/forebay")
-VOLUMES = 100
+VOLUMES = 250
 
 
 def sealed_log(plan: Plan, values: Sequence[bytes], *, times: int = 1, file_bytes: int = FILE_BYTES) -> Path:
@@ -52,12 +53,12 @@ def s3_server(plan: Plan) -> Iterator[str | None]:
         yield server.endpoint
 
 
-def settings_of(kind: str, place: str) -> StoreSettings:
-    """A store as it comes: below a directory, or in the bucket of the S3 server at an endpoint."""
+def settings_of(kind: str, place: str, folder: str = "bench") -> StoreSettings:
+    """A store as it comes: in a folder of a directory, or of the bucket of the S3 server at an endpoint."""
     if kind == "directory":
-        return StoreSettings(root=place)
+        return StoreSettings(root=f"{place}/{folder}")
     usual = StoreSettings()
-    return servers.s3_settings(place, "bench", part_bytes=usual.part_bytes, retries_max=usual.retries_max)
+    return servers.s3_settings(place, folder, part_bytes=usual.part_bytes, retries_max=usual.retries_max)
 
 
 @contextlib.contextmanager
@@ -97,6 +98,24 @@ def export(topic: Any, catalog: ShardCatalog, store: BlobStore) -> Exporter:
     exporter = Exporter(origin, catalog, store, disk=SystemDisk(), clock=SystemClock())
     exporter.export(topic._shard(0).wal.files)
     return exporter
+
+
+def plain_upload(store: BlobStore, log: Path) -> tuple[float, int]:
+    """The files of a log read and sent, neither checked nor catalogued; the seconds it took, and how many bytes."""
+    paths = sorted(log.glob("shards/*/*.seg"))
+    begun = time.perf_counter()
+    size = sum(store.upload(f"plain/{path.name}", _chunks(path)).size for path in paths)
+    elapsed = time.perf_counter() - begun
+    payload.check_count("plain upload", sum(path.stat().st_size for path in paths), size)
+    for path in paths:
+        store.delete(f"plain/{path.name}")
+    return elapsed, size
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(MIB):
+            yield chunk
 
 
 @contextlib.contextmanager

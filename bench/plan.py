@@ -23,6 +23,7 @@ class Sizes:
     bulk_records: int = 500_000
     kilobyte_records: int = 200_000
     export_times: int = 5
+    moved_records: int = 1_000
     durable_batches: int = 100
     durable_single: int = 500
     durable_many: int = 25_600
@@ -41,6 +42,7 @@ TOY = Sizes(
     bulk_records=3_000,
     kilobyte_records=2_000,
     export_times=2,
+    moved_records=100,
     durable_batches=2,
     durable_single=5,
     durable_many=100,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from bench.cases import append, durable, export, history, latency, memory, read, recovery, scale
+from bench.cases import append, durable, export, history, latency, memory, move, read, recovery, scale
 from bench.plan import Plan
 from bench.results import Result
 
@@ -16,6 +16,7 @@ CASES: dict[str, Callable[[Plan], Iterator[Result]]] = {
     "read": read.run,
     "history": history.run,
     "export": export.run,
+    "move": move.run,
     "scale": scale.run,
     "memory": memory.run,
 }

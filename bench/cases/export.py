@@ -13,7 +13,6 @@ from forebay.blobs import BlobStore
 from forebay.settings import GIB
 
 KILOBYTE = 1024
-CHUNK_BYTES = 1024 * 1024
 EXTRA_MB_MAX = 64
 
 
@@ -62,25 +61,7 @@ def _export(plan: Plan, store: BlobStore, log: Path) -> Contender:
 
 
 def _upload(store: BlobStore, log: Path) -> Contender:
-    """The same files, read and sent, neither checked nor catalogued."""
-
-    def contender() -> Figures:
-        paths = sorted(log.glob("shards/*/*.seg"))
-        begun = time.perf_counter()
-        sizes = [store.upload(f"plain/{path.name}", _chunks(path)).size for path in paths]
-        elapsed = time.perf_counter() - begun
-        payload.check_count("plain upload", sum(path.stat().st_size for path in paths), sum(sizes))
-        for path in paths:
-            store.delete(f"plain/{path.name}")
-        return {"ms": _ms_of_ten(elapsed, sum(sizes))}
-
-    return contender
-
-
-def _chunks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            yield chunk
+    return lambda: {"ms": _ms_of_ten(*exports.plain_upload(store, log))}
 
 
 def _ms_of_ten(seconds: float, size: int) -> float:
