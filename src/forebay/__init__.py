@@ -35,7 +35,7 @@ if _typing.TYPE_CHECKING:
     )
     from forebay.records import EARLIEST, LATEST, Gap, Offsets, Position, Reason, Record
     from forebay.settings import Settings
-    from forebay.storage import Ack, Storage, Topic
+    from forebay.storage import Ack, Reader, Storage, Topic
 
 __version__ = "0.1.0"
 
@@ -55,6 +55,7 @@ __all__ = [
     "Moved",
     "Offsets",
     "Position",
+    "Reader",
     "Reason",
     "Record",
     "Settings",
@@ -71,7 +72,7 @@ __all__ = [
 _HOMES = {
     "forebay.records": ("EARLIEST", "Gap", "LATEST", "Offsets", "Position", "Reason", "Record"),
     "forebay.settings": ("Settings",),
-    "forebay.storage": ("Ack", "Storage", "Topic"),
+    "forebay.storage": ("Ack", "Reader", "Storage", "Topic"),
 }
 """Where the public names live; those not listed live in `forebay.errors`."""
 

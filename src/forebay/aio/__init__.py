@@ -17,11 +17,12 @@ from collections.abc import Mapping
 from pathlib import PurePath
 
 from forebay.aio.log import AsyncLog
+from forebay.aio.readers import AsyncReader
 from forebay.aio.streams import AsyncStream
 from forebay.aio.topic import AsyncTopic
 from forebay.settings import Settings
 
-__all__ = ["AsyncLog", "AsyncStream", "AsyncTopic", "open"]
+__all__ = ["AsyncLog", "AsyncReader", "AsyncStream", "AsyncTopic", "open"]
 
 
 def open(

@@ -13,6 +13,7 @@ from typing import Self
 from forebay.aio.topic import AsyncTopic
 from forebay.aio.workers import Workers
 from forebay.errors import Closed
+from forebay.format.descriptor import ShardState
 from forebay.settings import Settings
 from forebay.storage import Storage, Topic
 from forebay.storage.store import Progress
@@ -80,6 +81,18 @@ class AsyncLog:
     async def delete_topic(self, name: str) -> None:
         """See `Storage.delete_topic`."""
         await self._workers.run(self._log.delete_topic, name)
+
+    async def seal_topic(self, name: str, *, target: str | None = None) -> list[ShardState]:
+        """See `Storage.seal_topic`."""
+        return await self._workers.run(partial(self._log.seal_topic, name, target=target))
+
+    async def unseal_topic(self, name: str) -> None:
+        """See `Storage.unseal_topic`."""
+        await self._workers.run(self._log.unseal_topic, name)
+
+    async def export_topic(self, name: str) -> None:
+        """See `Storage.export_topic`."""
+        await self._workers.run(self._log.export_topic, name)
 
     async def recover(self, on_progress: Progress | None = None) -> None:
         """See `Storage.recover`; `on_progress` is called in the event loop."""

@@ -7,15 +7,17 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from forebay.aio.readers import AsyncReader
 from forebay.aio.streams import LOOK_SECONDS, AsyncStream, Followed, Paged
 from forebay.aio.workers import Published, Workers
 from forebay.errors import Unavailable
 from forebay.reading import OnGap
-from forebay.records import EARLIEST, LATEST, Offsets, Position, Record
+from forebay.records import EARLIEST, LATEST, Offsets, Record
 from forebay.settings import Settings
 from forebay.shard import RecoveryDecision
 from forebay.storage import Ack, Topic
 from forebay.storage.checks import HeadersLike, checked_seconds
+from forebay.storage.topic import Start
 from forebay.topics import TopicSpec
 from forebay.wal.staging import QueueFull
 
@@ -137,7 +139,7 @@ class AsyncTopic:
 
     def read(
         self,
-        start: Position | int = EARLIEST,
+        start: Start = EARLIEST,
         *,
         stop: int | None = None,
         partition: int | None = None,
@@ -149,7 +151,7 @@ class AsyncTopic:
 
     def read_arrow(
         self,
-        start: Position | int = EARLIEST,
+        start: Start = EARLIEST,
         *,
         stop: int | None = None,
         partition: int | None = None,
@@ -161,7 +163,7 @@ class AsyncTopic:
 
     def follow(
         self,
-        start: Position | int = LATEST,
+        start: Start = LATEST,
         *,
         partition: int | None = None,
         timeout: float | None = None,
@@ -175,6 +177,10 @@ class AsyncTopic:
             checked_seconds("timeout", timeout)
         begin = partial(self._topic.following, start, partition=partition, on_gap=on_gap)
         return AsyncStream(Followed(self._workers, begin, timeout))
+
+    def reader(self, name: str) -> AsyncReader:
+        """See `Topic.reader`."""
+        return AsyncReader(self._topic.reader(name), self._workers)
 
     async def offsets(self, partition: int = 0) -> Offsets:
         """See `Topic.offsets`."""

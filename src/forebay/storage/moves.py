@@ -38,7 +38,7 @@ class Moves:
         states = []
         for ref in refs_of(spec):
             stored = read_state(self._parts.metadata, wanted(ref, self._settings).key)
-            if stored is not None and stored.state.phase is Phase.SEALED and stored.state.target == target:
+            if stored is not None and self._is_done(stored.state, target):
                 # By an earlier attempt that did not get through all partitions.
                 states.append(stored.state)
                 continue
@@ -62,6 +62,13 @@ class Moves:
             shard = engine.open_shard(ref)
             shard.upkeep.seal_rotated()
             shard.archive.catch_up(on_file)
+
+    def _is_done(self, state: ShardState, target: str | None) -> bool:
+        """Whether the shard is sealed for the target already, or has arrived there."""
+        here = self._parts.directory.id if self._parts.directory is not None else None
+        if state.phase is Phase.SEALED and state.target in ((None, here) if target is None else (target,)):
+            return True
+        return target not in (None, here) and state.holder == target
 
     def _engine(self, spec: TopicSpec) -> SegmentEngine:
         if self._parts.owned is None or spec.engine is not Engine.SEGMENT:

@@ -16,6 +16,7 @@ from forebay.engines import OpenShard
 from forebay.errors import Closed, Unavailable, UnknownTopic, Unsupported
 from forebay.format.descriptor import ShardState
 from forebay.lifecycle import close_with_process, closed
+from forebay.progress import ProgressStore
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef
 from forebay.shard.handover import OnFile
@@ -283,7 +284,14 @@ class Storage:
             found = opened.get(partition)
             return found if found is not None else self._open_shard(opened, ShardRef(spec, partition))
 
-        return Topic(spec, self.settings.wal, clock=self._clock, shard=shard, commit_soon=self._committer.ask)
+        return Topic(
+            spec,
+            self.settings.wal,
+            clock=self._clock,
+            shard=shard,
+            commit_soon=self._committer.ask,
+            progress=ProgressStore(self._parts.metadata, self.settings.metadata.prefix),
+        )
 
     def _open_shard(self, opened: dict[int, OpenShard], ref: ShardRef) -> OpenShard:
         with self._changing:

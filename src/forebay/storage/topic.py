@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from forebay.clock import Clock
 from forebay.engines import OpenShard
@@ -12,6 +12,7 @@ from forebay.engines.operations import check_offset
 from forebay.errors import Invalid, Unavailable
 from forebay.format.batch import Batch, Columns
 from forebay.partitioning import Partitioner
+from forebay.progress import ProgressStore
 from forebay.reading import Cursor, OnGap
 from forebay.records import EARLIEST, LATEST, Offsets, Position, Record
 from forebay.settings import WalSettings
@@ -36,12 +37,16 @@ from forebay.storage.checks import (
     checked_timestamps,
     checked_values,
 )
+from forebay.storage.readers import Reader
 from forebay.storage.streams import Bounded, Following, Stream, Waiting, wake
 from forebay.topics import TopicSpec
 from forebay.wal.staging import Entry, Producing, Ticket
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+Start: TypeAlias = Position | int | Mapping[int, Position | int]
+"""Where to begin: in every partition, or in each named one at a place of its own."""
 
 _NEW: Final = tuple.__new__
 """Half the cost of calling a named tuple's class."""
@@ -58,11 +63,13 @@ class Topic:
         clock: Clock,
         shard: Callable[[int], OpenShard],
         commit_soon: Callable[[OpenShard], None],
+        progress: ProgressStore,
     ) -> None:
         self.spec = spec
         self._clock = clock
         self._shard = shard
         self._commit_soon = commit_soon
+        self._progress = progress
         self._partitioner = Partitioner(spec.partitions)
         self._appender = Appender(self.name, settings, clock, shard)
 
@@ -194,7 +201,7 @@ class Topic:
 
     def read(
         self,
-        start: Position | int = EARLIEST,
+        start: Start = EARLIEST,
         *,
         stop: int | None = None,
         partition: int | None = None,
@@ -202,6 +209,7 @@ class Topic:
     ) -> Stream[Record]:
         """The records from `start` up to the end as it is now, or to offset `stop`; partition after partition.
 
+        `start` is a position, or one per partition, as in `{0: 14, 2: EARLIEST}`; others are then left out.
         A lost or damaged range raises `DataLoss` at its place, unless `on_gap(partition, gap)` takes it; the
         stream may be asked again and goes on behind it.
         """
@@ -209,7 +217,7 @@ class Topic:
 
     def read_arrow(
         self,
-        start: Position | int = EARLIEST,
+        start: Start = EARLIEST,
         *,
         stop: int | None = None,
         partition: int | None = None,
@@ -220,7 +228,7 @@ class Topic:
 
     def follow(
         self,
-        start: Position | int = LATEST,
+        start: Start = LATEST,
         *,
         partition: int | None = None,
         timeout: float | None = None,
@@ -239,7 +247,7 @@ class Topic:
         return Stream(Waiting(following, timeout, stop, clock=self._clock))
 
     def following(
-        self, start: Position | int = LATEST, *, partition: int | None = None, on_gap: OnGap | None = None
+        self, start: Start = LATEST, *, partition: int | None = None, on_gap: OnGap | None = None
     ) -> Following[Record]:
         """What `follow` asks again and again, for callers who wait in their own way."""
         cursors = [self._cursor(number, start, on_gap) for number in self._chosen(start, partition)]
@@ -269,6 +277,14 @@ class Topic:
     def recovery(self, partition: int = 0) -> RecoveryDecision:
         """How the partition was recovered when it was opened."""
         return self._one(partition).decision
+
+    def epoch(self, partition: int = 0) -> int:
+        """Counts the owners of the partition; 0 beside the owner."""
+        return self._one(partition).epoch
+
+    def reader(self, name: str) -> Reader:
+        """A reader of this name, whose place in the topic survives restarts and moves."""
+        return Reader(self, name, self._progress)
 
     def failure(self, partition: int = 0) -> str | None:
         """Why the partition refuses appends, if it does."""
@@ -310,10 +326,12 @@ class Topic:
             ),
         )
 
-    def _chosen(self, start: Position | int, partition: int | None, stop: int | None = None) -> range:
+    def _chosen(self, start: Start, partition: int | None, stop: int | None = None) -> Sequence[int]:
         if partition is not None:
             number = self._partitioner.choose(None, partition=checked_partition(partition))
             return range(number, number + 1)
+        if isinstance(start, Mapping):
+            return sorted(self._partitioner.choose(None, partition=checked_partition(number)) for number in start)
         if self.spec.partitions > 1 and (checked_position(start).kind == "offset" or stop is not None):
             raise Invalid(
                 f"{self.name} has {self.spec.partitions} partitions and an offset is a place in one of them: "
@@ -322,7 +340,7 @@ class Topic:
         return range(self.spec.partitions)
 
     def _parts(
-        self, start: Position | int, stop: int | None, partition: int | None, on_gap: OnGap | None
+        self, start: Start, stop: int | None, partition: int | None, on_gap: OnGap | None
     ) -> list[tuple[Cursor, int]]:
         """Where to begin in each partition, and where it ends now."""
         if stop is not None:
@@ -334,13 +352,15 @@ class Topic:
             parts.append((cursor, end if stop is None else min(end, stop)))
         return parts
 
-    def _cursor(self, partition: int, start: Position | int, on_gap: OnGap | None) -> Cursor:
+    def _cursor(self, partition: int, start: Start, on_gap: OnGap | None) -> Cursor:
         name = f"{self.name}[{partition}]"
-        first = self._start_offset(partition, checked_position(start))
+        place = start.get(partition, EARLIEST) if isinstance(start, Mapping) else start
+        first = self.resolve(place, partition)
         return Cursor(self._shard(partition), first, name=name, partition=partition, on_gap=on_gap)
 
-    def _start_offset(self, partition: int, position: Position) -> int:
+    def resolve(self, position: Position | int, partition: int = 0) -> int:
         """The offset that a position means in this partition now."""
+        position = checked_position(position)
         if position == EARLIEST:
             return self.offsets(partition).earliest
         if position == LATEST:

@@ -233,6 +233,8 @@ def _sums(file: File, size: int) -> tuple[int, bytes]:
     crc, digest, position = 0, ContentHash(), 0
     while position < size:
         data = file.read_at(min(1024 * 1024, size - position), position)
+        if not data:
+            raise Corrupt(f"{file.path} has {position} bytes and should have {size}: it is not sealed")
         crc = crc32(data, crc)
         digest.update(data)
         position += len(data)
