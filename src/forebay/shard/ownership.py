@@ -124,12 +124,17 @@ def _found(store: MetadataStore, shard: Wanted, owner: Owner) -> StoredState | N
         raise Conflict(f"{shard.key} belongs to another topic of that name: open the topic again")
     if stored is not None and stored.state.phase is Phase.DELETING:
         raise UnknownTopic(f"{shard.key}: the topic is being deleted")
-    if stored is not None and stored.state.target not in (None, owner.holder):
+    if stored is not None and is_promised(stored.state, owner.holder):
         raise Moved(
             f"{shard.key} was sealed at {stored.state.next_offset} and moved to directory {stored.state.target}: "
             "use it there, or move it back"
         )
     return stored
+
+
+def is_promised(state: ShardState, holder: str) -> bool:
+    """Whether the shard was given up for another directory than `holder`. A seal half-way has given nothing up."""
+    return state.phase is Phase.SEALED and state.target not in (None, holder)
 
 
 def _refuse_if_owned(store: MetadataStore, shard: Wanted, stored: StoredState | None, owner: Owner) -> None:

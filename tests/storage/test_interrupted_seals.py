@@ -1,0 +1,69 @@
+"""A seal that was broken off is repeated or taken back by whoever had the topic; what has arrived is left alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forebay import Moved
+from forebay.export import Lag
+from forebay.settings import MetadataSettings, Settings, StorageSettings, StoreSettings
+from forebay.storage import Storage
+from tests.storage.rig import values
+
+
+def _settings(tmp_path: Path) -> Settings:
+    return Settings(
+        metadata=MetadataSettings(path=f"{tmp_path}/shared.sqlite"),
+        storage=StorageSettings(mode="shared_fs"),
+        store=StoreSettings(root=f"{tmp_path}/store"),
+    )
+
+
+def _id(log: Storage) -> str:
+    assert log._parts.directory is not None
+    return log._parts.directory.id
+
+
+def _break_off(lag: Lag) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_seal_that_was_broken_off_is_taken_back_by_the_next_use(tmp_path: Path) -> None:
+    settings = _settings(tmp_path)
+    with Storage.open(tmp_path / "A", settings) as a, Storage.open(tmp_path / "B", settings) as b:
+        topic = a.create_topic("orders")
+        topic.append(b"0")
+
+        with pytest.raises(KeyboardInterrupt):
+            a.seal_topic("orders", target=_id(b), on_file=_break_off)
+
+        with pytest.raises(Moved):
+            b.topic("orders").append(b"x")
+        assert topic.append(b"1") == 1
+        assert [state.next_offset for state in a.seal_topic("orders", target=_id(b))] == [2]
+        assert b.topic("orders").append(b"2") == 2
+
+
+def test_a_seal_is_repeated_where_one_partition_has_arrived_already(tmp_path: Path) -> None:
+    settings = _settings(tmp_path)
+    with Storage.open(tmp_path / "A", settings) as a, Storage.open(tmp_path / "B", settings) as b:
+        topic = a.create_topic("orders", partitions=2)
+        for partition in range(2):
+            topic.append_many([b"0", b"1"], partition=partition)
+        sealed: list[Lag] = []
+
+        def break_off_in_the_second(lag: Lag) -> None:
+            sealed.append(lag)
+            if len(sealed) == 2:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            a.seal_topic("orders", target=_id(b), on_file=break_off_in_the_second)
+        assert b.topic("orders").append(b"2", partition=0) == 2
+        states = a.seal_topic("orders", target=_id(b))
+
+        assert [state.holder for state in states] == [_id(b), _id(a)]
+        assert b.topic("orders").append(b"2", partition=1) == 2
+        assert values(b.topic("orders").read()) == [b"0", b"1", b"2"] * 2
