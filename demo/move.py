@@ -7,18 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import forebay
-from forebay.clock import SystemClock
-from forebay.disk import SystemDisk
-from forebay.metadata.opening import open_metadata
-from forebay.progress import Progress, ProgressStore, ReaderName
 
 TOPIC = "shop/shipments"
-WAREHOUSE = ReaderName.of("shop", "shipments", "warehouse")
+READER = "warehouse"
 BATCH = 1000
 SETTINGS = """\
 storage:
@@ -56,28 +51,25 @@ def move_a_topic(root: Path, count: int) -> Move:
     file = root / "shared.yaml"
     file.write_text(SETTINGS.format(root=root.absolute()))
     settings = forebay.Settings.load(str(file))
-    path = root / "metadata.sqlite"
-    with closing(open_metadata(settings.metadata, str(path), disk=SystemDisk(), clock=SystemClock())) as metadata:
-        cursors = ProgressStore(metadata, settings.metadata.prefix)
-        with forebay.open(root / "north", settings) as north:
-            shipments = north.create_topic(TOPIC, durability="fsync")
-            append(shipments, count)
-            acknowledged = read_in_order(shipments.read(stop=count // 2), 0)
-            cursors.ack_up_to(WAREHOUSE, {0: Progress(offset=acknowledged, incarnation=shipments.spec.topic_id)})
-            begun = time.perf_counter()
-            sealed = north.seal_topic(TOPIC)[0]
-            seconds = time.perf_counter() - begun
-            objects = len(list((root / "history").rglob("*.seg")))
-        with forebay.open(root / "south", settings) as south:
-            shipments = south.topic(TOPIC)
-            append(shipments, count)
-            cursor = cursors.get(WAREHOUSE, 0, shipments.spec.topic_id)
-            resumed_at = cursor.offset if cursor is not None else 0
-            read_in_order(shipments.read(resumed_at), resumed_at)
-            end = read_in_order(shipments.read(), 0)
-            # A log file is named by its first offset.
-            own = min(int(file.name[:20]) for file in (root / "south").rglob("*.seg"))
-            decision = str(shipments.recovery())
+    with forebay.open(root / "north", settings) as north:
+        shipments = north.create_topic(TOPIC, durability="fsync")
+        append(shipments, count)
+        acknowledged = read_in_order(shipments.read(stop=count // 2), 0)
+        shipments.reader(READER).ack_up_to(acknowledged)
+        begun = time.perf_counter()
+        sealed = north.seal_topic(TOPIC)[0]
+        seconds = time.perf_counter() - begun
+        objects = len(list((root / "history").rglob("*.seg")))
+    with forebay.open(root / "south", settings) as south:
+        shipments = south.topic(TOPIC)
+        append(shipments, count)
+        reader = shipments.reader(READER)
+        resumed_at = reader.offset() or 0
+        read_in_order(reader.read(), resumed_at)
+        end = read_in_order(shipments.read(), 0)
+        # A log file is named by its first offset.
+        own = min(int(file.name[:20]) for file in (root / "south").rglob("*.seg"))
+        decision = str(shipments.recovery())
     return Move(sealed.next_offset, seconds, objects, decision, acknowledged, resumed_at, own, end - own)
 
 
