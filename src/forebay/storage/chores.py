@@ -47,18 +47,12 @@ class Chores:
         now = self._clock.monotonic()
         if now - self._cleared_at >= self._settings.retention.check_interval_s:
             self._cleared_at = now
-            self._clear_moved()
+            self.clear_moved()
         if now - self._swept_at >= self._settings.export.sweep_interval_s:
             self._swept_at = now
             self._safely(self._sweep)
 
-    def _sweep(self) -> None:
-        self._deletions.sweep_late()
-        store = self._parts.places.store if self._parts.places is not None else None
-        if store is not None:
-            store.abort_stale_uploads(self._settings.export.orphan_grace_s)
-
-    def _clear_moved(self) -> None:
+    def clear_moved(self) -> None:
         """Local files of shards that another directory has now: gone if history has them, else set aside."""
         engine = self._parts.owned
         assert engine is not None
@@ -71,6 +65,12 @@ class Chores:
         gone = {shard_id(late.topic_id, n) for late in self._definitions.late_objects() for n in range(late.partitions)}
         for name in present & gone:
             self._safely(partial(remove_files, self._disk, engine.directory, name))
+
+    def _sweep(self) -> None:
+        self._deletions.sweep_late()
+        store = self._parts.places.store if self._parts.places is not None else None
+        if store is not None:
+            store.abort_stale_uploads(self._settings.export.orphan_grace_s)
 
     def _safely(self, work: Callable[[], None]) -> None:
         try:

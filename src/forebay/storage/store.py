@@ -55,11 +55,12 @@ class Storage:
         self._ended: str | None = None
         self._deletions = Deletions(parts, self._definitions, settings, clock, self._forget)
         self._moves = Moves(parts, self._definitions, settings, self._forget)
+        self._chores: Chores | None = None
         if parts.maintenance is not None and parts.archiving is not None and disk is not None:
-            chores = Chores(parts, self._definitions, self._deletions, settings, disk, clock)
+            self._chores = Chores(parts, self._definitions, self._deletions, settings, disk, clock)
             parts.maintenance.on_kept = self._after_upkeep
-            parts.archiving.chores = chores.step
-            self._moves.on_moved = chores.look_for_moved
+            parts.archiving.chores = self._chores.step
+            self._moves.on_moved = self._chores.look_for_moved
 
     @classmethod
     def open(
@@ -109,7 +110,8 @@ class Storage:
     def _begin(self) -> None:
         """Finish what was left over, and start what runs in the background."""
         self._deletions.finish()
-        if self._parts.archiving is not None and self.settings.is_shared:
+        shared = self.settings.is_shared or self.settings.storage.handoff_root is not None
+        if self._parts.archiving is not None and shared:
             self._parts.archiving.begin()
 
     # Topics
@@ -187,6 +189,15 @@ class Storage:
         """On return everything appended before is history."""
         self._check_writable()
         self._moves.export(self.topic(name), on_file)
+
+    def clear_moved(self) -> None:
+        """Let go of local files of shards that another directory has by now. What history lacks is set aside.
+
+        Done in the background too, now and then.
+        """
+        self._check_writable()
+        if self._chores is not None:
+            self._chores.clear_moved()
 
     def recover(self, on_progress: Progress | None = None) -> None:
         """Open every shard now rather than at its first use; `on_progress` hears 0.0 to 1.0, by bytes walked."""
