@@ -38,7 +38,7 @@ check: $(READY_SERVERS) ## the quick checks: lint, types, contracts, tests that 
 soak: $(READY_SERVERS) ## the randomised tests again, for long
 	@FOREBAY_SOAK=1 .venv/bin/python -m pytest -n 2 --timeout 3600 -m "not spark"
 
-bench: $(READY_BENCH) ## measure Forebay beside its peers
+bench: $(READY_BENCH) $(READY_SERVERS) ## measure Forebay beside its peers
 	@.venv/bin/python -m bench
 
 fmt: $(READY) ## format the code and apply the safe fixes

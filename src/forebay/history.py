@@ -1,7 +1,7 @@
 """Catalogued history as pages: offsets → descriptors → index → ranged reads → batches.
 
 Knows the catalog and the store of segments; knows nothing of logs.
-Memory stays bounded: a few blocks for each of the latest readers of a segment, few segments open at a time.
+Memory stays bounded: a few blocks for each of the latest readers, never more than one budget for all of them.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from forebay.blobs import BlobStore
+from forebay.blobs import BlobChanged, BlobMissing, BlobStore
 from forebay.catalog import ShardCatalog
-from forebay.errors import Unsupported
+from forebay.errors import Corrupt, Unsupported
 from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.format.segment import index_name
 from forebay.pages import Page
@@ -26,6 +26,8 @@ FIRST_BYTES = 256 * 1024
 BLOCK_BYTES = 4 * 1024 * 1024
 BLOCKS_AHEAD = 2
 RUNS_MAX = 3
+BUDGET_BYTES = 64 * 1024 * 1024
+"""What all readers of one store hold in blocks, whatever their number."""
 READERS_KNOWN = 64
 SEGMENTS_OPEN = 8
 
@@ -54,6 +56,18 @@ class History:
         if offset >= self.end:
             self.refresh()
         descriptor = self._covering(offset)
+        try:
+            return self._read(descriptor, offset, bytes_max)
+        except (BlobMissing, BlobChanged, FileNotFoundError) as error:
+            self.refresh()
+            replaced = self._covering(offset)
+            if replaced != descriptor:
+                return self._read(replaced, offset, bytes_max)
+            raise Corrupt(
+                f'the history of {self._catalog.keys} at offset {offset} is not there: {error}; run "forebay verify"'
+            ) from error
+
+    def _read(self, descriptor: SegmentDescriptor | None, offset: int, bytes_max: int) -> Page:
         if descriptor is None:
             return Page([], [], offset)
         gap = descriptor.gap
@@ -131,6 +145,11 @@ class _Run:
         """Whether a read there is in these blocks, or goes on right behind them."""
         return self.blocks[0][0] <= position <= self.stop
 
+    @property
+    def bytes(self) -> int:
+        """What its blocks hold or will hold."""
+        return self.stop - self.blocks[0][0] if self.blocks else 0
+
     def ahead_of(self, position: int) -> int:
         """How many blocks begin there or later."""
         return sum(start >= position for start, _ in self.blocks)
@@ -139,6 +158,34 @@ class _Run:
         """Let go of the blocks that end there or earlier."""
         while len(self.blocks) > 1 and self.blocks[1][0] <= position:
             self.blocks.popleft()
+
+
+class Budget:
+    """How much all readers together hold: beyond it, the one that stood still for longest lets go. Thread-safe."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._lock = threading.Lock()
+        self._held: OrderedDict[_Run, tuple[ReadAhead, int]] = OrderedDict()
+        self._total = 0
+
+    def used(self, reader: ReadAhead, run: _Run) -> None:
+        """The run was read from. The caller holds no lock."""
+        stale: list[tuple[ReadAhead, _Run]] = []
+        with self._lock:
+            self._total += run.bytes - self._held.pop(run, (reader, 0))[1]
+            self._held[run] = (reader, run.bytes)
+            while self._total > self._bytes_max and len(self._held) > 1:
+                oldest, (holder, size) = self._held.popitem(last=False)
+                self._total -= size
+                stale.append((holder, oldest))
+        for holder, oldest in stale:
+            holder.forget(oldest)
+
+    def given_back(self, run: _Run) -> None:
+        """The run holds nothing any more."""
+        with self._lock:
+            self._total -= self._held.pop(run, (None, 0))[1]
 
 
 class ReadAhead:
@@ -150,8 +197,16 @@ class ReadAhead:
     """
 
     def __init__(
-        self, fetch: Range, size: int, *, pool: ThreadPoolExecutor, block_bytes: int, blocks_ahead: int
+        self,
+        fetch: Range,
+        size: int,
+        *,
+        pool: ThreadPoolExecutor,
+        block_bytes: int,
+        blocks_ahead: int,
+        budget: Budget | None = None,
     ) -> None:
+        self._budget = budget or Budget(BUDGET_BYTES)
         self._fetch = fetch
         self._size = size
         self._pool = pool
@@ -167,23 +222,32 @@ class ReadAhead:
         if position >= stop:
             return b""
         with self._lock:
-            run = self._run_at(position, stop)
+            run, left = self._run_at(position, stop)
             wanted = [(start, block) for start, block in run.blocks if start < stop]
+        self._budget.used(self, run)
+        for gone in left:
+            self._budget.given_back(gone)
         try:
             parts = [block.result()[max(0, position - start) : stop - start] for start, block in wanted]
         except BaseException:
-            with self._lock:
-                self._forget(run)
+            self.forget(run)
             raise
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def close(self) -> None:
         """Forget all blocks."""
-        with self._lock:
-            self._runs.clear()
+        for run in list(self._runs):
+            self.forget(run)
 
-    def _run_at(self, position: int, stop: int) -> _Run:
-        """The run whose blocks hold `[position, stop)`."""
+    def forget(self, run: _Run) -> None:
+        """Let go of a run's blocks; who still reads from it keeps what it has."""
+        with self._lock:
+            if run in self._runs:
+                self._runs.remove(run)
+        self._budget.given_back(run)
+
+    def _run_at(self, position: int, stop: int) -> tuple[_Run, list[_Run]]:
+        """The run whose blocks hold `[position, stop)`, and those that are over."""
         run = next((run for run in self._runs if run.covers(position)), None)
         ahead = self._blocks_ahead
         if run is None:
@@ -196,10 +260,10 @@ class ReadAhead:
         while run.stop < self._size and run.ahead_of(stop) < ahead:
             self._ask(run, min(self._size, self._block_end(run.stop)))
         self._runs.append(run)
-        del self._runs[:-RUNS_MAX]
+        left, self._runs = self._runs[:-RUNS_MAX], self._runs[-RUNS_MAX:]
         if stop == self._size:
-            self._forget(run)
-        return run
+            left.append(self._runs.pop())
+        return run, left
 
     def _block_end(self, position: int) -> int:
         # Whole multiples: stores keep an object in parts, and a range that lies in one part costs less.
@@ -209,10 +273,6 @@ class ReadAhead:
         run.blocks.append((run.stop, self._pool.submit(self._fetch, run.stop, stop)))
         run.stop = stop
 
-    def _forget(self, run: _Run) -> None:
-        if run in self._runs:
-            self._runs.remove(run)
-
 
 class Objects:
     """Segments in an object store, opened as `History` asks for them. Holds the threads that read ahead."""
@@ -221,26 +281,36 @@ class Objects:
         self._store = store
         self._block_bytes = block_bytes
         self._blocks_ahead = blocks_ahead
+        self._budget = Budget(BUDGET_BYTES)
         self._pool = ThreadPoolExecutor(max_workers=blocks_ahead + 1, thread_name_prefix="forebay-history")
 
     def segment(self, descriptor: SegmentDescriptor) -> SealedSegment:
         """The segment that a descriptor names; its object must still be the one that was catalogued."""
-        key, etag = descriptor.object_key, descriptor.etag
-
-        def source() -> ByteSource:
-            return ReadAhead(
-                lambda start, stop: self._store.get_range(key, start, stop, etag=etag),
-                descriptor.bytes,
-                pool=self._pool,
-                block_bytes=self._block_bytes,
-                blocks_ahead=self._blocks_ahead,
-            )
+        key = descriptor.object_key
 
         def index() -> bytes:
             return self._store.get_range(index_name(key), 0, descriptor.index_bytes)
 
-        shift = 0 if descriptor.header_start is None else descriptor.start - descriptor.header_start
-        return SealedSegment(key, descriptor.start, descriptor.end, source=source, index=index, shift=shift)
+        return SealedSegment(
+            key,
+            descriptor.start,
+            descriptor.end,
+            source=lambda: self.source(descriptor),
+            index=index,
+            shift=0 if descriptor.header_start is None else descriptor.start - descriptor.header_start,
+        )
+
+    def source(self, descriptor: SegmentDescriptor) -> ByteSource:
+        """Its bytes alone."""
+        key, etag = descriptor.object_key, descriptor.etag
+        return ReadAhead(
+            lambda start, stop: self._store.get_range(key, start, stop, etag=etag),
+            descriptor.bytes,
+            pool=self._pool,
+            block_bytes=self._block_bytes,
+            blocks_ahead=self._blocks_ahead,
+            budget=self._budget,
+        )
 
     def close(self) -> None:
         """End the threads."""

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import Unavailable
-from forebay.history import FIRST_BYTES, RUNS_MAX, ReadAhead
+from forebay.history import FIRST_BYTES, RUNS_MAX, Budget, ReadAhead
 
 BLOCK_BYTES = 4 * FIRST_BYTES
 PAGE_BYTES = FIRST_BYTES // 2
@@ -132,3 +132,23 @@ def test_few_blocks_are_held_and_none_after_the_end(pool: ThreadPoolExecutor) ->
     assert 2 < most <= 4
     assert at_the_end == []
     assert len(source._runs) == RUNS_MAX
+
+
+def test_all_readers_together_hold_no_more_than_their_budget(pool: ThreadPoolExecutor) -> None:
+    budget = Budget(3 * BLOCK_BYTES)
+    objects = [Fetches(CONTENT) for _ in range(6)]
+    readers = [
+        ReadAhead(o.range, len(CONTENT), pool=pool, block_bytes=BLOCK_BYTES, blocks_ahead=2, budget=budget)
+        for o in objects
+    ]
+    for reader in readers:
+        for position in (0, 1_000, 2_000):
+            assert reader.read_at(1_000, position) == CONTENT[position : position + 1_000]
+
+    held = [run.bytes for reader in readers for run in reader._runs]
+    assert 0 < sum(held) <= 3 * BLOCK_BYTES
+    assert sum(held) == budget._total
+    for reader in readers:
+        assert reader.read_at(1_000, 3_000) == CONTENT[3_000:4_000]
+        reader.close()
+    assert budget._total == 0

@@ -12,7 +12,7 @@ from forebay.aio.streams import LOOK_SECONDS, AsyncStream, Followed, Paged
 from forebay.aio.workers import Published, Workers
 from forebay.errors import Unavailable
 from forebay.reading import OnGap
-from forebay.records import EARLIEST, LATEST, Offsets, Record
+from forebay.records import EARLIEST, LATEST, Offsets, Position, Record
 from forebay.settings import Settings
 from forebay.shard import RecoveryDecision
 from forebay.storage import Ack, Topic
@@ -197,6 +197,14 @@ class AsyncTopic:
     async def recovery(self, partition: int = 0) -> RecoveryDecision:
         """See `Topic.recovery`."""
         return await self._run(self._topic.recovery, partition)
+
+    async def epoch(self, partition: int = 0) -> int:
+        """See `Topic.epoch`."""
+        return await self._run(self._topic.epoch, partition)
+
+    async def resolve(self, position: Position | int, partition: int = 0) -> int:
+        """See `Topic.resolve`."""
+        return await self._run(self._topic.resolve, position, partition)
 
     async def failure(self, partition: int = 0) -> str | None:
         """See `Topic.failure`."""
