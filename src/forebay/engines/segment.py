@@ -9,13 +9,13 @@ from forebay.clock import Clock
 from forebay.disk import Disk, make_directories
 from forebay.engines.operations import ShardedEngine, wanted
 from forebay.errors import Conflict, Fenced, ForebayError, Moved
-from forebay.format.descriptor import ShardState
+from forebay.format.descriptor import Phase, ShardState
 from forebay.metadata import MetadataStore, Session
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef, Surroundings, acquire, read_state
 from forebay.shard.handover import OnFile, begin_seal, finish_seal
 from forebay.shard.membership import Membership
-from forebay.shard.ownership import Owner
+from forebay.shard.ownership import Acquired, Owner, StoredState, give_back
 from forebay.shard.places import Places
 from forebay.shard.remains import clear_away, remove_files
 from forebay.wal.survey import tail_bytes
@@ -59,20 +59,20 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         return 0 if ref.id in self._shards else tail_bytes(self._disk, self.directory_of(ref))
 
     def open_many(self, refs: Sequence[ShardRef], on_bytes: Callable[[int], None]) -> None:
-        """Open shards that are not open yet, acquired in few transactions; `on_bytes` hears of the bytes walked.
+        """Open shards of this directory, acquired in few transactions; `on_bytes` hears of the bytes walked.
 
-        One that cannot be opened does not keep the others closed; the first error is raised when all were tried.
+        What another directory has, and what is sealed, is left alone: only its use asks for it here. One that
+        cannot be opened does not keep the others closed; the first error is raised when all were tried.
         """
         failed: list[ForebayError | OSError] = []
         with self._lock:
             self._check_open()
-            closed = [ref for ref in refs if ref.id not in self._shards and ref.id not in self._given_up]
-            for ref in closed:
+            closed = [(ref, self._stored(ref)) for ref in refs if ref.id not in self._shards]
+            ours = [ref for ref, stored in closed if self._is_here(stored)]
+            for ref in ours:
                 self._make_directory(ref)
             session = self._membership.session
-            owner = Owner(session.id, self._membership.holder)
-            taken = acquire(self._metadata, [wanted(ref, self._settings) for ref in closed], owner)
-            for ref, (before, epoch) in zip(closed, taken, strict=True):
+            for ref, (before, epoch) in zip(ours, self._acquire(ours, session), strict=True):
                 try:
                     self._shards[ref.id] = self._recover(ref, before, epoch, session, on_bytes)
                 except (ForebayError, OSError) as error:
@@ -117,7 +117,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         with self._lock:
             if ref.id in self._shards or not self._disk.exists(self.directory_of(ref)):
                 return
-            stored = read_state(self._metadata, wanted(ref, self._settings).key)
+            stored = self._stored(ref)
             if stored is None or stored.state.incarnation != ref.spec.topic_id:
                 return
             if stored.state.holder not in (None, self._membership.holder):
@@ -130,16 +130,30 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
             raise Moved(f'{ref} {told}: use it where it is now, or take it back here with "forebay topic unseal"')
         self._make_directory(ref)
         session = self._membership.session
-        owner = Owner(session.id, self._membership.holder)
-        before, epoch = acquire(self._metadata, [wanted(ref, self._settings)], owner)[0]
+        before, epoch = self._acquire([ref], session)[0]
         return self._recover(ref, before, epoch, session, None)
+
+    def _acquire(self, refs: Sequence[ShardRef], session: Session) -> list[Acquired]:
+        """Own these shards. Where offsets are reserved in the log alone, not those that lie in another directory."""
+        owner = Owner(session.id, self._membership.holder)
+        shards = [wanted(ref, self._settings) for ref in refs]
+        return acquire(self._metadata, shards, owner, take_over=self._settings.is_shared)
+
+    def _stored(self, ref: ShardRef) -> StoredState | None:
+        return read_state(self._metadata, wanted(ref, self._settings).key)
+
+    def _is_here(self, stored: StoredState | None) -> bool:
+        """Whether a shard so recorded is this directory's, or nobody's yet."""
+        if stored is None:
+            return True
+        return stored.state.holder in (None, self._membership.holder) and stored.state.phase is not Phase.SEALED
 
     def _make_directory(self, ref: ShardRef) -> None:
         """Give a shard that is new here its directory before we own it: from then on, one that is missing was lost.
 
         Going on without it would give offsets out twice.
         """
-        stored = read_state(self._metadata, wanted(ref, self._settings).key)
+        stored = self._stored(ref)
         directory = self.directory_of(ref)
         if stored is None or stored.state.holder != self._membership.holder:
             make_directories(self._disk, directory)
@@ -171,18 +185,23 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         session: Session,
         on_bytes: Callable[[int], None] | None,
     ) -> SegmentShard:
-        shard = SegmentShard.open(
-            ref,
-            self.directory_of(ref),
-            self._settings.wal,
-            disk=self._disk,
-            clock=self._clock,
-            before=before,
-            epoch=epoch,
-            holder=self._membership.holder,
-            around=self._around(session),
-            on_bytes=on_bytes,
-        )
+        try:
+            shard = SegmentShard.open(
+                ref,
+                self.directory_of(ref),
+                self._settings.wal,
+                disk=self._disk,
+                clock=self._clock,
+                before=before,
+                epoch=epoch,
+                holder=self._membership.holder,
+                around=self._around(session),
+                on_bytes=on_bytes,
+            )
+        except Conflict:
+            # Whoever looks next, here or elsewhere, must find the same contradiction and not our attempt.
+            give_back(self._metadata, wanted(ref, self._settings).key, before, epoch)
+            raise
         self._on_open(shard)
         return shard
 

@@ -13,7 +13,7 @@ import msgspec
 from forebay.errors import Conflict, Fenced, Indeterminate, Moved, Unavailable, UnknownTopic
 from forebay.format.descriptor import Phase, ShardState
 from forebay.format.value import Unknown, decode_value, encode_value
-from forebay.metadata import Compare, MetadataStore, Put, RevisionIs, SessionEnded
+from forebay.metadata import Compare, Delete, MetadataStore, Operation, Put, RevisionIs, SessionEnded
 
 BATCH_SHARDS = 40
 """Two comparisons each stay below the limit of a transaction."""
@@ -79,21 +79,37 @@ class Acquired(NamedTuple):
     epoch: int
 
 
-def acquire(store: MetadataStore, wanted: Sequence[Wanted], owner: Owner) -> list[Acquired]:
+def acquire(store: MetadataStore, wanted: Sequence[Wanted], owner: Owner, *, take_over: bool = True) -> list[Acquired]:
     """Make `owner` the owner of all these shards, each in a new epoch; as few transactions as the limits allow.
 
     On return no other session can change them. Raises `Moved` if a living session has one, or another directory
-    is promised it. A seal that was not finished is thereby taken back.
+    is promised it; without `take_over`, `Conflict` if another directory has one that was not sealed. A seal that
+    was not finished is thereby taken back.
     """
     acquired: list[Acquired] = []
     for first in range(0, len(wanted), BATCH_SHARDS):
-        acquired += _acquire_batch(store, wanted[first : first + BATCH_SHARDS], owner)
+        acquired += _acquire_batch(store, wanted[first : first + BATCH_SHARDS], owner, take_over=take_over)
     return acquired
 
 
-def _acquire_batch(store: MetadataStore, wanted: Sequence[Wanted], owner: Owner) -> list[Acquired]:
+def give_back(store: MetadataStore, key: str, before: ShardState | None, epoch: int) -> None:
+    """Undo an acquisition of which nothing came: the state is as it was, and nobody's; only the epoch stays used."""
+    stored = read_state(store, key)
+    if stored is None or stored.state.epoch != epoch:
+        return
+    undone: Operation = Delete(key)
+    if before is not None:
+        state = msgspec.structs.replace(before, epoch=epoch, owner=None)
+        undone = Put(key, encode_value(state, unknown=stored.unknown))
+    store.transaction([RevisionIs(key, stored.revision)], [undone])
+
+
+def _acquire_batch(store: MetadataStore, wanted: Sequence[Wanted], owner: Owner, *, take_over: bool) -> list[Acquired]:
     for _ in range(ATTEMPTS):
         found = [_found(store, shard, owner) for shard in wanted]
+        for shard, stored in zip(wanted, found, strict=True):
+            if not take_over:
+                _refuse_take_over(store, shard, stored, owner)
         compares: list[Compare] = []
         puts = []
         for shard, stored in zip(wanted, found, strict=True):
@@ -144,6 +160,16 @@ def _refuse_if_owned(store: MetadataStore, shard: Wanted, stored: StoredState | 
             f"{shard.key} is owned by the living session {session} in directory {stored.state.holder}: use it there, "
             "or seal it there first"
         )
+
+
+def _refuse_take_over(store: MetadataStore, shard: Wanted, stored: StoredState | None, owner: Owner) -> None:
+    if stored is None or stored.state.holder in (None, owner.holder) or stored.state.phase is Phase.SEALED:
+        return
+    _refuse_if_owned(store, shard, stored, owner)
+    raise Conflict(
+        f"{shard.key}: epoch {stored.state.epoch} is held by directory {stored.state.holder} and its records lie "
+        "there: open that directory, or seal and move the topic from there"
+    )
 
 
 def taken(state: ShardState, owner: Owner) -> ShardState:

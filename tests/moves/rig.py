@@ -1,0 +1,174 @@
+"""Data directories that share a metadata store, in each mode of storage, and what the tests of moves ask of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from forebay.catalog import ShardCatalog, ShardKeys
+from forebay.format.descriptor import SegmentDescriptor, ShardState
+from forebay.format.value import decode_value
+from forebay.metadata import MetadataStore
+from forebay.progress import Progress, ProgressStore, ReaderName
+from forebay.records import Record
+from forebay.settings import (
+    MetadataSettings,
+    RuntimeSettings,
+    Settings,
+    StorageSettings,
+    StoreSettings,
+    WalSettings,
+)
+from forebay.shard import SegmentShard
+from forebay.storage import Storage, Topic
+from tests.blobs.servers import s3_settings
+
+TOPIC: Final = "shop/orders"
+RESERVED: Final = 64
+WAL: Final = WalSettings(
+    sync_interval_ms=20,
+    mark_interval_ms=20,
+    flush_interval_ms=5,
+    free_bytes_min=0,
+    reserve_records_min=RESERVED,
+)
+QUICK_RUN: Final = RuntimeSettings(maintenance_interval_ms=5)
+
+
+@dataclass(frozen=True)
+class Land:
+    """Some data directories below one root. What they share follows from the settings."""
+
+    root: Path
+    settings: Settings
+
+    def open(self, name: str, *, read_only: bool = False, **groups: object) -> Storage:
+        """The data directory of this name; `groups` replace whole groups of the settings."""
+        return Storage.open(self.root / name, self.with_groups(**groups).settings, read_only=read_only)
+
+    def with_groups(self, **groups: object) -> Land:
+        """The same directories under other settings."""
+        return Land(self.root, msgspec.structs.replace(self.settings, **groups))
+
+    def files(self, name: str) -> list[str]:
+        """The files of all shards in a directory, without those set aside."""
+        shards = self.root / name / "shards"
+        return sorted(str(path.relative_to(shards)) for path in shards.glob("*/*.seg"))
+
+    def aside(self, name: str) -> list[Path]:
+        """What was set aside there."""
+        return sorted((self.root / name / "shards").glob("*/aside/*"))
+
+
+def shared_fs(root: Path, **groups: object) -> Land:
+    """Directories on one machine, with a common SQLite file and a directory for history."""
+    return _land(root, storage=StorageSettings(mode="shared_fs"), store=StoreSettings(root=f"{root}/store"), **groups)
+
+
+def local(root: Path, *, handoff: bool = True) -> Land:
+    """Directories that keep their history where it was written, and meet in a directory when a topic moves."""
+    return _land(root, storage=StorageSettings(handoff_root=f"{root}/handoff" if handoff else None))
+
+
+def object_store(root: Path, endpoint: str, folder: str, **groups: object) -> Land:
+    """History in a bucket of a real S3 server."""
+    store = s3_settings(endpoint, folder, retries_max=1, request_timeout_ms=5_000)
+    return _land(root, storage=StorageSettings(mode="object_store"), store=store, **groups)
+
+
+def in_etcd(land: Land, endpoints: tuple[str, ...], prefix: str = "/forebay", *, ttl_s: int = 5) -> Land:
+    """The same with its metadata in etcd."""
+    metadata = MetadataSettings(
+        backend="etcd",
+        endpoints=endpoints,
+        prefix=prefix,
+        lease_ttl_s=ttl_s,
+        lease_margin_s=1,
+        request_timeout_ms=1_000,
+    )
+    return land.with_groups(metadata=metadata)
+
+
+def _land(root: Path, **groups: object) -> Land:
+    settled = {"wal": WAL, "runtime": QUICK_RUN, "metadata": MetadataSettings(path=f"{root}/shared.sqlite")}
+    return Land(root, Settings(**{**settled, **groups}))  # type: ignore[arg-type]
+
+
+def metadata_of(log: Storage) -> MetadataStore:
+    """What the log shares with others."""
+    return log._parts.metadata
+
+
+def id_of(log: Storage) -> str:
+    """The id of the data directory."""
+    assert log._parts.directory is not None
+    return log._parts.directory.id
+
+
+def shard_of(topic: Topic, partition: int = 0) -> SegmentShard:
+    """The open shard below a partition."""
+    shard = topic._shard(partition)
+    assert isinstance(shard, SegmentShard)
+    return shard
+
+
+def keys_of(log: Storage, topic: Topic, partition: int = 0) -> ShardKeys:
+    """Where the facts of a partition stand."""
+    return ShardKeys(topic.spec.namespace, topic.spec.topic, partition, log.settings.metadata.prefix)
+
+
+def state_of(log: Storage, topic: Topic, partition: int = 0) -> ShardState:
+    """The recorded state of a partition."""
+    entry = metadata_of(log).get(keys_of(log, topic, partition).state)
+    assert entry is not None
+    return decode_value(entry.value, ShardState)[0]
+
+
+def pieces_of(log: Storage, topic: Topic, partition: int = 0) -> list[SegmentDescriptor]:
+    """What is catalogued of a partition."""
+    return ShardCatalog(metadata_of(log), keys_of(log, topic, partition), topic.spec.topic_id).descriptors()
+
+
+def clear_up(log: Storage) -> None:
+    """Let the background do now what is due now and then."""
+    assert log._parts.archiving is not None
+    log._moves.on_moved()
+    log._parts.archiving.step()
+
+
+class Consumer:
+    """A reader whose place is kept in the metadata store."""
+
+    def __init__(self, log: Storage, topic: Topic, name: str = "billing") -> None:
+        self._topic = topic
+        self._store = ProgressStore(metadata_of(log), log.settings.metadata.prefix)
+        self._name = ReaderName.of(topic.spec.namespace, topic.spec.topic, name)
+
+    @property
+    def next(self) -> int:
+        """The first offset that it has not done."""
+        progress = self._store.get(self._name, 0, self._topic.spec.topic_id)
+        return progress.offset if progress is not None else 0
+
+    def done(self, offset: int) -> None:
+        """Everything up to this offset is done, it included."""
+        progress = Progress(offset=offset + 1, incarnation=self._topic.spec.topic_id, epoch=shard_of(self._topic).epoch)
+        self._store.ack_up_to(self._name, {0: progress})
+
+    def rest(self) -> list[Record]:
+        """What it has not done."""
+        return list(self._topic.read(self.next, partition=0))
+
+
+def told(records: Iterable[Record]) -> list[tuple[int, bytes | None]]:
+    """Offsets with values."""
+    return [(record.offset, record.value) for record in records]
+
+
+def numbers(first: int, stop: int) -> list[tuple[int, bytes]]:
+    """Records whose value is their offset."""
+    return [(offset, b"%d" % offset) for offset in range(first, stop)]

@@ -1,0 +1,175 @@
+"""What cannot move is refused before anything has changed, and whoever was refused did no harm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forebay import Conflict, Invalid, Moved, Settings, Unsupported
+from forebay.format.descriptor import Phase
+from forebay.format.value import encode_value
+from forebay.metadata import Delete, Put
+from forebay.settings import MetadataSettings, StorageSettings
+from forebay.shard.places import is_local
+from tests.moves import rig
+from tests.moves.rig import TOPIC, id_of, keys_of, metadata_of, numbers, pieces_of, shard_of, state_of, told
+
+
+def test_a_local_topic_without_a_place_to_meet_is_refused_before_it_is_sealed(tmp_path: Path) -> None:
+    land = rig.local(tmp_path, handoff=False)
+    with land.open("A") as a, land.open("B") as b:
+        topic = a.create_topic(TOPIC)
+        topic.append_many([b"0", b"1"])
+        before = state_of(a, topic)
+
+        with pytest.raises(Unsupported, match=r"lies in this directory alone; .*storage\.handoff_root"):
+            a.seal_topic(TOPIC, target=id_of(b))
+
+        assert state_of(a, topic).phase is Phase.OPEN
+        assert topic.append(b"2") == 2
+        assert state_of(a, topic).next_offset == before.next_offset
+        assert told(topic.read()) == numbers(0, 3)
+
+
+def test_a_local_topic_sealed_where_it_lies_goes_on_there_alone(tmp_path: Path) -> None:
+    land = rig.local(tmp_path, handoff=False)
+    with land.open("A") as a, land.open("B") as b:
+        topic = a.create_topic(TOPIC, partitions=2)
+        for partition in range(2):
+            topic.append_many([b"0", b"1"], partition=partition)
+
+        states = a.seal_topic(TOPIC)
+
+        assert [state.target for state in states] == [id_of(a)] * 2
+        assert a.seal_topic(TOPIC) == states, "a repetition finds it done"
+        with pytest.raises(Moved, match=f"moved to directory {id_of(a)}: use it there"):
+            b.topic(TOPIC).append(b"x", partition=0)
+    with land.open("A") as a:
+        topic = a.topic(TOPIC)
+        assert topic.append(b"2", partition=0) == 2
+        assert told(topic.read(0, partition=0)) == numbers(0, 3)
+
+
+def test_records_of_a_local_directory_are_not_taken_over_by_another(tmp_path: Path) -> None:
+    land = rig.local(tmp_path)
+    with land.open("A") as a:
+        topic = a.create_topic(TOPIC)
+        topic.append_many([b"0", b"1", b"2"])
+        before, home = state_of(a, topic), id_of(a)
+    with land.open("B") as b:
+        for _ in range(2):
+            with pytest.raises(Conflict, match=f"held by directory {home} and its records lie there: open that"):
+                b.topic(TOPIC).append(b"x")
+        assert state_of(b, topic).holder == home
+    with land.open("A") as a:
+        topic = a.topic(TOPIC)
+        assert topic.append(b"3") == 3
+        assert told(topic.read()) == numbers(0, 4)
+        assert state_of(a, topic).epoch > before.epoch
+
+
+def test_a_contradiction_is_refused_every_time_and_not_only_once(tmp_path: Path) -> None:
+    land = rig.shared_fs(tmp_path)
+    with land.open("A") as a:
+        topic = a.create_topic(TOPIC, durability="fsync")
+        topic.append_many([b"%d" % n for n in range(5)])
+        (sealed,) = a.seal_topic(TOPIC)
+        a.unseal_topic(TOPIC)
+        topic.append_many([b"5", b"6"])
+        key, metadata = keys_of(a, topic).state, metadata_of(a)
+        metadata.transaction([], [Put(key, encode_value(sealed))])
+    with land.open("A") as a:
+        for _ in range(3):
+            with pytest.raises(Conflict, match="was sealed at 5 by .* but the local log goes to 7"):
+                a.topic(TOPIC).append(b"x")
+        assert state_of(a, topic).phase is Phase.SEALED
+        metadata_of(a).transaction([], [Delete(key)])
+        for _ in range(3):
+            with pytest.raises(Conflict, match="the metadata store does not know the shard"):
+                a.topic(TOPIC).append(b"x")
+        assert metadata_of(a).get(key) is None
+
+
+def test_a_directory_that_starts_opens_its_own_topics_and_leaves_those_of_others(tmp_path: Path) -> None:
+    land = rig.shared_fs(tmp_path)
+    with land.open("A") as a:
+        a.create_topic("shop/a").append_many([b"0", b"1"])
+        home = id_of(a)
+    with land.open("B") as b:
+        b.create_topic("shop/b").append_many([b"0", b"1"])
+    with land.open("B") as b:
+        b.recover()
+
+        assert b.topic("shop/b").recovery().clean
+        theirs = b.topic("shop/a")
+        assert state_of(b, theirs).holder == home, "nobody asked for it here"
+    with land.open("A") as a:
+        a.recover()
+        assert told(a.topic("shop/a").read()) == numbers(0, 2)
+
+
+def test_a_topic_that_another_directory_has_does_not_keep_the_others_closed(tmp_path: Path) -> None:
+    land = rig.shared_fs(tmp_path)
+    with land.open("A") as a, land.open("B") as b:
+        a.create_topic("shop/a").append(b"0")
+        b.create_topic("shop/b").append(b"0")
+        b.create_topic("shop/c").append(b"0")
+        a.seal_topic("shop/a", target=id_of(b))
+        b.topic("shop/a").append(b"1")
+
+        a.recover()
+        b.recover()
+
+        assert {shard.ref.spec.topic for shard in b._parts.owned.shards()} == {"a", "b", "c"}  # type: ignore[union-attr]
+
+
+def test_retention_and_export_are_no_settings_of_a_local_directory() -> None:
+    for group, change in (("retention", {"time_s": 60}), ("export", {"interval_s": 60}), ("store", {"root": "x"})):
+        with pytest.raises(Invalid, match=f'storage.mode is "local", which has no {group}: leave the group'):
+            Settings.load(overrides={group: change})
+
+
+def test_what_was_written_locally_is_put_into_the_store_when_the_mode_changes(tmp_path: Path) -> None:
+    before, after = rig.local(tmp_path, handoff=False), rig.shared_fs(tmp_path)
+    with before.open("A") as a:
+        topic = a.create_topic(TOPIC)
+        for number in range(30):
+            topic.append(b"%d" % number, producer=7, sequence=number)
+            if number % 10 == 9:
+                a.export_topic(TOPIC)
+        assert [is_local(piece) for piece in pieces_of(a, topic)] == [True] * 3
+        topic.append(b"30")
+    with after.open("A") as a, after.open("B") as b:
+        topic = a.topic(TOPIC)
+        assert topic.append(b"31") == 31
+        a.export_topic(TOPIC)
+        assert [is_local(piece) for piece in pieces_of(a, topic)] == [False] * 4
+        assert shard_of(topic).archive.exported == 32
+        a.seal_topic(TOPIC, target=id_of(b))
+        taken = b.topic(TOPIC)
+        assert taken.append(b"29", producer=7, sequence=29) == 29
+        assert told(taken.read()) == numbers(0, 32)
+
+
+def test_settings_that_name_another_store_say_so_and_change_nothing(tmp_path: Path) -> None:
+    here, elsewhere = rig.shared_fs(tmp_path), rig.local(tmp_path, handoff=False)
+    with here.open("A") as a:
+        topic = a.create_topic(TOPIC)
+        topic.append_many([b"0", b"1"])
+        a.seal_topic(TOPIC)
+    with elsewhere.open("B") as b, pytest.raises(Exception, match="open it with the settings that it was written with"):
+        list(b.topic(TOPIC).read())
+    with here.open("A") as a:
+        topic = a.topic(TOPIC)
+        assert topic.append(b"2") == 2
+        assert told(topic.read()) == numbers(0, 3)
+
+
+def test_two_directories_with_metadata_of_their_own_know_nothing_of_each_other(tmp_path: Path) -> None:
+    land = rig.shared_fs(tmp_path)
+    with land.open("A", metadata=MetadataSettings()) as a, land.open("B", metadata=MetadataSettings()) as b:
+        a.create_topic(TOPIC).append(b"0")
+        assert b.topics() == []
+        assert b.create_topic(TOPIC).append(b"0") == 0
+    assert StorageSettings().mode == "local"
