@@ -1,0 +1,254 @@
+"""One cursor across history, files, cache and live records: it never skips and never repeats, whatever goes away."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pytest
+
+from forebay import EARLIEST, Moved, Position, Storage, Topic
+from forebay.settings import RetentionSettings
+from tests.ledger import Ledger
+from tests.moves import rig
+from tests.moves.rig import TOPIC, WAL, Land, numbers, pieces_of, shard_of, told
+from tests.storage.rig import until
+
+SOAK: Final = bool(os.environ.get("FOREBAY_SOAK"))
+RECORDS: Final = 200_000 if SOAK else 6_000
+SMALL: Final = msgspec.structs.replace(WAL, rotate_bytes_max=4096, cache_bytes_max=4096)
+NOTHING_KEPT: Final = RetentionSettings(time_s=0, bytes_max=0, grace_s=0)
+
+
+@pytest.fixture
+def land(tmp_path: Path) -> Land:
+    return rig.shared_fs(tmp_path, wal=SMALL, retention=NOTHING_KEPT)
+
+
+@pytest.fixture
+def log(land: Land) -> Iterator[Storage]:
+    with land.open("A") as log:
+        yield log
+
+
+def fill(log: Storage, topic: Topic, files: int, records: int = 10) -> None:
+    """So many files of history, and as many records again that are not."""
+    for _ in range(files):
+        append(topic, records)
+        log.export_topic(TOPIC)
+    append(topic, records)
+
+
+def append(topic: Topic, count: int) -> None:
+    first = topic.offsets().next
+    topic.append_many(
+        [b"%d" % n for n in range(first, first + count)], timestamps=[1000 + n for n in range(first, first + count)]
+    )
+
+
+def test_a_stream_begins_in_history_and_ends_in_the_newest_record(log: Storage) -> None:
+    topic = log.create_topic(TOPIC)
+    fill(log, topic, files=4)
+    assert shard_of(topic).archive.retain() == 4
+    assert shard_of(topic).wal.files.begins == 40
+
+    assert told(topic.read()) == numbers(0, 50)
+    assert told(topic.read(37)) == numbers(37, 50)
+    assert told(topic.read(5, stop=43)) == numbers(5, 43)
+    assert told(topic.follow(0, timeout=0)) == numbers(0, 50)
+    topic.flush()
+    assert topic.offsets()._asdict() == {"earliest": 0, "evict_floor": 0, "durable": 50, "exported": 40, "next": 50}
+
+
+def test_a_reader_in_the_middle_of_files_that_go_away_steps_back_to_history(log: Storage) -> None:
+    topic = log.create_topic(TOPIC)
+    fill(log, topic, files=4)
+    stream = topic.read()
+    seen = [next(stream) for _ in range(15)]
+    assert shard_of(topic).archive.retain() == 4
+
+    seen += stream
+
+    assert told(seen) == numbers(0, 50)
+
+
+def test_a_time_is_found_in_whichever_tier_it_lies(log: Storage) -> None:
+    topic = log.create_topic(TOPIC)
+    fill(log, topic, files=4)
+    for _ in range(2):
+        for offset in (0, 9, 10, 25, 39, 40, 49):
+            assert topic.offset_at_time(1000 + offset) == offset
+        assert topic.offset_at_time(0) == 0
+        assert topic.offset_at_time(1050) is None
+        assert told(topic.read(Position.at_time(1033))) == numbers(33, 50)
+        shard_of(topic).archive.retain()
+    assert shard_of(topic).wal.files.begins == 40
+
+
+def test_what_left_the_disk_is_read_after_a_restart(land: Land) -> None:
+    with land.open("A") as log:
+        topic = log.create_topic(TOPIC)
+        fill(log, topic, files=3)
+        assert shard_of(topic).archive.retain() == 3
+    with land.open("A") as log:
+        topic = log.topic(TOPIC)
+        assert topic.recovery().clean
+        assert topic.recovery().damage == ()
+        assert told(topic.read()) == numbers(0, 40)
+        append(topic, 5)
+        assert told(topic.read(EARLIEST)) == numbers(0, 45)
+
+
+def test_files_that_somebody_reads_are_kept_for_a_while(land: Land) -> None:
+    without_cache = msgspec.structs.replace(SMALL, cache_bytes_max=0)
+    patient = RetentionSettings(time_s=0, bytes_max=0, grace_s=3600)
+    with land.open("A", retention=patient, wal=without_cache) as log:
+        topic = log.create_topic(TOPIC)
+        fill(log, topic, files=3)
+        assert told(topic.read(10, stop=12)) == numbers(10, 12)
+        assert shard_of(topic).archive.retain() == 1, "only what lies before the one that is read"
+        assert told(topic.read()) == numbers(0, 40)
+    with land.open("A") as log:
+        topic = log.topic(TOPIC)
+        topic.offsets()
+        assert shard_of(topic).archive.retain() == 2
+        assert told(topic.read()) == numbers(0, 40)
+
+
+def test_what_is_not_in_the_store_never_leaves_the_disk(log: Storage, land: Land) -> None:
+    topic = log.create_topic(TOPIC)
+    fill(log, topic, files=2)
+    topic.rotate()
+    shard_of(topic).upkeep.seal_rotated()
+    append(topic, 10)
+    oldest = land.root / "store" / pieces_of(log, topic)[0].object_key
+    held = oldest.read_bytes()
+    oldest.unlink()
+
+    assert shard_of(topic).archive.retain() == 0, "where the store does not have it, the front stays"
+    assert told(topic.read()) == numbers(0, 40)
+    oldest.write_bytes(held[:-1])
+    assert shard_of(topic).archive.retain() == 0
+    assert told(topic.read()) == numbers(0, 40)
+    log.export_topic(TOPIC)
+    assert shard_of(topic).archive.retain() == 0
+    assert shard_of(topic).wal.files.begins == 0
+
+
+def test_a_follower_at_the_head_hears_of_a_seal(log: Storage) -> None:
+    topic = log.create_topic(TOPIC)
+    append(topic, 5)
+    heard: list[Exception] = []
+    seen: list[tuple[int, bytes | None]] = []
+
+    def follow() -> None:
+        try:
+            seen.extend((record.offset, record.value) for record in topic.follow(0))
+        except Moved as error:
+            heard.append(error)
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    until(lambda: len(seen) == 5)
+    log.seal_topic(TOPIC)
+    thread.join(30)
+
+    assert seen == numbers(0, 5)
+    assert "was sealed here at offset 5: use it where it is now" in str(heard[0])
+
+
+def test_a_reader_beside_the_owner_finds_in_the_store_what_left_the_disk(land: Land, log: Storage) -> None:
+    topic = log.create_topic(TOPIC)
+    fill(log, topic, files=3)
+    with land.open("A", read_only=True) as beside:
+        seen = beside.topic(TOPIC)
+        stream = seen.follow(0, timeout=0)
+        first = [next(stream) for _ in range(12)]
+        assert shard_of(topic).archive.retain() == 3
+        append(topic, 10)
+
+        until(lambda: seen.offsets().next == 50)
+        assert told([*first, *stream]) == numbers(0, 50)
+        assert told(seen.read()) == numbers(0, 50)
+        assert seen.offset_at_time(1003) == 3
+        assert seen.offsets().exported == 30
+
+
+class Traffic:
+    """A topic under appends, rotation, exports and retention at once, until so many records are in."""
+
+    def __init__(self, log: Storage, topic: Topic) -> None:
+        self.dropped = 0
+        self._rounds = 0
+        self._log = log
+        self._topic = topic
+        self._written = threading.Event()
+
+    def write(self) -> None:
+        try:
+            for first in range(0, RECORDS, 20):
+                self._topic.append_many([b"%d" % n for n in range(first, first + 20)])
+                if first % 200 == 0:
+                    rounds = self._rounds
+                    until(lambda: self._rounds > rounds)  # noqa: B023 - waited for at once
+        finally:
+            self._written.set()
+
+    def keep(self) -> None:
+        while not self._written.is_set():
+            self._log.export_topic(TOPIC)
+            self.dropped += shard_of(self._topic).archive.retain()
+            self._rounds += 1
+
+
+def followed(topic: Topic, start: int) -> int:
+    """Read to the last record; every one must come once, in order. How many there were."""
+    expected = start
+    for record in topic.follow(start):
+        assert (record.offset, record.value) == (expected, b"%d" % expected)
+        expected += 1
+        if expected == RECORDS:
+            return expected - start
+    return expected - start
+
+
+def read_again_and_again(topic: Topic) -> int:
+    """Bounded reads from the first record on until the last is among them."""
+    rounds = 0
+    while True:
+        rounds += 1
+        expected = 0
+        for record in topic.read():
+            assert (record.offset, record.value) == (expected, b"%d" % expected)
+            expected += 1
+        if expected == RECORDS:
+            return rounds
+
+
+@pytest.mark.slow
+def test_no_reader_skips_or_repeats_while_files_come_and_go(land: Land, log: Storage, ledger: Ledger) -> None:
+    topic = log.create_topic(TOPIC)
+    traffic = Traffic(log, topic)
+    with land.open("A", read_only=True) as beside, ThreadPoolExecutor(8) as threads:
+        topic.append_many([])
+        readers: list[Callable[[], int]] = [
+            lambda: followed(topic, 0),
+            lambda: followed(topic, 0),
+            lambda: read_again_and_again(topic),
+            lambda: followed(beside.topic(TOPIC), 0),
+        ]
+        work = [threads.submit(traffic.write), threads.submit(traffic.keep)]
+        counts = [threads.submit(reader) for reader in readers]
+        for job in work:
+            job.result(100)
+        for count in counts:
+            assert count.result(100) > 0
+
+    assert traffic.dropped > 20
+    ledger.count("records read across tiers", n=RECORDS * len(readers))
+    ledger.count("files dropped under readers", n=traffic.dropped)
