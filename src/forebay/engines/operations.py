@@ -54,6 +54,10 @@ class ShardedEngine(Generic[S]):
                     shard = self._shards[ref.id] = self._open(ref)
         return shard
 
+    def has(self, ref: ShardRef, shard: OpenShard) -> bool:
+        """Whether this very shard is still the open one."""
+        return self._shards.get(ref.id) is shard
+
     def shards(self) -> list[S]:
         """Every open shard."""
         return list(self._shards.values())

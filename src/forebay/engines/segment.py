@@ -86,7 +86,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
     ) -> ShardState:
         """Seal the shard and give it up, to `target` if given; its state on return.
 
-        `quiesce` stops whoever works on it in the background. If anything fails the shard is closed, and whoever
+        `quiesce` stops whoever works on it in the background and lets go of it. If anything fails the shard is closed, and whoever
         uses it next takes the seal back.
         """
         shard = self.open_shard(ref)
@@ -97,8 +97,10 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
             state = finish_seal(shard, around, clock=self._clock, on_file=on_file)
             self._given_up[ref.id] = f"was sealed here at offset {state.next_offset}"
         finally:
+            # Before, so that whoever comes now waits for the end of it; after, for whoever was quicker.
             quiesce()
             self.retire(ref)
+            quiesce()
         return state
 
     def take_back(self, ref: ShardRef) -> None:

@@ -17,6 +17,7 @@ from forebay.shard import SegmentShard
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
+END_SECONDS = 10.0
 RETRY_SECONDS = 5.0
 """How long a shard is left alone after an attempt that failed."""
 
@@ -74,12 +75,15 @@ class Archiving:
             self.chores()
 
     def end(self) -> None:
-        """Stop the thread and wait for its present step."""
+        """Stop the thread; its present step is waited for, but not for long."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(END_SECONDS)
+            if self._thread.is_alive():
+                # A store that does not answer must not keep the log from closing: what it is at is repeated later.
+                logger.warning("an export is left unfinished: the store has not answered for %d s", END_SECONDS)
 
     def abandon(self) -> None:
         """In a forked child: the thread is not there."""

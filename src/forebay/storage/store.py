@@ -312,11 +312,15 @@ class Storage:
                 raise UnknownTopic(f"topic {ref.spec.name} was deleted: this handle has ended")
             engine = self._parts.memory if ref.spec.engine is Engine.MEMORY else self._parts.segment
             assert engine is not None
-            try:
-                opened[ref.partition] = engine.open_shard(ref)
-            except OSError as error:
-                raise Unavailable(f"{ref} cannot be opened: {error}; once the disk works, try again") from error
-            return opened[ref.partition]
+            while True:
+                try:
+                    shard = opened[ref.partition] = engine.open_shard(ref)
+                except OSError as error:
+                    raise Unavailable(f"{ref} cannot be opened: {error}; once the disk works, try again") from error
+                # Whoever gives a shard up lets go of it in the engine first: then it is seen here, or taken out there.
+                if engine.has(ref, shard):
+                    return shard
+                opened.pop(ref.partition, None)
 
     def _forget(self, ref: ShardRef) -> None:
         """Stop all work on a shard in the background and let go of it; its next use opens it anew."""
@@ -333,6 +337,7 @@ class Storage:
             logger.warning("%s: this process has lost the shard: %s", shard.ref, shard.wal.fenced)
             self._forget(shard.ref)
             parts.owned.retire(shard.ref)
+            self._forget(shard.ref)
             self._moves.on_moved()
             return
         parts.archiving.notice(shard)
