@@ -86,8 +86,8 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
     ) -> ShardState:
         """Seal the shard and give it up, to `target` if given; its state on return.
 
-        `quiesce` stops whoever works on it in the background and lets go of it. If anything fails the shard is closed, and whoever
-        uses it next takes the seal back.
+        `quiesce` stops whoever works on it in the background and lets go of it. If anything fails the shard is
+        closed, and whoever uses it next takes the seal back.
         """
         shard = self.open_shard(ref)
         around = self._around(self._membership.session)
