@@ -66,8 +66,8 @@ class Moves:
     def _is_done(self, state: ShardState, target: str | None) -> bool:
         """Whether the shard is sealed for the target already, or has arrived there."""
         here = self._parts.directory.id if self._parts.directory is not None else None
-        if state.phase is Phase.SEALED and state.target in ((None, here) if target is None else (target,)):
-            return True
+        if state.phase is Phase.SEALED:
+            return state.target in ((None, here) if target is None else (target,))
         return target not in (None, here) and state.holder == target
 
     def _engine(self, spec: TopicSpec) -> SegmentEngine:
