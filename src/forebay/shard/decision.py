@@ -154,6 +154,9 @@ def _after_seal(facts: LogFacts, state: ShardState, here: Situation) -> Recovery
 
 def _take_over(facts: LogFacts, state: ShardState, here: Situation) -> RecoveryDecision:
     """Another directory wrote last and its session is gone: what it had not exported stays on its disk."""
+    if state.holder == here.holder:
+        # Ours since, but nothing was written yet: the files are from a time before the other's.
+        return dataclasses.replace(_without_log(state, here), set_aside=not facts.is_empty)
     if not here.shared:
         raise Conflict(
             f"{here.name}: epoch {state.epoch} was held by directory {state.holder} and its records lie there: "
