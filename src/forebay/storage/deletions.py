@@ -61,14 +61,15 @@ class Deletions:
         metadata = self._parts.metadata
         refs = refs_of(spec)
         keys = [wanted(ref, self._settings).key for ref in refs]
-        elsewhere = self._settings.is_shared
+        store = self._parts.places.store if self._parts.places is not None else None
+        # Where topics can move, an earlier owner may have files still, or an object on its way.
+        elsewhere = store is not None
         for ref, key in zip(refs, keys, strict=True):
             # First, so that no owner anywhere can add to what is being removed.
             holder = mark_deleting(metadata, key, spec.topic_id)
             elsewhere = elsewhere or holder not in (None, self._holder)
             self._forget(ref)
             self._engine(spec).delete_shard(ref)
-        store = self._parts.places.store if self._parts.places is not None else None
         if store is not None and spec.engine is Engine.SEGMENT:
             for ref in refs:
                 remove_objects(store, ref.id)
