@@ -16,6 +16,7 @@ from forebay.catalog import ShardCatalog
 from forebay.disk import Disk
 from forebay.errors import Indeterminate, Unavailable
 from forebay.format.descriptor import Phase, SegmentDescriptor
+from forebay.format.segment import parse_segment_name
 from forebay.format.value import encode_value
 from forebay.metadata import DeleteRange, MetadataStore, Put, RevisionIs
 from forebay.settings import WalSettings
@@ -88,9 +89,13 @@ def clear_away(disk: Disk, directory: str, catalog: ShardCatalog, settings: WalS
         logger.warning("%s has another owner: local files that history does not have are set aside", catalog.keys)
         return False
     names = disk.list_directory(directory)
-    for name in names:
-        if name != ASIDE:
+    segments = sorted(name for name in names if parse_segment_name(name) is not None)
+    beside = [name for name in names if name != ASIDE and name not in segments]
+    # The newest after the others, indexes last: whatever a crash leaves still tells that history has it.
+    for step in (segments[:-1], segments[-1:], beside):
+        for name in step:
             disk.unlink(f"{directory}/{name}")
+        disk.sync_directory(directory)
     if ASIDE not in names:
         disk.remove_directory(directory)
     logger.info("%s has moved: its local files, all of them in history, are removed", catalog.keys)
