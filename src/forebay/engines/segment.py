@@ -47,8 +47,8 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         self._metadata = metadata
         self._membership = membership
         self._on_open = on_open
-        self._given_up: dict[str, str] = {}
-        """Shards that were sealed here, with what to tell whoever asks for them."""
+        self._given_up: dict[str, ShardState] = {}
+        """Shards that were sealed here, as they stood then."""
 
     def directory_of(self, ref: ShardRef) -> str:
         """Where the files of the shard lie."""
@@ -94,13 +94,11 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         try:
             begin_seal(shard, around, target)
             quiesce()
-            state = finish_seal(shard, around, clock=self._clock, on_file=on_file)
-            self._given_up[ref.id] = f"was sealed here at offset {state.next_offset}"
+            state = self._given_up[ref.id] = finish_seal(shard, around, clock=self._clock, on_file=on_file)
         finally:
-            # Before, so that whoever comes now waits for the end of it; after, for whoever was quicker.
+            # Again: whoever came meanwhile has found it, and now waits for the end of it.
             quiesce()
             self.retire(ref)
-            quiesce()
         return state
 
     def take_back(self, ref: ShardRef) -> None:
@@ -127,13 +125,24 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
                 clear_away(self._disk, self.directory_of(ref), around.catalog(ref), self._settings.wal)
 
     def _open(self, ref: ShardRef) -> SegmentShard:
-        told = self._given_up.get(ref.id)
-        if told is not None:
-            raise Moved(f'{ref} {told}: use it where it is now, or take it back here with "forebay topic unseal"')
+        self._refuse_given_up(ref)
         self._make_directory(ref)
         session = self._membership.session
         before, epoch = self._acquire([ref], session)[0]
         return self._recover(ref, before, epoch, session, None)
+
+    def _refuse_given_up(self, ref: ShardRef) -> None:
+        """Raise `Moved` for a shard that was sealed here, unless another owner has had it since and sealed it too."""
+        given_up = self._given_up.get(ref.id)
+        if given_up is None:
+            return
+        stored = self._stored(ref)
+        if stored is None or stored.state.phase is not Phase.SEALED or stored.state.epoch == given_up.epoch:
+            raise Moved(
+                f"{ref} was sealed here at offset {given_up.next_offset}: use it where it is now, or take it back here "
+                'with "forebay topic unseal"'
+            )
+        self.take_back(ref)
 
     def _acquire(self, refs: Sequence[ShardRef], session: Session) -> list[Acquired]:
         """Own these shards. Where offsets are reserved in the log alone, not those that lie in another directory."""

@@ -22,7 +22,12 @@ class Moves:
     """Gives topics up and takes them back."""
 
     def __init__(
-        self, parts: Parts, definitions: Definitions, settings: Settings, forget: Callable[[ShardRef], None]
+        self,
+        parts: Parts,
+        definitions: Definitions,
+        settings: Settings,
+        forget: Callable[[ShardRef], None],
+        drop_closed: Callable[[ShardRef], None],
     ) -> None:
         self.on_moved: Callable[[], None] = lambda: None
         """Called when local files may have become another owner's business."""
@@ -30,6 +35,7 @@ class Moves:
         self._definitions = definitions
         self._settings = settings
         self._forget = forget
+        self._drop_closed = drop_closed
 
     def seal(self, name: str, *, target: str | None = None, on_file: OnFile | None = None) -> list[ShardState]:
         """Seal every partition; see `Storage.seal_topic`."""
@@ -42,7 +48,11 @@ class Moves:
                 # By an earlier attempt that did not get through all partitions.
                 states.append(stored.state)
                 continue
-            states.append(engine.seal_shard(ref, target=target, quiesce=partial(self._forget, ref), on_file=on_file))
+            quiesce = partial(self._forget, ref)
+            try:
+                states.append(engine.seal_shard(ref, target=target, quiesce=quiesce, on_file=on_file))
+            finally:
+                self._drop_closed(ref)
         self.on_moved()
         return states
 

@@ -54,7 +54,7 @@ class Storage:
         self._closing = Closing()
         self._ended: str | None = None
         self._deletions = Deletions(parts, self._definitions, settings, clock, self._forget)
-        self._moves = Moves(parts, self._definitions, settings, self._forget)
+        self._moves = Moves(parts, self._definitions, settings, self._forget, self._drop_closed)
         self._chores: Chores | None = None
         if parts.maintenance is not None and parts.archiving is not None and disk is not None:
             self._chores = Chores(parts, self._definitions, self._deletions, settings, disk, clock)
@@ -329,6 +329,16 @@ class Storage:
             self._parts.maintenance.forget(ref.id)
             self._parts.archiving.forget(ref.id)
 
+    def _drop_closed(self, ref: ShardRef) -> None:
+        """Take out a shard that was closed, where somebody was quick enough to find it before that.
+
+        One that was opened anew since stays, and whoever works on it goes on.
+        """
+        opened = self._opened.get(ref.spec.topic_id, {})
+        shard = opened.get(ref.partition)
+        if shard is not None and self._parts.owned is not None and not self._parts.owned.has(ref, shard):
+            opened.pop(ref.partition, None)
+
     def _after_upkeep(self, shard: SegmentShard) -> None:
         """A shard was looked after: see what follows from how it stands now."""
         parts = self._parts
@@ -337,7 +347,7 @@ class Storage:
             logger.warning("%s: this process has lost the shard: %s", shard.ref, shard.wal.fenced)
             self._forget(shard.ref)
             parts.owned.retire(shard.ref)
-            self._forget(shard.ref)
+            self._drop_closed(shard.ref)
             self._moves.on_moved()
             return
         parts.archiving.notice(shard)

@@ -1,0 +1,76 @@
+"""A shard that this process gave up or lost: no handle keeps the closed one, the one opened anew is looked after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from forebay import Moved
+from forebay.settings import MetadataSettings, Settings, StorageSettings, StoreSettings
+from forebay.shard import ShardRef
+from forebay.storage import Storage
+from tests.storage.rig import until, values, wal_of
+
+
+def _settings(tmp_path: Path) -> Settings:
+    return Settings(
+        metadata=MetadataSettings(path=f"{tmp_path}/shared.sqlite"),
+        storage=StorageSettings(mode="shared_fs"),
+        store=StoreSettings(root=f"{tmp_path}/store"),
+    )
+
+
+def _id(log: Storage) -> str:
+    assert log._parts.directory is not None
+    return log._parts.directory.id
+
+
+def _after_retiring(log: Storage, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Whenever a shard is retired, `act` comes right behind it."""
+    engine = log._parts.owned
+    assert engine is not None
+    retire = engine.retire
+
+    def retired(ref: ShardRef) -> None:
+        retire(ref)
+        act()
+
+    monkeypatch.setattr(engine, "retire", retired)
+
+
+def test_a_shard_opened_again_right_after_it_was_lost_is_still_exported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Storage.open(tmp_path / "A", _settings(tmp_path)) as log:
+        topic = log.create_topic("orders")
+        topic.append(b"0")
+        _after_retiring(log, monkeypatch, lambda: topic.append(b"1"))
+
+        lost = wal_of(topic)
+        lost.fence("the lease has ended")
+        until(lambda: lost.closed and topic.offsets().next == 2)
+
+        shard = topic._shard(0)
+        assert log._parts.archiving is not None and log._parts.maintenance is not None
+        assert log._parts.archiving._watched[shard.ref.id] is shard
+        assert log._parts.maintenance._watched[shard.ref.id] is shard
+
+
+def test_a_topic_that_comes_back_is_used_without_being_asked_for(tmp_path: Path) -> None:
+    settings = _settings(tmp_path)
+    with Storage.open(tmp_path / "A", settings) as a, Storage.open(tmp_path / "B", settings) as b:
+        topic = a.create_topic("orders")
+        topic.append(b"0")
+        a.seal_topic("orders", target=_id(b))
+        b.topic("orders").append(b"1")
+        with pytest.raises(Moved):
+            topic.append(b"refused")
+
+        b.seal_topic("orders", target=_id(a))
+
+        assert topic.append(b"2") == 2
+        assert values(topic.read()) == [b"0", b"1", b"2"]
+        with pytest.raises(Moved):
+            b.topic("orders").append(b"refused")
