@@ -51,9 +51,10 @@ def test_a_shard_opened_again_right_after_it_was_lost_is_still_exported(
         lost = wal_of(topic)
         lost.fence("the lease has ended")
         until(lambda: lost.closed and topic.offsets().next == 2)
+        assert log._parts.archiving is not None and log._parts.maintenance is not None
+        log._parts.maintenance.step()  # behind the round that let go of it
 
         shard = topic._shard(0)
-        assert log._parts.archiving is not None and log._parts.maintenance is not None
         assert log._parts.archiving._watched[shard.ref.id] is shard
         assert log._parts.maintenance._watched[shard.ref.id] is shard
 
