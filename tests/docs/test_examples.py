@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -10,20 +13,28 @@ from typing import Final
 import pytest
 from _pytest.mark import ParameterSet
 
+from forebay import Settings
+
 _ROOT: Final = Path(__file__).parents[2]
-_BLOCK: Final = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_PAGES: Final = (_ROOT / "README.md", *sorted((_ROOT / "docs").rglob("*.md")))
+_BLOCK: Final = re.compile(r"^```(python|console|yaml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FILE: Final = re.compile(r"# ([\w-]+\.yaml)\n")
+"""A block that begins so is that file, for the commands and programs of its page."""
+_VARIABLE: Final = re.compile(r"(?<!\$)\$\{(\w+)\}")
+_OTHERS_FILES: Final = "cli.md"
+"""Its commands name files that only its reader has."""
 
 
 def _pages() -> Iterator[ParameterSet]:
-    for page in (_ROOT / "README.md", *sorted((_ROOT / "docs").rglob("*.md"))):
-        examples = "".join(_BLOCK.findall(page.read_text()))
+    for page in _PAGES:
+        examples = "".join(block[2] for block in _BLOCK.finditer(page.read_text()) if block[1] == "python")
         if examples:
             marks = [pytest.mark.spark, pytest.mark.timeout(300)] if "forebay.spark" in examples else []
             yield pytest.param(page, id=str(page.relative_to(_ROOT)), marks=marks)
 
 
 @pytest.mark.parametrize("page", list(_pages()))
-def test_python_examples_of_a_page_run_in_order(
+def test_examples_of_a_page_run_in_order(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     text = page.read_text()
@@ -35,5 +46,52 @@ def test_python_examples_of_a_page_run_in_order(
         monkeypatch.chdir(tmp_path)
 
     for block in _BLOCK.finditer(text):
-        line = text.count("\n", 0, block.start(1))
-        exec(compile("\n" * line + block[1], page.name, "exec"), names)
+        if block[1] == "console":
+            _run_commands(block[2])
+        elif block[1] == "yaml":
+            file = _FILE.match(block[2])
+            if file is not None:
+                Path(file[1]).write_text(block[2])
+        else:
+            line = text.count("\n", 0, block.start(2))
+            exec(compile("\n" * line + block[2], page.name, "exec"), names)
+
+
+def test_every_command_of_a_page_is_run() -> None:
+    ran = {page for mark in _pages() for page in mark.values if isinstance(page, Path)}
+
+    unseen = [page for page in _PAGES if page not in ran and page.name != _OTHERS_FILES]
+
+    assert [page.name for page in unseen for block in _BLOCK.finditer(page.read_text()) if _commands(block[2])] == []
+
+
+def _settings() -> Iterator[ParameterSet]:
+    for page in _PAGES:
+        text = page.read_text()
+        for block in _BLOCK.finditer(text):
+            if block[1] == "yaml":
+                line = text.count("\n", 0, block.start(2))
+                yield pytest.param(block[2], id=f"{page.relative_to(_ROOT)}:{line}")
+
+
+@pytest.mark.parametrize("example", list(_settings()))
+def test_settings_in_the_pages_are_valid(example: str, tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(example)
+
+    Settings.load(str(file), environment=dict.fromkeys(_VARIABLE.findall(example), "something"))
+
+
+def _commands(block: str) -> list[str]:
+    """The command lines of ours in a block; others, such as make, are not for a test."""
+    lines = [line.removeprefix("$ ") for line in block.splitlines() if line.startswith("$ ")]
+    return [line for line in lines if re.search(r"(^|\| )forebay ", line)]
+
+
+def _run_commands(block: str) -> None:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for command in _commands(block):
+        ended = subprocess.run(
+            ["bash", "-c", command], env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
+        )
+        assert ended.returncode == 0, f"{command}\n{ended.stderr}"

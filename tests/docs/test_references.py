@@ -1,0 +1,46 @@
+"""What the documents point to is there: files, headings, and the tests they name as their proof."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+_ROOT: Final = Path(__file__).parents[2]
+_PAGES: Final = (_ROOT / "README.md", _ROOT / "CHANGELOG.md", *sorted((_ROOT / "docs").rglob("*.md")))
+_LINK: Final = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
+_TEST: Final = re.compile(r"`(tests/[\w./-]+)(?:::(\w+))?`")
+_HEADING: Final = re.compile(r"^#+ (.*)$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", _PAGES, ids=[str(page.relative_to(_ROOT)) for page in _PAGES])
+def test_links_of_a_page_lead_somewhere(page: Path) -> None:
+    assert list(_broken(page)) == []
+
+
+@pytest.mark.parametrize("page", _PAGES, ids=[str(page.relative_to(_ROOT)) for page in _PAGES])
+def test_tests_that_a_page_names_exist(page: Path) -> None:
+    named = _TEST.findall(page.read_text())
+
+    missing = [path for path, _ in named if not (_ROOT / path).exists()]
+    unknown = [name for path, name in named if name and f"def {name}(" not in (_ROOT / path).read_text()]
+
+    assert (missing, unknown) == ([], [])
+
+
+def _broken(page: Path) -> Iterator[str]:
+    for path, anchor in _LINK.findall(page.read_text()):
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists():
+            yield path
+        elif anchor and target.suffix == ".md" and anchor not in _anchors(target):
+            yield f"{path}#{anchor}"
+
+
+def _anchors(page: Path) -> set[str]:
+    """The headings of a page as links name them."""
+    headings = (heading.lower() for heading in _HEADING.findall(page.read_text()))
+    return {re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-") for heading in headings}
