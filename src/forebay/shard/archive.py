@@ -16,7 +16,7 @@ from functools import cached_property
 from forebay.blobs import BlobStore
 from forebay.clock import Clock
 from forebay.disk import Disk
-from forebay.errors import Fenced, ForebayError
+from forebay.errors import Fenced, ForebayError, Unavailable
 from forebay.export import Exporter, Lag, Origin
 from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.history import History
@@ -116,18 +116,29 @@ class Archive:
                 # Written in mode local: others can rely on it only once it is in the store.
                 self._noting(self._publish_before)
                 return True
+            before = self._exporter.objects
             self._noting(self._export_one)
-            if self.is_behind:
+            # Where nothing could be, as behind a damaged file that cannot be sealed, another try now is of no use.
+            if self._exporter.objects > before and self.is_behind:
                 return True
             self.exported_at = self._clock.monotonic()
             return False
 
     def catch_up(self, on_file: Callable[[Lag], None] | None = None) -> None:
-        """Make everything sealed history; `on_file` hears before each file what is left."""
+        """Make everything sealed history; `on_file` hears before each file what is left.
+
+        Raises `Unavailable` if a file that is not sealed stands before others that are.
+        """
         while self.is_behind:
             if on_file is not None:
                 on_file(self._exporter.lag(self._wal.files))
+            local, before = self._local_left, self._exporter.objects
             self.step()
+            if not local and self._exporter.objects == before and self.is_behind:
+                raise Unavailable(
+                    f"{self.catalog.keys}: history ends at {self.exported}, and the local file behind it could not be "
+                    'sealed; see the log for why, and run "forebay verify"'
+                )
 
     def publish_local(self, on_file: Callable[[Lag], None] | None = None) -> None:
         """Put a copy of everything that is catalogued where it lies into the store, and name that copy instead."""

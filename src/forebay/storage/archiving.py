@@ -8,11 +8,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from forebay.clock import Clock
 from forebay.errors import Fenced, ForebayError
 from forebay.settings import Settings
 from forebay.shard import SegmentShard
+from forebay.shard.archive import Archive
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +34,9 @@ class Archiving:
         self._settings = settings
         self._changed = threading.Condition()
         self._stepping = threading.RLock()
+        """Whoever steps; nobody waits for it who only wants one shard to be left alone."""
+        self._at: tuple[str, int] | None = None
+        """The shard that is worked on, and the thread that does it."""
         self._watched: dict[str, SegmentShard] = {}
         self._behind: dict[str, SegmentShard] = {}
         self._retry_at: dict[str, float] = {}
@@ -51,7 +56,8 @@ class Archiving:
 
     def notice(self, shard: SegmentShard) -> None:
         """There may be something to export."""
-        if shard.ref.id in self._behind or shard.ref.id not in self._watched or not shard.archive.is_behind:
+        known = self._watched.get(shard.ref.id) is shard
+        if shard.ref.id in self._behind or not known or not shard.archive.is_behind:
             return
         with self._changed:
             self._behind[shard.ref.id] = shard
@@ -61,7 +67,8 @@ class Archiving:
     def forget(self, shard_id: str) -> None:
         """Leave the shard alone; on return nothing works on it any more."""
         self._watched.pop(shard_id, None)
-        with self._stepping:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_at(shard_id))
             self._behind.pop(shard_id, None)
             self._retry_at.pop(shard_id, None)
 
@@ -91,6 +98,7 @@ class Archiving:
         self._ended = True
         self._stepping = threading.RLock()
         self._changed = threading.Condition()
+        self._at = None
 
     def _start(self) -> None:
         if self._thread is None and not self._ended:
@@ -108,16 +116,22 @@ class Archiving:
             except Exception:
                 logger.exception("the upkeep of history failed and will be tried again")
 
+    def _is_at(self, shard_id: str) -> bool:
+        """Whether another thread works on the shard. One that comes here by a callback must not wait for itself."""
+        return self._at is not None and self._at[0] == shard_id and self._at[1] != threading.get_ident()
+
     def _export_round(self) -> bool:
         """One file of each shard that is due; true if some shard has more."""
         more = False
         for shard_id, shard in list(self._behind.items()):
             now = self._clock.monotonic()
-            if self._ended or self._retry_at.get(shard_id, now) > now or not shard.archive.is_due(now):
+            if self._ended or self._retry_at.get(shard_id, now) > now:
                 continue
-            more = self._safely(shard, shard.archive.step) or more
-            if not shard.archive.is_behind:
+            more = self._safely(shard, partial(_step_if_due, now)) or more
+            if self._behind.get(shard_id) is shard:
+                # Out first and in again: a file that is sealed meanwhile must find the shard out and bring it back.
                 self._behind.pop(shard_id, None)
+                self.notice(shard)
         return more
 
     def _retain(self) -> None:
@@ -125,26 +139,37 @@ class Archiving:
         if now - self._retained_at >= self._settings.retention.check_interval_s:
             self._retained_at = now
             for shard in list(self._watched.values()):
-                self._safely(shard, shard.archive.retain)
+                self._safely(shard, Archive.retain)
 
     def _sweep(self) -> None:
         now = self._clock.monotonic()
         if now - self._swept_at >= self._settings.export.sweep_interval_s:
             self._swept_at = now
             for shard in list(self._watched.values()):
-                self._safely(shard, shard.archive.sweep)
+                self._safely(shard, Archive.sweep)
 
-    def _safely(self, shard: SegmentShard, work: Callable[[], object]) -> bool:
-        """One shard's trouble is logged and does not stop the others."""
+    def _safely(self, shard: SegmentShard, work: Callable[[Archive], object]) -> bool:
+        """Work on the shard, unless it is to be left alone. Its trouble is logged and does not stop the others."""
+        with self._changed:
+            if self._watched.get(shard.ref.id) is not shard:
+                return False
+            self._at = (shard.ref.id, threading.get_ident())
         try:
-            done = bool(work())
+            done = bool(work(shard.archive))
         except Fenced as error:
             logger.warning("%s: %s", shard.ref, error)
         except (ForebayError, OSError) as error:
             self._retry_at[shard.ref.id] = self._clock.monotonic() + RETRY_SECONDS
-            behind = shard.archive.status().behind.records
-            logger.warning("%s: history is %d records behind: %s", shard.ref, behind, error)
+            logger.warning("%s: history ends at %d for now: %s", shard.ref, shard.archive.exported, error)
         else:
             self._retry_at.pop(shard.ref.id, None)
             return done
+        finally:
+            with self._changed:
+                self._at = None
+                self._changed.notify_all()
         return False
+
+
+def _step_if_due(now: float, archive: Archive) -> bool:
+    return archive.is_due(now) and archive.step()

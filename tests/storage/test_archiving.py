@@ -1,0 +1,160 @@
+"""The thread that makes history: one shard's trouble is its own, and leaving one alone waits for that one only."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from forebay import Unavailable
+from forebay.settings import Settings
+from forebay.shard import SegmentShard
+from forebay.shard.archive import Archive
+from forebay.storage import Storage, Topic
+from forebay.storage.archiving import Archiving
+from tests.storage.rig import PATIENCE, QUICK
+
+
+def _settings(tmp_path: Path) -> Settings:
+    return Settings.load(overrides={**QUICK, "storage": {"mode": "shared_fs"}, "store": {"root": f"{tmp_path}/store"}})
+
+
+def _shard(topic: Topic) -> SegmentShard:
+    shard = topic._shard(0)
+    assert isinstance(shard, SegmentShard)
+    return shard
+
+
+def _with_sealed_file(log: Storage, name: str) -> SegmentShard:
+    topic = log.create_topic(name)
+    topic.append(b"0")
+    topic.rotate()
+    shard = _shard(topic)
+    shard.upkeep.seal_rotated()
+    return shard
+
+
+def _archiving(log: Storage) -> Archiving:
+    """The thread's work, done by the test instead."""
+    archiving = log._parts.archiving
+    assert archiving is not None
+    archiving.end()
+    archiving._ended = False
+    return archiving
+
+
+def _flip(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+def _segments(tmp_path: Path) -> list[Path]:
+    return sorted(tmp_path.glob("log/shards/*/*.seg"))
+
+
+def test_a_damaged_index_does_not_keep_other_shards_from_history(tmp_path: Path) -> None:
+    with Storage.open(tmp_path / "log", _settings(tmp_path)) as log:
+        archiving = _archiving(log)
+        bad, good = _with_sealed_file(log, "bad"), _with_sealed_file(log, "good")
+        chores: list[str] = []
+        archiving.chores = lambda: chores.append("done")
+        (index,) = Path(bad.wal.writer.place.directory).glob("*.idx")
+        _flip(index, -1)
+        archiving.notice(bad)
+        archiving.notice(good)
+
+        archiving.step()
+
+        assert (bad.archive.exported, good.archive.exported) == (0, 1)
+        assert chores == ["done"]
+        assert bad.archive.errors == 1
+
+
+def test_a_file_that_cannot_be_sealed_before_sealed_ones_is_no_reason_to_go_round_and_round(tmp_path: Path) -> None:
+    """Found by review: the thread stepped 30,000 times a second, and nobody could make it leave a shard alone."""
+    settings = _settings(tmp_path)
+    with Storage.open(tmp_path / "log", settings) as log:
+        _archiving(log)
+        topic = log.create_topic("orders")
+        for number in range(3):
+            topic.append(b"%d" % number * 100)
+            topic.rotate()
+            _shard(topic).upkeep.seal_rotated()
+    damaged = _segments(tmp_path)[1]
+    damaged.with_suffix(".idx").unlink()
+    _flip(damaged, -40)
+
+    with Storage.open(tmp_path / "log", settings) as log:
+        archiving = _archiving(log)
+        shard = _shard(log.topic("orders"))
+        archiving.notice(shard)
+        archiving.step()
+
+        assert shard.archive.exported == 1
+        with pytest.raises(Unavailable, match="could not be sealed"):
+            log.export_topic("orders")
+        assert shard.wal.fenced is None
+
+
+def test_leaving_a_shard_alone_does_not_wait_for_the_files_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Storage.open(tmp_path / "log", _settings(tmp_path)) as log:
+        archiving = _archiving(log)
+        slow, quick = _with_sealed_file(log, "slow"), _with_sealed_file(log, "quick")
+        begun, go_on = threading.Event(), threading.Event()
+        step = Archive.step
+
+        def stepped(archive: Archive) -> bool:
+            if archive is slow.archive:
+                begun.set()
+                assert go_on.wait(PATIENCE)
+            return step(archive)
+
+        monkeypatch.setattr(Archive, "step", stepped)
+        archiving.notice(slow)
+        thread = threading.Thread(target=archiving.step)
+        thread.start()
+        assert begun.wait(PATIENCE)
+
+        log.delete_topic("quick")
+        assert not go_on.is_set()
+        leaving = threading.Thread(target=archiving.forget, args=(slow.ref.id,))
+        leaving.start()
+        leaving.join(0.05)
+        assert leaving.is_alive()
+        go_on.set()
+        leaving.join(PATIENCE)
+        thread.join(PATIENCE)
+
+        assert not leaving.is_alive()
+        assert slow.archive.exported == 1
+        assert quick.archive.exported == 0
+
+
+def test_a_file_sealed_while_the_one_before_is_exported_is_not_overlooked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Storage.open(tmp_path / "log", _settings(tmp_path)) as log:
+        archiving = _archiving(log)
+        shard = _with_sealed_file(log, "orders")
+        topic = log.topic("orders")
+        is_behind = vars(Archive)["is_behind"].fget
+
+        def looked(archive: Archive) -> bool:
+            found = bool(is_behind(archive))
+            if not found and topic.offsets().next == 1:
+                # Right behind the look that found nothing.
+                topic.append(b"1")
+                topic.rotate()
+                shard.upkeep.seal_rotated()
+                archiving.notice(shard)
+            return found
+
+        archiving.notice(shard)
+        monkeypatch.setattr(Archive, "is_behind", property(looked))
+        archiving.step()
+
+        assert shard.ref.id in archiving._behind or shard.archive.exported == 2
