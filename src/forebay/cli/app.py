@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from forebay.cli import consume, doctor, inspecting, produce, topics
+from forebay.cli import consume, doctor, inspecting, produce, shards, topics
 from forebay.cli.commands import Commands
 from forebay.cli.invocation import (
     AssignmentsOption,
@@ -72,6 +72,7 @@ def common(
 
 
 app.add_typer(topics.app, name="topic")
+app.add_typer(shards.app, name="shard")
 produce.register(app)
 consume.register(app)
 inspecting.register(app)

@@ -18,12 +18,13 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(run: Invocation, *, as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False) -> int:
-    """Look at the machine and the data directory: versions, Java, disk, clock, limits, lock, orphans.
+    """Look at the machine, the data directory and what it shares: versions, Java, disk, clock, limits, stores, orphans.
 
-    Writes and removes one small file to measure how long a sync takes. Ends with code 1 if something will not
-    work as it is.
+    Writes and removes small files to see how long a sync takes and whether the store keeps its promises. Ends with
+    code 1 if something will not work as it is.
     """
-    from forebay.cli.probes import Verdict, examine
+    from forebay.cli.answers import Verdict
+    from forebay.cli.probes import examine
 
     answers = list(examine(run))
     for answer in answers:

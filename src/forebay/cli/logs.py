@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final
 
+_LOGGERS: Final = ("forebay", "httpx", "httpcore")
+"""Ours, and those of the library that says one line per request to etcd."""
 _FIELDS: Final = ("topic", "partition", "epoch", "offset", "segment")
 _NUMBER: Final = re.compile(r"\b(epoch|offset) (\d+)")
 _SHARD: Final = re.compile(r"^([\w.-]+/[\w.-]+)\[(\d+)\]$")
@@ -82,16 +84,19 @@ def _time(record: logging.LogRecord) -> str:
 
 @contextmanager
 def logging_to_stderr(log_format: LogFormat, *, verbose: bool) -> Iterator[None]:
-    """Within the block Forebay's log lines go to stderr: warnings, and with `verbose` what it does."""
-    logger = logging.getLogger("forebay")
+    """Within the block log lines go to stderr: warnings, and with `verbose` what is done, each request included."""
     output = logging.StreamHandler(sys.stderr)
     output.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else TextFormatter())
-    before = logger.level, logger.propagate
-    logger.addHandler(output)
-    logger.setLevel(logging.INFO if verbose else logging.WARNING)
-    logger.propagate = False
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    before = [(logger.level, logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(output)
+        logger.setLevel(logging.INFO if verbose else logging.WARNING)
+        logger.propagate = False
     try:
         yield
     finally:
-        logger.removeHandler(output)
-        logger.level, logger.propagate = before
+        for logger, (level, propagate) in zip(loggers, before, strict=True):
+            logger.removeHandler(output)
+            logger.setLevel(level)
+            logger.propagate = propagate

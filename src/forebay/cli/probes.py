@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import importlib.metadata
 import importlib.util
 import os
@@ -12,10 +11,12 @@ import shutil
 import statistics
 import subprocess
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 from forebay import __version__
+from forebay.cli.answers import Answer, Verdict
 from forebay.cli.invocation import Invocation
+from forebay.cli.shared_probes import examine_metadata, examine_store
 from forebay.cli.terminal import readable_bytes, readable_time
 from forebay.clock import SystemClock
 from forebay.disk.machine import mount_id
@@ -34,23 +35,6 @@ NETWORK: Final = ("nfs", "cifs", "smb", "9p", "fuse", "ceph", "gluster", "lustre
 VOLATILE: Final = ("tmpfs", "ramfs")
 
 
-class Verdict(enum.StrEnum):
-    """What an answer means."""
-
-    OK = "ok"
-    NOTE = "note"
-    WARNING = "warning"
-    PROBLEM = "problem"
-
-
-class Answer(NamedTuple):
-    """One question answered."""
-
-    check: str
-    verdict: Verdict
-    answer: str
-
-
 def examine(run: Invocation) -> Iterator[Answer]:
     """All answers, in order."""
     settings = run.settings
@@ -61,6 +45,8 @@ def examine(run: Invocation) -> Iterator[Answer]:
     yield _file_system(place)
     yield _free_space(run, place)
     yield from _disk_and_clock(run, place)
+    yield from examine_metadata(run)
+    yield from examine_store(run)
     yield from _directory(run)
 
 

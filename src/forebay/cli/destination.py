@@ -1,0 +1,160 @@
+"""Where a topic moves to: everything about it that can be known is checked before the topic is sealed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from forebay.cli.holding import look_at, states_of
+from forebay.cli.invocation import Invocation
+from forebay.clock import SystemClock
+from forebay.errors import Conflict, Invalid, Moved, Unsupported
+from forebay.format.descriptor import Phase, ShardState
+from forebay.inspection import Inspected
+from forebay.settings import Settings
+from forebay.shard.handover import OnFile
+from forebay.storage import Storage
+from forebay.storage.directory import MARKER, METADATA, LogDirectory, is_owned
+from forebay.topics import Engine, TopicSpec, shard_id
+
+
+def check_settings(settings: Settings) -> None:
+    """Refuse settings under which no topic can move."""
+    metadata, storage = settings.metadata, settings.storage
+    if metadata.backend == "sqlite" and metadata.path is None:
+        raise Unsupported(
+            "the two directories share no metadata store: name one file for both as metadata.path (moving the "
+            f"source's {METADATA} there if it has one), or set metadata.backend to etcd"
+        )
+    if storage.mode == "local" and storage.handoff_root is None:
+        raise Unsupported(
+            'storage.mode is "local", where history lies in one directory alone: name a directory that both can read '
+            "as storage.handoff_root"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Destination:
+    """A data directory that a topic may move to."""
+
+    run: Invocation
+    spec: TopicSpec
+    source: Inspected
+    path: str
+    id: str
+
+    @classmethod
+    def checked(cls, run: Invocation, spec: TopicSpec, path: str) -> Destination:
+        """The directory, made if it is missing. Raises what speaks against it; the topic is untouched."""
+        if spec.engine is not Engine.SEGMENT:
+            raise Unsupported(f"{spec.name} lives in the memory of its owner: it has no history that could move")
+        source = look_at(run)
+        if os.path.realpath(path) == os.path.realpath(source.path):
+            raise Invalid(f"{path} is the directory that {spec.name} is to leave: name another with --to")
+        _check_metadata(run.settings, path)
+        directory = _look_or_make(run, path)
+        if directory.id == source.id:
+            raise Conflict(f"{path} is a copy of {source.path}: both have id {source.id}; name another with --to")
+        _check_shards(run, source, directory)
+        _check_holders(source, spec, directory)
+        return cls(run=run, spec=spec, source=source, path=directory.path, id=directory.id)
+
+    @contextmanager
+    def opened(self) -> Iterator[Storage | None]:
+        """The directory held open; `None` if another process has it."""
+        if is_owned(self.path, self.run.disk):
+            yield None
+            return
+        with Storage.open(self.path, _settings_there(self.run.settings), disk=self.run.disk) as there:
+            yield there
+
+    def move(self, log: Storage, there: Storage | None, on_file: OnFile) -> dict[str, Any]:
+        """Seal the topic, go on with it there, and let go of what is left here; what happened."""
+        clock, name = SystemClock(), str(self.spec.name)
+        arrived = [self._has_arrived(state) for state in states_of(self.source, self.spec)]
+        begun = clock.monotonic()
+        states = log.seal_topic(name, target=self.id, on_file=on_file)
+        if there is not None:
+            topic = there.topic(name)
+            for partition in range(self.spec.partitions):
+                # Asking opens it: from then on the next epoch is recorded, and it takes appends.
+                topic.offsets(partition)
+        seconds = clock.monotonic() - begun
+        log.clear_moved()
+        found = look_at(self.run)
+        return {
+            "topic": name,
+            "from": found.path,
+            "to": self.path,
+            "target": self.id,
+            "shards": [
+                {"partition": partition, "next": None if there_already else state.next_offset}
+                for partition, (state, there_already) in enumerate(zip(states, arrived, strict=True))
+            ],
+            "taken": all(map(self._has_arrived, states_of(found, self.spec))),
+            "seconds": None if there is None or all(arrived) else seconds,
+            "left": self._left(found),
+        }
+
+    def _has_arrived(self, state: ShardState | None) -> bool:
+        return state is not None and state.phase is not Phase.SEALED and state.holder == self.id
+
+    def _left(self, found: Inspected) -> list[str]:
+        paths = (f"{found.shards}/{shard_id(self.spec.topic_id, number)}" for number in range(self.spec.partitions))
+        return [path for path in paths if os.path.exists(path)]
+
+
+def _settings_there(settings: Settings) -> Settings:
+    """The settings for the other directory, which keeps its log files in a place of its own."""
+    return msgspec.structs.replace(settings, wal=msgspec.structs.replace(settings.wal, dir=None))
+
+
+def _check_metadata(settings: Settings, path: str) -> None:
+    own = os.path.join(path, METADATA)
+    shared = settings.metadata.path if settings.metadata.backend == "sqlite" else None
+    if os.path.exists(own) and (shared is None or os.path.realpath(own) != os.path.realpath(shared)):
+        raise Conflict(
+            f"{path} has a metadata store of its own, {METADATA}, and shares none with the source: name a new directory"
+        )
+
+
+def _look_or_make(run: Invocation, path: str) -> LogDirectory:
+    if os.path.exists(os.path.join(path, MARKER)):
+        return LogDirectory.look(path, run.disk)
+    made = LogDirectory.take(path, run.disk, SystemClock())
+    made.release()
+    return made
+
+
+def _check_shards(run: Invocation, source: Inspected, directory: LogDirectory) -> None:
+    if os.path.realpath(directory.shards) == os.path.realpath(source.shards):
+        raise Conflict(f"{directory.path} and {source.path} keep their log files in the same {source.shards}")
+    strangers = look_at(run, directory.path).strangers(run.disk)
+    if strangers:
+        raise Conflict(
+            f"{directory.path} holds {strangers[0].directory}, which this metadata store does not know: the directory "
+            "belongs to another one; name a new directory"
+        )
+
+
+def _check_holders(source: Inspected, spec: TopicSpec, directory: LogDirectory) -> None:
+    """Nobody else may have any of it: sealing here would be a take-over."""
+    for partition, state in enumerate(states_of(source, spec)):
+        if state is None:
+            continue
+        if state.phase is Phase.SEALED:
+            if state.target not in (None, source.id, directory.id):
+                raise Moved(
+                    f"{spec.name}[{partition}] was sealed for directory {state.target}: finish that move, or take the "
+                    f'topic back with "forebay topic unseal {spec.name}"'
+                )
+        elif state.holder not in (None, source.id, directory.id):
+            raise Moved(
+                f"{spec.name}[{partition}] is in directory {state.holder}, and {source.path} is {source.id}: name "
+                "that one with --data"
+            )

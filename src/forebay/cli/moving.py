@@ -1,0 +1,195 @@
+"""`forebay topic seal`, `unseal`, `export` and `move`: a topic ends in one directory and goes on in another."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forebay.cli.commands import command
+from forebay.cli.invocation import Invocation
+from forebay.cli.terminal import Meter, meter, readable_bytes, readable_time, say, say_json
+from forebay.errors import Moved
+
+if TYPE_CHECKING:
+    from forebay.export import Lag
+    from forebay.format.descriptor import ShardState
+    from forebay.shard.handover import OnFile
+    from forebay.storage import Storage
+    from forebay.topics import TopicSpec
+
+logger = logging.getLogger(__name__)
+
+Name = Annotated[str, typer.Argument(metavar="TOPIC", help="namespace/topic, or topic for default/topic.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
+ToOption = Annotated[
+    str, typer.Option("--to", metavar="DIR", help="The data directory that goes on with it; made if there is none.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    command(app, "seal", examples=["forebay topic seal shop/orders", "forebay topic seal shop/orders --json"])(seal)
+    command(app, "unseal", examples=["forebay topic unseal shop/orders"])(unseal)
+    command(app, "export", examples=["forebay topic export shop/orders --settings shared.yaml"])(export)
+    command(
+        app,
+        "move",
+        examples=[
+            "forebay topic move shop/orders --data a --to b --settings shared.yaml",
+            "forebay topic move shop/orders --data a --to b --set metadata.path=/var/lib/forebay/shared.sqlite "
+            "--set storage.handoff_root=/mnt/handoff",
+        ],
+    )(move)
+
+
+def seal(run: Invocation, *, name: Name, as_json: AsJson = False) -> None:
+    """End a topic here in order: all of it becomes history, and whoever opens it next goes on exactly there.
+
+    Repeat it if it was interrupted. The next use, here or elsewhere, opens the topic again; in mode local without
+    storage.handoff_root only this directory can.
+    """
+    with run.writer() as log:
+        spec = _spec_held_here(run, log, name)
+        with _progress(f"seal {spec.name}") as on_file:
+            states = log.seal_topic(name, on_file=on_file)
+    for partition, state in enumerate(states):
+        item = sealed_item(spec, partition, state)
+        if as_json:
+            say_json(item)
+        else:
+            say(_sealed_line(item))
+
+
+def unseal(run: Invocation, *, name: Name) -> None:
+    """Take a sealed topic back into this directory, unless another has opened it by now."""
+    from forebay.cli.holding import look_at, states_of
+    from forebay.format.descriptor import Phase
+
+    with run.writer() as log:
+        spec = log.topic(name).spec
+        found = look_at(run)
+        for partition, state in enumerate(states_of(found, spec)):
+            if state is not None and state.phase is not Phase.SEALED and state.holder not in (None, found.id):
+                raise Moved(
+                    f"{spec.name}[{partition}] has arrived in directory {state.holder}: seal it there, or move it back "
+                    "from there"
+                )
+        log.unseal_topic(name)
+        topic = log.topic(name)
+        for partition in range(spec.partitions):
+            # Asking opens it, and that is what takes it back.
+            say(f"{spec.name}[{partition}]: open here at offset {topic.offsets(partition).next}")
+
+
+def export(run: Invocation, *, name: Name, as_json: AsJson = False) -> None:
+    """Make everything appended so far history now, rather than at the next interval; say how far it reaches."""
+    from forebay.cli.holding import frontier_of, look_at, states_of
+    from forebay.format.descriptor import Phase
+
+    with run.writer() as log:
+        spec = _spec_held_here(run, log, name)
+        states = states_of(look_at(run), spec)
+        if not all(state is not None and state.phase is Phase.SEALED for state in states):
+            with _progress(f"export {spec.name}") as on_file:
+                log.export_topic(name, on_file)
+        found = look_at(run)
+        for partition in range(spec.partitions):
+            exported = frontier_of(found, spec, partition)
+            if as_json:
+                say_json({"topic": str(spec.name), "partition": partition, "exported": exported})
+            else:
+                say(f"{spec.name}[{partition}]: history ends at offset {exported}")
+
+
+def move(run: Invocation, *, name: Name, to: ToOption, as_json: AsJson = False) -> None:
+    """Move a topic to another data directory that shares the metadata store.
+
+    Everything that can be known is checked before anything is sealed. May be interrupted at any moment: the same
+    command again finishes it. Where the other directory is open in a process, that process goes on with the topic
+    at its next use; else it is opened here for a moment.
+    """
+    from forebay.cli.destination import Destination, check_settings
+
+    check_settings(run.settings)
+    with run.writer() as log:
+        spec = log.topic(name).spec
+        destination = Destination.checked(run, spec, to)
+        with destination.opened() as there, _progress(f"move {spec.name}") as on_file:
+            item = destination.move(log, there, on_file)
+    if as_json:
+        say_json(item)
+    else:
+        _say_move(item)
+
+
+def sealed_item(spec: TopicSpec, partition: int, state: ShardState) -> dict[str, Any]:
+    """What is to be known of a sealed partition."""
+    return {
+        "topic": str(spec.name),
+        "partition": partition,
+        "next": state.next_offset,
+        "last_committed": state.next_offset - 1,
+        "sealed_by": state.sealed_by,
+        "sealed_at": state.sealed_at,
+        "target": state.target,
+    }
+
+
+def _sealed_line(item: dict[str, Any]) -> str:
+    by = f"by directory {item['sealed_by']} at {readable_time(item['sealed_at'])}"
+    bound = f", for directory {item['target']}" if item["target"] is not None else ""
+    return f"{item['topic']}[{item['partition']}]: sealed at next offset {item['next']} {by}{bound}"
+
+
+def _say_move(item: dict[str, Any]) -> None:
+    for shard in item["shards"]:
+        at = f"sealed at next offset {shard['next']}" if shard["next"] is not None else "is there already"
+        say(f"{item['topic']}[{shard['partition']}]: {at}")
+    there = f"{item['to']} (directory {item['target']})"
+    if item["taken"]:
+        took = f" {item['seconds']:.3f} s after the seal began" if item["seconds"] is not None else ""
+        say(f"{item['topic']} is open for appends in {there}{took}")
+    else:
+        say(f"{item['topic']} is promised to {there}: the process that has it open goes on at its next use")
+    for path in item["left"]:
+        say(f"files are left in {path}")
+
+
+def _spec_held_here(run: Invocation, log: Storage, name: str) -> TopicSpec:
+    from forebay.cli.holding import check_held_here, look_at
+
+    spec = log.topic(name).spec
+    check_held_here(look_at(run), spec)
+    return spec
+
+
+@contextmanager
+def _progress(label: str) -> Iterator[OnFile]:
+    """A bar on a terminal, and a line in the log for each file."""
+    with meter(label, in_bytes=True) as shown:
+        yield _Countdown(label, shown)
+
+
+class _Countdown:
+    """Turns what is left into what is done. A new partition starts with more left than the one before ended with."""
+
+    def __init__(self, label: str, shown: Meter) -> None:
+        self._label = label
+        self._shown = shown
+        self._total = self._left = 0
+
+    def __call__(self, lag: Lag) -> None:
+        logger.info(
+            "%s: %d files with %d records, %s, are left", self._label, lag.files, lag.records, readable_bytes(lag.bytes)
+        )
+        if lag.bytes > self._left:
+            self._total += lag.bytes
+            self._shown.total(self._total)
+            self._shown.advance(self._left)
+        else:
+            self._shown.advance(self._left - lag.bytes)
+        self._left = lag.bytes

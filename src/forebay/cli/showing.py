@@ -1,0 +1,175 @@
+"""`forebay topic show`: what a topic is, who has it, and how far each partition and its history go."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from forebay.cli.commands import command
+from forebay.cli.invocation import Invocation
+from forebay.cli.terminal import readable_bytes, readable_time, say, say_json
+from forebay.errors import ForebayError
+
+if TYPE_CHECKING:
+    from forebay.disk import Disk
+    from forebay.format.descriptor import ShardState
+    from forebay.inspection import Inspected, ShardPlace
+    from forebay.storage import Storage
+    from forebay.topics import TopicSpec
+
+Name = Annotated[str, typer.Argument(metavar="TOPIC", help="namespace/topic, or topic for default/topic.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    examples = ["forebay topic show shop/orders", "forebay topic show shop/orders --json"]
+    command(app, "show", examples=examples)(show)
+
+
+def show(run: Invocation, *, name: Name, as_json: AsJson = False) -> None:
+    """Show a topic: its definition and, per partition, who has it, offsets, history, files and the recovery to come.
+
+    Changes nothing. While another process has the directory open, what that process has published is shown.
+    """
+    from forebay.cli.holding import look_at
+
+    with run.reader() as log:
+        spec = log.topic(name).spec if _is_followable(log, name) else _spec(log, name)
+        found = look_at(run)
+        places = [place for place in found.places() if place.spec == spec]
+        item: dict[str, Any] = {**spec_item(spec), "owned": found.owned, "directory": found.path}
+        item |= {
+            "directory_id": found.id,
+            "mode": run.settings.storage.mode,
+            "store_failure": _store_failure(run, found),
+        }
+        item["shards"] = [_shard_item(run, log, found, place) for place in places]
+    if as_json:
+        say_json(item)
+    else:
+        _say_topic(item)
+
+
+def spec_item(spec: TopicSpec) -> dict[str, Any]:
+    """The definition of a topic as plain values."""
+    fields = msgspec.structs.asdict(spec)
+    del fields["namespace"], fields["topic"]
+    return {"name": str(spec.name), **fields}
+
+
+def _spec(log: Storage, name: str) -> TopicSpec:
+    from forebay.topics import TopicName
+
+    parsed = TopicName.parse(name)
+    return next(spec for spec in log.topics() if spec.name == parsed)
+
+
+def _is_followable(log: Storage, name: str) -> bool:
+    """Whether this process can open the topic: one in its owner's memory it cannot."""
+    from forebay.topics import Engine, TopicName
+
+    parsed = TopicName.parse(name)
+    return all(spec.engine is Engine.SEGMENT for spec in log.topics() if spec.name == parsed)
+
+
+def _store_failure(run: Invocation, found: Inspected) -> str | None:
+    """Why the store of history does not answer now. How its owner's last export went, the owner alone knows."""
+    from forebay.clock import SystemClock
+    from forebay.inspection.stores import Stores
+
+    if not run.settings.is_shared:
+        return None
+    stores = Stores(found.id, run.settings, disk=run.disk, clock=SystemClock())
+    with contextlib.closing(stores):
+        try:
+            stores.of(run.settings.store.name).stat("absent")
+        except ForebayError as error:
+            return str(error)
+    return None
+
+
+def _shard_item(run: Invocation, log: Storage, found: Inspected, place: ShardPlace) -> dict[str, Any]:
+    from forebay.cli.holding import frontier_of
+    from forebay.inspection import outlook
+
+    assert place.spec is not None
+    item: dict[str, Any] = {"partition": place.partition, "directory": place.directory}
+    ahead = outlook(found, place, run.settings.wal, run.disk)
+    item |= _state_item(found.state(place.spec, place.partition))
+    item["recovery"] = str(ahead.decision) if ahead.decision is not None else None
+    item["failure"] = ahead.refusal
+    item |= {"files": ahead.files, "bytes": ahead.bytes}
+    exported = frontier_of(found, place.spec, place.partition)
+    item |= {"exported": exported, "behind": _behind(run.disk, place.directory, exported)}
+    if ahead.refusal is None:
+        try:
+            offsets = log.topic(str(place.spec.name)).offsets(place.partition)
+            item |= {"offsets": offsets._asdict(), "last_committed": offsets.next - 1}
+        except ForebayError as error:
+            item["failure"] = str(error)
+    return item
+
+
+def _state_item(state: ShardState | None) -> dict[str, Any]:
+    if state is None:
+        return {"epoch": 0, "phase": "new", "holder": None, "target": None}
+    item = {"epoch": state.epoch, "phase": str(state.phase), "holder": state.holder, "target": state.target}
+    if state.sealed_at is not None:
+        item |= {"sealed_by": state.sealed_by, "sealed_at": state.sealed_at, "last_committed": state.next_offset - 1}
+    return item
+
+
+def _behind(disk: Disk, directory: str, exported: int) -> dict[str, int]:
+    """What is sealed here and not history yet."""
+    from forebay.format.segment import parse_segment_name
+    from forebay.wal.survey import indexed_files
+
+    files = records = size = 0
+    # Beside an owner a file may go between the list and the look.
+    with contextlib.suppress(FileNotFoundError):
+        names = [name for name in disk.list_directory(directory) if parse_segment_name(name) is not None]
+        for sealed in indexed_files(disk, directory, names).values():
+            if sealed.end > exported:
+                files, records = files + 1, records + sealed.end - max(sealed.start, exported)
+                with contextlib.closing(disk.open(sealed.path)) as file:
+                    size += file.size()
+    return {"files": files, "records": records, "bytes": size}
+
+
+def _say_topic(item: dict[str, Any]) -> None:
+    say(f"{item['name']}")
+    for field in ("partitions", "durability", "engine", "compression", "generation", "topic_id", "mode"):
+        say(f"  {field:12} {item[field]}")
+    say(f"  {'created':12} {readable_time(item['created_at'])}")
+    say(f"  {'owner':12} {'another process has the directory open' if item['owned'] else 'none at present'}")
+    if item["store_failure"] is not None:
+        say(f"  {'store':12} {item['store_failure']}")
+    if item["engine"] == "memory":
+        say("  its records live in the memory of its owner: no other process can see them")
+    for shard in item["shards"]:
+        _say_shard(shard, item["directory_id"])
+
+
+def _say_shard(shard: dict[str, Any], here: str) -> None:
+    offsets = shard.get("offsets", {})
+    say(f"partition {shard['partition']}")
+    say("  offsets      " + (" ".join(f"{name} {value}" for name, value in offsets.items()) or "unknown"))
+    say(f"  state        {shard['phase']}, epoch {shard['epoch']}")
+    if shard["holder"] is not None:
+        say(f"  holder       {'this directory' if shard['holder'] == here else 'directory ' + shard['holder']}")
+    if "sealed_at" in shard:
+        sealed = f"by {shard['sealed_by']} at {readable_time(shard['sealed_at'])}"
+        bound = f", for directory {shard['target']}" if shard["target"] is not None else ""
+        say(f"  sealed       {sealed}, last committed {shard['last_committed']}{bound}")
+    behind = shard["behind"]
+    waiting = f"{behind['files']} files with {behind['records']} records, {readable_bytes(behind['bytes'])}, behind"
+    say(f"  history      up to {shard['exported']}, {waiting if behind['files'] else 'nothing sealed is behind'}")
+    if shard["recovery"] is not None:
+        say(f"  recovery     {shard['recovery']}")
+    if shard["failure"] is not None:
+        say(f"  failure      {shard['failure']}")
+    say(f"  files        {shard['files']}, {readable_bytes(shard['bytes'])} in {shard['directory']}")

@@ -1,0 +1,322 @@
+"""Bring back what a shard has set aside: torn tails, and the files of an owner that another has replaced.
+
+What a copy is a copy of stands in its headers, and that is also how a repetition knows what is there already:
+no note apart from the records could be out of step with them, and no window of producers is too short.
+Knows files, topics and their streams; changes nothing but the topic that it appends to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from pyroaring import BitMap64
+
+from forebay.disk import Disk
+from forebay.errors import Corrupt, UnsupportedFormat
+from forebay.format.batch import Batch, decode
+from forebay.format.descriptor import DescriptorKind
+from forebay.format.frame import Kind, Verdict
+from forebay.format.segment import (
+    HEADER_BYTES,
+    SEGMENT_SUFFIX,
+    SegmentHeader,
+    decode_header,
+    parse_segment_name,
+)
+from forebay.inspection.recorded import ShardHistory
+from forebay.inspection.segments import log_file
+from forebay.records import EARLIEST, Gap, Headers, Position, Reason, Record
+from forebay.shard.places import is_local
+from forebay.storage import Topic
+from forebay.topics import TopicSpec
+from forebay.wal.begin import ASIDE
+from forebay.wal.scan import Piece, pieces_of
+
+ORIGIN = "forebay-origin-"
+_IDENTITY = ("topic-id", "partition", "offset", "epoch")
+APPEND_BYTES = 1024 * 1024
+
+HeaderOf = Callable[[int, int], bytes | None]
+"""The first bytes of the segment that begins at an offset in an epoch, if history has it."""
+
+
+class Damaged(NamedTuple):
+    """Bytes of a file that are no whole frame."""
+
+    byte: int
+    bytes: int
+
+
+class Remains(NamedTuple):
+    """A file with records that may be no part of the shard's log. Without a header none of them can be checked."""
+
+    path: str
+    header: SegmentHeader | None
+    begins: int
+    """The byte of the first frame: 0 in a torn tail."""
+
+    @property
+    def is_tail(self) -> bool:
+        return self.begins == 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Listed:
+    """What a file holds. `lost` counts the records whose offsets the topic reports as lost."""
+
+    path: str
+    is_tail: bool
+    readable: bool
+    start: int | None = None
+    stop: int | None = None
+    records: int = 0
+    lost: int = 0
+    epochs: list[int] = field(default_factory=list)
+    damaged: list[Damaged] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class Copied:
+    """What was brought back of one partition, or would be."""
+
+    copied: int = 0
+    present: int = 0
+    """Copied before."""
+
+
+def remains(
+    disk: Disk, directory: str, *, log_too: bool = False, header_of: HeaderOf = lambda start, epoch: None
+) -> list[Remains]:
+    """The files that the shard in `directory` has set aside, oldest offsets first; with `log_too`, its log as well."""
+    names = _names(disk, directory)
+    aside = [f"{ASIDE}/{name}" for name in _names(disk, f"{directory}/{ASIDE}") if SEGMENT_SUFFIX in name]
+    logs = [name for name in names if parse_segment_name(name) is not None]
+    found = []
+    for name in sorted([*aside, *(logs if log_too else [])], key=lambda name: name.rpartition("/")[2]):
+        path = f"{directory}/{name}"
+        header = decode_header(_head(disk, path))
+        if isinstance(header, SegmentHeader):
+            found.append(Remains(path, header, HEADER_BYTES))
+        else:
+            beside = [f"{directory}/{other}" for other in (*logs, *aside)]
+            found.append(Remains(path, _header_of_tail(disk, path, beside, header_of), 0))
+    return found
+
+
+class Salvage:
+    """What can be brought back of one partition: the lost records in these files."""
+
+    def __init__(self, disk: Disk, files: Sequence[Remains], topic: Topic, partition: int) -> None:
+        self.files = files
+        self.topic = topic
+        self.partition = partition
+        self._disk = disk
+
+    @cached_property
+    def listed(self) -> list[Listed]:
+        """What each file holds, and how much of it the topic has lost."""
+        found = [_surveyed(self._disk, file) for file in self.files]
+        spans = [(item.start, item.stop) for item in found if item.start is not None and item.stop is not None]
+        self._lost = lost_offsets(self.topic, self.partition, _merged(spans))
+        for item, file in zip(found, self.files, strict=True):
+            item.lost = sum(len(self._wanted(batch)) for batch in _batches(self._disk, file))
+        return found
+
+    def copy_to(self, target: Topic | None, *, apply: bool) -> Copied:
+        """Append every lost record to the target, once, with headers that say where it comes from.
+
+        On return each is there; a repetition finds it there and appends nothing. Without `apply`, or without a
+        target, it is only counted.
+        """
+        counted = Copied()
+        if not any(item.lost for item in self.listed):
+            return counted
+        there = self._there(target) if target is not None else {}
+        for file in self.files:
+            for batch in _batches(self._disk, file):
+                wanted = self._wanted(batch)
+                known = there.setdefault(batch.epoch, BitMap64())
+                fresh = wanted - known
+                if fresh and apply and target is not None:
+                    _append(target, self.partition, self.topic.spec, batch, fresh)
+                counted.present += len(wanted) - len(fresh)
+                counted.copied += len(fresh)
+                known |= fresh
+        return counted
+
+    def _wanted(self, batch: Batch) -> BitMap64:
+        return BitMap64(range(batch.base, batch.end)) & self._lost
+
+    def _there(self, target: Topic) -> dict[int, BitMap64]:
+        """The offsets, by epoch, that the target has copies of already."""
+        there: dict[int, BitMap64] = {}
+        # In the topic itself a copy stands behind what was lost.
+        start = Position.at_offset(self._lost.min()) if target.spec == self.topic.spec else EARLIEST
+        for record in target.read(start, partition=self.partition, on_gap=lambda partition, gap: None):
+            if record.headers:
+                for offset, epoch in _origins(record.headers, self.topic.spec.topic_id, self.partition):
+                    there.setdefault(epoch, BitMap64()).add(offset)
+        return there
+
+
+def lost_offsets(topic: Topic, partition: int, spans: Sequence[tuple[int, int]]) -> BitMap64:
+    """The offsets within the spans that the topic reports as lost or damaged when it is read."""
+    lost = BitMap64()
+
+    def note(partition: int, gap: Gap) -> None:
+        if gap.reason in (Reason.LOST, Reason.DAMAGED):
+            lost.update(range(gap.start, gap.stop))
+
+    for start, stop in spans:
+        for _ in topic.read_arrow(start, stop=stop, partition=partition, on_gap=note):
+            pass
+    return lost
+
+
+def header_in_history(history: ShardHistory) -> HeaderOf:
+    """Asks the store for the header of a segment that is not here any more."""
+
+    def header_of(start: int, epoch: int) -> bytes | None:
+        for piece in history.read().pieces:
+            named = piece.descriptor
+            if named.start == start and named.kind is DescriptorKind.FRAMES and not is_local(named):
+                return history.stores.of(named.store).get_range(named.object_key, 0, HEADER_BYTES)
+        return None
+
+    return header_of
+
+
+def origin_headers(spec: TopicSpec, record: Record, epoch: int) -> Headers:
+    """What a copy says of its original, behind the headers that it had."""
+    said = {
+        "topic": str(spec.name),
+        "topic-id": spec.topic_id,
+        "partition": str(record.partition),
+        "offset": str(record.offset),
+        "epoch": str(epoch),
+    }
+    return (*record.headers, *((ORIGIN + name, value.encode()) for name, value in said.items()))
+
+
+def _append(target: Topic, partition: int, spec: TopicSpec, batch: Batch, wanted: BitMap64) -> None:
+    """Append the wanted records of a batch in a few appends, each well below the largest frame."""
+    group: list[Record] = []
+    size = 0
+    for record in batch.records(partition):
+        if record.offset not in wanted:
+            continue
+        group.append(record)
+        size += len(record.value or b"") + len(record.key or b"")
+        if size >= APPEND_BYTES:
+            _append_group(target, partition, spec, group, batch.epoch)
+            group, size = [], 0
+    if group:
+        _append_group(target, partition, spec, group, batch.epoch)
+
+
+def _append_group(target: Topic, partition: int, spec: TopicSpec, group: list[Record], epoch: int) -> None:
+    target.append_many(
+        [record.value for record in group],
+        keys=[record.key for record in group],
+        tags=[record.tag for record in group],
+        headers=[origin_headers(spec, record, epoch) for record in group],
+        timestamps=[record.timestamp for record in group],
+        partition=partition,
+        atomic=False,
+    )
+
+
+def _origins(headers: Headers, topic_id: str, partition: int) -> Iterator[tuple[int, int]]:
+    """What a record is a copy of. A copy that was lost and brought back itself is one of several."""
+    columns = [[value for name, value in headers if name == ORIGIN + part] for part in _IDENTITY]
+    for said in zip(*columns, strict=False):
+        with contextlib.suppress(ValueError):
+            if said[0] == topic_id.encode() and int(said[1] or b"") == partition:
+                yield int(said[2] or b""), int(said[3] or b"")
+
+
+def _surveyed(disk: Disk, file: Remains) -> Listed:
+    item = Listed(path=file.path, is_tail=file.is_tail, readable=file.header is not None)
+    epochs: set[int] = set()
+    for step in _steps(disk, file):
+        if isinstance(step, Damaged):
+            item.damaged.append(step)
+            continue
+        item.start = step.base if item.start is None else min(item.start, step.base)
+        item.stop = max(item.stop or 0, step.end)
+        item.records += step.count
+        epochs.add(step.epoch)
+    item.epochs = sorted(epochs)
+    return item
+
+
+def _batches(disk: Disk, file: Remains) -> Iterator[Batch]:
+    return (step for step in _steps(disk, file) if isinstance(step, Batch))
+
+
+def _steps(disk: Disk, file: Remains) -> Iterator[Batch | Damaged]:
+    """Every whole frame with records, wherever it stands, and the bytes between them that are none."""
+    if file.header is None:
+        return
+    with contextlib.closing(disk.open(file.path)) as opened:
+        size = opened.size()
+        log = log_file(opened, file.header, end=file.header.start, limit=size)
+        position, expected = file.begins, file.header.start
+        while position < size:
+            for piece in pieces_of(opened, log.salt_crc, position, size):
+                if piece.verdict is Verdict.NEWER:
+                    raise UnsupportedFormat(f"{file.path} has at byte {piece.stop} a frame of a newer version: upgrade")
+                yield from _decoded(piece)
+                position, expected = piece.stop, max(expected, piece.end)
+            if position < size:
+                resumed = log.damage(position, expected)[1]
+                yield Damaged(position, resumed - position)
+                position = resumed
+
+
+def _decoded(piece: Piece) -> Iterator[Batch | Damaged]:
+    for head, place in zip(piece.heads, piece.positions, strict=True):
+        if head.kind == Kind.DATA:
+            try:
+                yield decode(piece.buffer, place, head)
+            except Corrupt:
+                yield Damaged(piece.origin + place, head.length)
+
+
+def _header_of_tail(disk: Disk, path: str, beside: Sequence[str], header_of: HeaderOf) -> SegmentHeader | None:
+    """The header of the file that a tail was cut from: its salt starts the checksum of every frame."""
+    name = path.rpartition("/")[2].partition(SEGMENT_SUFFIX)[0] + SEGMENT_SUFFIX
+    named = parse_segment_name(name)
+    if named is None:
+        return None
+    for other in beside:
+        if other != path and other.rpartition("/")[2].startswith(name):
+            header = decode_header(_head(disk, other))
+            if isinstance(header, SegmentHeader):
+                return header
+    stored = header_of(*named)
+    header = decode_header(stored) if stored is not None else Verdict.TORN
+    return header if isinstance(header, SegmentHeader) else None
+
+
+def _head(disk: Disk, path: str) -> bytes:
+    with contextlib.closing(disk.open(path)) as file:
+        return file.read_at(HEADER_BYTES, 0)
+
+
+def _names(disk: Disk, directory: str) -> list[str]:
+    return disk.list_directory(directory) if disk.exists(directory) else []
+
+
+def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for start, stop in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], stop))
+        else:
+            merged.append((start, stop))
+    return merged
