@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
+from forebay.errors import Indeterminate, Unavailable
 from forebay.metadata import MetadataStore, Session
 from forebay.shard.ownership import Owner
+
+logger = logging.getLogger(__name__)
 
 
 class Membership:
@@ -23,8 +27,16 @@ class Membership:
         """One that lives: what was owned in an ended one must be acquired anew."""
         with self._lock:
             if not self._session.alive():
+                self._end(self._session)
                 self._session = self._metadata.session(self._ttl_s)
             return self._session
+
+    def _end(self, session: Session) -> None:
+        """End it for everybody: one that was only late would live on, and keep us from what we owned in it."""
+        try:
+            session.close()
+        except (Unavailable, Indeterminate) as error:
+            logger.warning("session %s is not renewed any more, others see it end later: %s", session.id, error)
 
     @property
     def owner(self) -> Owner:

@@ -1,0 +1,53 @@
+"""The session of a process: one that was replaced has ended for everybody, so that nothing stays owned in it."""
+
+from __future__ import annotations
+
+from forebay.metadata import MemoryMetadata, Session
+from forebay.shard import Wanted, acquire
+from forebay.shard.membership import Membership
+from forebay.testing.moves import RecordingMetadata
+
+SHARD = Wanted("/forebay/storage/topics/shop/orders/0/state", "ab" * 16)
+
+
+class Late:
+    """A session that is too late to be renewed for a while, and is renewed after all."""
+
+    def __init__(self, inner: Session) -> None:
+        self.inner = inner
+        self.is_late = False
+
+    @property
+    def id(self) -> str:
+        return self.inner.id
+
+    def alive(self) -> bool:
+        return not self.is_late and self.inner.alive()
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class Pausing(RecordingMetadata):
+    """A store whose sessions may be late."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryMetadata())
+        self.sessions: list[Late] = []
+
+    def session(self, ttl_s: float) -> Session:
+        self.sessions.append(Late(self.inner.session(ttl_s)))
+        return self.sessions[-1]
+
+
+def test_what_was_owned_in_a_session_that_came_back_too_late_can_be_acquired_again() -> None:
+    store = Pausing()
+    membership = Membership(store, 15, "here")
+    acquire(store, [SHARD], membership.owner)
+
+    store.sessions[0].is_late = True
+    again = membership.owner
+    store.sessions[0].is_late = False
+
+    assert not store.sessions[0].alive()
+    assert acquire(store, [SHARD], again)[0].epoch == 2
