@@ -75,7 +75,8 @@ def seal_and_move() -> Move:
     """Move a topic to another data directory and read one stream across both."""
     move = move_a_topic(ROOT, SHIPMENTS)
     say(f"north/ took {SHIPMENTS:,} shipments; a reader came to {move.acknowledged:,} and its cursor was kept")
-    say(f"north/ sealed it at {move.sealed_at:,} in {move.sealing_seconds * 1000:.0f} ms: {move.objects} objects in history/")
+    sealing_ms = move.sealing_seconds * 1000
+    say(f"north/ sealed it at {move.sealed_at:,} in {sealing_ms:.0f} ms: {move.objects} objects in history/")
     say(f"south/ goes on: {move.decision}; it took {SHIPMENTS:,} more")
     check("the reader resumed in south/ where it had come to in north/", holds=move.resumed_at == move.acknowledged)
     say(f"one stream in south/: {move.from_history:,} from history, {move.from_log:,} from its own log")
