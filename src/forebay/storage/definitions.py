@@ -8,7 +8,7 @@ from forebay.clock import Clock
 from forebay.errors import Conflict, UnknownTopic
 from forebay.format.keys import deleted_key, late_key, topic_key, topics_prefix
 from forebay.format.value import decode_value, encode_value
-from forebay.metadata import Absent, Delete, MetadataStore, Operation, Put, RevisionIs
+from forebay.metadata import Absent, Delete, Exists, MetadataStore, Operation, Put, RevisionIs
 from forebay.shard import ShardRef
 from forebay.topics import TopicName, TopicSpec
 
@@ -102,11 +102,13 @@ class Definitions:
         With `swept_from` (ms) it stays noted that from then on its objects are to be looked for once more: one
         that was on its way into the store may have landed late.
         """
-        operations: list[Operation] = [Delete(deleted_key(spec.topic_id, prefix=self._prefix))]
+        deleted = deleted_key(spec.topic_id, prefix=self._prefix)
+        operations: list[Operation] = [Delete(deleted)]
         if swept_from is not None:
             late = LateObjects(topic_id=spec.topic_id, partitions=spec.partitions, swept_from=swept_from)
             operations.append(Put(late_key(spec.topic_id, prefix=self._prefix), encode_value(late)))
-        self._store.transaction([], operations)
+        # Compared, so that one whose answer was lost cannot bring the note back when that was seen to already.
+        self._store.transaction([Exists(deleted)], operations)
 
     def late_objects(self) -> list[LateObjects]:
         """Deleted topics whose objects are to be looked for once more."""
