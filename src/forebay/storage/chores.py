@@ -10,10 +10,11 @@ from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.errors import ForebayError
 from forebay.settings import Settings
-from forebay.shard.remains import remove_files
+from forebay.shard.remains import remove_files, remove_objects
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions, refs_of
 from forebay.storage.deletions import Deletions
+from forebay.storage.loads import Loads
 from forebay.topics import shard_id
 
 logger = logging.getLogger(__name__)
@@ -23,9 +24,18 @@ class Chores:
     """Stepped by the thread that makes history."""
 
     def __init__(
-        self, parts: Parts, definitions: Definitions, deletions: Deletions, settings: Settings, disk: Disk, clock: Clock
+        self,
+        parts: Parts,
+        definitions: Definitions,
+        deletions: Deletions,
+        loads: Loads,
+        settings: Settings,
+        *,
+        disk: Disk,
+        clock: Clock,
     ) -> None:
         self._parts = parts
+        self._loads = loads
         self._definitions = definitions
         self._deletions = deletions
         self._settings = settings
@@ -44,6 +54,7 @@ class Chores:
         assert engine is not None
         for shard in engine.shards():
             shard.check_owner()
+        self._safely(self._loads.step)
         now = self._clock.monotonic()
         if now - self._cleared_at >= self._settings.retention.check_interval_s:
             self._cleared_at = now
@@ -53,26 +64,35 @@ class Chores:
             self._safely(self._sweep)
 
     def clear_moved(self) -> None:
-        """Local files of shards that another directory has now: gone if history has them, else set aside."""
+        """Local files of shards that another directory has now: gone if history has them, else set aside.
+
+        Of a topic that another directory has deleted nothing is left; a shard of it that is still open here stops.
+        """
         engine = self._parts.owned
         assert engine is not None
+        gone = {shard_id(late.topic_id, n) for late in self._definitions.late_objects() for n in range(late.partitions)}
+        for shard in engine.shards():
+            if shard.ref.id in gone:
+                shard.wal.fence("its topic was deleted from another directory")
         present = set(self._disk.list_directory(engine.directory)) - {shard.ref.id for shard in engine.shards()}
         if not present:
             return
         known = {ref.id: ref for spec in self._definitions.all() for ref in refs_of(spec)}
         for name in present & known.keys():
             self._safely(partial(engine.clear_moved, known[name]))
-        gone = {shard_id(late.topic_id, n) for late in self._definitions.late_objects() for n in range(late.partitions)}
         for name in present & gone:
+            assert self._parts.places is not None
+            self._safely(partial(remove_objects, self._parts.places.loads, name))
             self._safely(partial(remove_files, self._disk, engine.directory, name))
 
     def _sweep(self) -> None:
         self._deletions.sweep_late()
+        self._loads.sweep()
         store = self._parts.places.store if self._parts.places is not None else None
         if store is not None:
             store.abort_stale_uploads(self._settings.export.orphan_grace_s)
 
-    def _safely(self, work: Callable[[], None]) -> None:
+    def _safely(self, work: Callable[[], object]) -> None:
         try:
             work()
         except (ForebayError, OSError) as error:
