@@ -245,3 +245,15 @@ def test_a_store_that_topics_would_not_use_is_refused(tmp_path: Path) -> None:
         forebay.open(tmp_path / "log", {"store": {"backend": "directory", "root": str(tmp_path / "store")}})
 
     assert not (tmp_path / "log").exists()
+
+
+def test_offsets_written_long_ago_are_no_rate_to_reserve_by(tmp_path: Path) -> None:
+    """Each opening took the offsets of a whole life for the work of an instant, and reserved ever more ahead."""
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        for _ in range(20):
+            log.create_topic("t", exist_ok=True).append_many([b"v"] * 5_000)
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        topic = log.topic("t")
+        topic.append(b"v")
+        writer = wal_of(topic).writer
+        assert writer.reserved_end - writer.end <= 2 * writer.settings.reserve_records_min

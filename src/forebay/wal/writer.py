@@ -99,7 +99,8 @@ class Writer:
         self._reserve = reserve
         self._noting = threading.Lock()
         self._reserving: tuple[int, int] | None = None
-        self._reserved_at = (clock.monotonic(), 0)
+        self._reserved_at: tuple[float, int] | None = None
+        """When offsets were reserved last, and where the log ended then; `None` before it wrote anything."""
         self._look_again = 0
         """From this offset on, see whether more should be reserved ahead of need."""
         self.syncing = False
@@ -292,10 +293,12 @@ class Writer:
             self.end, self.opening_gap = gap.stop, None
 
     def _step(self) -> int:
+        if self._reserved_at is None:
+            return self.settings.reserve_records_min
         since, end = self._reserved_at
-        elapsed = self.clock.monotonic() - since
-        rate = (self.end - end) / elapsed if elapsed > 0 else 0.0
-        return max(self.settings.reserve_records_min, int(rate * RESERVE_SECONDS))
+        # Over a second at least: one large append right after a reservation is no rate.
+        elapsed = max(1.0, self.clock.monotonic() - since)
+        return max(self.settings.reserve_records_min, int((self.end - end) / elapsed * RESERVE_SECONDS))
 
     def create(self, start: int) -> ActiveFile:
         """A new file with its name, header and state durable, so that recovery never meets half of one."""
