@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from forebay.catalog import ShardKeys
+from forebay.metadata import Compare, MetadataStore, Operation, Outcome, Put, SqliteMetadata
+from forebay.metadata.etcd import EtcdMetadata
+from forebay.testing.invariants import Violation
+from forebay.testing.moves import Operations, commits_of, nothing_of_older_epochs, one_epoch_at_a_time
 from tests.blobs import servers
 from tests.blobs.servers import Server
+from tests.ledger import Ledger
 from tests.metadata.etcd.cluster import Cluster, running
 from tests.moves import rig
 from tests.moves.rig import Land
@@ -54,3 +61,41 @@ def land(request: pytest.FixtureRequest, tmp_path: Path, folder: str) -> Land:
     if request.param == "object_store":
         return land
     return rig.in_etcd(land, request.getfixturevalue("etcd").endpoints, f"/{folder}")
+
+
+@pytest.fixture(autouse=True)
+def _watched_transactions(monkeypatch: pytest.MonkeyPatch, ledger: Ledger) -> Iterator[None]:
+    """Whatever a test does, no transaction of this process breaks I19 or I20."""
+    committed: list[Operations] = []
+    lock = threading.RLock()
+    for kind in (SqliteMetadata, EtcdMetadata):
+
+        def watched(
+            store: MetadataStore,
+            compares: Sequence[Compare],
+            operations: Sequence[Operation],
+            plain: Callable[..., Outcome] = kind.transaction,
+        ) -> Outcome:
+            with lock:
+                outcome = plain(store, compares, operations)
+                if outcome.succeeded:
+                    committed.append(tuple(operations))
+                return outcome
+
+        monkeypatch.setattr(kind, "transaction", watched)
+    yield
+    flaws = [str(flaw) for keys in _shards_in(committed) for flaw in _flaws(keys, committed)]
+    ledger.count("transactions watched (I19, I20)", n=len(committed))
+    ledger.violation("transactions watched (I19, I20)", n=len(flaws))
+    assert flaws == []
+
+
+def _flaws(keys: ShardKeys, committed: list[Operations]) -> list[Violation]:
+    commits = commits_of(keys, committed)
+    return [*one_epoch_at_a_time(commits), *nothing_of_older_epochs(commits)]
+
+
+def _shards_in(committed: list[Operations]) -> list[ShardKeys]:
+    keys = {op.key for operations in committed for op in operations if isinstance(op, Put)}
+    found = (re.fullmatch(r"(.*)/storage/topics/([^/]+)/([^/]+)/(\d+)/state", key) for key in sorted(keys))
+    return [ShardKeys(match[2], match[3], int(match[4]), match[1]) for match in found if match]

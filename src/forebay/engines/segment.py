@@ -47,6 +47,8 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         self._metadata = metadata
         self._membership = membership
         self._on_open = on_open
+        self.on_retired: Callable[[ShardRef], None] = lambda ref: None
+        """Hears of each shard that is given up before it is closed."""
         self._given_up: dict[str, ShardState] = {}
         """Shards that were sealed here, as they stood then."""
 
@@ -106,9 +108,10 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         self._given_up.pop(ref.id, None)
 
     def retire(self, ref: ShardRef) -> None:
-        """Close the shard, if it is open, and forget it: its next use acquires it anew."""
+        """Close the shard, if it is open, and forget it: its next use waits for that, and acquires it anew."""
         with self._lock:
             shard = self._shards.pop(ref.id, None)
+            self.on_retired(ref)
             if shard is not None:
                 self._close(shard)
 
@@ -167,12 +170,19 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         stored = self._stored(ref)
         directory = self.directory_of(ref)
         if stored is None or stored.state.holder != self._membership.holder:
+            self._check_within_reach(ref)
             make_directories(self._disk, directory)
         elif not self._disk.exists(directory):
             raise Conflict(
                 f"{ref} has lost its directory {directory}, and with it how far its offsets went: restore it from a "
                 "backup, or delete the topic and create it anew"
             )
+
+    def _check_within_reach(self, ref: ShardRef) -> None:
+        """Refuse a shard whose history cannot be read here, while it is still where it can be."""
+        for piece in self._around(self._membership.session).catalog(ref).descriptors():
+            if piece.gap is None:
+                self.places.segment(piece).close()
 
     def _close(self, shard: SegmentShard) -> None:
         try:

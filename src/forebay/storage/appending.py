@@ -12,7 +12,7 @@ import numpy as np
 
 from forebay.clock import Clock
 from forebay.engines import OpenShard
-from forebay.errors import ForebayError, Indeterminate, Invalid, Unavailable
+from forebay.errors import Closed, ForebayError, Indeterminate, Invalid, Unavailable
 from forebay.format.batch import ColumnBytes, Columns, encode_arrow, encode_columns
 from forebay.partitioning import Partitioner
 from forebay.settings import WalSettings
@@ -71,6 +71,9 @@ class Appender:
             shard.stage_one(entry, size)
         except QueueFull as full:
             self._patiently(shard, lambda: shard.stage_one(entry, size), full)
+        except Closed as ended:
+            shard = self._next_after(partition, shard, ended)
+            shard.stage_one(entry, size)
         return shard.settle(entry.ticket)
 
     def one_soon(self, partition: int, entry: Entry) -> OpenShard:
@@ -79,8 +82,19 @@ class Appender:
         size = record_bytes(*entry[:4])
         if size > self._bytes_max:
             self.checked_size(size)
-        shard.stage_one(entry, size)
+        try:
+            shard.stage_one(entry, size)
+        except Closed as ended:
+            shard = self._next_after(partition, shard, ended)
+            shard.stage_one(entry, size)
         return shard
+
+    def _next_after(self, partition: int, shard: OpenShard, ended: Closed) -> OpenShard:
+        """The shard as it is open now, where one was let go of before it was used; raises why, if it has moved."""
+        found = self._shard(partition)
+        if found is shard:
+            raise ended
+        return found
 
     def together(self, partition: int, columns: Columns, producing: Producing | None, *, atomic: bool) -> Sequence[int]:
         """Append records to one partition."""
@@ -212,6 +226,9 @@ class Appender:
             shard.stage_many(columns, producing, ticket)
         except QueueFull as full:
             self._patiently(shard, lambda: shard.stage_many(columns, producing, ticket), full)
+        except Closed as ended:
+            shard = self._next_after(partition, shard, ended)
+            shard.stage_many(columns, producing, ticket)
         return Staged(partition, shard, ticket, columns.count)
 
     def _patiently(self, shard: OpenShard, stage: Callable[[], Ticket], full: QueueFull) -> None:

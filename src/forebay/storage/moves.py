@@ -35,7 +35,8 @@ class Moves:
         self._definitions = definitions
         self._settings = settings
         self._forget = forget
-        self._drop_closed = drop_closed
+        if parts.owned is not None:
+            parts.owned.on_retired = drop_closed
 
     def seal(self, name: str, *, target: str | None = None, on_file: OnFile | None = None) -> list[ShardState]:
         """Seal every partition; see `Storage.seal_topic`."""
@@ -48,11 +49,7 @@ class Moves:
                 # By an earlier attempt that did not get through all partitions.
                 states.append(stored.state)
                 continue
-            quiesce = partial(self._forget, ref)
-            try:
-                states.append(engine.seal_shard(ref, target=target, quiesce=quiesce, on_file=on_file))
-            finally:
-                self._drop_closed(ref)
+            states.append(engine.seal_shard(ref, target=target, quiesce=partial(self._forget, ref), on_file=on_file))
         self.on_moved()
         return states
 
