@@ -15,7 +15,7 @@ from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef, Surroundings, acquire, read_state
 from forebay.shard.handover import OnFile, begin_seal, finish_seal
 from forebay.shard.membership import Membership
-from forebay.shard.ownership import Acquired, Owner, StoredState, give_back
+from forebay.shard.ownership import Acquired, Owner, StoredState, give_back, is_promised
 from forebay.shard.places import Places
 from forebay.shard.remains import clear_away, remove_files
 from forebay.wal.survey import tail_bytes
@@ -170,7 +170,8 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         stored = self._stored(ref)
         directory = self.directory_of(ref)
         if stored is None or stored.state.holder != self._membership.holder:
-            self._check_within_reach(ref)
+            if stored is not None:
+                self._check_within_reach(ref, stored.state)
             make_directories(self._disk, directory)
         elif not self._disk.exists(directory):
             raise Conflict(
@@ -178,8 +179,12 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
                 "backup, or delete the topic and create it anew"
             )
 
-    def _check_within_reach(self, ref: ShardRef) -> None:
+    def _check_within_reach(self, ref: ShardRef, state: ShardState) -> None:
         """Refuse a shard whose history cannot be read here, while it is still where it can be."""
+        if is_promised(state, self._membership.holder):
+            return
+        if state.owner is not None and self._metadata.session_alive(state.owner):
+            return
         for piece in self._around(self._membership.session).catalog(ref).descriptors():
             if piece.gap is None:
                 self.places.segment(piece).close()

@@ -130,7 +130,8 @@ class ShardState(msgspec.Struct, frozen=True, kw_only=True):
     """Who owns a shard and how far its offsets go. `incarnation` is the topic id; `owner` a session.
 
     `holder` is the directory that has the local log, since epoch `holder_since`; `next_offset` is where the last
-    seal ended. A sealed shard with a `target` is promised to the directory of that name.
+    seal ended. A sealed shard with a `target` is promised to the directory of that name. With `reserved_in_log` only
+    the holder's log tells how far its offsets went, and `reserved_end` does not.
     """
 
     incarnation: str
@@ -144,6 +145,7 @@ class ShardState(msgspec.Struct, frozen=True, kw_only=True):
     sealed_by: str | None = None
     sealed_at: int | None = None
     target: str | None = None
+    reserved_in_log: bool = False
 
 
 def gap_descriptor(gap: Gap, *, topic_id: str, epoch: int, created_at: int) -> SegmentDescriptor:

@@ -83,8 +83,9 @@ def acquire(store: MetadataStore, wanted: Sequence[Wanted], owner: Owner, *, tak
     """Make `owner` the owner of all these shards, each in a new epoch; as few transactions as the limits allow.
 
     On return no other session can change them. Raises `Moved` if a living session has one, or another directory
-    is promised it; without `take_over`, `Conflict` if another directory has one that was not sealed. A seal that
-    was not finished is thereby taken back.
+    is promised it. Without `take_over`, offsets are reserved in the log alone, and nobody takes over from there:
+    `Conflict` if another directory has one that was not sealed and either side does so. A seal that was not
+    finished is thereby taken back.
     """
     acquired: list[Acquired] = []
     for first in range(0, len(wanted), BATCH_SHARDS):
@@ -108,7 +109,7 @@ def _acquire_batch(store: MetadataStore, wanted: Sequence[Wanted], owner: Owner,
     for _ in range(ATTEMPTS):
         found = [_found(store, shard, owner) for shard in wanted]
         for shard, stored in zip(wanted, found, strict=True):
-            if not take_over:
+            if not take_over or (stored is not None and stored.state.reserved_in_log):
                 _refuse_take_over(store, shard, stored, owner)
         compares: list[Compare] = []
         puts = []
@@ -118,7 +119,7 @@ def _acquire_batch(store: MetadataStore, wanted: Sequence[Wanted], owner: Owner,
                 compares.append(SessionEnded(stored.state.owner or ""))
             state = stored.state if stored is not None else ShardState(incarnation=shard.incarnation)
             unknown = stored.unknown if stored is not None else None
-            puts.append(Put(shard.key, encode_value(taken(state, owner), unknown=unknown)))
+            puts.append(Put(shard.key, encode_value(taken(state, owner, take_over=take_over), unknown=unknown)))
         if _succeeded(store, compares, puts):
             return [Acquired(s.state, s.state.epoch + 1) if s is not None else Acquired(None, 1) for s in found]
         for shard, stored in zip(wanted, found, strict=True):
@@ -172,10 +173,12 @@ def _refuse_take_over(store: MetadataStore, shard: Wanted, stored: StoredState |
     )
 
 
-def taken(state: ShardState, owner: Owner) -> ShardState:
+def taken(state: ShardState, owner: Owner, *, take_over: bool = True) -> ShardState:
     """The state after `owner` acquired the shard."""
     epoch = state.epoch + 1
     since = state.holder_since if state.holder == owner.holder else epoch
+    # Until it is told here how far they went: see `tell_reserved`.
+    still_in_log = state.reserved_in_log and state.phase is not Phase.SEALED
     return msgspec.structs.replace(
         state,
         epoch=epoch,
@@ -186,4 +189,5 @@ def taken(state: ShardState, owner: Owner) -> ShardState:
         sealed_by=None,
         sealed_at=None,
         target=None,
+        reserved_in_log=not take_over or still_in_log,
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from forebay.format.descriptor import ShardState
+from forebay.format.descriptor import Phase, ShardState
 from forebay.metadata import MetadataStore
 from forebay.shard.ownership import change_state
 
@@ -19,8 +19,20 @@ def reserve_in_state(store: MetadataStore, key: str, epoch: int) -> Callable[[in
 
     def reserve(end: int) -> int:
         def raised(state: ShardState) -> ShardState:
+            if state.phase is Phase.SEALED:
+                # Given up meanwhile: whoever comes next goes on exactly where the seal ended.
+                return state
             return msgspec.structs.replace(state, reserved_end=max(end, state.reserved_end))
 
         return change_state(store, key, epoch, raised).reserved_end
 
     return reserve
+
+
+def tell_reserved(store: MetadataStore, key: str, epoch: int, end: int) -> None:
+    """The log was the only one to know how far its offsets went; on return the state says so, for all below `end`."""
+
+    def told(state: ShardState) -> ShardState:
+        return msgspec.structs.replace(state, reserved_end=max(end, state.reserved_end), reserved_in_log=False)
+
+    change_state(store, key, epoch, told)

@@ -17,7 +17,7 @@ from forebay.shard.archive import Archive
 from forebay.shard.decision import RecoveryDecision, Situation, Source, decide
 from forebay.shard.inheritance import inherited_window
 from forebay.shard.places import is_local
-from forebay.shard.reservation import reserve_in_state
+from forebay.shard.reservation import reserve_in_state, tell_reserved
 from forebay.shard.surroundings import ShardRef, Surroundings
 from forebay.shard.tiers import Tiers
 from forebay.topics import Durability, parse_compression
@@ -178,7 +178,7 @@ class SegmentShard:
             durability=ref.spec.durability,
             zstd_level=zstd_level,
             reserved_end=before.reserved_end if before is not None else 0,
-            **_of_surroundings(around, ref, epoch, new=facts.is_empty or decision.set_aside),
+            **_of_surroundings(around, ref, epoch, before, decision, new=facts.is_empty or decision.set_aside),
         )
         level = logging.INFO if decision.exact and not decision.damage else logging.WARNING
         logger.log(level, "%s: epoch %d, %s", ref, epoch, decision)
@@ -198,12 +198,22 @@ class _Ties(TypedDict, total=False):
     still_owner: Callable[[], bool] | None
 
 
-def _of_surroundings(around: Surroundings | None, ref: ShardRef, epoch: int, *, new: bool) -> _Ties:
+def _of_surroundings(
+    around: Surroundings | None,
+    ref: ShardRef,
+    epoch: int,
+    before: ShardState | None,
+    decision: RecoveryDecision,
+    *,
+    new: bool,
+) -> _Ties:
     """What the log needs of its surroundings. A log that is new here inherits what it must recognise as repeats."""
     if around is None:
         return {}
     catalog = around.catalog(ref)
     shared = around.settings.is_shared
+    if shared and before is not None and before.reserved_in_log:
+        tell_reserved(around.metadata, catalog.keys.state, epoch, decision.next_offset)
     return {
         "reserve": reserve_in_state(around.metadata, catalog.keys.state, epoch) if shared else None,
         "window": inherited_window(catalog, around.places, around.settings.wal) if new else None,

@@ -1,0 +1,53 @@
+"""Offsets reserved in the recorded state: only by the owner, and not behind a seal."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from forebay.errors import Fenced
+from forebay.format.descriptor import Phase
+from forebay.metadata import MemoryMetadata
+from forebay.shard import Owner, Wanted, acquire, read_state
+from forebay.shard.ownership import change_state
+from forebay.shard.reservation import reserve_in_state
+
+SHARD = Wanted("/forebay/storage/topics/shop/orders/0/state", "ab" * 16)
+
+
+def _reserved(store: MemoryMetadata) -> int:
+    stored = read_state(store, SHARD.key)
+    assert stored is not None
+    return stored.state.reserved_end
+
+
+def test_a_reservation_that_comes_after_the_seal_changes_nothing() -> None:
+    """Else the next owner, should it stop before its first append, would leave a gap where nothing ever was."""
+    store = MemoryMetadata()
+    epoch = acquire(store, [SHARD], Owner(store.session(15).id, "here"))[0].epoch
+    reserve = reserve_in_state(store, SHARD.key, epoch)
+    assert reserve(100) == 100
+
+    change_state(
+        store,
+        SHARD.key,
+        epoch,
+        lambda state: msgspec.structs.replace(
+            state, phase=Phase.SEALED, owner=None, next_offset=22, reserved_end=22, sealed_by="here"
+        ),
+    )
+
+    assert reserve(200) == 22
+    assert _reserved(store) == 22
+
+
+def test_an_older_owner_reserves_nothing_any_more() -> None:
+    store = MemoryMetadata()
+    first, second = store.session(15), store.session(15)
+    reserve = reserve_in_state(store, SHARD.key, acquire(store, [SHARD], Owner(first.id, "here"))[0].epoch)
+    first.close()
+    acquire(store, [SHARD], Owner(second.id, "there"))
+
+    with pytest.raises(Fenced):
+        reserve(100)
+    assert _reserved(store) == 0
