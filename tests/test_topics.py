@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import Invalid, Unsupported
-from forebay.topics import Durability, Engine, TopicName, TopicSpec, parse_compression, shard_id
+from forebay.topics import Cleanup, Durability, Engine, OnFull, TopicName, TopicSpec, parse_compression, shard_id
 
 TOPIC_ID = "0123456789abcdef" * 2
 NAME = TopicName("shop", "orders")
@@ -123,7 +123,7 @@ def test_engine_and_durability_follow_from_each_other(
         ("segment", "ephemeral", 'use engine "memory"'),
         ("memory", "disk", 'needs engine "segment"'),
         ("memory", "memory", 'needs engine "segment"'),
-        ("paper", None, "engine is 'paper'; use one of segment, memory"),
+        ("paper", None, "engine is 'paper'; use one of segment, memory, rocksdb"),
         (None, "forever", "durability is 'forever'; use one of ephemeral, memory, disk, fsync"),
     ],
 )
@@ -135,8 +135,46 @@ def test_contradictions_are_refused(engine: str | None, durability: str | None, 
 def test_what_is_not_offered_yet_says_so() -> None:
     with pytest.raises(Unsupported, match="replicated.*not offered yet; use one of"):
         Durability.parse("replicated")
-    with pytest.raises(Unsupported, match="rocksdb.*not offered yet"):
-        Engine.parse("rocksdb")
+
+
+def test_limits_have_defaults_are_checked_and_survive_storing() -> None:
+    spec = TopicSpec.create(NAME, topic_id=TOPIC_ID, created_at=0)
+    assert (spec.cap_records, spec.cap_bytes, spec.ttl_ms) == (None, None, None)
+    assert (spec.on_full, spec.cleanup, spec.compact_lag_ms) == (OnFull.DISCARD_OLD, Cleanup.DELETE, 86_400_000)
+
+    chosen = TopicSpec.create(
+        NAME,
+        topic_id=TOPIC_ID,
+        created_at=0,
+        cap_records=7,
+        cap_bytes=4096,
+        ttl_ms=60_000,
+        on_full="reject_new",
+        cleanup="compact",
+        compact_lag_ms=0,
+    )
+    assert (chosen.cap_records, chosen.cap_bytes, chosen.ttl_ms, chosen.compact_lag_ms) == (7, 4096, 60_000, 0)
+    assert (chosen.on_full, chosen.cleanup) == (OnFull.REJECT_NEW, Cleanup.COMPACT)
+    assert msgspec.json.decode(msgspec.json.encode(chosen), type=TopicSpec) == chosen
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"cap_records": 0}, "cap_records is 0; allowed: 1 to"),
+        ({"cap_bytes": -1}, "cap_bytes is -1"),
+        ({"ttl_ms": True}, "ttl_ms is True"),
+        ({"ttl_ms": 2**63}, "ttl_ms is 9223372036854775808"),
+        ({"cap_bytes": "1 GB"}, "cap_bytes is '1 GB'"),
+        ({"compact_lag_ms": -1}, "compact_lag_ms is -1; allowed: 0 to"),
+        ({"on_full": "explode"}, "on_full is 'explode'; use one of discard_old, reject_new"),
+        ({"on_full": "reject_new", "ttl_ms": 5}, "needs a cap to be full at"),
+        ({"cleanup": "shred"}, "cleanup is 'shred'; use one of delete, compact"),
+    ],
+)
+def test_impossible_limits_are_refused(given: dict[str, object], message: str) -> None:
+    with pytest.raises(Invalid, match=message):
+        TopicSpec.create(NAME, topic_id=TOPIC_ID, created_at=0, **given)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("partitions", [0, -1, 1025, 10**30])

@@ -25,6 +25,7 @@ if _typing.TYPE_CHECKING:
         DataLoss,
         Fenced,
         ForebayError,
+        Full,
         Indeterminate,
         Invalid,
         Moved,
@@ -35,7 +36,7 @@ if _typing.TYPE_CHECKING:
     )
     from forebay.records import EARLIEST, LATEST, Gap, Offsets, Position, Reason, Record
     from forebay.settings import Settings
-    from forebay.storage import Ack, Reader, Storage, Topic
+    from forebay.storage import Ack, Group, GroupOffset, Reader, Storage, Topic
 
 __version__ = "0.1.0"
 
@@ -48,7 +49,10 @@ __all__ = [
     "EARLIEST",
     "Fenced",
     "ForebayError",
+    "Full",
     "Gap",
+    "Group",
+    "GroupOffset",
     "Indeterminate",
     "Invalid",
     "LATEST",
@@ -72,7 +76,7 @@ __all__ = [
 _HOMES = {
     "forebay.records": ("EARLIEST", "Gap", "LATEST", "Offsets", "Position", "Reason", "Record"),
     "forebay.settings": ("Settings",),
-    "forebay.storage": ("Ack", "Reader", "Storage", "Topic"),
+    "forebay.storage": ("Ack", "Group", "GroupOffset", "Reader", "Storage", "Topic"),
 }
 """Where the public names live; those not listed live in `forebay.errors`."""
 

@@ -7,6 +7,7 @@
     │       └── UnsupportedFormat   bytes of a newer version: upgrade, nothing is corrupt
     ├── Conflict              it clashes with what is there (exists already, sequence out of step)
     ├── Unavailable           not now: try again; nothing was done, no offset was used
+    │   ├── Full              a cap of the topic leaves no room, and it refuses new records
     │   └── Moved             another owner has the shard; the message says who
     ├── Indeterminate         it may or may not have happened, at most once: read to find out
     ├── Closed                this handle has ended (closed, forked, interpreter exit)
@@ -44,6 +45,10 @@ class Conflict(ForebayError):
 
 class Unavailable(ForebayError):
     """Not possible now; nothing was done."""
+
+
+class Full(Unavailable):
+    """A cap of the topic leaves no room for the append."""
 
 
 class Moved(Unavailable):

@@ -40,6 +40,8 @@ class Cursor:
     def pull(self, stop: int | None = None, bytes_max: int = PAGE_BYTES) -> list[Batch]:
         """The next records, below `stop` if given; empty at the end. Holes are reported before what follows them.
 
+        What was deleted is stepped over in silence.
+
         Without `on_gap`, a lost or damaged range raises `DataLoss` once; the next pull goes on behind it.
         """
         while stop is None or self.next < stop:
@@ -59,7 +61,7 @@ class Cursor:
         batches: list[Batch] = []
         for piece in _in_order(page):
             if isinstance(piece, Gap):
-                if batches:
+                if batches and piece.reason is not Reason.DELETED:
                     return batches
                 self.next = piece.stop
                 self._report(piece)
@@ -69,6 +71,8 @@ class Cursor:
         return batches
 
     def _report(self, gap: Gap) -> None:
+        if gap.reason is Reason.DELETED:
+            return
         if self._on_gap is not None:
             self._on_gap(self.partition, gap)
         elif gap.reason in (Reason.LOST, Reason.DAMAGED, Reason.HISTORY):

@@ -48,6 +48,8 @@ class Reason(enum.IntEnum):
     """Evicted by age."""
     HISTORY = 6
     """Catalogued: held by the history, not by this log. No reader of a topic is ever shown it."""
+    DELETED = 7
+    """Deleted by a user. Readers step over it in silence; it only keeps pages without a hole."""
 
 
 class Gap(NamedTuple):

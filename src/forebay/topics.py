@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import re
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -21,6 +21,10 @@ PART_CHARACTERS_MAX = 100
 PARTITIONS_MAX = 1024
 ZSTD_LEVEL_DEFAULT = 1
 ZSTD_LEVEL_MAX = 19
+LIMIT_MAX = 2**62
+COMPACT_LAG_MS = 86_400_000
+
+E = TypeVar("E", bound=enum.StrEnum)
 
 _ALLOWED = f'write "topic" or "namespace/topic", each part 1 to {PART_CHARACTERS_MAX} of A-Z a-z 0-9 . _ -'
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9._-]")
@@ -109,6 +113,8 @@ class Engine(enum.StrEnum):
     """The log and its sealed segments."""
     MEMORY = "memory"
     """Memory alone: the class `ephemeral`."""
+    ROCKSDB = "rocksdb"
+    """A RocksDB database beside the log: look-ups and deletes at once, no history and no moves."""
 
     @classmethod
     def parse(cls, text: str) -> Engine:
@@ -118,6 +124,24 @@ class Engine(enum.StrEnum):
         if text not in tuple(cls):
             raise Invalid(f"engine is {_shown(str(text))}; use one of {', '.join(cls)}")
         return cls(text)
+
+
+class OnFull(enum.StrEnum):
+    """What happens at a cap of a topic."""
+
+    DISCARD_OLD = "discard_old"
+    """The oldest records are evicted."""
+    REJECT_NEW = "reject_new"
+    """Appends are refused until there is room."""
+
+
+class Cleanup(enum.StrEnum):
+    """What happens to records that a later one with the same key has superseded."""
+
+    DELETE = "delete"
+    """Nothing: they end by deletion and eviction alone."""
+    COMPACT = "compact"
+    """They are deleted in the background, once `compact_lag_ms` old."""
 
 
 class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,6 +158,16 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
     compression: str = "none"
     created_at: int = 0
     """Milliseconds since 1970 UTC."""
+    cap_records: Annotated[int, Meta(ge=1)] | None = None
+    """How many offsets each partition keeps."""
+    cap_bytes: Annotated[int, Meta(ge=1)] | None = None
+    """How many bytes of records each partition keeps."""
+    ttl_ms: Annotated[int, Meta(ge=1)] | None = None
+    """How long after their append records are kept."""
+    on_full: OnFull = OnFull.DISCARD_OLD
+    cleanup: Cleanup = Cleanup.DELETE
+    compact_lag_ms: Annotated[int, Meta(ge=0)] = COMPACT_LAG_MS
+    """How old a record is before it is compacted away."""
 
     @classmethod
     def create(
@@ -146,6 +180,12 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
         engine: str | None = None,
         durability: str | None = None,
         compression: str = "none",
+        cap_records: int | None = None,
+        cap_bytes: int | None = None,
+        ttl_ms: int | None = None,
+        on_full: str = OnFull.DISCARD_OLD,
+        cleanup: str = Cleanup.DELETE,
+        compact_lag_ms: int = COMPACT_LAG_MS,
     ) -> TopicSpec:
         """The checked definition of a new topic. Of engine and durability, one may follow from the other."""
         if not _TOPIC_ID.fullmatch(topic_id):
@@ -164,6 +204,12 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
             durability=chosen_durability,
             compression=compression,
             created_at=created_at,
+            cap_records=_limit("cap_records", cap_records),
+            cap_bytes=_limit("cap_bytes", cap_bytes),
+            ttl_ms=_limit("ttl_ms", ttl_ms),
+            on_full=_on_full(on_full, is_capped=cap_records is not None or cap_bytes is not None),
+            cleanup=_choice("cleanup", Cleanup, cleanup),
+            compact_lag_ms=_number("compact_lag_ms", compact_lag_ms, 0),
         )
 
     @property
@@ -178,10 +224,39 @@ def _engine_and_durability(engine: str | None, durability: str | None) -> tuple[
     if not in_memory and asked is Durability.EPHEMERAL:
         raise Invalid('durability "ephemeral" is never written to disk: leave the engine out or use engine "memory"')
     if in_memory and asked not in (None, Durability.EPHEMERAL):
-        raise Invalid(f'engine "memory" keeps no records on disk: durability "{asked}" needs engine "segment"')
+        raise Invalid(
+            f'engine "memory" keeps no records on disk: durability "{asked}" needs engine "segment" or "rocksdb"'
+        )
+    if asked_engine is Engine.ROCKSDB and asked is Durability.MEMORY:
+        raise Unsupported(
+            'engine "rocksdb" writes before it acknowledges: use durability "disk" or "fsync", or engine "segment"'
+        )
     if in_memory:
         return Engine.MEMORY, Durability.EPHEMERAL
-    return Engine.SEGMENT, asked or Durability.DISK
+    return asked_engine or Engine.SEGMENT, asked or Durability.DISK
+
+
+def _limit(what: str, limit: int | None) -> int | None:
+    return None if limit is None else _number(what, limit, 1)
+
+
+def _number(what: str, number: int, least: int) -> int:
+    if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= LIMIT_MAX:
+        raise Invalid(f"{what} is {number!r:.80}; allowed: {least} to {LIMIT_MAX}")
+    return number
+
+
+def _on_full(text: str, *, is_capped: bool) -> OnFull:
+    policy = _choice("on_full", OnFull, text)
+    if policy is OnFull.REJECT_NEW and not is_capped:
+        raise Invalid('on_full "reject_new" needs a cap to be full at: give cap_records or cap_bytes')
+    return policy
+
+
+def _choice(what: str, choices: type[E], text: str) -> E:
+    if text not in tuple(choices):
+        raise Invalid(f"{what} is {_shown(str(text))}; use one of {', '.join(choices)}")
+    return choices(text)
 
 
 def parse_compression(text: str) -> int | None:
