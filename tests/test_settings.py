@@ -80,7 +80,7 @@ def test_a_bad_reference_is_named(path: str, message: str) -> None:
         ({"sync_interval_ms": 1}, "sync_interval_ms .* did you mean wal.sync_interval_ms\\?"),
         (
             {"xyzzy": 1},
-            "xyzzy is not a setting; the groups are storage, wal, memory, metadata, store, export, retention, runtime",
+            "xyzzy is not a setting; the groups are storage, wal, memory, metadata, store, export, retention, progress",
         ),
         ({7: {}}, "7 is not a setting"),
         ({"wal": {None: 1}}, "wal.None is not a setting"),

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from forebay.errors import Indeterminate, Invalid, Unavailable, UnknownTopic
+from forebay.errors import Conflict, Indeterminate, Invalid, Unavailable, UnknownTopic
 from forebay.format.keys import progress_key, topic_key
 from forebay.format.value import Unknown, decode_value, encode_value
 from forebay.metadata import Delete, MetadataStore, Operation, Put, RevisionIs
@@ -99,6 +99,38 @@ class ProgressStore:
             if self._done(self._guards(name, key, stored, progress), [_put(key, stored, progress)]):
                 return
         raise _busy(name)
+
+    def move_from(self, name: ReaderName, partition: int, expected: int, progress: Progress) -> None:
+        """Move the cursor from exactly `expected` (0 if there is none yet); `Conflict` if it stands elsewhere."""
+        _check(progress)
+        key = self._key(name, partition)
+        for attempt in range(ATTEMPTS):
+            stored = self._stored(key)
+            current = stored is not None and stored.progress.incarnation == progress.incarnation
+            stands = stored.progress.offset if stored is not None and current else 0
+            if attempt and stored is not None and stored.progress == progress:
+                return
+            if stands != expected:
+                raise Conflict(
+                    f"{name.reader} stands at {stands} in {name.namespace}/{name.topic}[{partition}], not {expected}: "
+                    "another member has committed; fetch and go on from there"
+                )
+            if self._done(self._guards(name, key, stored, progress), [_put(key, stored, progress)]):
+                return
+        raise _busy(name)
+
+    def places(self, reader: str | None = None) -> list[tuple[str, str, int]]:
+        """Every (namespace, topic, partition) where this reader, or any, has a cursor."""
+        return [(ns, topic, partition) for ns, topic, name, partition in self._all() if reader in (None, name)]
+
+    def names(self) -> list[str]:
+        """The names of all readers that have a cursor anywhere."""
+        return sorted({name for _, _, name, _ in self._all()})
+
+    def _all(self) -> list[tuple[str, str, str, int]]:
+        prefix = f"{self._prefix}/progress/"
+        parts = [entry.key.removeprefix(prefix).split("/") for entry in self._store.range(prefix)]
+        return sorted((namespace, topic, name, int(partition)) for namespace, topic, name, partition in parts)
 
     def readers(self, namespace: str, topic: str) -> list[str]:
         """The names of all readers that have a cursor in the topic."""

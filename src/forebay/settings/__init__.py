@@ -20,6 +20,7 @@ from forebay.settings.groups import (
     ExportSettings,
     MemorySettings,
     MetadataSettings,
+    ProgressSettings,
     RetentionSettings,
     RuntimeSettings,
     StorageSettings,
@@ -40,6 +41,7 @@ __all__ = [
     "ExportSettings",
     "MemorySettings",
     "MetadataSettings",
+    "ProgressSettings",
     "RetentionSettings",
     "RuntimeSettings",
     "Setting",
@@ -62,6 +64,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     store: StoreSettings = msgspec.field(default_factory=StoreSettings)
     export: ExportSettings = msgspec.field(default_factory=ExportSettings)
     retention: RetentionSettings = msgspec.field(default_factory=RetentionSettings)
+    progress: ProgressSettings = msgspec.field(default_factory=ProgressSettings)
     runtime: RuntimeSettings = msgspec.field(default_factory=RuntimeSettings)
 
     def __post_init__(self) -> None:

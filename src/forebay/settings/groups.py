@@ -273,6 +273,19 @@ class StoreSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True
             )
 
 
+class ProgressSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Commits of consumer groups that are acknowledged before they are durable."""
+
+    group: ClassVar[str] = "progress"
+
+    flush_interval_ms: Annotated[
+        int, within(1, 600_000, 'How often commits with `ack="cached"` are written: what a crash may take of them.')
+    ] = 1_000
+    flush_records_min: Annotated[
+        int, within(1, 2**32, "Such a commit is written at once if it moves the group by so many offsets.")
+    ] = 10_000
+
+
 class RuntimeSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What all shards of one process share."""
 
@@ -300,6 +313,7 @@ GROUPS: Mapping[str, type[Group]] = MappingProxyType(
             StoreSettings,
             ExportSettings,
             RetentionSettings,
+            ProgressSettings,
             RuntimeSettings,
         )
     }

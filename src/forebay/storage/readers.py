@@ -50,16 +50,12 @@ class Reader:
 
         A place that is further already stays where it is, so a late or repeated call does no harm.
         """
-        check_offset(offset)
-        end = self.topic.offsets(partition).next
-        if offset > end:
-            raise Invalid(f"{self.topic.name}[{partition}] ends at {end}: nothing up to {offset} can be done yet")
-        return self._store.ack_up_to(self._name, {partition: self._at(offset, partition, note)})[partition]
+        return self._store.ack_up_to(self._name, {partition: self.place(offset, partition, note)})[partition]
 
     def reset(self, position: Position | int = EARLIEST, partition: int = 0, note: str = "") -> int:
         """Set the place, also to an earlier one; the offset it stands for now."""
         offset = self.topic.resolve(position, partition)
-        self._store.reset(self._name, partition, self._at(offset, partition, note))
+        self._store.reset(self._name, partition, self.place(offset, partition, note))
         return offset
 
     def forget(self) -> None:
@@ -99,6 +95,11 @@ class Reader:
     def _progress(self, partition: int) -> Progress | None:
         return self._store.get(self._name, partition, self.topic.spec.topic_id)
 
-    def _at(self, offset: int, partition: int, note: str) -> Progress:
+    def place(self, offset: int, partition: int, note: str) -> Progress:
+        """What is recorded for this place; `Invalid` if the partition has not come so far."""
+        check_offset(offset)
+        end = self.topic.offsets(partition).next
+        if offset > end:
+            raise Invalid(f"{self.topic.name}[{partition}] ends at {end}: nothing up to {offset} can be done yet")
         epoch = self.topic.epoch(partition)
         return Progress(offset=offset, incarnation=self.topic.spec.topic_id, epoch=epoch, note=note)

@@ -1,0 +1,114 @@
+"""Commits that are acknowledged before they are durable: kept in memory, written together after a short while.
+
+What is lost if the process dies is bounded by `progress.flush_interval_ms` and `progress.flush_records_min`: the
+group then reads that much again. Nothing is ever skipped by it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from forebay.clock import Clock
+from forebay.errors import ForebayError, UnknownTopic
+from forebay.progress import Progress, ProgressStore, ReaderName
+from forebay.settings import ProgressSettings
+
+logger = logging.getLogger(__name__)
+
+
+class CachedCommits:
+    """Places on their way into the progress store. Safe for concurrent use."""
+
+    def __init__(self, store: ProgressStore, settings: ProgressSettings, clock: Clock) -> None:
+        self._store = store
+        self._settings = settings
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._writing = threading.Lock()
+        self._pending: dict[tuple[ReaderName, int], Progress] = {}
+        self._durable: dict[tuple[ReaderName, int], int] = {}
+        """Where each stands in the store, as far as it was written here."""
+        self._ended = False
+        self._thread: threading.Thread | None = None
+
+    def commit(self, name: ReaderName, partition: int, progress: Progress) -> int:
+        """Note a place; where it stands on return, in memory. It never goes back."""
+        place = (name, partition)
+        with self._changed:
+            known = self._pending.get(place)
+            if known is not None and known.incarnation == progress.incarnation and known.offset >= progress.offset:
+                return known.offset
+            self._pending[place] = progress
+            moved = progress.offset - self._durable.get(place, 0)
+            self._start()
+        if moved >= self._settings.flush_records_min:
+            self.flush()
+        return progress.offset
+
+    def get(self, name: ReaderName, partition: int, incarnation: str) -> Progress | None:
+        """The place as noted last, if it is not in the store yet."""
+        found = self._pending.get((name, partition))
+        return found if found is not None and found.incarnation == incarnation else None
+
+    def flush(self) -> None:
+        """On return everything noted before is in the store, or logged as belonging to a topic that is no more."""
+        with self._writing:
+            pending = dict(self._pending)
+            readers: dict[ReaderName, dict[int, Progress]] = {}
+            for (name, partition), progress in pending.items():
+                readers.setdefault(name, {})[partition] = progress
+            for name, cursors in readers.items():
+                self._write(name, cursors)
+
+    def forget(self, name: ReaderName) -> None:
+        """What is noted of this reader does not count any more."""
+        with self._writing, self._changed:
+            for place in [place for place in self._pending if place[0] == name]:
+                del self._pending[place]
+
+    def end(self) -> None:
+        """Write what is left, and stop."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        self.flush()
+
+    def abandon(self) -> None:
+        """In a forked child: the thread is not there, and the parent writes what it noted."""
+        self._thread, self._ended = None, True
+        self._changed, self._writing = threading.Condition(), threading.Lock()
+        self._pending.clear()
+
+    def _write(self, name: ReaderName, cursors: dict[int, Progress]) -> None:
+        try:
+            standing = self._store.ack_up_to(name, cursors)
+        except UnknownTopic as error:
+            logger.warning("%s", error)
+            standing = {partition: progress.offset for partition, progress in cursors.items()}
+        with self._changed:
+            for partition, progress in cursors.items():
+                self._durable[name, partition] = standing[partition]
+                if self._pending.get((name, partition)) is progress:
+                    del self._pending[name, partition]
+
+    def _start(self) -> None:
+        if self._thread is None and not self._ended:
+            self._thread = threading.Thread(target=self._run, name="forebay-commits", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._pending or self._ended)
+                self._changed.wait_for(lambda: self._ended, self._settings.flush_interval_ms / 1000)
+                if self._ended:
+                    return
+            try:
+                self.flush()
+            except ForebayError as error:
+                logger.warning("commits of groups are not written yet: %s", error)
+                self._clock.sleep(self._settings.flush_interval_ms / 1000)
