@@ -37,6 +37,11 @@ class Cursor:
         self.name = name
         self._on_gap = on_gap
 
+    def goes_on_in(self, source: Readable) -> bool:
+        """Read from this one from now on; false if it is the one read from already."""
+        before, self._source = self._source, source
+        return source is not before
+
     def pull(self, stop: int | None = None, bytes_max: int = PAGE_BYTES) -> list[Batch]:
         """The next records, below `stop` if given; empty at the end. Holes are reported before what follows them.
 

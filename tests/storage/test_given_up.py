@@ -75,3 +75,22 @@ def test_a_topic_that_comes_back_is_used_without_being_asked_for(tmp_path: Path)
         assert values(topic.read()) == [b"0", b"1", b"2"]
         with pytest.raises(Moved):
             b.topic("orders").append(b"refused")
+
+
+def test_a_reader_goes_on_in_the_shard_that_was_lost_and_taken_again(tmp_path: Path) -> None:
+    with Storage.open(tmp_path / "A", _settings(tmp_path)) as log:
+        topic = log.create_topic("orders")
+        topic.append(b"0")
+        follower, reader = topic.follow(0, timeout=0.0), topic.read(0)
+        assert values(follower) == [b"0"]
+
+        lost = wal_of(topic)
+        lost.fence("the lease has ended")
+        until(lambda: lost.closed)
+        topic.append(b"1")
+
+        assert values(follower) == [b"1"]
+        assert values(reader) == [b"0"]
+        log.seal_topic("orders")
+        with pytest.raises(Moved):
+            next(follower)

@@ -84,16 +84,16 @@ class Stream(Generic[T]):
 class Bounded(Generic[T]):
     """Partition after partition, each up to its end."""
 
-    def __init__(self, parts: Sequence[tuple[Cursor, int]], shown: Shown[T], explain: Callable[[int], object]) -> None:
+    def __init__(self, parts: Sequence[tuple[Cursor, int]], shown: Shown[T], shard: Callable[[int], OpenShard]) -> None:
         self._parts = list(parts)
         self._shown = shown
-        self._explain = explain
+        self._shard = shard
 
     def next_page(self) -> list[T]:
         """See `Source`."""
         while self._parts:
             cursor, end = self._parts[0]
-            page = _pulled(cursor, end, self._shown, self._explain)
+            page = _pulled(cursor, end, self._shown, self._shard)
             if page:
                 return page
             self._parts.pop(0)
@@ -112,12 +112,12 @@ class Following(Generic[T]):
         cursors: Sequence[Cursor],
         shards: Sequence[OpenShard],
         shown: Shown[T],
-        explain: Callable[[int], object],
+        shard: Callable[[int], OpenShard],
     ) -> None:
         self._cursors = cursors
         self._shards = shards
         self._shown = shown
-        self._explain = explain
+        self._shard = shard
         self._turn = 0
         polls = [shard.poll_seconds for shard in shards if shard.poll_seconds is not None]
         self.poll_seconds = min(polls, default=None)
@@ -128,7 +128,7 @@ class Following(Generic[T]):
         for _ in self._cursors:
             cursor = self._cursors[self._turn]
             self._turn = (self._turn + 1) % len(self._cursors)
-            page = _pulled(cursor, None, self._shown, self._explain)
+            page = _pulled(cursor, None, self._shown, self._shard)
             if page:
                 return page
         return []
@@ -174,16 +174,23 @@ class Waiting(Generic[T]):
         self._leave()
 
 
-def _pulled(cursor: Cursor, end: int | None, shown: Shown[T], explain: Callable[[int], object]) -> list[T]:
+def _pulled(cursor: Cursor, end: int | None, shown: Shown[T], shard: Callable[[int], OpenShard]) -> list[T]:
     try:
-        batches = cursor.pull(end)
-    except Closed:
-        # Perhaps the topic was deleted, or the log closed as a whole: asking for the shard anew says which.
-        explain(cursor.partition)
-        raise
+        batches = _pages(cursor, end, shard)
     except OSError as error:
         raise Unavailable(f"{cursor.name} cannot be read at offset {cursor.next}: {error}; try again") from error
     return [row for batch in batches for row in shown(batch, cursor.partition)]
+
+
+def _pages(cursor: Cursor, end: int | None, shard: Callable[[int], OpenShard]) -> list[Batch]:
+    try:
+        return cursor.pull(end)
+    except Closed:
+        # Asking for the shard anew says why: moved, deleted, the log closed as a whole. Or it was lost and taken again,
+        # as when a lease had ended: then the stream goes on there. It wakes nobody here, who looks now and then anyway.
+        if not cursor.goes_on_in(shard(cursor.partition)):
+            raise
+        return cursor.pull(end)
 
 
 def wake(shards: Sequence[OpenShard], waker: Callable[[], None]) -> Callable[[], None]:
