@@ -189,6 +189,11 @@ class Traffic:
         self._topic = topic
         self._written = threading.Event()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come."""
+        return self._written.is_set()
+
     def write(self) -> None:
         try:
             for first in range(0, RECORDS, 20):
@@ -200,34 +205,32 @@ class Traffic:
             self._written.set()
 
     def keep(self) -> None:
-        while not self._written.is_set():
+        while not self.is_over:
             self._log.export_topic(TOPIC)
             self.dropped += shard_of(self._topic).archive.retain()
             self._rounds += 1
 
 
-def followed(topic: Topic, start: int) -> int:
+def followed(topic: Topic) -> int:
     """Read to the last record; every one must come once, in order. How many there were."""
-    expected = start
-    for record in topic.follow(start):
+    expected = 0
+    for record in topic.follow(0, timeout=60):
         assert (record.offset, record.value) == (expected, b"%d" % expected)
         expected += 1
         if expected == RECORDS:
-            return expected - start
-    return expected - start
+            break
+    return expected
 
 
-def read_again_and_again(topic: Topic) -> int:
-    """Bounded reads from the first record on until the last is among them."""
-    rounds = 0
+def read_again_and_again(topic: Topic, traffic: Traffic) -> int:
+    """Bounded reads from the first record on until all are written; how many the last had."""
     while True:
-        rounds += 1
-        expected = 0
+        is_last, expected = traffic.is_over, 0
         for record in topic.read():
             assert (record.offset, record.value) == (expected, b"%d" % expected)
             expected += 1
-        if expected == RECORDS:
-            return rounds
+        if is_last:
+            return expected
 
 
 @pytest.mark.slow
@@ -237,17 +240,17 @@ def test_no_reader_skips_or_repeats_while_files_come_and_go(land: Land, log: Sto
     with land.open("A", read_only=True) as beside, ThreadPoolExecutor(8) as threads:
         topic.append_many([])
         readers: list[Callable[[], int]] = [
-            lambda: followed(topic, 0),
-            lambda: followed(topic, 0),
-            lambda: read_again_and_again(topic),
-            lambda: followed(beside.topic(TOPIC), 0),
+            lambda: followed(topic),
+            lambda: followed(topic),
+            lambda: followed(beside.topic(TOPIC)),
+            lambda: read_again_and_again(topic, traffic),
         ]
         work = [threads.submit(traffic.write), threads.submit(traffic.keep)]
         counts = [threads.submit(reader) for reader in readers]
         for job in work:
             job.result(100)
         for count in counts:
-            assert count.result(100) > 0
+            assert count.result(100) == RECORDS
 
     assert traffic.dropped > 20
     ledger.count("records read across tiers", n=RECORDS * len(readers))

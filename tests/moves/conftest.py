@@ -14,8 +14,7 @@ from forebay.metadata import Compare, MetadataStore, Operation, Outcome, Put, Sq
 from forebay.metadata.etcd import EtcdMetadata
 from forebay.testing.invariants import Violation
 from forebay.testing.moves import Operations, commits_of, nothing_of_older_epochs, one_epoch_at_a_time
-from tests.blobs import servers
-from tests.blobs.servers import Server
+from tests.history.test_servers_killed import Bucket
 from tests.ledger import Ledger
 from tests.metadata.etcd.cluster import Cluster, running
 from tests.moves import rig
@@ -25,9 +24,11 @@ WITH_SERVERS = (pytest.mark.slow, pytest.mark.xdist_group("moves-servers"))
 
 
 @pytest.fixture(scope="session")
-def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with servers.seaweed(tmp_path_factory.mktemp("seaweed")) as server:
-        yield server
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
+    """A real S3 server; who stops it starts it again."""
+    bucket = Bucket(tmp_path_factory.mktemp("seaweed"))
+    yield bucket
+    bucket.kill()
 
 
 @pytest.fixture(scope="session")
@@ -56,16 +57,15 @@ def land(request: pytest.FixtureRequest, tmp_path: Path, folder: str) -> Land:
         return rig.local(tmp_path)
     if request.param == "shared_fs":
         return rig.shared_fs(tmp_path)
-    server = request.getfixturevalue("s3_server")
-    land = rig.object_store(tmp_path, server.endpoint, folder)
+    land = rig.object_store(tmp_path, request.getfixturevalue("bucket").endpoint, folder)
     if request.param == "object_store":
         return land
     return rig.in_etcd(land, request.getfixturevalue("etcd").endpoints, f"/{folder}")
 
 
 @pytest.fixture(autouse=True)
-def _watched_transactions(monkeypatch: pytest.MonkeyPatch, ledger: Ledger) -> Iterator[None]:
-    """Whatever a test does, no transaction of this process breaks I19 or I20."""
+def committed(monkeypatch: pytest.MonkeyPatch, ledger: Ledger) -> Iterator[list[Operations]]:
+    """Whatever a test does, no transaction of this process breaks I19 or I20. One that forges a state clears them."""
     committed: list[Operations] = []
     lock = threading.RLock()
     for kind in (SqliteMetadata, EtcdMetadata):
@@ -83,7 +83,7 @@ def _watched_transactions(monkeypatch: pytest.MonkeyPatch, ledger: Ledger) -> It
                 return outcome
 
         monkeypatch.setattr(kind, "transaction", watched)
-    yield
+    yield committed
     flaws = [str(flaw) for keys in _shards_in(committed) for flaw in _flaws(keys, committed)]
     ledger.count("transactions watched (I19, I20)", n=len(committed))
     ledger.violation("transactions watched (I19, I20)", n=len(flaws))

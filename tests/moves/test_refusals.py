@@ -12,6 +12,7 @@ from forebay.format.value import encode_value
 from forebay.metadata import Delete, Put
 from forebay.settings import MetadataSettings, StorageSettings
 from forebay.shard.places import is_local
+from forebay.testing.moves import Operations
 from tests.moves import rig
 from tests.moves.rig import TOPIC, id_of, keys_of, metadata_of, numbers, pieces_of, shard_of, state_of, told
 
@@ -69,7 +70,7 @@ def test_records_of_a_local_directory_are_not_taken_over_by_another(tmp_path: Pa
         assert state_of(a, topic).epoch > before.epoch
 
 
-def test_a_contradiction_is_refused_every_time_and_not_only_once(tmp_path: Path) -> None:
+def test_a_contradiction_is_refused_every_time_and_not_only_once(tmp_path: Path, committed: list[Operations]) -> None:
     land = rig.shared_fs(tmp_path)
     with land.open("A") as a:
         topic = a.create_topic(TOPIC, durability="fsync")
@@ -79,12 +80,14 @@ def test_a_contradiction_is_refused_every_time_and_not_only_once(tmp_path: Path)
         topic.append_many([b"5", b"6"])
         key, metadata = keys_of(a, topic).state, metadata_of(a)
         metadata.transaction([], [Put(key, encode_value(sealed))])
+    committed.clear()
     with land.open("A") as a:
         for _ in range(3):
             with pytest.raises(Conflict, match="was sealed at 5 by .* but the local log goes to 7"):
                 a.topic(TOPIC).append(b"x")
         assert state_of(a, topic).phase is Phase.SEALED
         metadata_of(a).transaction([], [Delete(key)])
+        committed.clear()
         for _ in range(3):
             with pytest.raises(Conflict, match="the metadata store does not know the shard"):
                 a.topic(TOPIC).append(b"x")

@@ -1,0 +1,141 @@
+"""The object store is away for a while: appends go on, export catches up, and nothing is lost."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from forebay import Storage, Unavailable
+from forebay.format.descriptor import Phase
+from forebay.settings import ExportSettings, RetentionSettings
+from forebay.storage import archiving
+from tests.history.test_servers_killed import Bucket
+from tests.ledger import Ledger
+from tests.moves import rig
+from tests.moves.rig import TOPIC, WAL, Land, id_of, numbers, pieces_of, shard_of, state_of, told
+from tests.storage.rig import until
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("moves-servers")]
+
+
+class Store:
+    """A server that can be away."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+        self._away = False
+
+    def leave(self) -> None:
+        self._bucket.kill()
+        self._away = True
+
+    def come_back(self) -> None:
+        if self._away:
+            self._bucket.start()
+            self._away = False
+
+
+@pytest.fixture
+def store(bucket: Bucket) -> Iterator[Store]:
+    store = Store(bucket)
+    yield store
+    store.come_back()
+
+
+@pytest.fixture
+def land(tmp_path: Path, bucket: Bucket, folder: str, monkeypatch: pytest.MonkeyPatch) -> Land:
+    monkeypatch.setattr(archiving, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(archiving, "RETRY_SECONDS", 0.2)
+    return rig.object_store(
+        tmp_path,
+        bucket.endpoint,
+        folder,
+        wal=msgspec.structs.replace(WAL, cache_bytes_max=0),
+        export=ExportSettings(bytes_min=0),
+        retention=RetentionSettings(check_interval_s=1, time_s=0, bytes_max=0, grace_s=0),
+    )
+
+
+def append(log: Storage, count: int) -> int:
+    """Files of three records each; where the topic ends then."""
+    topic = log.topic(TOPIC)
+    for _ in range(count):
+        first = topic.offsets().next
+        topic.append_many([b"%d" % number for number in range(first, first + 3)])
+        topic.rotate()
+    return topic.offsets().next
+
+
+def test_appends_go_on_while_the_store_is_away_and_export_catches_up(land: Land, store: Store, ledger: Ledger) -> None:
+    with land.open("A") as a:
+        topic = a.create_topic(TOPIC)
+        end = append(a, 2)
+        until(lambda: topic.offsets().exported == end)
+        until(lambda: shard_of(topic).wal.files.begins == end)
+        status = shard_of(topic).archive.status
+        assert (status().errors, status().error) == (0, None)
+
+        store.leave()
+        away_from, end = end, append(a, 5)
+        until(lambda: status().errors >= 2)
+        assert "s3://" in (status().error or "")
+        assert status().behind.records == end - away_from
+        assert topic.offsets().exported == away_from
+        assert told(topic.read(away_from)) == numbers(away_from, end), "what is here can be read"
+        with pytest.raises(Unavailable, match=r"s3://.*cannot read"):
+            list(topic.read(0))
+        with pytest.raises(Unavailable, match="s3://"):
+            a.seal_topic(TOPIC)
+        end = append(a, 1)
+        assert state_of(a, topic).phase is Phase.OPEN, "the seal was taken back"
+
+        store.come_back()
+        until(lambda: topic.offsets().exported == end)
+        until(lambda: shard_of(topic).archive.status().error is None)
+        assert told(topic.read()) == numbers(0, end)
+        assert pieces_of(a, topic)[-1].end == end
+    ledger.count("servers away", server="S3", moment="owner at work")
+
+
+def test_a_process_starts_while_the_store_is_away(
+    land: Land, store: Store, caplog: pytest.LogCaptureFixture, ledger: Ledger
+) -> None:
+    with land.open("A") as a:
+        a.create_topic(TOPIC)
+        end = append(a, 2)
+        until(lambda: a.topic(TOPIC).offsets().exported == end)
+    store.leave()
+    with caplog.at_level(logging.WARNING), land.open("A") as a:
+        assert "history is not exported for now, appends go on" in caplog.text
+        topic = a.topic(TOPIC)
+        exported, end = end, append(a, 2)
+        assert topic.offsets().exported == exported
+        assert told(topic.read(exported)) == numbers(exported, end)
+
+        store.come_back()
+        until(lambda: topic.offsets().exported == end)
+        assert told(topic.read()) == numbers(0, end)
+    ledger.count("servers away", server="S3", moment="start")
+
+
+def test_a_topic_that_moves_waits_for_the_store_and_goes_on_exactly(land: Land, store: Store, ledger: Ledger) -> None:
+    with land.open("A") as a, land.open("B") as b:
+        topic = a.create_topic(TOPIC)
+        for number in range(22):
+            topic.append(b"%d" % number, producer=7, sequence=number)
+        a.seal_topic(TOPIC, target=id_of(b))
+        store.leave()
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="s3://"):
+                b.topic(TOPIC).append(b"22", producer=7, sequence=22)
+
+        store.come_back()
+        taken = b.topic(TOPIC)
+        assert taken.append(b"21", producer=7, sequence=21) == 21
+        assert taken.append(b"22", producer=7, sequence=22) == 22
+        assert told(taken.read()) == numbers(0, 23)
+    ledger.count("servers away", server="S3", moment="move")
