@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 import forebay
 from forebay.cli import probes
+from forebay.cli.answers import Verdict
+from forebay.disk import SystemDisk
+from tests.cli.house import House
 from tests.cli.rig import Shell, filled, snapshot
 
 
@@ -37,6 +42,49 @@ def test_every_question_is_answered_and_nothing_is_left_behind(tmp_path: Path) -
     assert answers["lock"][0] == "ok" and "1 topics" in answers["directory"][1]
     assert len(text.splitlines()) == len(answers)
     assert snapshot(shell.directory) == before
+
+
+def test_what_is_shared_is_tried_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    house.ok("a", "topic", "create", "t")
+    before = snapshot(tmp_path)
+
+    answers = _answers(Shell(tmp_path / "a"), "--settings", str(house.file))
+
+    assert answers["store"][0] == "ok" and "creating twice was refused" in answers["store"][1]
+    assert answers["metadata"][0] == "ok" and "shared.sqlite" in answers["metadata"][1]
+    assert snapshot(tmp_path) == before
+
+
+def test_a_store_that_lets_two_writers_create_the_same_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = House(tmp_path, "local")
+    house.ok("a", "topic", "create", "t")
+    # Such a file system replaces what had the name instead of refusing.
+    monkeypatch.setattr(SystemDisk, "link", lambda disk, source, target: shutil.copyfile(source, target))
+
+    answers = _answers(Shell(tmp_path / "a"), "--settings", str(house.file), code=1)
+
+    assert answers["store"][0] == "problem" and "a second writer was let" in answers["store"][1]
+
+
+def test_a_store_that_is_not_mounted_is_named_and_not_made(tmp_path: Path) -> None:
+    house = House(tmp_path)
+
+    answers = _answers(Shell(tmp_path / "a"), "--settings", str(house.file))
+
+    assert answers["store"][0] == "warning" and "store.root" in answers["store"][1]
+    assert answers["metadata"][0] == "note"
+    assert os.listdir(tmp_path) == ["settings.yaml"]
+
+
+def test_an_etcd_that_does_not_answer_is_a_problem(tmp_path: Path) -> None:
+    words = ["metadata.backend=etcd", "metadata.endpoints=http://127.0.0.1:1", "metadata.request_timeout_ms=200"]
+
+    answers = _answers(Shell(tmp_path / "a"), *(word for pair in words for word in ("--set", pair)), code=1)
+
+    assert answers["metadata"][0] == "problem" and "http://127.0.0.1:1" in answers["metadata"][1]
 
 
 def test_a_directory_that_does_not_exist_is_a_note(tmp_path: Path) -> None:
@@ -84,9 +132,9 @@ def test_too_little_space_and_too_few_files_are_problems(tmp_path: Path) -> None
 
 
 def test_a_clock_that_was_never_set_is_a_problem() -> None:
-    assert probes._clock(0, None).verdict is probes.Verdict.PROBLEM
-    assert probes._clock(2_000_000_000_000, 2_000_000_009_000).verdict is probes.Verdict.WARNING
-    assert probes._clock(2_000_000_000_000, 2_000_000_000_001).verdict is probes.Verdict.OK
+    assert probes._clock(0, None).verdict is Verdict.PROBLEM
+    assert probes._clock(2_000_000_000_000, 2_000_000_009_000).verdict is Verdict.WARNING
+    assert probes._clock(2_000_000_000_000, 2_000_000_000_001).verdict is Verdict.OK
 
 
 @pytest.mark.parametrize(("kind", "verdict"), [("ext4", "ok"), ("tmpfs", "warning"), ("nfs4", "warning")])

@@ -89,6 +89,20 @@ def test_logging_ends_with_the_command(capsys: pytest.CaptureFixture[str]) -> No
     assert "info: inside" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("verbose", [False, True])
+def test_each_request_to_etcd_is_logged_only_if_asked_for(capsys: pytest.CaptureFixture[str], *, verbose: bool) -> None:
+    httpx = logging.getLogger("httpx")
+    before = (httpx.level, httpx.propagate, list(httpx.handlers))
+
+    with logging_to_stderr(LogFormat.JSON, verbose=verbose):
+        httpx.info("HTTP Request: POST http://127.0.0.1:2379/v3/kv/range")
+        logging.getLogger("httpcore.connection").warning("broken")
+
+    said = capsys.readouterr().err
+    assert ("HTTP Request" in said) is verbose and "broken" in said
+    assert (httpx.level, httpx.propagate, list(httpx.handlers)) == before
+
+
 def test_verbose_json_log_of_a_command(tmp_path: Path) -> None:
     shell = filled(tmp_path / "log", rotations=0, records=20)
 

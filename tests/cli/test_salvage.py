@@ -1,0 +1,228 @@
+"""`forebay shard salvage`: what a crash or a take-over has left behind is brought back, each record once."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.house import TOPIC, House, child
+from tests.cli.rig import Outcome, Shell, flip, one_line, snapshot
+from tests.ledger import Ledger
+
+SLOW_WAL: dict[str, object] = {
+    "free_bytes_min": 0,
+    "reserve_records_min": 64,
+    "sync_interval_ms": 600_000,
+    "mark_interval_ms": 600_000,
+}
+ORIGIN = ("forebay-origin-topic", "forebay-origin-partition", "forebay-origin-offset", "forebay-origin-epoch")
+
+
+def _killed_owner(house: House, *, exported: int, appended: int, durability: str = "fsync") -> None:
+    words = [str(house.root / "a"), str(house.file), str(exported), str(appended), durability]
+    killed = subprocess.run(child("owner_killed", *words), capture_output=True, check=False)
+    assert killed.returncode == -9, killed.stderr
+
+
+@pytest.fixture
+def house(tmp_path: Path, ledger: Ledger) -> House:
+    """Directory `a` died with records 10 to 29 unexported, and `b` has taken the topic over."""
+    house = House(tmp_path)
+    _killed_owner(house, exported=10, appended=30)
+    ledger.count("kills", figure="owner before a take-over")
+    house.ok("b", "topic", "create", "other")
+    house.produce("b", 1000, 1001)
+    return house
+
+
+def _salvage(house: House, *words: str) -> list[dict[str, Any]]:
+    return house.ok("b", "shard", "salvage", TOPIC, "--from", str(house.root / "a"), *words, "--json").items
+
+
+def _records(house: House, topic: str, directory: str = "b") -> list[dict[str, Any]]:
+    lines = house.ok(directory, "consume", topic, "--format", "json").items
+    return [item for item in lines if "gap" not in item]
+
+
+def _copies(house: House, topic: str) -> list[tuple[str, ...]]:
+    """Value, key, tag, own header and origin of each copy."""
+    return [
+        (item["value"], item["key"], item["tag"], item["headers"]["n"], *(item["headers"][name] for name in ORIGIN))
+        for item in _records(house, topic)
+        if ORIGIN[0] in item.get("headers", {})
+    ]
+
+
+def _expected(first: int, stop: int) -> list[tuple[str, ...]]:
+    return [(f"{n}", f"k{n}", "eu", f"{n}", TOPIC, "0", f"{n}", "1") for n in range(first, stop)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["left as it was", "set aside"])
+def test_what_a_take_over_has_lost_is_brought_back_once(house: House, way: str) -> None:
+    assert [item["value"] for item in _records(house, TOPIC)] == [*map(str, range(10)), "1000"]
+    if way == "set aside":
+        with house.open("a") as log:
+            log.clear_moved()
+        assert house.files("a") == []
+    before = snapshot(house.root / "a")
+
+    listed = _salvage(house, "--list")
+    planned = _salvage(house, "--append", "--dry-run")
+    first, second = _salvage(house, "--append"), _salvage(house, "--append")
+
+    assert [(item["start"], item["stop"], item["records"], item["lost"]) for item in listed] == [
+        (0, 10, 10, 0),
+        (10, 30, 20, 20),
+    ]
+    assert [(item["copied"], item["present"]) for item in (*planned, *first, *second)] == [(20, 0), (20, 0), (0, 20)]
+    assert _copies(house, TOPIC) == _expected(10, 30)
+    assert snapshot(house.root / "a") == before, "the files are left alone"
+
+
+@pytest.mark.slow
+def test_lost_records_go_into_a_topic_of_their_own(house: House) -> None:
+    planned = _salvage(house, "--into", "rescued", "--dry-run")
+    unmade = house.run("b", "topic", "show", "rescued")
+    first, second = _salvage(house, "--into", "rescued"), _salvage(house, "--into", "rescued")
+    text = house.ok("b", "shard", "salvage", TOPIC, "--from", str(house.root / "a"), "--into", "rescued").out
+
+    assert (planned[0]["copied"], unmade.code) == (20, 2)
+    assert [(item["copied"], item["present"]) for item in (*first, *second)] == [(20, 0), (0, 20)]
+    assert "0 records of 2 files are copied to default/rescued, 20 were there already" in text
+    assert _copies(house, "rescued") == _expected(10, 30)
+    assert len(_records(house, TOPIC)) == 11, "the topic itself is untouched"
+    assert house.shown("b", "rescued")["durability"] == "fsync"
+
+
+@pytest.mark.slow
+def test_a_copy_broken_off_in_the_middle_is_gone_on_with(house: House) -> None:
+    house.ok("b", "topic", "create", "rescued")
+    copied = _salvage(house, "--into", "elsewhere")
+    lines = house.ok("b", "consume", "elsewhere", "--format", "json", "--count", "7").out
+    house.ok("b", "produce", "rescued", "--format", "json", stdin=lines.encode())
+
+    rest = _salvage(house, "--into", "rescued")
+
+    assert (copied[0]["copied"], rest[0]["copied"], rest[0]["present"]) == (20, 13, 7)
+    assert _copies(house, "rescued") == _expected(10, 30)
+
+
+@pytest.mark.slow
+def test_damaged_frames_are_named_and_left_out(house: House) -> None:
+    (path,) = (house.root / "a" / "shards").glob("*/*10-00000001.seg")
+    frames = [item for item in _dump(house, path) if item["kind"] == "data"]
+    flip(path, frames[5]["byte"] + 40)
+
+    listed = _salvage(house, "--list")[1]
+    text = house.ok("b", "shard", "salvage", TOPIC, "--from", str(house.root / "a"), "--list").out
+    copied = _salvage(house, "--append")[0]
+
+    assert listed["damaged"] == [{"byte": frames[5]["byte"], "bytes": frames[5]["bytes"]}]
+    assert f"{frames[5]['bytes']} bytes at byte {frames[5]['byte']} are no whole frame" in text
+    assert (copied["copied"], copied["damaged"]) == (19, 1)
+    assert _copies(house, TOPIC) == [copy for copy in _expected(10, 30) if copy[0] != "15"]
+
+
+def _dump(house: House, path: Path) -> list[dict[str, Any]]:
+    return Shell(house.root / "a").ok("dump", str(path), "--json").items
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("segment", ["here", "in history"])
+def test_a_torn_tail_is_brought_back_as_far_as_it_is_whole(tmp_path: Path, segment: str) -> None:
+    house = House(tmp_path, wal=SLOW_WAL)
+    _killed_owner(house, exported=0, appended=20, durability="memory")
+    (path,) = (tmp_path / "a" / "shards").glob("*/*.seg")
+    frames = [item for item in _dump(house, path) if item["kind"] == "data"]
+    flip(path, frames[10]["byte"] + 40)
+    house.produce("a", 1000, 1001)
+    source = tmp_path / "a"
+    if segment == "in history":
+        house.ok("a", "topic", "export", TOPIC)
+        source = tmp_path / "copy"
+        shutil.copytree(tmp_path / "a", source, ignore=shutil.ignore_patterns("*.seg", "*.idx"))
+
+    words = ("shard", "salvage", TOPIC, "--from", str(source))
+    listed = house.ok("a", *words, "--list", "--json").items
+    copied = [house.ok("a", *words, "--append", "--json").items[0]["copied"] for _ in range(2)]
+
+    assert len(listed) == 1
+    found = listed[0]
+    assert (found["kind"], found["start"], found["stop"], found["records"], found["lost"]) == ("tail", 11, 20, 9, 9)
+    assert [place["byte"] for place in found["damaged"]] == [0]
+    assert copied == [9, 0]
+    values = [item["value"] for item in _records(house, TOPIC, "a")]
+    assert values == [*map(str, range(10)), "1000", *map(str, range(11, 20))]
+
+
+@pytest.mark.slow
+def test_a_tail_whose_segment_is_nowhere_is_said_and_left_out(tmp_path: Path) -> None:
+    house = House(tmp_path, "local", wal=SLOW_WAL)
+    _killed_owner(house, exported=0, appended=20, durability="memory")
+    (path,) = (tmp_path / "a" / "shards").glob("*/*.seg")
+    flip(path, [item for item in _dump(house, path) if item["kind"] == "data"][10]["byte"] + 40)
+    house.produce("a", 1000, 1001)
+    shutil.copytree(tmp_path / "a", tmp_path / "copy", ignore=shutil.ignore_patterns("*.seg", "*.idx"))
+
+    words = ("shard", "salvage", TOPIC, "--from", str(tmp_path / "copy"))
+    listed = house.ok("a", *words, "--list")
+    copied = house.ok("a", *words, "--append")
+
+    assert "its segment's header is gone" in listed.out
+    assert "0 records of 1 files" in copied.out and "1 files whose header is gone" in copied.out
+
+
+def _refused(outcome: Outcome, code: int, told: str) -> bool:
+    return outcome.code == code and one_line(outcome.err) and told in outcome.err and not outcome.out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        ([TOPIC], 2, "--list, --append or --into"),
+        ([TOPIC, "--list", "--append"], 2, "one of them"),
+        ([TOPIC, "--into", "x", "--append"], 2, "one of them"),
+        ([TOPIC, "--list", "--dry-run"], 2, "--dry-run"),
+        ([TOPIC, "--into", TOPIC], 2, "--append"),
+        ([TOPIC, "--into", "bad name"], 2, "not a topic name"),
+        ([TOPIC, "--into", "narrow"], 3, "1 partitions"),
+        ([TOPIC, "--into", "fleeting"], 3, "memory engine"),
+        ([TOPIC, "--list", "--partition", "2"], 2, "0 to 1"),
+        ([TOPIC, "--list", "--partition", "-1"], 2, "0 to 1"),
+        ([TOPIC, "--list", "--from", "absent"], 2, "not a Forebay data directory"),
+        (["fleeting", "--append"], 2, "memory"),
+        (["shop/nothing", "--list"], 2, "shop/nothing"),
+    ],
+)
+def test_a_wrong_call_is_refused(tmp_path: Path, words: list[str], code: int, told: str) -> None:
+    house = House(tmp_path)
+    house.ok("a", "topic", "create", TOPIC, "--partitions", "2")
+    house.ok("a", "topic", "create", "narrow")
+    house.ok("a", "topic", "create", "fleeting", "--engine", "memory")
+
+    assert _refused(house.run("a", "shard", "salvage", *words), code, told)
+
+
+def test_where_nothing_was_set_aside_there_is_nothing_to_do(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    house.ok("a", "topic", "create", TOPIC)
+    house.produce("a", 0, 3)
+
+    assert house.ok("a", "shard", "salvage", TOPIC, "--list").out == ""
+    assert "0 records of 0 files" in house.ok("a", "shard", "salvage", TOPIC, "--into", "rescued").out
+    assert house.run("a", "topic", "show", "rescued").code == 2, "no topic is made for nothing"
+
+
+def test_salvaging_where_another_directory_has_the_topic_is_refused(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    house.ok("a", "topic", "create", TOPIC)
+    house.produce("a", 0, 3)
+    house.ok("a", "topic", "move", TOPIC, "--to", str(tmp_path / "b"))
+
+    assert _refused(house.run("a", "shard", "salvage", TOPIC, "--append"), 4, "--from")
+    assert house.shown("b")["shards"][0]["holder"] == house.shown("b")["directory_id"]
