@@ -15,7 +15,6 @@ import msgspec
 
 from forebay.blobs import BlobStore, Stat
 from forebay.catalog import ShardCatalog
-from forebay.catalog.shard import Piece
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.errors import Corrupt
@@ -90,17 +89,19 @@ class Exporter:
             self._export(file, producers)
         return len(pending)
 
-    def republish(self, piece: Piece, file: SealedFile, store: BlobStore, store_name: str) -> None:
-        """Put a copy of a file that is catalogued where it lies into a store, and name that copy in its place."""
+    def copied(
+        self, descriptor: SegmentDescriptor, file: SealedFile, store: BlobStore, store_name: str
+    ) -> SegmentDescriptor:
+        """Put a copy of a file that is catalogued where it lies into a store; the descriptor of that copy."""
         footer = file.index().footer
         key = self._key(footer)
         etag = self._place(store, key, file, footer).etag
         self._place_index(store, index_name(key), self._content(index_name(file.path)))
-        copy = msgspec.structs.replace(
-            piece.descriptor, store=store_name, object_key=key, etag=etag, status=Status.EXPORTED
-        )
-        # False if it was replaced meanwhile: whoever asks next finds by what.
-        self._catalog.replace([piece], copy)
+        return msgspec.structs.replace(descriptor, store=store_name, object_key=key, etag=etag, status=Status.EXPORTED)
+
+    def note_end(self, end: int) -> None:
+        """History reaches up to here, by something else than an export."""
+        self.exported = max(self.exported, end)
 
     def export_gap(self, gap: Gap) -> None:
         """Make a hole at the end of the log history, where no later file will name it."""

@@ -15,9 +15,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from forebay.blobs import BlobChanged, BlobMissing, BlobStore
 from forebay.catalog import ShardCatalog
 from forebay.errors import Corrupt, Unsupported
-from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
+from forebay.format.descriptor import DescriptorKind, LoadStatus, SegmentDescriptor
 from forebay.format.segment import index_name
 from forebay.pages import Page
+from forebay.records import Gap, Reason
 from forebay.sealed import ByteSource, SealedSegment
 
 PAGE_BYTES = 1024 * 1024
@@ -48,11 +49,16 @@ class History:
         self._segments: OrderedDict[tuple[str, int], SealedSegment] = OrderedDict()
         self._ends: deque[int] = deque(maxlen=READERS_KNOWN)
         """Where the latest pages ended: who asks there is reading on."""
+        self._loads: dict[str, LoadStatus] = {}
+        """Bulk loads that are over: how they ended never changes."""
         self.end = 0
         """Everything below is history, as far as it is known here."""
 
     def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page:
-        """Records from `offset` on, at least one if history covers it; an empty page behind its end."""
+        """Records from `offset` on, at least one if history covers it; an empty page behind its end.
+
+        What a bulk load brought counts once the load is committed: until then the page before it is empty too.
+        """
         if offset >= self.end:
             self.refresh()
         descriptor = self._covering(offset)
@@ -71,6 +77,13 @@ class History:
         if descriptor is None:
             return Page([], [], offset)
         gap = descriptor.gap
+        if descriptor.load_id is not None:
+            status = self._load_status(descriptor.load_id)
+            if status is LoadStatus.OFFERED:
+                return Page([], [], offset)
+            if status is LoadStatus.ABANDONED:
+                # Its descriptors become such a hole sooner or later.
+                gap = Gap(offset, descriptor.end, Reason.SKIPPED)
         if gap is not None:
             return Page([], [gap._replace(start=offset)], gap.stop)
         segment = self._segment(descriptor)
@@ -80,14 +93,27 @@ class History:
         return page
 
     def offset_at_time(self, timestamp: int) -> int | None:
-        """The first record at or after the time; `None` if history has none."""
+        """The first record at or after the time; `None` if history has none.
+
+        It may lie in a bulk load that is not committed yet: who begins there waits, and misses nothing of it.
+        """
         self.refresh()
         for descriptor in self._descriptors:
             if descriptor.kind is DescriptorKind.FRAMES and descriptor.time_max >= timestamp:
+                if self._is_given_up(descriptor):
+                    continue
                 found = self._segment(descriptor).offset_at_time(timestamp)
                 if found is not None:
                     return found
         return None
+
+    def is_waiting(self, offset: int) -> bool:
+        """Whether this offset can be read only once a bulk load is committed."""
+        if offset >= self.end:
+            self.refresh()
+        found = self._covering(offset)
+        load_id = found.load_id if found is not None else None
+        return load_id is not None and self._load_status(load_id) is LoadStatus.OFFERED
 
     def refresh(self) -> None:
         """Look at the catalog again, if it has moved."""
@@ -107,6 +133,18 @@ class History:
             for segment in self._segments.values():
                 segment.close()
             self._segments.clear()
+
+    def _load_status(self, load_id: str) -> LoadStatus:
+        status = self._loads.get(load_id)
+        if status is None:
+            status = self._catalog.load_status(load_id)
+            if status is not LoadStatus.OFFERED:
+                self._loads[load_id] = status
+        return status
+
+    def _is_given_up(self, descriptor: SegmentDescriptor) -> bool:
+        load_id = descriptor.load_id
+        return load_id is not None and self._load_status(load_id) is LoadStatus.ABANDONED
 
     def _page_bytes(self, offset: int, bytes_max: int) -> int:
         """Less for a reader that has just come, so that it has its first record soon."""

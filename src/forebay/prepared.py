@@ -7,7 +7,6 @@ done here. Knows stores and formats; knows nothing of logs or owners.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
@@ -19,7 +18,7 @@ from forebay.clock import Clock
 from forebay.errors import Invalid
 from forebay.format.batch import RAW_BYTES_MAX, Batch, ColumnBytes, batch_of, encode_data_frame, merge
 from forebay.format.checksum import SALT_BYTES, ContentHash, crc32, salted
-from forebay.format.descriptor import DescriptorKind, SegmentDescriptor, SparseEntry, Status, sparse_index
+from forebay.format.descriptor import DescriptorKind, LoadStatus, SegmentDescriptor, SparseEntry, Status, sparse_index
 from forebay.format.frame import HEAD_SIZE
 from forebay.format.index import Footer, FrameEntries, encode_index, frame_entries
 from forebay.format.segment import SEGMENT_SUFFIX, SegmentHeader, encode_header, index_name
@@ -85,14 +84,6 @@ class LoadManifest(msgspec.Struct, frozen=True, kw_only=True):
     shards: tuple[ShardSegments, ...]
 
 
-class LoadStatus(enum.StrEnum):
-    """How far a load has come. Committed and abandoned are final."""
-
-    OFFERED = "offered"
-    COMMITTED = "committed"
-    ABANDONED = "abandoned"
-
-
 class LoadedShard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a load brings for one partition; `start` is told once the load is committed."""
 
@@ -106,8 +97,11 @@ class LoadedShard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         return None if self.start is None else self.start + self.records
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """A bulk load, as the metadata store knows it. Small even for a thousand partitions."""
+class Load(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A bulk load, as the metadata store knows it. Small even for a thousand partitions.
+
+    One that is not attached everywhere by `expires_at` (ms) is given up.
+    """
 
     status: LoadStatus
     namespace: str
@@ -117,6 +111,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     manifest: ManifestRef
     created_at: int
     shards: tuple[LoadedShard, ...]
+    expires_at: int | None = None
 
 
 class PreparedSegment:
@@ -267,7 +262,14 @@ def read_manifest(store: BlobStore, ref: ManifestRef) -> LoadManifest:
 
 
 def offer_of(
-    manifest: LoadManifest, ref: ManifestRef, *, namespace: str, topic: str, store: str, created_at: int
+    manifest: LoadManifest,
+    ref: ManifestRef,
+    *,
+    namespace: str,
+    topic: str,
+    store: str,
+    created_at: int,
+    expires_at: int | None = None,
 ) -> Load:
     """The value that offers a load; `store` is what descriptors call the store of its objects."""
     return Load(
@@ -279,6 +281,7 @@ def offer_of(
         manifest=ref,
         created_at=created_at,
         shards=tuple(LoadedShard(partition=shard.partition, records=shard.records) for shard in manifest.shards),
+        expires_at=expires_at,
     )
 
 

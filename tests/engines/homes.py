@@ -10,6 +10,7 @@ from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef
 from forebay.shard.membership import Membership
 from forebay.shard.places import Places
+from forebay.storage.directory import FORMAT, LogDirectory, Marker
 from forebay.topics import TopicName, TopicSpec
 
 TOPIC_ID = "0123456789abcdef0123456789abcdef"
@@ -93,7 +94,14 @@ class SegmentHome:
             clock=self._clock,
             metadata=self.metadata,
             membership=self._owners.next(),
-            places=Places(disk=self._disk, shards=f"{self._root}/shards", holder="here", store=None, store_name=""),
+            places=Places(
+                disk=self._disk,
+                clock=self._clock,
+                directory=LogDirectory(self._root, Marker(FORMAT, "here"), None),
+                holder="here",
+                store=None,
+                store_name="",
+            ),
             on_open=self.shards.append,
         )
 

@@ -19,12 +19,15 @@ from forebay.format.batch import encode_rows
 from forebay.format.descriptor import (
     SPARSE_ENTRIES_MAX,
     DescriptorKind,
+    LoadStanding,
+    LoadStatus,
     SegmentDescriptor,
     ShardState,
     SparseEntry,
     Status,
     gap_descriptor,
 )
+from forebay.format.keys import load_key
 from forebay.format.value import encode_value
 from forebay.history import History, Objects
 from forebay.manifests import ManifestReader, write
@@ -138,6 +141,8 @@ def test_a_history_is_read_through_its_manifest() -> None:
     catalog.extend(1, additions)
     catalog.replace(catalog.pieces()[1:6], swapped(blobs, additions[1:6]))
     catalog.extend(1, _segments(blobs, 130, 1))
+    committed = LoadStanding(status=LoadStatus.COMMITTED, topic_id=TOPIC)
+    metadata.transaction([], [Put(load_key("load"), encode_value(committed))])
     objects = Objects(blobs)
 
     found, gaps = _walked(History(catalog, objects.segment))

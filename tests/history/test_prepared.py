@@ -15,9 +15,10 @@ from forebay.catalog import ShardCatalog, ShardKeys
 from forebay.errors import Corrupt, ForebayError, Invalid
 from forebay.format.batch import ColumnBytes, Row, encode_rows
 from forebay.format.checksum import content_hash
-from forebay.format.descriptor import DESCRIPTOR_BYTES_MAX, ShardState
+from forebay.format.descriptor import DESCRIPTOR_BYTES_MAX, LoadStanding, LoadStatus, ShardState
 from forebay.format.frame import HEAD_SIZE
 from forebay.format.index import encode_index
+from forebay.format.keys import load_key
 from forebay.format.value import decode_value, encode_value
 from forebay.history import History, Objects
 from forebay.manifests import CatalogManifest, ManifestRef
@@ -28,7 +29,6 @@ from forebay.prepared import (
     Load,
     LoadedShard,
     LoadManifest,
-    LoadStatus,
     Prepared,
     PreparedSegment,
     descriptors_of,
@@ -279,6 +279,8 @@ def test_descriptors_of_a_load_stand_one_behind_the_other_and_the_history_reads_
     store, manifest, _ = loaded()
     metadata = MemoryMetadata()
     metadata.transaction([], [Put(KEYS.state, encode_value(ShardState(incarnation=TOPIC, epoch=4)))])
+    standing = LoadStanding(status=LoadStatus.COMMITTED, topic_id=TOPIC)
+    metadata.transaction([], [Put(load_key("load-7"), encode_value(standing))])
     catalog = ShardCatalog(metadata, KEYS, TOPIC)
     first = descriptors_of(manifest, 1, 0, epoch=4, store="s", leader="me", created_at=9)
     second = descriptors_of(manifest, 0, 5, epoch=4, store="s", leader="me", created_at=9)

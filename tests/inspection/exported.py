@@ -54,7 +54,7 @@ class Exported:
                 exporter = Exporter(origin, catalog, store, disk=disk, clock=clock)
                 files = list(self._sealed(disk).values())
                 for piece, file in zip(catalog.pieces(), files, strict=False):
-                    exporter.republish(piece, file, store, "directory")
+                    catalog.replace([piece], exporter.copied(piece.descriptor, file, store, "directory"))
                 exporter.export(FileList(files))
 
     @property

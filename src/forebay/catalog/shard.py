@@ -11,8 +11,15 @@ import msgspec
 
 from forebay.catalog.rules import never_backwards, no_gap, no_overlap
 from forebay.errors import Conflict, Corrupt, Fenced, Indeterminate, Unavailable
-from forebay.format.descriptor import Cur, DescriptorKind, SegmentDescriptor, ShardState
-from forebay.format.keys import cur_key, segment_key, segments_prefix, state_key
+from forebay.format.descriptor import (
+    Cur,
+    DescriptorKind,
+    LoadStanding,
+    LoadStatus,
+    SegmentDescriptor,
+    ShardState,
+)
+from forebay.format.keys import cur_key, load_key, segment_key, segments_prefix, state_key
 from forebay.format.value import Unknown, decode_value, encode_value
 from forebay.metadata import Absent, Compare, Delete, Entry, MetadataStore, Operation, Put, RevisionIs
 
@@ -121,6 +128,17 @@ class ShardCatalog:
         if flaw is not None:
             raise Corrupt(f'the catalog of {self.keys} contradicts itself: {flaw}; run "forebay verify"')
         return opened
+
+    def load_status(self, load_id: str) -> LoadStatus:
+        """How far a bulk load that the history names has come; `Corrupt` if nobody knows of it."""
+        entry = self._store.get(load_key(load_id, prefix=self.keys.prefix))
+        standing = self._decoded(entry, LoadStanding)[0] if entry is not None else None
+        if standing is None or standing.topic_id != self._topic_id:
+            raise Corrupt(
+                f"the catalog of {self.keys} names load {load_id}, of which the metadata store knows nothing: restore "
+                'the metadata store, and run "forebay verify"'
+            )
+        return standing.status
 
     def pieces(self) -> list[Piece]:
         """What stands in the store, in order; a replacement hides what it replaced, and no manifest is opened."""

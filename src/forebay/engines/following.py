@@ -91,7 +91,7 @@ class FollowedShard:
         while True:
             with self._lock:
                 self._check_open()
-                if self.log.wait(offset, 0):
+                if self.log.wait(offset, 0) and not self._past.history.is_waiting(offset):
                     return True
             if deadline is not None and self._clock.monotonic() >= deadline:
                 return False

@@ -22,6 +22,8 @@ __all__ = [
     "SPARSE_ENTRIES_MAX",
     "Cur",
     "DescriptorKind",
+    "LoadStanding",
+    "LoadStatus",
     "Phase",
     "SegmentDescriptor",
     "ShardState",
@@ -65,6 +67,21 @@ class Phase(enum.StrEnum):
     SEALING = "sealing"
     SEALED = "sealed"
     DELETING = "deleting"
+
+
+class LoadStatus(enum.StrEnum):
+    """How far a bulk load has come. Committed and abandoned are final."""
+
+    OFFERED = "offered"
+    COMMITTED = "committed"
+    ABANDONED = "abandoned"
+
+
+class LoadStanding(msgspec.Struct, frozen=True, kw_only=True):
+    """What readers need to know of a bulk load; the value says more."""
+
+    status: LoadStatus
+    topic_id: str
 
 
 class SparseEntry(msgspec.Struct, frozen=True, array_like=True):

@@ -76,6 +76,21 @@ def load_key(load_id: str, *, prefix: str = PREFIX) -> str:
     return f"{prefix}/loads/{load_id}"
 
 
+def offers_prefix(load_id: str | None = None, *, prefix: str = PREFIX) -> str:
+    """What is noted of bulk loads that are not over yet, or of one of them."""
+    return f"{prefix}/offers/" if load_id is None else f"{prefix}/offers/{load_id}/"
+
+
+def offer_key(load_id: str, *, prefix: str = PREFIX) -> str:
+    """The note that a bulk load is not over yet."""
+    return f"{offers_prefix(load_id, prefix=prefix)}load"
+
+
+def attached_key(load_id: str, partition: int, *, prefix: str = PREFIX) -> str:
+    """Where the part of a bulk load for one partition was attached, while the load is not over."""
+    return f"{offers_prefix(load_id, prefix=prefix)}{partition:06d}"
+
+
 def sink_key(query_id: str, namespace: str, topic: str, *, prefix: str = PREFIX) -> str:
     """The last batch that a streaming query wrote into a topic."""
     return f"{prefix}/sinks/{query_id}/{namespace}/{topic}"

@@ -13,6 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
+
+from forebay import manifests
 from forebay.blobs import BlobStore
 from forebay.clock import Clock
 from forebay.disk import Disk
@@ -21,7 +24,7 @@ from forebay.export import Exporter, Lag, Origin
 from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.history import History
 from forebay.records import Gap
-from forebay.shard.places import is_local
+from forebay.shard.places import is_private
 from forebay.shard.surroundings import ShardRef, Surroundings
 from forebay.wal.files import SealedFile
 from forebay.wal.log import Wal
@@ -151,6 +154,10 @@ class Archive:
         with self._working:
             self._noting(lambda: self._exporter.export_gap(gap))
 
+    def note_end(self, end: int) -> None:
+        """History reaches up to `end`, by what was attached to it."""
+        self._exporter.note_end(end)
+
     def retain(self) -> int:
         """Remove local copies that are old or too many and that history has, verified; how many."""
         if self._store is None:
@@ -203,15 +210,25 @@ class Archive:
     def _publish_one(self, on_file: Callable[[Lag], None] | None = None) -> bool:
         """Publish the first piece that lies here alone; false if there is none."""
         store = self._places.store
-        local = [piece for piece in self.catalog.pieces() if is_local(piece.descriptor)]
+        local = [piece for piece in self.catalog.pieces() if is_private(piece.descriptor)]
         if store is None or not local:
             return False
         if on_file is not None:
             records = sum(piece.descriptor.records for piece in local)
             on_file(Lag(len(local), records, sum(piece.descriptor.bytes for piece in local)))
-        with contextlib.closing(self._places.file(local[0].descriptor)) as file:
-            self._exporter.republish(local[0], file, store, self._places.store_name)
+        # False if it was replaced meanwhile: whoever asks next finds by what.
+        self.catalog.replace([local[0]], self._published(local[0].descriptor, store))
         return True
+
+    def _published(self, descriptor: SegmentDescriptor, store: BlobStore) -> SegmentDescriptor:
+        """What may stand for this descriptor once all that it stands for is in the store."""
+        name = self._places.store_name
+        if descriptor.kind is not DescriptorKind.MANIFEST:
+            with contextlib.closing(self._places.file(descriptor)) as file:
+                return self._exporter.copied(descriptor, file, store, name)
+        copies = [self._published(inner, store) for inner in self._places.manifest(descriptor)]
+        listed = manifests.write(store, self.origin.prefix, copies, store_name=name, created_at=descriptor.created_at)
+        return msgspec.structs.replace(listed, load_id=descriptor.load_id)
 
     def _export_one(self) -> None:
         if self._store is not None:
@@ -235,7 +252,7 @@ class Archive:
     def _has_copy(self, store: BlobStore, file: SealedFile, copy: SegmentDescriptor | None) -> bool:
         """Whether the store has the very bytes of this file, as the catalog says."""
         footer = file.footer
-        if copy is None or copy.kind is not DescriptorKind.FRAMES or is_local(copy):
+        if copy is None or copy.kind is not DescriptorKind.FRAMES or is_private(copy):
             return False
         if (copy.end, copy.content_hash) != (file.end, footer.content_hash.hex()):
             return False

@@ -20,7 +20,7 @@ from forebay.format.descriptor import DescriptorKind, Phase, SegmentDescriptor, 
 from forebay.format.value import encode_value
 from forebay.metadata import MetadataStore, Put, RevisionIs
 from forebay.shard.ownership import ATTEMPTS, change_state, read_state
-from forebay.shard.places import is_local
+from forebay.shard.places import is_private
 from forebay.shard.segment import SegmentShard
 from forebay.shard.surroundings import Surroundings
 
@@ -44,12 +44,8 @@ def finish_seal(shard: SegmentShard, around: Surroundings, *, clock: Clock, on_f
 
     Nobody else works on the shard. Raises what kept it from being sealed; the shard is then still ours.
     """
-    next_offset = _drained(shard)
+    next_offset = bring_into_history(shard, on_file)
     archive = shard.archive
-    archive.catch_up(on_file)
-    opening_gap = shard.wal.writer.opening_gap
-    if opening_gap is not None and archive.exported < opening_gap.stop:
-        archive.close_gap(opening_gap)
     if around.places.store is not None:
         archive.publish_local(on_file)
     _check_coverage(shard, around, next_offset)
@@ -84,6 +80,20 @@ def withdraw_target(metadata: MetadataStore, key: str) -> None:
     raise Unavailable(f"{key} changed {ATTEMPTS} times while it was being taken back; try again")
 
 
+def bring_into_history(shard: SegmentShard, on_file: OnFile | None = None) -> int:
+    """Make everything that was accepted history, holes at the end included; where the log ends.
+
+    Appends are held, else more may have come meanwhile.
+    """
+    next_offset = _drained(shard)
+    archive = shard.archive
+    archive.catch_up(on_file)
+    opening_gap = shard.wal.writer.opening_gap
+    if opening_gap is not None and archive.exported < opening_gap.stop:
+        archive.close_gap(opening_gap)
+    return next_offset
+
+
 def _drained(shard: SegmentShard) -> int:
     """Everything accepted is in sealed files; where the log ends."""
     wal = shard.wal
@@ -115,7 +125,7 @@ def _check_coverage(shard: SegmentShard, around: Surroundings, end: int) -> None
         return
     begins = shard.wal.files.begins or 0
     for piece in pieces:
-        if piece.kind is DescriptorKind.FRAMES and (piece.end > begins or is_local(piece)):
+        if piece.kind is DescriptorKind.FRAMES and (piece.end > begins or is_private(piece)):
             _check_object(shard, around, piece)
 
 

@@ -1,15 +1,17 @@
 """Where history lies: the one room that knows what the name of a store in a descriptor means here.
 
-`local:<directory id>` stands for the shard directories of one data directory, anything else for the store
-of the settings. Nothing is opened before it is asked for.
+`local:<directory id>` stands for the shard directories of one data directory, `loads:<directory id>` for what bulk
+loads put into one, anything else for the store of the settings. Nothing is opened before it is asked for.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeVar
 
-from forebay.blobs import BlobStore
-from forebay.catalog.shard import Manifest
+from forebay.blobs import BlobStore, DirectoryStore
+from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.errors import Unavailable
 from forebay.format.descriptor import SegmentDescriptor
@@ -20,7 +22,10 @@ from forebay.wal.files import SealedFile
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 LOCAL = "local:"
+LOADS = "loads:"
 
 
 def local_name(holder: str) -> str:
@@ -28,33 +33,80 @@ def local_name(holder: str) -> str:
     return f"{LOCAL}{holder}"
 
 
+def loads_name(holder: str) -> str:
+    """What descriptors call the store for bulk loads in a data directory."""
+    return f"{LOADS}{holder}"
+
+
 def is_local(descriptor: SegmentDescriptor) -> bool:
-    """Whether the segment lies in some data directory, where no other can be relied on to read it."""
+    """Whether the segment is a log file in some data directory."""
     return descriptor.store.startswith(LOCAL)
+
+
+def is_private(descriptor: SegmentDescriptor) -> bool:
+    """Whether it lies in some data directory, where no other can be relied on to read it."""
+    return descriptor.store.startswith((LOCAL, LOADS))
+
+
+class Directory(Protocol):
+    """Where a data directory keeps things."""
+
+    @property
+    def shards(self) -> str:
+        """The directories of the shards."""
+
+    @property
+    def loads(self) -> str:
+        """What bulk loads bring."""
 
 
 class Places:
     """Opens the segments of history. One per process; safe for concurrent use."""
 
-    def __init__(self, *, disk: Disk, shards: str, holder: str, store: BlobStore | None, store_name: str) -> None:
+    def __init__(
+        self, *, disk: Disk, clock: Clock, directory: Directory, holder: str, store: BlobStore | None, store_name: str
+    ) -> None:
         self.store = store
         self.store_name = store_name
+        self.loads = DirectoryStore(directory.loads, disk=disk, clock=clock)
+        """For bulk loads into this data directory; `open` it before anything is put there."""
+        self.loads_name = loads_name(holder)
         self._disk = disk
-        self._shards = shards
+        self._directory = directory
         self._local = local_name(holder)
-        self._objects = Objects(store) if store is not None else None
         self._probed = store is None
-        self.manifest: Manifest | None = ManifestReader(store) if store is not None else None
-        """Opens manifests of the catalog."""
+        self._stores: dict[str, BlobStore] = {self.loads_name: self.loads}
+        if store is not None:
+            self._stores[store_name] = store
+        self._objects = {name: Objects(known) for name, known in self._stores.items()}
+        self._manifests = {name: ManifestReader(known) for name, known in self._stores.items()}
+
+    def manifest(self, descriptor: SegmentDescriptor) -> Sequence[SegmentDescriptor]:
+        """What a manifest of the catalog lists."""
+        return self._known(descriptor, self._manifests)(descriptor)
+
+    @property
+    def stores(self) -> list[BlobStore]:
+        """Every store that objects of this directory's topics may lie in."""
+        return list(self._stores.values())
+
+    def store_of(self, name: str) -> BlobStore:
+        """The store of this name; `Unavailable` if it is none of those that are known here."""
+        if name not in self._stores:
+            raise Unavailable(f"{name} is no store of these settings: open it with those that it was written with")
+        return self._stores[name]
 
     def segment(self, descriptor: SegmentDescriptor) -> SealedSegment:
         """The segment that a descriptor names."""
         if descriptor.store == self._local:
             return self.file(descriptor)
-        return self._known(descriptor).segment(descriptor)
+        return self._known(descriptor, self._objects).segment(descriptor)
 
     def file(self, descriptor: SegmentDescriptor) -> SealedFile:
-        """The local file that a descriptor names."""
+        """The file in this directory that a descriptor names, at the offsets that its own header says."""
+        if descriptor.store == self.loads_name:
+            path, start = f"{self._directory.loads}/{descriptor.object_key}", descriptor.header_start or 0
+            return SealedFile(self._disk, path, start, start + descriptor.end - descriptor.start)
         if descriptor.store != self._local:
             raise Unavailable(
                 f"offsets [{descriptor.start}, {descriptor.end}) lie in {descriptor.store}, another data directory: "
@@ -66,7 +118,7 @@ class Places:
         """Its bytes."""
         if descriptor.store == self._local:
             return self._disk.open(self._path(descriptor))
-        return self._known(descriptor).source(descriptor)
+        return self._known(descriptor, self._objects).source(descriptor)
 
     def probe(self) -> None:
         """See once, before anything is exported, that the store keeps its promises; `Unsupported` if it does not."""
@@ -78,19 +130,20 @@ class Places:
 
     def close(self) -> None:
         """Give back what is held, the store too."""
-        if self._objects is not None:
-            self._objects.close()
-        if self.store is not None:
-            self.store.close()
+        for objects in self._objects.values():
+            objects.close()
+        for store in self.stores:
+            store.close()
 
     def _path(self, descriptor: SegmentDescriptor) -> str:
-        return f"{self._shards}/{descriptor.object_key}"
+        return f"{self._directory.shards}/{descriptor.object_key}"
 
-    def _known(self, descriptor: SegmentDescriptor) -> Objects:
-        if self._objects is None or descriptor.store != self.store_name:
-            here = self.store_name if self._objects is not None else "none"
+    def _known(self, descriptor: SegmentDescriptor, readers: Mapping[str, T]) -> T:
+        reader = readers.get(descriptor.store)
+        if reader is None:
+            here = self.store_name if self.store is not None else "none"
             raise Unavailable(
                 f"offsets [{descriptor.start}, {descriptor.end}) lie in {descriptor.store} as {descriptor.object_key}, "
                 f"and the store of these settings is {here}: open it with the settings that it was written with"
             )
-        return self._objects
+        return reader

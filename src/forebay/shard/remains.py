@@ -21,7 +21,7 @@ from forebay.format.value import encode_value
 from forebay.metadata import DeleteRange, MetadataStore, Put, RevisionIs
 from forebay.settings import WalSettings
 from forebay.shard.ownership import ATTEMPTS, read_state
-from forebay.shard.places import is_local
+from forebay.shard.places import is_private
 from forebay.wal.begin import ASIDE, set_aside
 from forebay.wal.survey import Survey, survey
 
@@ -41,9 +41,9 @@ def remove_files(disk: Disk, shards: str, shard_id: str) -> None:
         disk.sync_directory(shards)
 
 
-def remove_objects(store: BlobStore, shard_id: str) -> int:
-    """Remove every object of a shard; how many there were."""
-    keys = [stat.key for stat in store.list(f"{shard_id}/")]
+def remove_objects(store: BlobStore, name: str, *, before_ms: int | None = None) -> int:
+    """Remove every object of a shard or topic, or those that are older; how many there were."""
+    keys = [stat.key for stat in store.list(f"{name}/") if before_ms is None or stat.modified_ms < before_ms]
     for key in keys:
         store.delete(key)
     return len(keys)
@@ -107,6 +107,6 @@ def _is_history(facts: Survey, pieces: list[SegmentDescriptor]) -> bool:
     known = {(piece.start, piece.end): piece for piece in pieces}
     for file in facts.sealed:
         piece = known.get((file.start, file.end))
-        if piece is None or is_local(piece) or piece.content_hash != file.footer.content_hash.hex():
+        if piece is None or is_private(piece) or piece.content_hash != file.footer.content_hash.hex():
             return False
     return not any(scan.frames for scan in facts.logs)

@@ -34,6 +34,7 @@ from forebay.wal.writer import ShardPlace
 logger = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 0.001
+LOAD_POLL_SECONDS = 0.05
 
 
 class SegmentShard:
@@ -94,9 +95,15 @@ class SegmentShard:
 
     def wait(self, offset: int, timeout: float | None) -> bool:
         """Wait until something at or above `offset` can be read; false if the time is up."""
-        if self._archive is not None and offset < self._archive.exported:
-            return True
-        return self.wal.wait(offset, timeout)
+        archive, clock = self._archive, self.wal.writer.clock
+        if archive is None or offset >= archive.exported:
+            return self.wal.wait(offset, timeout)
+        deadline = None if timeout is None else clock.monotonic() + timeout
+        while archive.history.is_waiting(offset):
+            if deadline is not None and clock.monotonic() >= deadline:
+                return False
+            clock.sleep(LOAD_POLL_SECONDS)
+        return True
 
     def offsets(self) -> Offsets:
         """The watermarks now."""
@@ -122,11 +129,11 @@ class SegmentShard:
         return max(self.wal.head, self.wal.staging.first)
 
     def commit_within(self, seconds: float) -> None:
-        """Settle everything that is queued, unless somebody else is still writing when the time is up."""
+        """Settle everything that is queued, unless the log still pauses or is written when the time is up."""
         clock = self.wal.writer.clock
         deadline = clock.monotonic() + seconds
         # Not by taking the lock: an exception (Ctrl-C) before it is given back would leave it taken for ever.
-        while is_held(self.wal.committing) and not self.wal.is_inside():
+        while self.wal.staging.is_paused or (is_held(self.wal.committing) and not self.wal.is_inside()):
             if clock.monotonic() >= deadline:
                 return
             clock.sleep(PATIENCE_SECONDS)

@@ -9,14 +9,17 @@ import logging
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 from forebay.clock import Clock
-from forebay.errors import Fenced, ForebayError
+from forebay.errors import Fenced, ForebayError, Unavailable
 from forebay.settings import Settings
 from forebay.shard import SegmentShard
 from forebay.shard.archive import Archive
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 LOOK_SECONDS = 1.0
 END_SECONDS = 10.0
@@ -52,7 +55,18 @@ class Archiving:
     def watch(self, shard: SegmentShard) -> None:
         """Look after the history of this shard from now on."""
         self._watched[shard.ref.id] = shard
+        self.begin()
         self.notice(shard)
+
+    def alone_with(self, shard: SegmentShard, work: Callable[[SegmentShard], T]) -> T:
+        """Work on a shard now, while nothing else does; `Unavailable` if it is to be left alone."""
+        with self._stepping:
+            if not self._attend(shard):
+                raise Unavailable(f"{shard.ref} is being given up here: try again where it is then")
+            try:
+                return work(shard)
+            finally:
+                self._leave()
 
     def notice(self, shard: SegmentShard) -> None:
         """There may be something to export."""
@@ -150,10 +164,8 @@ class Archiving:
 
     def _safely(self, shard: SegmentShard, work: Callable[[Archive], object]) -> bool:
         """Work on the shard, unless it is to be left alone. Its trouble is logged and does not stop the others."""
-        with self._changed:
-            if self._watched.get(shard.ref.id) is not shard:
-                return False
-            self._at = (shard.ref.id, threading.get_ident())
+        if not self._attend(shard):
+            return False
         try:
             done = bool(work(shard.archive))
         except Fenced as error:
@@ -165,10 +177,21 @@ class Archiving:
             self._retry_at.pop(shard.ref.id, None)
             return done
         finally:
-            with self._changed:
-                self._at = None
-                self._changed.notify_all()
+            self._leave()
         return False
+
+    def _attend(self, shard: SegmentShard) -> bool:
+        """Be at this shard from now on; false if it is to be left alone."""
+        with self._changed:
+            if self._watched.get(shard.ref.id) is not shard:
+                return False
+            self._at = (shard.ref.id, threading.get_ident())
+            return True
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._at = None
+            self._changed.notify_all()
 
 
 def _step_if_due(now: float, archive: Archive) -> bool:

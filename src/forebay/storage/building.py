@@ -137,7 +137,7 @@ def _places(directory: LogDirectory, settings: Settings, disk: Disk, clock: Cloc
         store, name = open_store(settings.store, disk=disk, clock=clock), settings.store.name
     elif settings.storage.handoff_root is not None:
         store, name = DirectoryStore(settings.storage.handoff_root, disk=disk, clock=clock).open(), "directory"
-    places = Places(disk=disk, shards=directory.shards, holder=directory.id, store=store, store_name=name)
+    places = Places(disk=disk, clock=clock, directory=directory, holder=directory.id, store=store, store_name=name)
     if probe:
         try:
             places.probe()

@@ -12,6 +12,7 @@ from forebay.errors import Indeterminate, Unavailable
 from forebay.progress import ProgressStore
 from forebay.settings import Settings
 from forebay.shard import ShardRef
+from forebay.shard.loading import LoadBook
 from forebay.shard.remains import forget_shard, mark_deleting, remove_objects
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions, refs_of
@@ -53,8 +54,8 @@ class Deletions:
             return
         for late in self._definitions.late_objects():
             if late.swept_from <= self._clock.now_ms():
-                for partition in range(late.partitions):
-                    remove_objects(store, shard_id(late.topic_id, partition))
+                for name in _names(late.topic_id, late.partitions):
+                    remove_objects(store, name)
                 self._definitions.end_late_objects(late)
 
     def _finish(self, spec: TopicSpec) -> None:
@@ -70,11 +71,13 @@ class Deletions:
             elsewhere = elsewhere or holder not in (None, self._holder)
             self._forget(ref)
             self._engine(spec).delete_shard(ref)
-        if store is not None and spec.engine is Engine.SEGMENT:
-            for ref in refs:
-                remove_objects(store, ref.id)
+        if self._parts.places is not None and spec.engine is Engine.SEGMENT:
+            for name in _names(spec.topic_id, spec.partitions):
+                for place in self._parts.places.stores:
+                    remove_objects(place, name)
         for key in keys:
             forget_shard(metadata, key, spec.topic_id)
+        LoadBook(metadata, self._settings.metadata.prefix).forget_topic(spec.topic_id)
         ProgressStore(metadata, self._settings.metadata.prefix).forget_topic(spec.namespace, spec.topic, spec.topic_id)
         grace_ms = self._settings.export.orphan_grace_s * 1000
         self._definitions.end_deletion(spec, swept_from=self._clock.now_ms() + grace_ms if elsewhere else None)
@@ -86,3 +89,8 @@ class Deletions:
     def _engine(self, spec: TopicSpec) -> MemoryEngine | SegmentEngine:
         segment = self._parts.owned
         return self._parts.memory if spec.engine is Engine.MEMORY or segment is None else segment
+
+
+def _names(topic_id: str, partitions: int) -> list[str]:
+    """Where objects of a topic lie: those of its shards, and the lists of what bulk loads bring."""
+    return [*(shard_id(topic_id, partition) for partition in range(partitions)), topic_id]

@@ -5,6 +5,7 @@ forebay.json       {"format": 1, "id": 32 hex digits}; its presence says that th
 lock               held by the one process that writes
 metadata.sqlite    topics and shard states
 shards/            one directory per shard
+loads/             segments that bulk loads put here, where no other store is shared
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ MARKER = "forebay.json"
 LOCK = "lock"
 METADATA = "metadata.sqlite"
 SHARDS = "shards"
+LOADS = "loads"
 FORMAT = 1
 LOCK_ATTEMPTS = 20
 LOCK_WAIT_SECONDS = 0.02
@@ -44,6 +46,11 @@ class LogDirectory:
         self.shards = marker.shards or f"{path}/{SHARDS}"
         """Where the directories of the shards lie."""
         self._lock = lock
+
+    @property
+    def loads(self) -> str:
+        """Where bulk loads into this directory put their segments."""
+        return f"{self.path}/{LOADS}"
 
     @property
     def metadata_path(self) -> str:

@@ -279,6 +279,23 @@ class Staging:
         with self.lock:
             self._held, self._refusal = refusal, self._failed or refusal
 
+    def pause(self, pause: Paused) -> None:
+        """Let appends wait for a while. Raises why they are refused, if they are for a reason other than a pause."""
+        with self.lock:
+            if self._refusal is not None and not isinstance(self._refusal, Paused):
+                raise type(self._refusal)(*self._refusal.args)
+            self._held = self._refusal = pause
+
+    def resume(self) -> None:
+        """End the pause; whatever else holds appends back still does."""
+        with self.lock:
+            if self.is_paused:
+                self._held, self._refusal = None, self._failed
+
+    @property
+    def is_paused(self) -> bool:
+        return isinstance(self._held, Paused)
+
     def restart_at(self, next_offset: int, window: ProducerWindow | None = None) -> None:
         """Go on at this offset, with what the log remembers of producers if that changed. Only while nothing waits."""
         with self.lock:
@@ -369,3 +386,7 @@ def _answered(ticket: Ticket) -> Ticket:
 
 class QueueFull(Unavailable):
     """No room now: the caller may help to write what waits, then try again."""
+
+
+class Paused(QueueFull):
+    """No room for a while: the log is about to go on elsewhere, and nothing waits to be written."""

@@ -1,0 +1,263 @@
+"""Attach prepared segments to the history of a shard, by its owner, while appends pause for a moment.
+
+What the log holds becomes history up to its end, one transaction puts the segments behind it, and the log goes on
+above them. A transaction whose outcome is not known keeps the pause up: an append now could get an offset that the
+load has got. A crash anywhere leaves either nothing, or a history that ends above the log, which recovery knows.
+Knows one shard with its log and its archive; which loads there are is told by the caller.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from forebay import manifests
+from forebay.blobs import BlobStore
+from forebay.catalog.shard import Frontier, StoredState
+from forebay.clock import Clock
+from forebay.errors import Conflict, Corrupt, Fenced, Indeterminate, Moved, Unavailable
+from forebay.format.descriptor import Cur, LoadStatus, Phase, SegmentDescriptor
+from forebay.format.segment import index_name
+from forebay.format.value import encode_value
+from forebay.metadata import Absent, Compare, Operation, Put, RevisionIs
+from forebay.prepared import LoadManifest, LoadPlace, descriptors_of
+from forebay.shard.handover import bring_into_history
+from forebay.shard.loading import AttachedPart, LoadBook, StoredLoad
+from forebay.shard.segment import SegmentShard
+from forebay.shard.surroundings import Surroundings
+from forebay.wal.staging import Paused
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS = 8
+DESCRIPTORS_MAX = 90
+"""More are listed in a manifest: a transaction takes no more."""
+DESCRIPTORS_BYTES_MAX = 400 * 1024
+
+
+class Attached(NamedTuple):
+    """What a load got in one partition, and how long appends there waited for it, in seconds."""
+
+    partition: int
+    start: int
+    end: int
+    pause_s: float
+
+
+class LoadOver(Unavailable):
+    """The load was given up meanwhile: nothing was attached."""
+
+
+class _Standing(NamedTuple):
+    """All that a transaction compares, as found."""
+
+    state: StoredState
+    frontier: Frontier
+    load: StoredLoad | None
+
+    @property
+    def revisions(self) -> tuple[int, int, int]:
+        return self.state.revision, self.frontier.revision, self.load.revision if self.load is not None else 0
+
+
+class Attaching:
+    """Attaches to one open shard. One call at a time."""
+
+    def __init__(self, shard: SegmentShard, around: Surroundings, clock: Clock) -> None:
+        self._shard = shard
+        self._around = around
+        self._book = LoadBook(around.metadata, around.settings.metadata.prefix)
+        self._catalog = shard.archive.catalog
+        self._clock = clock
+        self._paused_at: float | None = None
+        self._at_risk: tuple[str, tuple[int, int, int]] | None = None
+        """The load, and what stood, when a transaction was sent whose outcome is not known."""
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether appends wait: an attempt was cut short, and `settle` is due."""
+        return self._paused_at is not None
+
+    def attach(self, load_id: str, manifest: LoadManifest) -> Attached | None:
+        """Attach the load's part for this partition; `None` if it was attached before.
+
+        Raises `LoadOver` if it was given up. After any other error it may be repeated; while it is not known whether
+        the load was attached, appends go on waiting.
+        """
+        shard, partition = self._shard, self._shard.ref.partition
+        self.settle()
+        if self._book.part(load_id, partition) is not None:
+            return None
+        if not self.is_paused:
+            _check_objects(self._around.places.store_of(self._book.get(load_id).load.store), manifest, partition)
+            # Beside appends, so that little is left to be done while they wait.
+            bring_into_history(shard)
+        self._pause(load_id)
+        try:
+            start = bring_into_history(shard)
+            self._record(load_id, manifest, start)
+            end = shard.archive.exported
+            self._go_on()
+        except BaseException:
+            self._resume()
+            raise
+        pause_s = self._resume()
+        logger.info(
+            "%s: load %s is [%d, %d); appends paused for %.1f ms", shard.ref, load_id, start, end, pause_s * 1000
+        )
+        return Attached(partition, start, end, pause_s)
+
+    def settle(self) -> None:
+        """After an attempt that was cut short, let appends go on once it is known whether it attached anything."""
+        if self.is_paused:
+            self._resolve()
+            self._go_on()
+            self._resume()
+
+    def _record(self, load_id: str, manifest: LoadManifest, start: int) -> None:
+        """On return history has the load from `start` on, and our archive knows."""
+        archive = self._shard.archive
+        for _ in range(ATTEMPTS):
+            self._resolve()
+            if archive.exported > start:
+                # Nothing else adds to it while appends wait.
+                self._at_risk = None
+                return
+            standing = self._standing(load_id)
+            load = self._checked(load_id, standing)
+            if standing.frontier.next != start:
+                raise Conflict(f"{self._shard.ref}: history ends at {standing.frontier.next}, the log at {start}")
+            pieces = self._pieces(load_id, load, manifest, start)
+            end = pieces[-1].end
+            compares, operations = self._transaction(load_id, standing, pieces)
+            before, self._at_risk = self._at_risk, (load_id, standing.revisions)
+            try:
+                # Commit point: the log goes on behind these segments, here or wherever it is recovered.
+                succeeded = self._around.metadata.transaction(compares, operations).succeeded
+            except Indeterminate:
+                continue
+            except Unavailable:
+                self._at_risk = before
+                raise
+            if succeeded:
+                archive.note_end(end)
+                self._at_risk = None
+                return
+            # Refused itself; one that was sent before it may have landed.
+            self._at_risk = before
+        if self._at_risk is not None:
+            raise Indeterminate(f"{self._shard.ref}: it is not known yet whether load {load_id} is attached")
+        raise Unavailable(f"{self._shard.ref}: it changed {ATTEMPTS} times while load {load_id} was being attached")
+
+    def _resolve(self) -> None:
+        """See what has become of a transaction whose outcome was not known."""
+        if self._at_risk is None:
+            return
+        load_id, revisions = self._at_risk
+        if self._standing(load_id).revisions == revisions:
+            # It may still land; if we try again, one of the two is refused.
+            return
+        # Looked at after that: what it compares has changed, so what has not landed by now never will.
+        self._shard.archive.note_end(self._catalog.frontier().next)
+        self._at_risk = None
+
+    def _standing(self, load_id: str) -> _Standing:
+        shard = self._shard
+        state = self._catalog.state()
+        if state is None or (state.state.incarnation, state.state.epoch) != (shard.ref.spec.topic_id, shard.epoch):
+            reason = f"epoch {shard.epoch} owns it no more"
+            shard.wal.fence(reason)
+            raise Fenced(f"{shard.ref}: {reason}: load {load_id} is not attached by it")
+        return _Standing(state, self._catalog.frontier(), self._book.find(load_id))
+
+    def _checked(self, load_id: str, standing: _Standing) -> StoredLoad:
+        if standing.load is None or standing.load.load.status is not LoadStatus.OFFERED:
+            raise LoadOver(f"{self._shard.ref}: load {load_id} is over: it was not attached here, and never will be")
+        if standing.state.state.phase is not Phase.OPEN:
+            raise Moved(
+                f"{self._shard.ref} is {standing.state.state.phase}: load {load_id} is attached by who has it next"
+            )
+        return standing.load
+
+    def _pieces(self, load_id: str, load: StoredLoad, manifest: LoadManifest, start: int) -> list[SegmentDescriptor]:
+        """The descriptors of the load's part; a single one of a manifest if they are many."""
+        ref, store_name, created_at = self._shard.ref, load.load.store, self._clock.now_ms()
+        pieces = descriptors_of(
+            manifest,
+            ref.partition,
+            start,
+            epoch=self._shard.epoch,
+            store=store_name,
+            leader=self._around.holder,
+            created_at=created_at,
+        )
+        size = sum(len(encode_value(piece)) for piece in pieces)
+        if len(pieces) <= DESCRIPTORS_MAX and size <= DESCRIPTORS_BYTES_MAX:
+            return pieces
+        prefix = LoadPlace(load_id, ref.spec.topic_id, ref.partition).prefix
+        store = self._around.places.store_of(store_name)
+        listed = manifests.write(store, prefix, pieces, store_name=store_name, created_at=created_at)
+        return [msgspec.structs.replace(listed, load_id=load_id)]
+
+    def _transaction(
+        self, load_id: str, standing: _Standing, pieces: Sequence[SegmentDescriptor]
+    ) -> tuple[list[Compare], list[Operation]]:
+        keys, (state, frontier, load) = self._catalog.keys, standing
+        first, last = pieces[0], pieces[-1]
+        raised = msgspec.structs.replace(
+            state.state, next_offset=last.end, reserved_end=max(state.state.reserved_end, last.end)
+        )
+        cur = Cur(start=last.start, next=last.end, epoch=self._shard.epoch, generation=frontier.cur.generation)
+        compares: list[Compare] = [
+            RevisionIs(keys.state, state.revision),
+            RevisionIs(keys.cur, frontier.revision),
+            RevisionIs(self._book.key(load_id), load.revision if load is not None else 0),
+            *(Absent(keys.segment(piece.start)) for piece in pieces),
+        ]
+        operations: list[Operation] = [
+            *(Put(keys.segment(piece.start), encode_value(piece)) for piece in pieces),
+            Put(keys.cur, encode_value(cur, unknown=frontier.unknown)),
+            Put(keys.state, encode_value(raised, unknown=state.unknown)),
+            self._book.note(load_id, self._shard.ref.partition, AttachedPart(first.start, last.end)),
+        ]
+        return compares, operations
+
+    def _go_on(self) -> None:
+        """Where history ends above the log, let the log go on there."""
+        end = self._shard.archive.exported
+        if end > self._shard.wal.writer.next:
+            self._shard.wal.skip_to_history(end)
+
+    def _pause(self, load_id: str) -> None:
+        self._shard.wal.staging.pause(Paused(f"{self._shard.ref}: load {load_id} is being attached; try again"))
+        if self._paused_at is None:
+            self._paused_at = self._clock.monotonic()
+
+    def _resume(self) -> float:
+        """End the pause, unless an append could get an offset that the load has or may get; how long it has been."""
+        wal = self._shard.wal
+        if self._paused_at is None:
+            return 0.0
+        seconds = self._clock.monotonic() - self._paused_at
+        if self._at_risk is None and wal.writer.next >= self._shard.archive.exported:
+            wal.staging.resume()
+            self._paused_at = None
+            wal.counters.pauses += 1
+            wal.counters.pause_seconds += seconds
+        return seconds
+
+
+def _check_objects(store: BlobStore, manifest: LoadManifest, partition: int) -> None:
+    """Every object that the load brings for this partition is there, as it was written."""
+    segments = [segment for shard in manifest.shards if shard.partition == partition for segment in shard.segments]
+    for segment in segments:
+        found, index = store.stat(segment.object_key), store.stat(index_name(segment.object_key))
+        if found is None or (found.size, found.etag) != (segment.bytes, segment.etag):
+            raise Corrupt(f"{segment.object_key} of load {manifest.load_id} is not there as it was prepared")
+        if index is None or index.size != segment.index_bytes:
+            raise Corrupt(
+                f"the index of {segment.object_key} of load {manifest.load_id} is not there as it was prepared"
+            )

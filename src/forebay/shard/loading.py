@@ -1,0 +1,241 @@
+"""Bulk loads as the metadata store knows them: offered once, then committed or given up, for ever.
+
+While a load is not over, notes below `offers/` say where each partition's part was attached; each is written in
+the very transaction that attaches it. Knows the metadata store, and stores only to sweep them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from forebay.blobs import BlobStore
+from forebay.catalog import ShardCatalog
+from forebay.errors import Conflict, Indeterminate, Invalid, Unavailable, UnknownTopic
+from forebay.format.descriptor import LoadStatus, SegmentDescriptor, gap_descriptor
+from forebay.format.keys import attached_key, load_key, offer_key, offers_prefix, topic_key
+from forebay.format.segment import SEGMENT_SUFFIX, index_name
+from forebay.format.value import Unknown, decode_value, encode_value
+from forebay.manifests import ManifestRef
+from forebay.metadata import Absent, Compare, Delete, DeleteRange, MetadataStore, Operation, Put, RevisionIs
+from forebay.prepared import Load
+from forebay.records import Gap, Reason
+from forebay.topics import TopicSpec
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS = 8
+PAGE_KEYS = 100
+NEVER_OFFERED = ManifestRef(object_key="", bytes=0, content_hash="")
+
+
+class AttachedPart(msgspec.Struct, frozen=True):
+    """The offsets that one partition's part of a load was given."""
+
+    start: int
+    end: int
+
+
+class StoredLoad(NamedTuple):
+    """A load as found, with what is needed to change it."""
+
+    load: Load
+    unknown: Unknown
+    revision: int
+
+
+class LoadBook:
+    """All loads of a metadata store. Stateless: every call asks the store. Safe for concurrent use."""
+
+    def __init__(self, metadata: MetadataStore, prefix: str) -> None:
+        self._metadata = metadata
+        self._prefix = prefix
+
+    def key(self, load_id: str) -> str:
+        """Where a load stands."""
+        return load_key(load_id, prefix=self._prefix)
+
+    def note(self, load_id: str, partition: int, part: AttachedPart) -> Put:
+        """What a transaction that attaches a part writes down beside it."""
+        return Put(attached_key(load_id, partition, prefix=self._prefix), encode_value(part))
+
+    def find(self, load_id: str) -> StoredLoad | None:
+        """The load; `None` only if the store says that there is none."""
+        entry = self._metadata.get(self.key(load_id))
+        if entry is None:
+            return None
+        load, unknown = decode_value(entry.value, Load)
+        return StoredLoad(load, unknown, entry.mod_revision)
+
+    def get(self, load_id: str) -> StoredLoad:
+        """The load, which exists."""
+        found = self.find(load_id)
+        if found is None:
+            raise Invalid(f"there is no load {load_id}: offer it first")
+        return found
+
+    def pending(self) -> dict[str, dict[int, AttachedPart]]:
+        """Every load that is not over, with the partitions that it is attached to."""
+        found: dict[str, dict[int, AttachedPart]] = {}
+        for entry in self._metadata.range(offers_prefix(prefix=self._prefix)):
+            load_id, _, what = entry.key.removeprefix(offers_prefix(prefix=self._prefix)).partition("/")
+            parts = found.setdefault(load_id, {})
+            if what.isdigit():
+                parts[int(what)] = decode_value(entry.value, AttachedPart)[0]
+        return found
+
+    def attached(self, load_id: str) -> dict[int, AttachedPart]:
+        """The partitions that a load which is not over is attached to."""
+        below = offers_prefix(load_id, prefix=self._prefix)
+        entries = {entry.key.removeprefix(below): entry for entry in self._metadata.range(below)}
+        return {int(w): decode_value(entry.value, AttachedPart)[0] for w, entry in entries.items() if w.isdigit()}
+
+    def part(self, load_id: str, partition: int) -> AttachedPart | None:
+        """Where a load which is not over is attached to one partition, if it is."""
+        entry = self._metadata.get(attached_key(load_id, partition, prefix=self._prefix))
+        return decode_value(entry.value, AttachedPart)[0] if entry is not None else None
+
+    def offer(self, load_id: str, load: Load) -> Load:
+        """Let the owners of its partitions attach it. Harmless when repeated; an id is never used for another load."""
+        if not load_id or "/" in load_id:
+            raise Invalid(f"{load_id!r} is no name for a load: it has at least one character, and no /")
+        topic = topic_key(load.namespace, load.topic, prefix=self._prefix)
+        offers: list[Operation] = [
+            Put(self.key(load_id), encode_value(load)),
+            Put(offer_key(load_id, prefix=self._prefix), b"{}"),
+        ]
+        for _ in range(ATTEMPTS):
+            found = self.find(load_id)
+            if found is not None:
+                if found.load.manifest.content_hash != load.manifest.content_hash:
+                    raise Conflict(f"load {load_id} is {found.load.status} and brings something else: take another id")
+                return found.load
+            entry = self._metadata.get(topic)
+            if entry is None or decode_value(entry.value, TopicSpec)[0].topic_id != load.topic_id:
+                raise UnknownTopic(f"load {load_id} is for a topic {load.namespace}/{load.topic} that is not there")
+            if self._done([Absent(self.key(load_id)), RevisionIs(topic, entry.mod_revision)], offers):
+                return load
+        raise self._gave_up(load_id)
+
+    def commit(self, load_id: str) -> Load:
+        """Show the load to readers, if it is attached everywhere; the load as it stands then."""
+        for _ in range(ATTEMPTS):
+            load, unknown, revision = self.get(load_id)
+            parts = self.attached(load_id) if load.status is LoadStatus.OFFERED else {}
+            if load.status is not LoadStatus.OFFERED or {shard.partition for shard in load.shards} - parts.keys():
+                return load
+            shards = tuple(msgspec.structs.replace(s, start=parts[s.partition].start) for s in load.shards)
+            committed = msgspec.structs.replace(load, status=LoadStatus.COMMITTED, shards=shards)
+            # Commit point: from here on every reader of every partition may see it.
+            if self._done(
+                [RevisionIs(self.key(load_id), revision)],
+                [Put(self.key(load_id), encode_value(committed, unknown=unknown)), self._end(load_id)],
+            ):
+                logger.info("load %s into %s/%s is committed", load_id, load.namespace, load.topic)
+                return committed
+        raise self._gave_up(load_id)
+
+    def give_up(self, load_id: str, *, unknown_as: Load | None = None) -> Load:
+        """From here on no part of it can be attached any more, and it is never committed; `Conflict` if it is.
+
+        One that nobody has offered yet is written down `unknown_as`, so that nobody ever can.
+        """
+        for _ in range(ATTEMPTS):
+            found = self.find(load_id) if unknown_as is not None else self.get(load_id)
+            if found is not None and found.load.status is LoadStatus.COMMITTED:
+                raise Conflict(f"load {load_id} is committed: it cannot be taken back any more")
+            if found is not None and found.load.status is LoadStatus.ABANDONED:
+                return found.load
+            load = found.load if found is not None else unknown_as
+            assert load is not None
+            ended = msgspec.structs.replace(load, status=LoadStatus.ABANDONED)
+            put = Put(self.key(load_id), encode_value(ended, unknown=found.unknown if found is not None else None))
+            compare: Compare = (
+                RevisionIs(self.key(load_id), found.revision) if found is not None else Absent(self.key(load_id))
+            )
+            # Commit point: an attempt to attach or to commit that is under way compares the revision, and fails.
+            if self._done([compare], [put]):
+                logger.warning("load %s into %s/%s is given up", load_id, load.namespace, load.topic)
+                return ended
+        raise self._gave_up(load_id)
+
+    def end(self, load_id: str) -> None:
+        """Nothing is left to be done for a load that was given up."""
+        self._metadata.transaction([], [self._end(load_id)])
+
+    def forget_topic(self, topic_id: str) -> None:
+        """Remove what is known of the loads of a deleted topic."""
+        after: str | None = None
+        prefix = load_key("", prefix=self._prefix)
+        while entries := self._metadata.range(prefix, start_after=after, limit=PAGE_KEYS):
+            for entry in entries:
+                if decode_value(entry.value, Load)[0].topic_id == topic_id:
+                    load_id = entry.key.removeprefix(prefix)
+                    self._metadata.transaction([], [Delete(entry.key), self._end(load_id)])
+            after = entries[-1].key
+
+    def _end(self, load_id: str) -> Operation:
+        return DeleteRange(offers_prefix(load_id, prefix=self._prefix))
+
+    def _done(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
+        """Try once; an unknown outcome counts as not done, for the caller looks again before it repeats."""
+        try:
+            return self._metadata.transaction(compares, operations).succeeded
+        except Indeterminate:
+            return False
+
+    def _gave_up(self, load_id: str) -> Unavailable:
+        return Unavailable(f"load {load_id} changed {ATTEMPTS} times while it was being written; try again")
+
+
+def leave_holes(catalog: ShardCatalog, load_id: str, *, created_at: int) -> None:
+    """On return nothing of a load that was given up is in this history: holes of reason `skipped` stand there."""
+    for _ in range(ATTEMPTS):
+        named = [piece for piece in catalog.pieces() if piece.descriptor.load_id == load_id]
+        if not named:
+            return
+        first, last = named[0].descriptor, named[-1].descriptor
+        gap = Gap(first.start, last.end, Reason.SKIPPED)
+        hole = gap_descriptor(gap, topic_id=first.topic_id, epoch=first.epoch, created_at=created_at)
+        catalog.replace(named, hole)
+    raise Unavailable(f"{catalog.keys}: its history changed {ATTEMPTS} times while load {load_id} was taken out of it")
+
+
+def sweep_loads(
+    store: BlobStore, prefix: str, book: LoadBook, catalog: ShardCatalog, *, unknown_as: Load, before_ms: int
+) -> list[str]:
+    """Remove objects of loads below `prefix` that are older than `before_ms` and that nobody needs; their keys.
+
+    All are needed while the load is offered, afterwards those that the catalog names. What was never offered is
+    given up first: whoever brings it must have offered it by then.
+    """
+    found: dict[str, list[str]] = {}
+    for stat in store.list(prefix):
+        load_id, _, name = stat.key.removeprefix(prefix).partition("/")
+        if name and stat.modified_ms < before_ms:
+            found.setdefault(load_id, []).append(stat.key)
+    over = [load_id for load_id in found if _is_over(book, load_id, unknown_as)]
+    # Read after that: nothing of a load that is over can be named any more, unless it is named here.
+    needed = keys_of(catalog) if over else set()
+    swept = [key for load_id in over for key in found[load_id] if key not in needed]
+    for key in swept:
+        store.delete(key)
+        logger.info("%s: removed %s of a load that is over", catalog.keys, key)
+    return swept
+
+
+def keys_of(catalog: ShardCatalog) -> set[str]:
+    """Every object that a history names."""
+    pieces: Iterable[SegmentDescriptor] = [*(p.descriptor for p in catalog.pieces()), *catalog.descriptors()]
+    named = {piece.object_key for piece in pieces if piece.object_key}
+    return named | {index_name(key) for key in named if key.endswith(SEGMENT_SUFFIX)}
+
+
+def _is_over(book: LoadBook, load_id: str, unknown_as: Load) -> bool:
+    stored = book.find(load_id)
+    if stored is None:
+        return book.give_up(load_id, unknown_as=unknown_as).status is LoadStatus.ABANDONED
+    return stored.load.status is not LoadStatus.OFFERED

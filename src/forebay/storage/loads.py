@@ -1,0 +1,281 @@
+"""Bulk loads into topics: offered by whoever prepared them, attached by the owner of each shard, all or none.
+
+A look now and then finds loads that others offered. Whatever was begun is finished by the next look, here or in any
+other process that has the metadata store.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
+
+from forebay.blobs import BlobStore
+from forebay.catalog import ShardCatalog, ShardKeys
+from forebay.clock import Clock
+from forebay.engines import OpenShard
+from forebay.engines.segment import SegmentEngine
+from forebay.errors import Conflict, Corrupt, ForebayError, Unavailable, Unsupported
+from forebay.format.descriptor import LoadStatus
+from forebay.prepared import Load, LoadManifest, offer_of, read_manifest, write_manifest
+from forebay.settings import Settings
+from forebay.shard import SegmentShard, ShardRef, Surroundings
+from forebay.shard.attaching import Attached, Attaching
+from forebay.shard.loading import NEVER_OFFERED, AttachedPart, LoadBook, leave_holes, sweep_loads
+from forebay.shard.places import Places
+from forebay.shard.remains import remove_objects
+from forebay.storage.archiving import RETRY_SECONDS
+from forebay.storage.building import Parts
+from forebay.storage.definitions import Definitions, refs_of
+from forebay.topics import Engine, TopicName, TopicSpec
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class LoadStore(NamedTuple):
+    """Where the segments of a load are to be put, and what its descriptors call that store."""
+
+    store: BlobStore
+    name: str
+
+
+class LoadProgress(NamedTuple):
+    """How far a load has come: what was attached now, and which partitions wait for their owners elsewhere."""
+
+    load: Load
+    attached: list[Attached]
+    elsewhere: dict[int, str]
+    """Why each of them was not attached here."""
+
+
+class Loads:
+    """The loads that concern one data directory."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        definitions: Definitions,
+        settings: Settings,
+        clock: Clock,
+        open_shard: Callable[[ShardRef], OpenShard],
+    ) -> None:
+        self._parts = parts
+        self._definitions = definitions
+        self._settings = settings
+        self._clock = clock
+        self._open_shard = open_shard
+        self._book = LoadBook(parts.metadata, settings.metadata.prefix)
+        self._attaching: WeakKeyDictionary[SegmentShard, Attaching] = WeakKeyDictionary()
+        self._retry_at: dict[str, float] = {}
+        self._pending: dict[str, str] = {}
+        """The loads that were not over at the last look, each with the id of its topic."""
+
+    def store(self) -> LoadStore:
+        """Where the segments of a new load are to be put: see `forebay.prepared`."""
+        places = self._places
+        if self._settings.is_shared:
+            assert places.store is not None
+            return LoadStore(places.store, places.store_name)
+        return LoadStore(places.loads.open(), places.loads_name)
+
+    def offer(self, name: str, manifest: LoadManifest, expires_at: int | None) -> Load:
+        """Let the owners of the topic's partitions attach what was prepared, all of it or nothing.
+
+        If it is not attached everywhere by `expires_at` (ms) it is given up. Harmless when repeated.
+        """
+        spec = self._definitions.get(TopicName.parse(name))
+        self._check(spec, manifest)
+        store, store_name = self.store()
+        load = offer_of(
+            manifest,
+            write_manifest(store, manifest),
+            namespace=spec.namespace,
+            topic=spec.topic,
+            store=store_name,
+            created_at=self._clock.now_ms(),
+            expires_at=expires_at,
+        )
+        return self._book.offer(manifest.load_id, load)
+
+    def attach(self, load_id: str) -> LoadProgress:
+        """Attach a load now to every partition that is owned here or by nobody; the others are their owners' business.
+
+        It is committed, and readers see it, once it is attached everywhere. Appends to a partition wait meanwhile.
+        """
+        load = self._book.get(load_id).load
+        elsewhere: dict[int, str] = {}
+        if load.status is LoadStatus.OFFERED:
+            spec = self._definitions.get(TopicName(load.namespace, load.topic))
+            for shard in load.shards:
+                try:
+                    self._open_shard(ShardRef(spec, shard.partition))
+                except (Unavailable, Conflict) as error:
+                    elsewhere[shard.partition] = str(error)
+        attached = self._advance(load_id, load, self._book.attached(load_id))
+        return LoadProgress(self._book.get(load_id).load, attached, elsewhere)
+
+    def abandon(self, load_id: str) -> Load:
+        """Give a load up: no reader ever sees any of it. `Conflict` if it is committed."""
+        load = self._book.give_up(load_id, unknown_as=self._never_offered(None))
+        self._finish(load_id, load, self._book.attached(load_id))
+        self._wake(load.topic_id)
+        return load
+
+    def step(self) -> None:
+        """Attach what others offered, finish what was begun, and wake whoever waited for a load that is over."""
+        for shard in [shard for shard, attaching in self._attaching.items() if attaching.is_paused]:
+            self._safely("", partial(self._alone_with, shard, lambda shard: self._of(shard).settle()))
+        pending = self._book.pending()
+        for topic_id in {topic for load_id, topic in self._pending.items() if load_id not in pending}:
+            self._wake(topic_id)
+        self._pending = {load_id: topic for load_id, topic in self._pending.items() if load_id in pending}
+        for load_id, parts in pending.items():
+            if self._retry_at.get(load_id, 0.0) <= self._clock.monotonic():
+                self._safely(load_id, partial(self._look, load_id, parts))
+
+    def sweep(self) -> None:
+        """Remove objects of loads that nobody needs any more, once they are old enough."""
+        places, owned = self._places, {shard.ref.id for shard in self._engine.shards()}
+        before_ms = self._clock.now_ms() - int(self._settings.export.orphan_grace_s * 1000)
+        here = {stat.key.partition("/")[0] for stat in places.loads.list()}
+        # Read after the list: whoever puts something there knows its topic.
+        specs = self._definitions.all()
+        for ref in [ref for spec in specs for ref in refs_of(spec)]:
+            if {ref.id, ref.spec.topic_id} & here:
+                self._sweep(places.loads, ref, before_ms)
+            if self._settings.is_shared and places.store is not None and ref.id in owned:
+                self._sweep(places.store, ref, before_ms)
+        known = {name for spec in specs for name in (spec.topic_id, *(ref.id for ref in refs_of(spec)))}
+        for name in here - known:
+            # Of a topic that was deleted where it was then.
+            remove_objects(places.loads, name, before_ms=before_ms)
+
+    def _look(self, load_id: str, parts: dict[int, AttachedPart]) -> None:
+        stored = self._book.find(load_id)
+        if stored is not None:
+            self._pending[load_id] = stored.load.topic_id
+            self._advance(load_id, stored.load, parts)
+
+    def _advance(self, load_id: str, load: Load, parts: dict[int, AttachedPart]) -> list[Attached]:
+        """Do whatever is to be done for a load here."""
+        if load.status is LoadStatus.ABANDONED:
+            self._finish(load_id, load, self._book.attached(load_id))
+        if load.status is not LoadStatus.OFFERED:
+            return []
+        attached: list[Attached] = []
+        wanted = {shard.partition for shard in load.shards}
+        is_late = load.expires_at is not None and self._clock.now_ms() >= load.expires_at
+        if not is_late:
+            here = [s for s in self._shards_of(load) if s.ref.partition in wanted - parts.keys()]
+            attached = self._attach(load_id, load, here)
+        ended = self._book.commit(load_id)
+        if is_late and ended.status is LoadStatus.OFFERED:
+            logger.warning("load %s was not attached everywhere in time", load_id)
+            ended = self.abandon(load_id)
+        if ended.status is LoadStatus.COMMITTED:
+            self._wake(load.topic_id)
+        return attached
+
+    def _attach(self, load_id: str, load: Load, shards: list[SegmentShard]) -> list[Attached]:
+        if not shards:
+            return []
+        manifest = read_manifest(self._places.store_of(load.store), load.manifest)
+        brought = {shard.partition: shard.records for shard in manifest.shards}
+        if brought != {shard.partition: shard.records for shard in load.shards} or manifest.load_id != load_id:
+            raise Corrupt(f"{load.manifest.object_key} does not list what load {load_id} says it brings")
+        done = [self._alone_with(shard, lambda shard: self._of(shard).attach(load_id, manifest)) for shard in shards]
+        return [attached for attached in done if attached is not None]
+
+    def _finish(self, load_id: str, load: Load, parts: dict[int, AttachedPart]) -> None:
+        """Where a load that was given up is attached, leave holes."""
+        for partition in parts:
+            leave_holes(self._catalog(load, partition), load_id, created_at=self._clock.now_ms())
+        self._book.end(load_id)
+
+    def _sweep(self, store: BlobStore, ref: ShardRef, before_ms: int) -> None:
+        catalog = self._around.catalog(ref)
+        prefixes = [f"{ref.id}/loads/"]
+        if ref.partition == 0:
+            prefixes.append(f"{ref.spec.topic_id}/loads/")
+        for prefix in prefixes:
+            unknown_as = self._never_offered(ref.spec)
+            self._safely(
+                "", partial(sweep_loads, store, prefix, self._book, catalog, unknown_as=unknown_as, before_ms=before_ms)
+            )
+
+    def _alone_with(self, shard: SegmentShard, work: Callable[[SegmentShard], T]) -> T:
+        assert self._parts.archiving is not None
+        return self._parts.archiving.alone_with(shard, work)
+
+    def _of(self, shard: SegmentShard) -> Attaching:
+        attaching = self._attaching.get(shard)
+        if attaching is None:
+            attaching = self._attaching[shard] = Attaching(shard, self._around, self._clock)
+        return attaching
+
+    def _shards_of(self, load: Load) -> list[SegmentShard]:
+        return [shard for shard in self._engine.shards() if shard.ref.spec.topic_id == load.topic_id]
+
+    def _catalog(self, load: Load, partition: int) -> ShardCatalog:
+        keys = ShardKeys(load.namespace, load.topic, partition, self._settings.metadata.prefix)
+        return ShardCatalog(self._parts.metadata, keys, load.topic_id, self._places.manifest)
+
+    def _wake(self, topic_id: str) -> None:
+        for shard in self._engine.shards():
+            if shard.ref.spec.topic_id == topic_id:
+                shard.wal.wake()
+
+    def _never_offered(self, spec: TopicSpec | None) -> Load:
+        return Load(
+            status=LoadStatus.ABANDONED,
+            namespace=spec.namespace if spec is not None else "",
+            topic=spec.topic if spec is not None else "",
+            topic_id=spec.topic_id if spec is not None else "",
+            store="",
+            manifest=NEVER_OFFERED,
+            created_at=self._clock.now_ms(),
+            shards=(),
+        )
+
+    def _check(self, spec: TopicSpec, manifest: LoadManifest) -> None:
+        if spec.engine is not Engine.SEGMENT:
+            raise Unsupported(f"{spec.name} lives on the {spec.engine} engine: only topics with files take a load")
+        if manifest.topic_id != spec.topic_id:
+            raise Conflict(f"load {manifest.load_id} was prepared for another topic of the name {spec.name}")
+        beyond = [shard.partition for shard in manifest.shards if not 0 <= shard.partition < spec.partitions]
+        if beyond:
+            raise Conflict(f"load {manifest.load_id} has records for partition {beyond[0]}, which {spec.name} has not")
+
+    @property
+    def _engine(self) -> SegmentEngine:
+        if self._parts.owned is None:
+            raise Unsupported("this log keeps everything in memory: only topics with files take a load")
+        return self._parts.owned
+
+    @property
+    def _places(self) -> Places:
+        places = self._parts.places
+        if self._parts.owned is None or places is None:
+            raise Unsupported("this log keeps everything in memory: only topics with files take a load")
+        return places
+
+    @property
+    def _around(self) -> Surroundings:
+        membership = self._parts.membership
+        assert membership is not None
+        return Surroundings(
+            self._parts.metadata, self._settings, self._places, membership.holder, membership.session.alive
+        )
+
+    def _safely(self, load_id: str, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except (ForebayError, OSError) as error:
+            self._retry_at[load_id] = self._clock.monotonic() + RETRY_SECONDS
+            logger.warning("%s will be tried again: %s", f"load {load_id}" if load_id else "a load", error)
+        else:
+            self._retry_at.pop(load_id, None)
