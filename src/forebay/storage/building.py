@@ -131,12 +131,7 @@ def owner_parts(directory: LogDirectory, settings: Settings, disk: Disk, clock: 
 
 
 def _places(directory: LogDirectory, settings: Settings, disk: Disk, clock: Clock, *, probe: bool = False) -> Places:
-    store: BlobStore | None = None
-    name = ""
-    if settings.is_shared:
-        store, name = open_store(settings.store, disk=disk, clock=clock), settings.store.name
-    elif settings.storage.handoff_root is not None:
-        store, name = DirectoryStore(settings.storage.handoff_root, disk=disk, clock=clock).open(), "directory"
+    store, name = _store(settings, disk, clock, make=probe)
     places = Places(disk=disk, clock=clock, directory=directory, holder=directory.id, store=store, store_name=name)
     if probe:
         try:
@@ -150,3 +145,14 @@ def _places(directory: LogDirectory, settings: Settings, disk: Disk, clock: Cloc
             places.close()
             raise
     return places
+
+
+def _store(settings: Settings, disk: Disk, clock: Clock, *, make: bool) -> tuple[BlobStore | None, str]:
+    """The store of history and what the catalog calls it. A directory that is missing is made only with `make`."""
+    if settings.is_shared and settings.store.backend != "directory":
+        return open_store(settings.store, disk=disk, clock=clock), settings.store.name
+    root = settings.store.root if settings.is_shared else settings.storage.handoff_root
+    if root is None:
+        return None, ""
+    store = DirectoryStore(root, disk=disk, clock=clock)
+    return (store.open() if make else store), "directory"
