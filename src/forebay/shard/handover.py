@@ -88,9 +88,7 @@ def bring_into_history(shard: SegmentShard, on_file: OnFile | None = None) -> in
     next_offset = _drained(shard)
     archive = shard.archive
     archive.catch_up(on_file)
-    opening_gap = shard.wal.writer.opening_gap
-    if opening_gap is not None and archive.exported < opening_gap.stop:
-        archive.close_gap(opening_gap)
+    _tell_of_holes(shard)
     return next_offset
 
 
@@ -104,6 +102,17 @@ def _drained(shard: SegmentShard) -> int:
     if unsealed:
         raise Unavailable(f"{shard.ref}: {unsealed[0]} could not be sealed yet; see the log for why, and try again")
     return wal.writer.next
+
+
+def _tell_of_holes(shard: SegmentShard) -> None:
+    """Make the holes behind the last record history: those that the active file begins with, or the next one will."""
+    writer = shard.wal.writer
+    holes = list(writer.active.gaps) if writer.active is not None and not writer.active.frames else []
+    if writer.opening_gap is not None:
+        holes.append(writer.opening_gap)
+    for gap in holes:
+        if shard.archive.exported < gap.stop:
+            shard.archive.close_gap(gap)
 
 
 def _check_target(shard: SegmentShard, around: Surroundings, target: str | None) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 
 from forebay.engines.operations import wanted
 from forebay.engines.segment import SegmentEngine
-from forebay.errors import Unsupported
+from forebay.errors import Unavailable, Unsupported
 from forebay.format.descriptor import Phase, ShardState
 from forebay.settings import Settings
 from forebay.shard import ShardRef, read_state
@@ -67,8 +67,12 @@ class Moves:
         topic.rotate()
         for ref in refs_of(topic.spec):
             shard = engine.open_shard(ref)
+            rotated = shard.upkeep.rotated()
             shard.upkeep.seal_rotated()
             shard.archive.catch_up(on_file)
+            left = [file.path for file in rotated if file.start >= shard.archive.exported]
+            if left:
+                raise Unavailable(f"{ref}: {left[0]} could not be sealed yet; see the log for why, and try again")
 
     def _is_done(self, state: ShardState, target: str | None) -> bool:
         """Whether the shard is sealed for the target already, or has arrived there."""

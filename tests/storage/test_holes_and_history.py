@@ -1,0 +1,65 @@
+"""What a seal or an export promises where files end in holes, or cannot be sealed."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from forebay import Unavailable
+from forebay.records import Gap, Reason
+from forebay.settings import Settings
+from forebay.storage import Storage
+from tests.storage.rig import QUICK, WatchedDisk, until, values, wal_of
+
+
+def _settings(tmp_path: Path) -> Settings:
+    return Settings.load(overrides={**QUICK, "storage": {"mode": "shared_fs"}, "store": {"root": f"{tmp_path}/store"}})
+
+
+def test_a_log_that_ends_in_a_hole_behind_its_last_file_is_sealed(tmp_path: Path) -> None:
+    """Found by review: the hole was named by a file without records, which is never exported."""
+    disk, gaps = WatchedDisk(), []
+    with Storage.open(tmp_path / "log", _settings(tmp_path), disk=disk) as log:
+        topic = log.create_topic("orders", durability="memory")
+        topic.append(b"0")
+        topic.flush()
+        wal = wal_of(topic)
+
+        def no_writes(kind: str, path: str) -> None:
+            if kind == "write" and path.endswith(".seg"):
+                raise OSError(errno.EIO, "no writes")
+
+        disk.meet = no_writes
+        topic.append_many([b"1", b"2"])
+        until(lambda: wal.failure is not None)
+        disk.meet = lambda kind, path: None
+        until(lambda: wal.failure is None)
+
+        (state,) = log.seal_topic("orders")
+
+        assert state.next_offset == 3
+        log.unseal_topic("orders")
+        assert topic.append(b"3") == 3
+        assert values(topic.read(0, on_gap=lambda _, gap: gaps.append(gap))) == [b"0", b"3"]
+        assert gaps == [Gap(1, 3, Reason.LOST)]
+
+
+def test_an_export_says_so_if_a_file_could_not_be_sealed(tmp_path: Path) -> None:
+    disk = WatchedDisk()
+    with Storage.open(tmp_path / "log", _settings(tmp_path), disk=disk) as log:
+        topic = log.create_topic("orders")
+        topic.append(b"0")
+
+        def no_indexes(kind: str, path: str) -> None:
+            if kind in ("create", "rename") and ".idx" in path:
+                raise OSError(errno.ENOSPC, "no room")
+
+        disk.meet = no_indexes
+        with pytest.raises(Unavailable, match="could not be sealed yet"):
+            log.export_topic("orders")
+        disk.meet = lambda kind, path: None
+        log.export_topic("orders")
+
+        assert topic.offsets().exported == 1
