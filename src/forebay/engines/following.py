@@ -80,8 +80,9 @@ class FollowedShard:
         """See `OpenShard`. Raises `UnknownTopic` once the owner has deleted the topic."""
         with self._lock:
             self._check_open()
-            page = self._tiers.read(offset, bytes_max)
-            if self.log.head == 0 and not self._is_known(self.ref):
+            elsewhere = self._past.is_elsewhere
+            page = self._past.history.read(offset, bytes_max) if elsewhere else self._tiers.read(offset, bytes_max)
+            if (elsewhere or self.log.head == 0) and not self._is_known(self.ref):
                 raise UnknownTopic(f"{self.ref}: the topic was deleted by the process that owns the directory")
             return page
 
@@ -91,7 +92,7 @@ class FollowedShard:
         while True:
             with self._lock:
                 self._check_open()
-                if self.log.wait(offset, 0) and not self._past.history.is_waiting(offset):
+                if self._reaches(offset) and not self._past.history.is_waiting(offset):
                     return True
             if deadline is not None and self._clock.monotonic() >= deadline:
                 return False
@@ -101,7 +102,8 @@ class FollowedShard:
         """See `OpenShard`."""
         with self._lock:
             self._check_open()
-            return self._tiers.offset_at_time(timestamp)
+            tier = self._past.history if self._past.is_elsewhere else self._tiers
+            return tier.offset_at_time(timestamp)
 
     def offsets(self) -> Offsets:
         """See `OpenShard`."""
@@ -132,6 +134,12 @@ class FollowedShard:
         """In a forked child: descriptors go with the disk, and whoever held the lock does not exist."""
         self._lock = threading.Lock()
         self._closed = reason
+
+    def _reaches(self, offset: int) -> bool:
+        """Whether something at or above `offset` can be read."""
+        if self._past.exported > offset:
+            return True
+        return not self._past.is_elsewhere and self.log.wait(offset, 0)
 
     def _check_open(self) -> None:
         if self._closed is not None:
@@ -173,7 +181,7 @@ class FollowingEngine(ShardedEngine[FollowedShard]):
     def _open(self, ref: ShardRef) -> FollowedShard:
         directory = f"{self._shards_root}/{ref.id}"
         log = FollowedLog(self._disk, self._clock, directory, self._settings.wal, self._is_owned)
-        past = Recorded(self._around.catalog(ref), self._around.places, self._clock)
+        past = Recorded(self._around.catalog(ref), self._around.places, self._around.holder, self._clock)
         return FollowedShard(ref, log, past, clock=self._clock, is_known=self._is_known)
 
     def _remove(self, ref: ShardRef, shard: FollowedShard | None) -> None:

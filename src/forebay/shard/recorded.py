@@ -14,13 +14,15 @@ LOOK_SECONDS = 0.2
 
 
 class Recorded:
-    """History beside whoever makes it."""
+    """History beside whoever makes it, seen from the data directory `holder`."""
 
-    def __init__(self, catalog: ShardCatalog, places: Places, clock: Clock) -> None:
+    def __init__(self, catalog: ShardCatalog, places: Places, holder: str, clock: Clock) -> None:
         self._catalog = catalog
         self._places = places
+        self._holder = holder
         self._clock = clock
         self._looked_at = float("-inf")
+        self._is_elsewhere = False
 
     @cached_property
     def history(self) -> History:
@@ -30,18 +32,34 @@ class Recorded:
     @property
     def exported(self) -> int:
         """The end of history, as of a moment ago."""
-        now = self._clock.monotonic()
-        if now - self._looked_at >= LOOK_SECONDS:
-            self._looked_at = now
-            self.history.refresh()
+        self._look()
         return self.history.end
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether another directory has the shard, as of a moment ago. Files here are what it was before, then.
+
+        What is not history of them, its new owner could not take over: it counts as lost everywhere.
+        """
+        self._look()
+        return self._is_elsewhere
 
     def beside(self, local: Offsets) -> Offsets:
         """The watermarks, where a local log says the rest: what another directory holds is seen by its history."""
-        exported = self.exported
-        return local._replace(exported=exported, next=max(local.next, exported), durable=max(local.durable, exported))
+        end = self.exported
+        if self._is_elsewhere:
+            return local._replace(exported=end, next=end, durable=end)
+        return local._replace(exported=end, next=max(local.next, end), durable=max(local.durable, end))
 
     def close(self) -> None:
         """Give back what is held."""
         if "history" in vars(self):
             self.history.close()
+
+    def _look(self) -> None:
+        now = self._clock.monotonic()
+        if now - self._looked_at >= LOOK_SECONDS:
+            stored = self._catalog.state()
+            self._is_elsewhere = stored is not None and stored.state.holder not in (None, self._holder)
+            self.history.refresh()
+            self._looked_at = now
