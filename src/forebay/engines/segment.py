@@ -13,11 +13,12 @@ from forebay.format.descriptor import Phase, ShardState
 from forebay.metadata import MetadataStore, Session
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef, Surroundings, acquire, read_state
+from forebay.shard.conclusion import Ended, end_reservations, export_tails
 from forebay.shard.handover import OnFile, begin_seal, finish_seal
 from forebay.shard.membership import Membership
 from forebay.shard.ownership import Acquired, Owner, StoredState, give_back, is_promised
 from forebay.shard.places import Places
-from forebay.shard.remains import clear_away, remove_files
+from forebay.shard.remains import clear_away, drop_history, remove_files
 from forebay.wal.survey import tail_bytes
 
 logger = logging.getLogger(__name__)
@@ -82,6 +83,21 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
                     failed.append(error)
         if failed:
             raise failed[0]
+
+    def close(self) -> None:
+        """See `StorageEngine`. Where another directory may go on, it finds as much of the tail as could be exported."""
+        shards = self.shards() if self._settings.is_shared and self._ended is None else []
+        export_tails(shards, self._clock, self._settings.export.at_close_seconds_max)
+        super().close()
+        ended = [
+            Ended(wanted(shard.ref, self._settings).key, shard.epoch, shard.wal.writer.next)
+            for shard in shards
+            if shard.wal.writer.touched and shard.wal.failure is None
+        ]
+        try:
+            end_reservations(self._metadata, ended)
+        except ForebayError as error:
+            logger.warning("what was reserved stays so, and is skipped if another directory goes on: %s", error)
 
     def seal_shard(
         self, ref: ShardRef, *, target: str | None, quiesce: Callable[[], None], on_file: OnFile | None = None
@@ -211,6 +227,9 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         session: Session,
         on_bytes: Callable[[int], None] | None,
     ) -> SegmentShard:
+        around = self._around(session)
+        if before is not None and before.holder not in (None, self._membership.holder):
+            drop_history(self._disk, self.directory_of(ref), around.catalog(ref), self._settings.wal)
         try:
             shard = SegmentShard.open(
                 ref,
@@ -221,7 +240,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
                 before=before,
                 epoch=epoch,
                 holder=self._membership.holder,
-                around=self._around(session),
+                around=around,
                 on_bytes=on_bytes,
             )
         except Conflict:

@@ -200,6 +200,9 @@ class ExportSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     bytes_min: Annotated[
         int, within(0, TIB, "Sealed files of a shard that together have this size are exported at once.")
     ] = 64 * MIB
+    at_close_seconds_max: Annotated[
+        int, within(0, 3_600, "How long closing may take to export what was appended last; 0 leaves it where it is.")
+    ] = 5
     sweep_interval_s: Annotated[
         int, within(1, 30 * 86_400, "How often objects that no catalog names are looked for.")
     ] = 86_400

@@ -79,14 +79,22 @@ def clear_away(disk: Disk, directory: str, catalog: ShardCatalog, settings: WalS
 
     True if nothing is left.
     """
+    if not drop_history(disk, directory, catalog, settings):
+        set_aside(disk, directory)
+        logger.warning("%s has another owner: local files that history does not have are set aside", catalog.keys)
+        return False
+    if ASIDE in disk.list_directory(directory):
+        return False
+    disk.remove_directory(directory)
+    return True
+
+
+def drop_history(disk: Disk, directory: str, catalog: ShardCatalog, settings: WalSettings) -> bool:
+    """Remove the files of a log that is not the shard's present one, if history has every record of it; else false."""
     facts = survey(disk, directory, settings, writable=False)
     for scan in facts.logs:
         scan.file.close()
-    if facts.is_empty and disk.exists(f"{directory}/{ASIDE}"):
-        return False
-    if not _is_history(facts, catalog.descriptors()):
-        set_aside(disk, directory)
-        logger.warning("%s has another owner: local files that history does not have are set aside", catalog.keys)
+    if not facts.is_empty and not _is_history(facts, catalog.descriptors()):
         return False
     names = disk.list_directory(directory)
     segments = sorted(name for name in names if parse_segment_name(name) is not None)
@@ -95,11 +103,11 @@ def clear_away(disk: Disk, directory: str, catalog: ShardCatalog, settings: WalS
     for step in (segments[:-1], segments[-1:], beside):
         for name in step:
             disk.unlink(f"{directory}/{name}")
-        disk.sync_directory(directory)
-    if ASIDE not in names:
-        disk.remove_directory(directory)
-    logger.info("%s has moved: its local files, all of them in history, are removed", catalog.keys)
-    return ASIDE not in names
+        if step:
+            disk.sync_directory(directory)
+    if segments:
+        logger.info("%s: local files of an earlier time here, all of them in history, are removed", catalog.keys)
+    return True
 
 
 def _is_history(facts: Survey, pieces: list[SegmentDescriptor]) -> bool:

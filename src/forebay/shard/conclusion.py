@@ -1,0 +1,82 @@
+"""The end of a life in order, where another directory may go on: the tail becomes history, the reservation ends.
+
+Best effort, within a time: whatever is left undone is what an unclean stop would have left, no more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from forebay.clock import Clock
+from forebay.errors import ForebayError
+from forebay.format.descriptor import Phase
+from forebay.format.value import encode_value
+from forebay.metadata import Compare, MetadataStore, Operation, Put, RevisionIs
+from forebay.shard.ownership import BATCH_SHARDS, read_state
+from forebay.shard.segment import SegmentShard
+
+logger = logging.getLogger(__name__)
+
+
+def export_tails(shards: Sequence[SegmentShard], clock: Clock, seconds_max: float) -> None:
+    """Make what was appended history, shard after shard, as far as the time and the store allow."""
+    pending = [shard for shard in shards if _has_tail(shard)]
+    if not pending or seconds_max <= 0:
+        return
+    deadline = clock.monotonic() + seconds_max
+    left = {shard.ref.id: shard for shard in pending}
+
+    def work() -> None:
+        for shard in pending:
+            if clock.monotonic() >= deadline:
+                return
+            try:
+                shard.rotate()
+                shard.upkeep.seal_rotated()
+                shard.archive.catch_up()
+            except (ForebayError, OSError) as error:
+                logger.warning("%s: its tail is not exported: %s", shard.ref, error)
+                return
+            left.pop(shard.ref.id)
+
+    # Beside, so that a store that hangs does not keep the log from closing.
+    thread = threading.Thread(target=work, name="forebay-tails", daemon=True)
+    thread.start()
+    thread.join(seconds_max)
+    if left:
+        logger.warning("%d of %d shards are closed before their tails are exported", len(left), len(pending))
+
+
+def _has_tail(shard: SegmentShard) -> bool:
+    wal = shard.wal
+    usable = not wal.closed and wal.failure is None and shard.archive.error is None
+    return usable and wal.writer.touched and wal.writer.next > shard.archive.exported
+
+
+class Ended(NamedTuple):
+    """A shard that was closed in order: the key of its state, its epoch, and where it ends."""
+
+    key: str
+    epoch: int
+    next_offset: int
+
+
+def end_reservations(store: MetadataStore, ended: Sequence[Ended]) -> None:
+    """Say that nothing was given out beyond the ends: then a gap is no larger than what was not exported."""
+    for first in range(0, len(ended), BATCH_SHARDS):
+        compares: list[Compare] = []
+        puts: list[Operation] = []
+        for shard in ended[first : first + BATCH_SHARDS]:
+            stored = read_state(store, shard.key)
+            if stored is None or stored.state.epoch != shard.epoch or stored.state.phase is not Phase.OPEN:
+                continue
+            state = msgspec.structs.replace(stored.state, owner=None, reserved_end=shard.next_offset)
+            compares.append(RevisionIs(shard.key, stored.revision))
+            puts.append(Put(shard.key, encode_value(state, unknown=stored.unknown)))
+        if puts:
+            store.transaction(compares, puts)
