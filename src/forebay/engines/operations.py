@@ -10,6 +10,7 @@ from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS, NewRecord, OpenShard,
 from forebay.errors import Closed, Invalid
 from forebay.format.batch import Columns, encode_columns
 from forebay.format.descriptor import state_key
+from forebay.format.keys import deleted_key, late_key
 from forebay.pages import Page
 from forebay.records import OFFSET_MAX
 from forebay.settings import Settings
@@ -133,7 +134,8 @@ def wanted(ref: ShardRef, settings: Settings) -> Wanted:
     """What is to be acquired for this shard."""
     spec = ref.spec
     key = state_key(spec.namespace, spec.topic, ref.partition, prefix=settings.metadata.prefix)
-    return Wanted(key, spec.topic_id)
+    notes = (kind(spec.topic_id, prefix=settings.metadata.prefix) for kind in (deleted_key, late_key))
+    return Wanted(key, spec.topic_id, tuple(notes))
 
 
 def check_offset(offset: int) -> None:

@@ -13,10 +13,10 @@ import msgspec
 from forebay.errors import Conflict, Fenced, Indeterminate, Moved, Unavailable, UnknownTopic
 from forebay.format.descriptor import Phase, ShardState
 from forebay.format.value import Unknown, decode_value, encode_value
-from forebay.metadata import Compare, Delete, MetadataStore, Operation, Put, RevisionIs, SessionEnded
+from forebay.metadata import Absent, Compare, Delete, MetadataStore, Operation, Put, RevisionIs, SessionEnded
 
-BATCH_SHARDS = 40
-"""Two comparisons each stay below the limit of a transaction."""
+BATCH_SHARDS = 30
+"""Three comparisons each stay below the limit of a transaction."""
 ATTEMPTS = 5
 
 
@@ -66,10 +66,14 @@ def change_state(store: MetadataStore, key: str, epoch: int, change: Callable[[S
 
 
 class Wanted(NamedTuple):
-    """A shard to acquire: the key of its state, and the topic id it must belong to."""
+    """A shard to acquire: the key of its state, and the topic id it must belong to.
+
+    `gone` are the keys that say that this topic was deleted: nobody brings a shard of it to life again.
+    """
 
     key: str
     incarnation: str
+    gone: tuple[str, ...] = ()
 
 
 class Acquired(NamedTuple):
@@ -115,6 +119,8 @@ def _acquire_batch(store: MetadataStore, wanted: Sequence[Wanted], owner: Owner,
         puts = []
         for shard, stored in zip(wanted, found, strict=True):
             compares.append(RevisionIs(shard.key, stored.revision if stored is not None else 0))
+            if stored is None:
+                compares += [Absent(key) for key in shard.gone]
             if stored is not None and stored.state.owner not in (None, owner.session):
                 compares.append(SessionEnded(stored.state.owner or ""))
             state = stored.state if stored is not None else ShardState(incarnation=shard.incarnation)
@@ -124,6 +130,8 @@ def _acquire_batch(store: MetadataStore, wanted: Sequence[Wanted], owner: Owner,
             return [Acquired(s.state, s.state.epoch + 1) if s is not None else Acquired(None, 1) for s in found]
         for shard, stored in zip(wanted, found, strict=True):
             _refuse_if_owned(store, shard, stored, owner)
+            if stored is None and any(store.get(key) is not None for key in shard.gone):
+                raise UnknownTopic(f"{shard.key}: the topic was deleted")
     raise Unavailable(f"{wanted[0].key}: ownership changed {ATTEMPTS} times while it was being acquired; try again")
 
 
