@@ -26,6 +26,7 @@ FIRST_BYTES = 256 * 1024
 """Fetched at a place where no reader stood before: large ranges take their time."""
 BLOCK_BYTES = 4 * 1024 * 1024
 BLOCKS_AHEAD = 2
+THREADS_MAX = 16
 RUNS_MAX = 3
 BUDGET_BYTES = 64 * 1024 * 1024
 """What all readers of one store hold in blocks, whatever their number."""
@@ -315,12 +316,14 @@ class ReadAhead:
 class Objects:
     """Segments in an object store, opened as `History` asks for them. Holds the threads that read ahead."""
 
-    def __init__(self, store: BlobStore, *, block_bytes: int = BLOCK_BYTES, blocks_ahead: int = BLOCKS_AHEAD) -> None:
+    def __init__(self, store: BlobStore, *, read_ahead_bytes: int = BLOCKS_AHEAD * BLOCK_BYTES) -> None:
         self._store = store
-        self._block_bytes = block_bytes
-        self._blocks_ahead = blocks_ahead
-        self._budget = Budget(BUDGET_BYTES)
-        self._pool = ThreadPoolExecutor(max_workers=blocks_ahead + 1, thread_name_prefix="forebay-history")
+        self._block_bytes = min(BLOCK_BYTES, max(1, read_ahead_bytes // BLOCKS_AHEAD))
+        self._blocks_ahead = read_ahead_bytes // self._block_bytes
+        self._budget = Budget(max(BUDGET_BYTES, read_ahead_bytes))
+        self._pool = ThreadPoolExecutor(
+            max_workers=min(THREADS_MAX, self._blocks_ahead + 1), thread_name_prefix="forebay-history"
+        )
 
     def segment(self, descriptor: SegmentDescriptor) -> SealedSegment:
         """The segment that a descriptor names; its object must still be the one that was catalogued."""

@@ -70,7 +70,7 @@ def test_the_surface_is_that_of_the_embedded_log(tmp_path: Path) -> None:
 def test_every_method_of_the_embedded_log_is_there() -> None:
     for plain, other in ((Storage, AsyncLog), (forebay.Topic, AsyncTopic)):
         offered = {name for name in vars(plain) if not name.startswith("_")}
-        inside = {"open", "read_only", "append_nowait", "following", "on_published"}
+        inside = {"open", "read_only", "append_nowait", "following", "on_published", "loads"}
         inside |= {"before_fork", "after_fork_in_parent", "after_fork_in_child"}
         assert offered - inside <= {name for name in vars(other) if not name.startswith("_")} | {"spec"}
 

@@ -120,7 +120,7 @@ class House:
 @contextlib.contextmanager
 def history_of(house: House) -> Iterator[History]:
     """The history as a reader sees it."""
-    objects = Objects(house.store, block_bytes=256, blocks_ahead=2)
+    objects = Objects(house.store, read_ahead_bytes=512)
     try:
         yield History(house.catalog(), objects.segment)
     finally:

@@ -105,7 +105,7 @@ def pages(history: History, offset: int) -> Iterator[tuple[int, bytes | None]]:
 
 @contextlib.contextmanager
 def history_of(house: House, catalog: ShardCatalog | None = None) -> Iterator[History]:
-    objects = Objects(house.store, block_bytes=2 * MIB)
+    objects = Objects(house.store, read_ahead_bytes=4 * MIB)
     try:
         yield History(catalog or house.catalog(), objects.segment)
     finally:

@@ -58,3 +58,15 @@ def test_the_same_directory_goes_on_exactly_there(tmp_path: Path) -> None:
             topic = log.create_topic("t", exist_ok=True)
             assert topic.append(b"v") == turn
             assert topic.recovery().gap is None
+
+
+def test_a_mode_without_the_store_refuses_a_shard_whose_front_lies_there(tmp_path: Path) -> None:
+    with forebay.open(tmp_path / "a", _settings(tmp_path)) as log:
+        log.create_topic("t").append(b"v")
+        log.seal_topic("t", target=log.directory_id)
+        log.unseal_topic("t")
+    with forebay.open(tmp_path / "b", _settings(tmp_path)) as log:
+        log.topic("t").append(b"v")
+    local = {**QUICK, "metadata": {"path": str(tmp_path / "metadata.sqlite")}}
+    with forebay.open(tmp_path / "b", local) as log, pytest.raises(forebay.Unavailable, match="lie in directory as"):
+        log.topic("t").append(b"v")

@@ -16,13 +16,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import PurePath
 
+from forebay.aio.groups import AsyncGroup
 from forebay.aio.log import AsyncLog
 from forebay.aio.readers import AsyncReader
 from forebay.aio.streams import AsyncStream
 from forebay.aio.topic import AsyncTopic
 from forebay.settings import Settings
 
-__all__ = ["AsyncLog", "AsyncReader", "AsyncStream", "AsyncTopic", "open"]
+__all__ = ["AsyncGroup", "AsyncLog", "AsyncReader", "AsyncStream", "AsyncTopic", "open"]
 
 
 def open(

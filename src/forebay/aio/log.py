@@ -10,6 +10,7 @@ from pathlib import PurePath
 from types import TracebackType
 from typing import Self
 
+from forebay.aio.groups import AsyncGroup
 from forebay.aio.topic import AsyncTopic
 from forebay.aio.workers import Workers
 from forebay.errors import Closed
@@ -93,6 +94,23 @@ class AsyncLog:
     async def export_topic(self, name: str) -> None:
         """See `Storage.export_topic`."""
         await self._workers.run(self._log.export_topic, name)
+
+    async def clear_moved(self) -> None:
+        """See `Storage.clear_moved`."""
+        await self._workers.run(self._log.clear_moved)
+
+    @property
+    def directory_id(self) -> str | None:
+        """See `Storage.directory_id`."""
+        return self._log.directory_id
+
+    def group(self, name: str) -> AsyncGroup:
+        """See `Storage.group`."""
+        return AsyncGroup(self._log.group(name), self._workers)
+
+    async def groups(self) -> list[str]:
+        """See `Storage.groups`."""
+        return await self._workers.run(self._log.groups)
 
     async def recover(self, on_progress: Progress | None = None) -> None:
         """See `Storage.recover`; `on_progress` is called in the event loop."""

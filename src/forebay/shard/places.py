@@ -18,6 +18,7 @@ from forebay.format.descriptor import SegmentDescriptor
 from forebay.history import Objects
 from forebay.manifests import ManifestReader
 from forebay.sealed import ByteSource, SealedSegment
+from forebay.settings import StoreSettings
 from forebay.wal.files import SealedFile
 
 logger = logging.getLogger(__name__)
@@ -64,7 +65,15 @@ class Places:
     """Opens the segments of history. One per process; safe for concurrent use."""
 
     def __init__(
-        self, *, disk: Disk, clock: Clock, directory: Directory, holder: str, store: BlobStore | None, store_name: str
+        self,
+        *,
+        disk: Disk,
+        clock: Clock,
+        directory: Directory,
+        holder: str,
+        store: BlobStore | None,
+        store_name: str,
+        read_ahead_bytes: int = StoreSettings().read_ahead_bytes,
     ) -> None:
         self.store = store
         self.store_name = store_name
@@ -78,7 +87,9 @@ class Places:
         self._stores: dict[str, BlobStore] = {self.loads_name: self.loads}
         if store is not None:
             self._stores[store_name] = store
-        self._objects = {name: Objects(known) for name, known in self._stores.items()}
+        self._objects = {
+            name: Objects(known, read_ahead_bytes=read_ahead_bytes) for name, known in self._stores.items()
+        }
         self._manifests = {name: ManifestReader(known) for name, known in self._stores.items()}
 
     def manifest(self, descriptor: SegmentDescriptor) -> Sequence[SegmentDescriptor]:

@@ -171,7 +171,7 @@ class SegmentShard:
         here = Situation(str(ref), ref.spec.durability, identity, holder)
         catalog = around.catalog(ref) if around is not None else None
         if around is not None and catalog is not None:
-            here = _beside_history(here, catalog, facts, shared=around.settings.is_shared)
+            here = _beside_history(here, catalog, facts, around)
         decision = decide(facts, before, here)
         gap = _local_gap(decision, catalog, ref, epoch, clock)
         zstd_level = parse_compression(ref.spec.compression)
@@ -228,13 +228,18 @@ def _of_surroundings(
     }
 
 
-def _beside_history(here: Situation, catalog: ShardCatalog, facts: Survey, *, shared: bool) -> Situation:
-    """The same, with what the catalog says."""
+def _beside_history(here: Situation, catalog: ShardCatalog, facts: Survey, around: Surroundings) -> Situation:
+    """The same, with what the catalog says. Raises if what lies before the local files cannot be read from here."""
+    shared = around.settings.is_shared
     frontier = covered = catalog.frontier().next
     if not shared:
         covered = 0
         if facts.begins:
-            inner = next((piece.start for piece in catalog.descriptors() if is_local(piece)), frontier)
+            pieces = catalog.descriptors()
+            for piece in pieces:
+                if piece.gap is None and piece.start < facts.begins:
+                    around.places.segment(piece).close()
+            inner = next((piece.start for piece in pieces if is_local(piece)), frontier)
             covered = min(inner, frontier)
     return here._replace(frontier=frontier, shared=shared, covered=covered)
 

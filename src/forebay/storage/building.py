@@ -132,7 +132,15 @@ def owner_parts(directory: LogDirectory, settings: Settings, disk: Disk, clock: 
 
 def _places(directory: LogDirectory, settings: Settings, disk: Disk, clock: Clock, *, probe: bool = False) -> Places:
     store, name = _store(settings, disk, clock, make=probe)
-    places = Places(disk=disk, clock=clock, directory=directory, holder=directory.id, store=store, store_name=name)
+    places = Places(
+        disk=disk,
+        clock=clock,
+        directory=directory,
+        holder=directory.id,
+        store=store,
+        store_name=name,
+        read_ahead_bytes=settings.store.read_ahead_bytes,
+    )
     if probe:
         try:
             places.probe()

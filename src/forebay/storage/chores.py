@@ -14,6 +14,7 @@ from forebay.shard.remains import remove_files
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions, refs_of
 from forebay.storage.deletions import Deletions
+from forebay.storage.loads import Loads
 from forebay.topics import shard_id
 
 logger = logging.getLogger(__name__)
@@ -23,9 +24,18 @@ class Chores:
     """Stepped by the thread that makes history."""
 
     def __init__(
-        self, parts: Parts, definitions: Definitions, deletions: Deletions, settings: Settings, disk: Disk, clock: Clock
+        self,
+        parts: Parts,
+        definitions: Definitions,
+        deletions: Deletions,
+        loads: Loads,
+        settings: Settings,
+        *,
+        disk: Disk,
+        clock: Clock,
     ) -> None:
         self._parts = parts
+        self._loads = loads
         self._definitions = definitions
         self._deletions = deletions
         self._settings = settings
@@ -44,6 +54,7 @@ class Chores:
         assert engine is not None
         for shard in engine.shards():
             shard.check_owner()
+        self._safely(self._loads.step)
         now = self._clock.monotonic()
         if now - self._cleared_at >= self._settings.retention.check_interval_s:
             self._cleared_at = now
@@ -74,11 +85,12 @@ class Chores:
 
     def _sweep(self) -> None:
         self._deletions.sweep_late()
+        self._loads.sweep()
         store = self._parts.places.store if self._parts.places is not None else None
         if store is not None:
             store.abort_stale_uploads(self._settings.export.orphan_grace_s)
 
-    def _safely(self, work: Callable[[], None]) -> None:
+    def _safely(self, work: Callable[[], object]) -> None:
         try:
             work()
         except (ForebayError, OSError) as error:

@@ -22,9 +22,12 @@ from forebay.shard import SegmentShard, ShardRef
 from forebay.shard.handover import OnFile
 from forebay.storage.building import IN_MEMORY, Parts, beside_parts, memory_parts, owner_parts
 from forebay.storage.chores import Chores
+from forebay.storage.commits import CachedCommits
 from forebay.storage.definitions import Definitions, refs_of
 from forebay.storage.deletions import Deletions
 from forebay.storage.directory import LogDirectory
+from forebay.storage.groups import Group
+from forebay.storage.loads import Loads
 from forebay.storage.moves import Moves
 from forebay.storage.threads import Closing, committing
 from forebay.storage.topic import Topic
@@ -54,10 +57,15 @@ class Storage:
         self._closing = Closing()
         self._ended: str | None = None
         self._deletions = Deletions(parts, self._definitions, settings, clock, self._forget)
+        self._progress = ProgressStore(parts.metadata, settings.metadata.prefix)
+        self._commits = CachedCommits(self._progress, settings.progress, clock)
         self._moves = Moves(parts, self._definitions, settings, self._forget, self._drop_closed)
+        self._loads = Loads(parts, self._definitions, settings, clock, self._open_shard)
         self._chores: Chores | None = None
         if parts.maintenance is not None and parts.archiving is not None and disk is not None:
-            self._chores = Chores(parts, self._definitions, self._deletions, settings, disk, clock)
+            self._chores = Chores(
+                parts, self._definitions, self._deletions, self._loads, settings, disk=disk, clock=clock
+            )
             parts.maintenance.on_kept = self._after_upkeep
             parts.archiving.chores = self._chores.step
             self._moves.on_moved = self._chores.look_for_moved
@@ -190,6 +198,17 @@ class Storage:
         self._check_writable()
         self._moves.export(self.topic(name), on_file)
 
+    @property
+    def directory_id(self) -> str | None:
+        """The name by which states and moves know this data directory; `None` in memory."""
+        return self._parts.directory.id if self._parts.directory is not None else None
+
+    @property
+    def loads(self) -> Loads:
+        """Bulk loads into the topics here."""
+        self._check_writable()
+        return self._loads
+
     def clear_moved(self) -> None:
         """Let go of local files of shards that another directory has by now. What history lacks is set aside.
 
@@ -198,6 +217,17 @@ class Storage:
         self._check_writable()
         if self._chores is not None:
             self._chores.clear_moved()
+
+    def group(self, name: str) -> Group:
+        """The consumer group of this name; it need not exist yet."""
+        self._check_open()
+        return Group(name, self.topic, self._progress, self._commits)
+
+    def groups(self) -> list[str]:
+        """The names of all groups and readers that have committed anywhere."""
+        self._check_open()
+        self._commits.flush()
+        return self._progress.names()
 
     def recover(self, on_progress: Progress | None = None) -> None:
         """Open every shard now rather than at its first use; `on_progress` hears 0.0 to 1.0, by bytes walked."""
@@ -245,6 +275,7 @@ class Storage:
             for part in (parts.directory, parts.metadata, parts.places, parts.memory, parts.segment):
                 if part is not None:
                     last_first.callback(part.release if isinstance(part, LogDirectory) else part.close)
+            last_first.callback(self._commits.end)
             for thread in (parts.reserving, parts.archiving, parts.maintenance, self._committer):
                 if thread is not None:
                     last_first.callback(thread.end)
@@ -274,6 +305,7 @@ class Storage:
         for opened in self._opened.values():
             opened.clear()
         self._committer.abandon()
+        self._commits.abandon()
         parts = self._parts
         for part in (parts.maintenance, parts.archiving, parts.reserving, parts.segment, parts.memory):
             if part is not None:
@@ -293,7 +325,7 @@ class Storage:
 
         def shard(partition: int) -> OpenShard:
             found = opened.get(partition)
-            return found if found is not None else self._open_shard(opened, ShardRef(spec, partition))
+            return found if found is not None else self._open_shard(ShardRef(spec, partition))
 
         return Topic(
             spec,
@@ -301,10 +333,11 @@ class Storage:
             clock=self._clock,
             shard=shard,
             commit_soon=self._committer.ask,
-            progress=ProgressStore(self._parts.metadata, self.settings.metadata.prefix),
+            progress=self._progress,
         )
 
-    def _open_shard(self, opened: dict[int, OpenShard], ref: ShardRef) -> OpenShard:
+    def _open_shard(self, ref: ShardRef) -> OpenShard:
+        opened = self._opened.setdefault(ref.spec.topic_id, {})
         with self._changing:
             self._check_open()
             # A handle may outlive its topic: what it names must not come to life again by being used.

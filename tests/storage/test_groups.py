@@ -1,0 +1,179 @@
+"""Group offsets: commit and fetch by group, topic and partition; durable or cached; compared, reset, listed, gone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import forebay
+import forebay.aio
+from forebay import EARLIEST, LATEST, Conflict, Invalid, Position
+from tests.storage.rig import QUICK, until
+
+SLOW = {**QUICK, "progress": {"flush_interval_ms": 600_000}}
+
+
+def _topic(log: forebay.Storage, partitions: int = 1, records: int = 10) -> forebay.Topic:
+    topic = log.create_topic("shop/orders", partitions=partitions)
+    for partition in range(partitions):
+        topic.append_many([b"v"] * records, timestamps=list(range(records)), partition=partition)
+    return topic
+
+
+def test_commit_offset_and_get_offset_by_group(tmp_path: Path) -> None:
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        _topic(log, partitions=2)
+        billing = log.group("billing")
+        assert billing.fetch("shop/orders") is None
+        assert billing.commit("shop/orders", 4, note="batch 7") == 4
+        assert billing.commit("shop/orders", 3) == 4
+        assert billing.commit("shop/orders", 10, 1) == 10
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        billing = log.group("billing")
+        assert (billing.fetch("shop/orders"), billing.note("shop/orders")) == (4, "batch 7")
+        assert [tuple(offset) for offset in billing.offsets()] == [
+            ("shop/orders", 0, 4, 10, "batch 7"),
+            ("shop/orders", 1, 10, 10, ""),
+        ]
+        assert [offset.lag for offset in billing.offsets()] == [6, 0]
+        assert log.groups() == ["billing"]
+        assert billing.delete() == 2
+        assert log.groups() == [] and billing.fetch("shop/orders") is None
+
+
+def test_a_reader_and_a_group_of_one_name_are_the_same_place(tmp_path: Path) -> None:
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        topic = _topic(log)
+        topic.reader("billing").ack_up_to(5)
+        assert log.group("billing").fetch("shop/orders") == 5
+
+
+def test_of_two_members_that_expect_the_same_place_one_is_told(tmp_path: Path) -> None:
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        _topic(log)
+        group, told = log.group("billing"), []
+        begin = threading.Barrier(8)
+
+        def member(offset: int) -> None:
+            begin.wait()
+            try:
+                group.commit("shop/orders", offset, expected=0)
+            except Conflict as error:
+                told.append(str(error))
+
+        members = [threading.Thread(target=member, args=(offset,)) for offset in range(1, 9)]
+        for thread in members:
+            thread.start()
+        for thread in members:
+            thread.join()
+        assert len(told) == 7
+        assert "another member has committed" in told[0]
+        stands = group.fetch("shop/orders")
+        assert stands is not None
+        assert group.commit("shop/orders", 1, expected=stands) == 1
+        assert group.fetch("shop/orders") == 1
+
+
+def test_cached_commits_are_read_back_at_once_and_durable_soon(tmp_path: Path) -> None:
+    settings = {**QUICK, "progress": {"flush_interval_ms": 5}}
+    with forebay.open(tmp_path / "log", settings) as log:
+        topic = _topic(log)
+        group = log.group("billing")
+        assert group.commit("shop/orders", 6, ack="cached") == 6
+        assert group.commit("shop/orders", 2, ack="cached") == 6
+        assert group.fetch("shop/orders") == 6
+        until(lambda: topic.reader("billing").offset() == 6)
+
+
+def test_closing_writes_what_is_cached(tmp_path: Path) -> None:
+    with forebay.open(tmp_path / "log", SLOW) as log:
+        topic = _topic(log)
+        log.group("billing").commit("shop/orders", 6, ack="cached")
+        assert topic.reader("billing").offset() is None
+    with forebay.open(tmp_path / "log", SLOW) as log:
+        assert log.group("billing").fetch("shop/orders") == 6
+
+
+def test_a_large_step_is_written_without_waiting(tmp_path: Path) -> None:
+    settings = {**QUICK, "progress": {"flush_interval_ms": 600_000, "flush_records_min": 5}}
+    with forebay.open(tmp_path / "log", settings) as log:
+        topic = _topic(log)
+        group = log.group("billing")
+        group.commit("shop/orders", 4, ack="cached")
+        assert topic.reader("billing").offset() is None
+        group.commit("shop/orders", 5, ack="cached")
+        assert topic.reader("billing").offset() == 5
+
+
+def test_a_kill_takes_cached_commits_and_no_durable_one(tmp_path: Path) -> None:
+    """The group reads again what was only cached; it never misses anything."""
+    child = (
+        "import os, signal, sys, forebay\n"
+        "log = forebay.open(sys.argv[1], {'progress': {'flush_interval_ms': 600000}})\n"
+        "log.create_topic('t').append_many([b'v'] * 9)\n"
+        "group = log.group('g')\n"
+        "group.commit('t', 3); group.commit('t', 8, ack='cached')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", child, str(tmp_path / "log")], check=False, env=dict(os.environ), timeout=60
+    )
+    assert done.returncode == -9
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        assert log.group("g").fetch("t") == 3
+
+
+def test_a_group_for_asyncio(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with forebay.aio.open(tmp_path / "log", QUICK) as log:
+            await (await log.create_topic("t")).append_many([b"v"] * 5)
+            group = log.group("billing")
+            assert await group.commit("t", 3, note="n", ack="cached") == 3
+            assert (await group.fetch("t"), await group.note("t")) == (3, "n")
+            assert [offset.lag for offset in await group.offsets()] == [2]
+            assert await log.groups() == ["billing"]
+            assert await group.reset("t", 1) == {0: 1}
+            assert await group.delete() == 1
+
+    asyncio.run(run())
+
+
+def test_reset_to_every_kind_of_place(tmp_path: Path) -> None:
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        _topic(log, partitions=2)
+        group = log.group("billing")
+        group.commit("shop/orders", 9, ack="cached")
+        assert group.reset("shop/orders", EARLIEST) == {0: 0, 1: 0}
+        assert group.fetch("shop/orders") == 0
+        assert group.reset("shop/orders", LATEST, 1) == {1: 10}
+        assert group.reset("shop/orders", Position.at_time(7), 0) == {0: 7}
+        assert group.reset("shop/orders", 2, 0) == {0: 2}
+        assert [group.fetch("shop/orders", partition) for partition in (0, 1)] == [2, 10]
+
+
+@pytest.mark.parametrize("name", ["", "a b", "..", "a/b", "x" * 101])
+def test_group_names_with_odd_characters_are_refused(tmp_path: Path, name: str) -> None:
+    with forebay.open(tmp_path / "log", QUICK) as log, pytest.raises(Invalid, match="not a reader's name"):
+        log.group(name)
+
+
+def test_wrong_commits_are_refused_by_name(tmp_path: Path) -> None:
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        _topic(log)
+        group = log.group("billing")
+        with pytest.raises(Invalid, match="ends at 10: nothing up to 11"):
+            group.commit("shop/orders", 11)
+        with pytest.raises(Invalid, match='ack is \'soon\'; use "durable" or "cached"'):
+            group.commit("shop/orders", 1, ack="soon")  # type: ignore[arg-type]
+        with pytest.raises(Invalid, match="only the metadata store knows"):
+            group.commit("shop/orders", 1, ack="cached", expected=0)
+        with pytest.raises(forebay.UnknownTopic):
+            group.commit("shop/none", 1)
+        with pytest.raises(Invalid, match="partition"):
+            group.commit("shop/orders", 1, 7)
