@@ -9,11 +9,15 @@ import msgspec
 from hypothesis import strategies as st
 
 from forebay.errors import Corrupt
-from forebay.format import checkpoint, control, descriptor, index, live, segment, value
-from forebay.format.batch import decode, encode_data_frame, encode_rows
+from forebay.format import checkpoint, control, descriptor, index, live, segment, value, vectors
+from forebay.format.batch import Batch, batch_of, decode, encode_data_frame, encode_rows
 from forebay.format.checksum import content_hash, salted
 from forebay.format.columns import ColumnBytes, Row
 from forebay.format.frame import FrameHead, Kind, Verdict, read_frame, runs_of, scan_frames
+from forebay.format.hashing import hash_bytes, hash_text
+from forebay.format.lookups import LookupSections
+from forebay.format.offsets import WINDOW, OffsetSet
+from forebay.format.postings import Postings
 from forebay.records import Gap, Reason, Record, Run
 
 SALT: Final = bytes(range(16))
@@ -68,6 +72,15 @@ def frame_of(
     )
 
 
+def batches_of_rows(groups: list[list[Row]], first: int) -> list[Batch]:
+    """One batch of each group of rows, with offsets from `first` on."""
+    batches = []
+    for rows in groups:
+        batches.append(batch_of(encode_rows(rows), base=first, epoch=3, appended_at=1_700_000_000_123))
+        first += len(rows)
+    return batches
+
+
 def head_of(frame: bytes) -> FrameHead:
     """The head of a frame that must be whole."""
     head = read_frame(frame, 0, SALT_CRC, FRAME_MAX)
@@ -110,6 +123,8 @@ def read_control(buffer: bytes) -> Any:
         Kind.STATE: control.decode_state,
         Kind.GAP: control.decode_gap,
         Kind.MARK: control.decode_mark,
+        Kind.DELETE: control.decode_delete,
+        Kind.FLOOR: control.decode_floor,
     }[Kind(head.kind)]
     return head, read(buffer, 0, head)
 
@@ -132,6 +147,31 @@ def read_index(buffer: bytes) -> Any:
     return footer, entries.tolist(), gaps
 
 
+def section_bytes(buffer: bytes) -> dict[int, tuple[index.Section, bytes]]:
+    """The sections of an index by kind, found piece by piece."""
+    found = index.read_sections(lambda position, length: buffer[position : position + length], len(buffer))
+    if isinstance(found, Verdict):
+        raise Corrupt(f"the footer is {found.value}")
+    return {section.kind: (section, buffer[section.position :][: section.length]) for section in found[1]}
+
+
+def read_lookups(buffer: bytes) -> Any:
+    """All that an index with look-ups holds, or the verdict; postings as records by what was looked up."""
+    found = read_index(buffer)
+    if isinstance(found, Verdict):
+        return found
+    sections = section_bytes(buffer)
+    section, sizes = sections[index.SectionKind.SIZES]
+    answers: list[Any] = [*found, index.decode_sizes(sizes, section).tolist()]
+    for kind, hashes in (
+        (index.SectionKind.KEY_POSTINGS, [hash_bytes(key) for key in LOOKUP_KEYS]),
+        (index.SectionKind.TAG_POSTINGS, [hash_text(tag) for tag in LOOKUP_TAGS]),
+    ):
+        postings = Postings(lambda position, length: buffer[position : position + length], sections[kind][0])
+        answers.append([[part.tolist() for part in postings.find(wanted)] for wanted in hashes])
+    return tuple(answers)
+
+
 def _head(frame: bytes, kind: Kind, *, base: int = 42, durable: int = 40) -> FrameHead:
     return FrameHead(base, len(frame), kind, 0, 0, 0, 3, 0, durable, 1_700_000_000_123)
 
@@ -146,6 +186,8 @@ STATE: Final = control.State(
     restated=True,
 )
 GAP: Final = Gap(30, 42, Reason.LOST)
+DELETED: Final = OffsetSet.of([3, 5, 7, WINDOW - 1]) | OffsetSet.of_range(WINDOW, WINDOW + 5000)
+FLOOR: Final = control.Floor(40, 30, Reason.CAP)
 HEADER: Final = segment.SegmentHeader(TOPIC_ID, 5, 3, 42, 1_700_000_000_123, SALT)
 ENTRY_ROWS: Final = [(42, 64, 168, 1, 10, 20), (43, 232, 4096, 100, 5, 15), (150, 4328, 88, 3, 30, 40)]
 FOOTER: Final = index.Footer(
@@ -162,6 +204,10 @@ FOOTER: Final = index.Footer(
     segment_crc=0xDEADBEEF,
     content_hash=content_hash([b"segment"]),
 )
+LOOKUP_KEYS: Final = [b"42", b"", b"43"]
+LOOKUP_TAGS: Final = ["eu", "\u00e9\u20ac"]
+LOOKUP_ROWS: Final[list[list[Row]]] = [FULL_ROWS, [(b"x", b"42", "eu", (), 5), (b"yz", b"43", None, (), 6)]]
+VECTOR: Final = vectors.vectors_of(DELETED, 7)[1]
 CHECKPOINT: Final = checkpoint.Checkpoint(
     files=(checkpoint.CheckpointFile(0, 1, 42), checkpoint.CheckpointFile(42, 3, 153)),
     durable=150,
@@ -222,7 +268,11 @@ def _control_artefacts() -> dict[str, Artefact]:
     state = control.encode_state(STATE, frame_bytes_max=FRAME_MAX, **STAMP)[0]
     gap = control.encode_gap(GAP, **STAMP)
     mark = control.encode_mark(clean=True, **STAMP)
+    (delete,) = control.encode_delete(DELETED, frame_bytes_max=FRAME_MAX, **STAMP)
+    floor = control.encode_floor(FLOOR, **STAMP)
     return {
+        "frame-delete.bin": Artefact(delete, read_control, (_head(delete, Kind.DELETE), DELETED)),
+        "frame-floor.bin": Artefact(floor, read_control, (_head(floor, Kind.FLOOR), FLOOR)),
         "frame-state.bin": Artefact(state, read_control, (_head(state, Kind.STATE), STATE)),
         "frame-gap.bin": Artefact(gap, read_control, (_head(gap, Kind.GAP), GAP)),
         "frame-mark.bin": Artefact(mark, read_control, (_head(mark, Kind.MARK), True)),
@@ -246,6 +296,23 @@ def _segment_artefact() -> Artefact:
     return Artefact(segment.encode_header(HEADER) + b"".join(frames), read_segment, expected)
 
 
+def _lookups_artefact() -> Artefact:
+    gathered = LookupSections(FOOTER.start)
+    for batch in batches_of_rows(LOOKUP_ROWS, FOOTER.start):
+        gathered.add(batch)
+    entries = index.frame_entries(ENTRY_ROWS[:2])
+    packed = index.encode_index(FOOTER, entries, [GAP], gathered.sections())
+    expected = (
+        index.decode_footer(packed),
+        entries.tolist(),
+        [GAP],
+        [109, 154],
+        [[[0, 3]], [[2]], [[4]]],
+        [[[0, 3]], [[2]]],
+    )
+    return Artefact(packed, read_lookups, expected)
+
+
 def artefacts() -> dict[str, Artefact]:
     """One small artefact of every kind, by the name of its golden file."""
     entries = index.frame_entries(ENTRY_ROWS)
@@ -256,6 +323,10 @@ def artefacts() -> dict[str, Artefact]:
         **_control_artefacts(),
         "segment.seg": _segment_artefact(),
         "segment-header.bin": Artefact(segment.encode_header(HEADER), segment.decode_header, HEADER),
+        "index-lookups.idx": _lookups_artefact(),
+        "deletion-vector.json": Artefact(
+            vectors.encode_vector(VECTOR), vectors.decode_vector, (VECTOR, value.Unknown())
+        ),
         "index.idx": Artefact(packed, read_index, (found_footer, entries.tolist(), [GAP])),
         "checkpoint": Artefact(checkpoint.encode_checkpoint(CHECKPOINT), checkpoint.decode_checkpoint, CHECKPOINT),
         "live": Artefact(live.encode_live(*LIVE), live.decode_live, LIVE),

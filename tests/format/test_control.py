@@ -11,18 +11,25 @@ from hypothesis import strategies as st
 
 from forebay.errors import Corrupt, UnsupportedFormat
 from forebay.format.control import (
+    Floor,
     State,
     WindowEntry,
+    decode_delete,
+    decode_floor,
     decode_gap,
     decode_mark,
     decode_state,
+    encode_delete,
+    encode_floor,
     encode_gap,
     encode_mark,
     encode_state,
 )
 from forebay.format.frame import FrameHead, Kind, encode_frame
+from forebay.format.offsets import WINDOW, OffsetSet
 from forebay.records import Gap, Reason
-from tests.format.samples import FRAME_MAX, GAP, SALT_CRC, STAMP, STATE, head_of
+from tests.format.samples import DELETED, FLOOR, FRAME_MAX, GAP, SALT_CRC, STAMP, STATE, head_of
+from tests.ledger import Ledger
 
 _U64 = st.integers(0, 2**64 - 1)
 _U32 = st.integers(0, 2**32 - 1)
@@ -76,6 +83,25 @@ def test_gap_and_mark_are_exactly_these_bytes() -> None:
     assert encode_mark(clean=False, **STAMP)[48:] == bytes(8)
 
 
+def test_delete_and_floor_are_exactly_these_bytes() -> None:
+    places = struct.pack("<HHHH", 3, 5, 7, 0xFFFF)[:6]
+    bitmap = (
+        bytes.fromhex("3b30 0200 04")
+        + struct.pack("<HHHHHH", 0, 2, 15, 0, 16, 4999)
+        + places
+        + struct.pack("<H", 0xFFFF)
+        + struct.pack("<HHH", 1, 0, 4999)
+    )
+
+    (delete,) = encode_delete(DELETED, frame_bytes_max=FRAME_MAX, **STAMP)
+
+    assert delete[48:] == struct.pack("<QQII", 0, 5004, len(bitmap), 0) + bitmap + bytes(-len(bitmap) & 7)
+    assert head_of(delete) == FrameHead(42, len(delete), 130, 0, 0, 0, 3, 0, 40, 1_700_000_000_123)
+    assert encode_floor(FLOOR, **STAMP)[48:] == struct.pack("<QQII", 40, 30, 4, 0)
+    assert encode_floor(Floor(40, 0, None), **STAMP)[48:] == struct.pack("<QQII", 40, 0, 0, 0)
+    assert head_of(encode_floor(FLOOR, **STAMP)).kind == 131
+
+
 @given(_STATE)
 def test_state_comes_back_as_it_was(state: State) -> None:
     (frame,) = encode_state(state, frame_bytes_max=FRAME_MAX, **STAMP)
@@ -103,6 +129,61 @@ def test_gap_comes_back_as_it_was(reason: Reason, start: int, length: int) -> No
     frame = encode_gap(gap, **STAMP)
 
     assert decode_gap(frame, 0, head_of(frame)) == gap
+
+
+_DELETED = st.builds(
+    lambda scattered, far, start, length: (
+        OffsetSet.of(scattered) | OffsetSet.of(far) | OffsetSet.of_range(start, start + length)
+    ),
+    st.sets(st.integers(0, 3 * WINDOW), max_size=60),
+    st.sets(st.integers(2**32 - 3, 2**32 + 3) | st.integers(2**62, 2**63 - 2), max_size=5),
+    st.integers(0, 2 * WINDOW),
+    st.integers(0, 2 * WINDOW),
+)
+
+
+@given(_DELETED, st.integers(100, 700) | st.just(FRAME_MAX))
+def test_deletes_come_back_from_frames_that_keep_to_their_limit(deleted: OffsetSet, frame_bytes_max: int) -> None:
+    frames = encode_delete(deleted, frame_bytes_max=frame_bytes_max, **STAMP)
+
+    found = OffsetSet()
+    for frame in frames:
+        assert len(frame) - 16 <= frame_bytes_max
+        found |= decode_delete(frame, 0, head_of(frame))
+    assert found == deleted
+
+
+@pytest.mark.parametrize("frame_bytes_max", [8 * 1024 * 1024, 20_000, 8_000, 104])
+def test_dense_deletes_fit_frames_of_any_limit(frame_bytes_max: int, ledger: Ledger) -> None:
+    deleted = OffsetSet.of(range(5, 2 * WINDOW if frame_bytes_max > 104 else 2_000, 2))
+
+    frames = encode_delete(deleted, frame_bytes_max=frame_bytes_max, **STAMP)
+
+    found = OffsetSet()
+    for frame in frames:
+        assert len(frame) - 16 <= frame_bytes_max
+        found |= decode_delete(frame, 0, head_of(frame))
+    assert found == deleted
+    ledger.count("bytes of delete frames", n=sum(map(len, frames)), offsets=str(len(deleted)), frames=str(len(frames)))
+
+
+def test_delete_of_a_large_range_is_one_small_frame() -> None:
+    (frame,) = encode_delete(OffsetSet.of_range(3, 200 * WINDOW), frame_bytes_max=FRAME_MAX, **STAMP)
+
+    assert len(frame) < 64 * 1024
+    assert len(decode_delete(frame, 0, head_of(frame))) == 200 * WINDOW - 3
+
+
+def test_delete_of_nothing_is_no_frame() -> None:
+    assert encode_delete(OffsetSet(), frame_bytes_max=FRAME_MAX, **STAMP) == []
+
+
+@given(st.integers(0, 2**63), st.integers(0, 2**63), st.none() | st.sampled_from(Reason))
+def test_floor_comes_back_as_it_was(evict_floor: int, more: int, reason: Reason | None) -> None:
+    floor = Floor(min(evict_floor + more, 2**64 - 1), evict_floor, reason)
+    frame = encode_floor(floor, **STAMP)
+
+    assert decode_floor(frame, 0, head_of(frame)) == floor
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -143,6 +224,48 @@ def test_gap_and_mark_of_a_wrong_size_or_order_are_corrupt() -> None:
             decode_mark(frame, 0, head_of(frame))
 
 
+_BITMAP = bytes.fromhex("3a300000 01000000 0000 0000 10000000 0500")
+"""Of the number 5 alone."""
+
+
+def test_the_hand_made_delete_is_read() -> None:
+    frame = _control(Kind.DELETE, struct.pack("<QQII", WINDOW, 1, 18, 0) + _BITMAP + bytes(6))
+
+    assert list(decode_delete(frame, 0, head_of(frame))) == [WINDOW + 5]
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        bytes(16),
+        bytes(24),
+        struct.pack("<QQII", 0, 2, 18, 0) + _BITMAP + bytes(6),
+        struct.pack("<QQII", 1, 1, 18, 0) + _BITMAP + bytes(6),
+        struct.pack("<QQII", 0, 1, 18, 0) + _BITMAP + bytes(14),
+        struct.pack("<QQII", 0, 1, 19, 0) + _BITMAP + bytes(6),
+        struct.pack("<QQII", 0, 1, 2**32 - 1, 0) + _BITMAP + bytes(6),
+        struct.pack("<QQII", 2**63, 1, 18, 0) + _BITMAP + bytes(6),
+        struct.pack("<QQII", 0, 0, 8, 0) + bytes.fromhex("3a300000 00000000"),
+    ],
+)
+def test_delete_that_contradicts_itself_is_corrupt(payload: bytes) -> None:
+    frame = _control(Kind.DELETE, payload)
+
+    with pytest.raises(Corrupt):
+        decode_delete(frame, 0, head_of(frame))
+
+
+def test_floor_of_a_wrong_size_or_order_is_corrupt_and_of_a_new_reason_unsupported() -> None:
+    for payload in (b"", bytes(16), bytes(32), struct.pack("<QQII", 1, 2, 4, 0)):
+        frame = _control(Kind.FLOOR, payload)
+        with pytest.raises(Corrupt):
+            decode_floor(frame, 0, head_of(frame))
+    frame = _control(Kind.FLOOR, struct.pack("<QQII", 2, 1, 99, 0))
+    with pytest.raises(UnsupportedFormat, match="upgrade"):
+        decode_floor(frame, 0, head_of(frame))
+
+
 def test_reason_of_a_newer_version_is_unsupported_and_not_corrupt() -> None:
     frame = _control(Kind.GAP, struct.pack("<QQII", 1, 2, 99, 0))
 
@@ -150,12 +273,20 @@ def test_reason_of_a_newer_version_is_unsupported_and_not_corrupt() -> None:
         decode_gap(frame, 0, head_of(frame))
 
 
-@given(st.sampled_from([Kind.STATE, Kind.GAP, Kind.MARK]), st.integers(0, 20), st.binary(min_size=160, max_size=160))
+_DECODE = {
+    Kind.STATE: decode_state,
+    Kind.GAP: decode_gap,
+    Kind.MARK: decode_mark,
+    Kind.DELETE: decode_delete,
+    Kind.FLOOR: decode_floor,
+}
+
+
+@given(st.sampled_from(list(_DECODE)), st.integers(0, 20), st.binary(min_size=160, max_size=160))
 def test_any_control_payload_is_read_or_refused(kind: Kind, eights: int, noise: bytes) -> None:
     frame = _control(kind, noise[: 8 * eights])
-    decode = {Kind.STATE: decode_state, Kind.GAP: decode_gap, Kind.MARK: decode_mark}[kind]
 
     try:
-        decode(frame, 0, head_of(frame))
+        _DECODE[kind](frame, 0, head_of(frame))
     except (Corrupt, UnsupportedFormat):
         return

@@ -138,8 +138,9 @@ def test_160_zero_bytes_are_no_record() -> None:
         _body(codec=2),
         _body(codec=3),
         _body(columns=128),
-        _body(kind=Kind.DELETE),
-        _body(kind=Kind.FLOOR),
+        _body(kind=0x80),
+        _body(kind=0x81),
+        _body(kind=0x85),
         _body(kind=0xFF),
     ],
 )
@@ -147,7 +148,7 @@ def test_what_only_a_newer_version_knows_is_newer_and_not_damage(body: bytes) ->
     assert read_frame(_frame(body), 0, SALT_CRC, FRAME_MAX) is Verdict.NEWER
 
 
-@pytest.mark.parametrize("kind", [Kind.DATA, Kind.STATE, Kind.GAP, Kind.MARK, 0x42])
+@pytest.mark.parametrize("kind", [*Kind, 0x42])
 def test_known_kinds_and_unknown_ones_that_may_be_skipped_are_whole(kind: int) -> None:
     assert head_of(_frame(_body(kind=kind))).kind == kind
 
@@ -211,6 +212,16 @@ def test_scan_stops_before_a_frame_of_a_newer_version() -> None:
         scan = scan_frames(b"".join(changed), 0, SALT_CRC, FRAME_MAX)
 
         assert (len(scan.heads), scan.stop, scan.verdict) == (place, place * len(frames[0]), Verdict.NEWER)
+
+
+@pytest.mark.parametrize("kind", range(256))
+def test_kinds_are_known_to_a_scan_of_many_frames_as_they_are_one_by_one(kind: int) -> None:
+    frames = [_frame(_body(kind=kind if i == 90 else Kind.MARK)) for i in range(100)]
+
+    found = _scanned(b"".join(frames), 0)
+
+    assert found == _one_by_one(b"".join(frames), 0)
+    assert found[3] is (Verdict.WHOLE if kind < 128 or kind in list(Kind) else Verdict.NEWER)
 
 
 @pytest.mark.parametrize("frames", [3, 300])

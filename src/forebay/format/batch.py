@@ -38,8 +38,9 @@ from forebay.format.frame import (
     encode_frame,
     payload_start,
 )
-from forebay.format.layout import Layout, find
+from forebay.format.layout import Layout, Strip, find
 from forebay.format.merging import merge_layouts
+from forebay.format.sizes import record_sizes
 from forebay.records import OFFSET_MAX, Bytes, Headers, Record, Run
 
 if TYPE_CHECKING:
@@ -125,6 +126,20 @@ class Batch:
         """The tag of each record, or `None` if none has one."""
         span = self._layout.tag
         return span and layout.texts(self._layout.buffer, span, self._first, self._first + self.count)
+
+    def key_strip(self) -> Strip | None:
+        """The keys as arrays, or `None` if no record has one."""
+        span = self._layout.key
+        return span and layout.strip(self._layout.buffer, span, self._first, self._first + self.count)
+
+    def tag_strip(self) -> Strip | None:
+        """The tags as arrays of utf8, or `None` if no record has one."""
+        span = self._layout.tag
+        return span and layout.strip(self._layout.buffer, span, self._first, self._first + self.count)
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """The bytes of each record, as `sizes` counts them."""
+        return record_sizes(self._layout, self._first, self._first + self.count)
 
     def headers(self) -> list[Headers] | None:
         """The headers of each record, or `None` if none has any."""

@@ -5,34 +5,46 @@
     entry := producer u64, sequence u64, appends u32, count u32, offset u64
     gap   := start u64, stop u64, reason u32, 0 u32
     mark  := flags u32, 0 u32
+    delete := origin u64, count u64, bitmap length u32, 0 u32, bitmap padded to 8
+    floor := earliest u64, evict_floor u64, reason u32, 0 u32
 
 They follow a frame's head. A control frame has no records: its base is the next data offset and it
 uses none up. State flags: 1 the idempotence window is restated here from nothing, 2 it continues in
-the next state frame. Mark flag: 1 clean, nothing follows.
+the next state frame. Mark flag: 1 clean, nothing follows. A delete names `count` offsets as a roaring
+bitmap (see `offsets`) counted from `origin`, a multiple of 2**20.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import msgspec
+from pyroaring import BitMap
 
 from forebay.errors import Corrupt, UnsupportedFormat
 from forebay.format.columns import PADDING
 from forebay.format.frame import BODY_MIN, FrameHead, Kind, encode_frame, payload_start
-from forebay.records import Bytes, Gap, Reason
+from forebay.format.offsets import WINDOW, OffsetSet, decode_bitmap, encode_bitmap
+from forebay.records import OFFSET_MAX, Bytes, Gap, Reason
 
 _STATE: Final = struct.Struct("<QQQQII")
 _ENTRIES: Final = struct.Struct("<II")
 _ENTRY: Final = struct.Struct("<QQIIQ")
 _GAP: Final = struct.Struct("<QQII")
 _MARK: Final = struct.Struct("<II")
-assert (_STATE.size, _ENTRY.size, _GAP.size) == (40, 32, 24)
+_DELETE: Final = struct.Struct("<QQII")
+_FLOOR: Final = struct.Struct("<QQII")
+assert (_STATE.size, _ENTRY.size, _GAP.size, _DELETE.size, _FLOOR.size) == (40, 32, 24, 24, 24)
 
 _RESTATED: Final = 1
 _CONTINUES: Final = 2
 _CLEAN: Final = 1
+_ORIGIN_REACH: Final = 2**32
+"""How far behind its origin a delete frame can name offsets."""
+_JOINING_BYTES: Final = 64
+"""No bitmap of a window takes more beyond its own size when joined to others: 4 bytes for each of 16 containers."""
 
 
 class WindowEntry(NamedTuple):
@@ -56,6 +68,14 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     window: tuple[WindowEntry, ...] = ()
     restated: bool = False
     continues: bool = False
+
+
+class Floor(NamedTuple):
+    """The watermarks of a shard. `reason` is why `evict_floor` last moved; `None` if it never did."""
+
+    earliest: int
+    evict_floor: int
+    reason: Reason | None
 
 
 def encode_state(
@@ -99,6 +119,64 @@ def encode_mark(*, clean: bool, salt_crc: int, next_offset: int, epoch: int, dur
     """A frame whose head carries the durable mark; `clean` says that the log was closed here."""
     payload = _MARK.pack(_CLEAN if clean else 0, 0)
     return _control(Kind.MARK, payload, salt_crc, next_offset, epoch, durable, appended_at)
+
+
+def encode_delete(
+    deleted: OffsetSet,
+    *,
+    frame_bytes_max: int,
+    salt_crc: int,
+    next_offset: int,
+    epoch: int,
+    durable: int,
+    appended_at: int,
+) -> list[bytes]:
+    """The deleted offsets as one frame, or as several that say the same together; none for an empty set."""
+    room = (frame_bytes_max - BODY_MIN - _DELETE.size) & ~7
+    frames = []
+    for origin, bitmap, stored in _deleted_parts(deleted, room):
+        head = _DELETE.pack(origin, len(bitmap), len(stored), 0)
+        payload = head + stored + PADDING[len(stored) & 7]
+        frames.append(_control(Kind.DELETE, payload, salt_crc, next_offset, epoch, durable, appended_at))
+    return frames
+
+
+def _deleted_parts(deleted: OffsetSet, room: int) -> Iterator[tuple[int, BitMap, bytes]]:
+    """Origin, bitmap and stored bitmap of each frame, with as many windows in it as surely have room."""
+    group: list[tuple[int, BitMap]] = []
+    size = 0
+    for start, bitmap in deleted.windows():
+        for part, stored in _halved(bitmap, room):
+            needed = len(stored) + _JOINING_BYTES
+            if group and (size + needed > room or start + WINDOW - group[0][0] > _ORIGIN_REACH):
+                yield _joined(group)
+                group, size = [], 0
+            group.append((start, part))
+            size += needed
+    if group:
+        yield _joined(group)
+
+
+def _joined(group: list[tuple[int, BitMap]]) -> tuple[int, BitMap, bytes]:
+    origin = group[0][0]
+    bitmap = BitMap().union(*[part.shift(start - origin) for start, part in group])
+    return origin, bitmap, encode_bitmap(bitmap)
+
+
+def _halved(bitmap: BitMap, room: int) -> list[tuple[BitMap, bytes]]:
+    """The bitmap in pieces that have room, each with its stored form."""
+    stored = encode_bitmap(bitmap)
+    if len(stored) <= room:
+        return [(bitmap, stored)]
+    assert len(bitmap) > 1, "frame_bytes_max leaves no room for an offset"
+    middle = len(bitmap) // 2
+    return _halved(bitmap[:middle], room) + _halved(bitmap[middle:], room)
+
+
+def encode_floor(floor: Floor, *, salt_crc: int, next_offset: int, epoch: int, durable: int, appended_at: int) -> bytes:
+    """A frame that moves the watermarks of the shard."""
+    payload = _FLOOR.pack(floor.earliest, floor.evict_floor, floor.reason or 0, 0)
+    return _control(Kind.FLOOR, payload, salt_crc, next_offset, epoch, durable, appended_at)
 
 
 def _control(
@@ -172,6 +250,35 @@ def decode_mark(buffer: Bytes, position: int, head: FrameHead) -> bool:
         raise Corrupt(f"mark frame at byte {position} has {len(body)} bytes, expected {_MARK.size}")
     flags, _ = _MARK.unpack(body)
     return bool(flags & _CLEAN)
+
+
+def decode_delete(buffer: Bytes, position: int, head: FrameHead) -> OffsetSet:
+    """The offsets that the whole delete frame at `position` says were deleted."""
+    assert head.kind == Kind.DELETE
+    body = _payload(buffer, position, head)
+    if len(body) < _DELETE.size:
+        raise Corrupt(f"delete frame at byte {position} is too short: {len(body)} bytes")
+    origin, count, size, _ = _DELETE.unpack_from(body)
+    if _DELETE.size + ((size + 7) & ~7) != len(body) or origin % WINDOW:
+        raise Corrupt(f"delete frame at byte {position}: a bitmap of {size} bytes from {origin} on does not fit")
+    bitmap = decode_bitmap(bytes(body[_DELETE.size : _DELETE.size + size]), count)
+    if not bitmap or origin + bitmap.max() >= OFFSET_MAX:
+        raise Corrupt(f"delete frame at byte {position} names no offset, or one that is too large")
+    starts = range(bitmap.min() & -WINDOW, bitmap.max() + 1, WINDOW)
+    parts = {start: bitmap & BitMap(range(start, min(start + WINDOW, _ORIGIN_REACH))) for start in starts}
+    return OffsetSet({origin + start: part.shift(-start) for start, part in parts.items()})
+
+
+def decode_floor(buffer: Bytes, position: int, head: FrameHead) -> Floor:
+    """The watermarks set by the whole floor frame at `position`."""
+    assert head.kind == Kind.FLOOR
+    body = _payload(buffer, position, head)
+    if len(body) != _FLOOR.size:
+        raise Corrupt(f"floor frame at byte {position} has {len(body)} bytes, expected {_FLOOR.size}")
+    earliest, evict_floor, reason, _ = _FLOOR.unpack(body)
+    if evict_floor > earliest:
+        raise Corrupt(f"floor frame at byte {position}: {evict_floor} was evicted, but {earliest} is the first record")
+    return Floor(earliest, evict_floor, reason_of(reason) if reason else None)
 
 
 def _payload(buffer: Bytes, position: int, head: FrameHead) -> memoryview:

@@ -37,7 +37,7 @@ MUST_UNDERSTAND: Final = 0x80
 
 
 class Kind(enum.IntEnum):
-    """What a frame carries. `DELETE` and `FLOOR` are numbers kept for a later version."""
+    """What a frame carries."""
 
     DATA = 0
     STATE = 1
@@ -99,7 +99,9 @@ class FrameHead(NamedTuple):
 
 CODEC_MAX: Final = int(Codec.ZSTD)
 COLUMNS_MAX: Final = 127
-_GAP: Final = int(Kind.GAP)
+MUST_MIN: Final = int(Kind.DELETE)
+MUST_MAX: Final = int(Kind.GAP)
+"""Of the kinds that must be understood, this version knows those from `MUST_MIN` to here."""
 _UNPACK_WHOLE: Final = WHOLE_HEAD.unpack_from
 _PACK_FIRST: Final = FIRST.pack
 _NEW: Final = tuple.__new__
@@ -126,7 +128,7 @@ def read_frame(buffer: Bytes, position: int, salt_crc: int, frame_bytes_max: int
     view = buffer if length < _COPY_MAX else memoryview(buffer)
     if crc32(view[start : start + length], crc32(_PACK_FIRST(base, length), salt_crc)) != crc:
         return Verdict.DAMAGED
-    if version != 1 or codec > CODEC_MAX or columns > COLUMNS_MAX or (kind > 127 and kind != _GAP):
+    if version != 1 or codec > CODEC_MAX or columns > COLUMNS_MAX or 127 < kind < MUST_MIN or kind > MUST_MAX:
         return Verdict.NEWER
     fields = (base, length + 16, kind, codec, columns, count, epoch, run_count, durable, appended_at)
     return _NEW(FrameHead, fields)

@@ -6,13 +6,15 @@
     frames  := (first offset u64, position u64, length u32, count u32, time min i64, time max i64,
                running max time i64)*                                    data frames only
     gaps    := (start u64, stop u64, reason u32, 0 u32)*
+    sizes   := (bytes of all records up to and with this frame u64)*     data frames, see `sizes`
+    key postings, tag postings := see `postings`
     footer  := magic "FBYF", version u16, 0 u16, epoch u32, highest epoch u32, start u64, end u64,
                records u64, time min i64, time max i64, segment bytes u64, table position u64,
                index bytes u64, last appended_at i64, content hash 16 bytes, segment crc u32,
                table crc u32, frames u32, sections u32, 0 u32, crc u32 of the bytes before
 
 Read from the back: the footer names the table, the table names the sections. A reader skips
-sections whose kind it does not know. Every byte is under a crc.
+sections whose kind it does not know; sizes and postings need not be there. Every byte is under a crc.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from __future__ import annotations
 import enum
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -63,16 +65,19 @@ assert ENTRY.itemsize == 48
 
 FrameEntries: TypeAlias = npt.NDArray[np.void]
 """One entry per data frame, in file order, with the fields of `ENTRY`."""
+ReadAt: TypeAlias = Callable[[int, int], Bytes]
+"""`read(position, length)` of an index file: so many bytes, or fewer at its end."""
 
 
 class SectionKind(enum.IntEnum):
-    """What a section holds. The last three are numbers kept for a later version."""
+    """What a section holds. `CONTROLS` is a number kept for a later version."""
 
     FRAMES = 1
     GAPS = 2
     KEY_POSTINGS = 3
     TAG_POSTINGS = 4
     CONTROLS = 5
+    SIZES = 6
 
 
 class Section(NamedTuple):
@@ -131,12 +136,15 @@ def find_time(entries: FrameEntries, timestamp: int) -> int | None:
     return place if place < len(entries) else None
 
 
-def encode_index(footer: Footer, entries: FrameEntries, gaps: Sequence[Gap]) -> bytes:
-    """The whole index file."""
+def encode_index(
+    footer: Footer, entries: FrameEntries, gaps: Sequence[Gap], more: Iterable[tuple[SectionKind, bytes]] = ()
+) -> bytes:
+    """The whole index file; `more` are the sections for look-ups."""
     bodies: list[tuple[int, bytes]] = [(SectionKind.FRAMES, np.ascontiguousarray(entries, dtype=ENTRY).tobytes())]
     if gaps:
         packed = b"".join([_GAP.pack(gap.start, gap.stop, gap.reason, 0) for gap in gaps])
         bodies.append((SectionKind.GAPS, packed))
+    bodies += more
     header = _HEADER.pack(_MAGIC, VERSION, 0, len(bodies))
     position = HEADER_BYTES + len(bodies) * SECTION_BYTES
     sections = []
@@ -229,6 +237,16 @@ def decode_table(buffer: Bytes, footer: Footer) -> list[Section]:
     return sections
 
 
+def read_sections(read: ReadAt, index_bytes: int) -> tuple[Footer, list[Section]] | Verdict:
+    """The footer and the sections of an index file of so many bytes, of which no more than those two are read."""
+    footer = decode_footer(read(max(0, index_bytes - FOOTER_BYTES), FOOTER_BYTES))
+    if isinstance(footer, Verdict):
+        return footer
+    if footer.index_bytes != index_bytes:
+        raise Corrupt(f"an index of {index_bytes} bytes does not fit its footer, which says {footer.index_bytes}")
+    return footer, decode_table(read(footer.table_position, table_bytes(footer)), footer)
+
+
 def decode_frames(buffer: Bytes, section: Section) -> FrameEntries:
     """The frame entries, a view of the section's bytes."""
     _check(buffer, section, ENTRY.itemsize)
@@ -239,6 +257,22 @@ def decode_gaps(buffer: Bytes, section: Section) -> list[Gap]:
     """The named holes of the segment."""
     _check(buffer, section, _GAP.size)
     return [Gap(start, stop, reason_of(reason)) for start, stop, reason, _ in _GAP.iter_unpack(buffer)]
+
+
+def encode_sizes(totals: Iterable[int]) -> bytes:
+    """The sizes section: the running total of the bytes of records, per data frame."""
+    return np.fromiter(totals, dtype="<u8").tobytes()
+
+
+def decode_sizes(buffer: Bytes, section: Section) -> npt.NDArray[np.uint64]:
+    """The running total of the bytes of records, per data frame; a view of the section's bytes."""
+    _check(buffer, section, 8)
+    return np.frombuffer(buffer, "<u8")
+
+
+def check_section(buffer: Bytes, section: Section) -> None:
+    """Raise `Corrupt` unless these are the bytes of the section, whatever its kind."""
+    _check(buffer, section, 1)
 
 
 def _check(buffer: Bytes, section: Section, entry_bytes: int) -> None:

@@ -36,6 +36,15 @@ class Span(NamedTuple):
     size: int
 
 
+class Strip(NamedTuple):
+    """A column of bytes, or some rows of it, as arrays: entry i is `filling[offsets[i]:offsets[i + 1]]`."""
+
+    filling: memoryview
+    offsets: npt.NDArray[np.int32]
+    present: npt.NDArray[np.bool_] | None
+    """`None` if no entry is null."""
+
+
 class Layout(NamedTuple):
     """The places of all columns of `rows` records inside `buffer`."""
 
@@ -127,6 +136,13 @@ def validity(buffer: Bytes, span: Span, first: int, stop: int) -> npt.NDArray[np
     packed = np.frombuffer(buffer, np.uint8, count=(stop + 7) // 8 - low, offset=span.bits + low)
     bits = np.unpackbits(packed, bitorder="little")[first - low * 8 : stop - low * 8]
     return bits.view(np.bool_)
+
+
+def strip(buffer: Bytes, span: Span, first: int, stop: int) -> Strip:
+    """The entries `[first, stop)` of a column of bytes, not copied."""
+    present = validity(buffer, span, first, stop) if span.bits >= 0 else None
+    filling = memoryview(buffer)[span.filling : span.filling + span.size]
+    return Strip(filling, offsets_at(buffer, span.offsets, first, stop), present)
 
 
 def entries(buffer: Bytes, span: Span, first: int, stop: int) -> list[bytes | None]:

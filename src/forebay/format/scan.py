@@ -23,9 +23,10 @@ from forebay.format.head import (
     COLUMNS_MAX,
     FORMAT_VERSION,
     HEAD_SIZE,
+    MUST_MAX,
+    MUST_MIN,
     MUST_UNDERSTAND,
     FrameHead,
-    Kind,
     Verdict,
     judge_short,
     read_frame,
@@ -254,7 +255,7 @@ def _newer(shape: Words) -> npt.NDArray[np.bool_]:
     """Which frames this version must not read."""
     kind = _byte(shape, 1)
     unknown = (_byte(shape, 0) != FORMAT_VERSION) | (_byte(shape, 2) > CODEC_MAX) | (_byte(shape, 3) > COLUMNS_MAX)
-    return np.asarray(unknown | ((kind >= MUST_UNDERSTAND) & (kind != int(Kind.GAP))))
+    return np.asarray(unknown | ((kind >= MUST_UNDERSTAND) & (kind < MUST_MIN)) | (kind > MUST_MAX))
 
 
 def _array(stretch: range | list[int]) -> npt.NDArray[np.int64]:
