@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from typing import Final
 import msgspec
 import pytest
 
-from forebay import EARLIEST, Moved, Position, Storage, Topic
+from forebay import EARLIEST, Moved, Position, Storage, Topic, Unavailable
 from forebay.settings import RetentionSettings
 from tests.ledger import Ledger
 from tests.moves import rig
@@ -20,8 +21,9 @@ from tests.moves.rig import TOPIC, WAL, Land, numbers, pieces_of, shard_of, told
 from tests.storage.rig import until
 
 SOAK: Final = bool(os.environ.get("FOREBAY_SOAK"))
-RECORDS: Final = 200_000 if SOAK else 6_000
-SMALL: Final = msgspec.structs.replace(WAL, rotate_bytes_max=4096, cache_bytes_max=4096)
+RECORDS: Final = 200_000 if SOAK else 4_000
+# Few syncs: whoever asks for a new file waits for the one that is under way.
+SMALL: Final = msgspec.structs.replace(WAL, rotate_bytes_max=4096, cache_bytes_max=4096, sync_interval_ms=2_000)
 NOTHING_KEPT: Final = RetentionSettings(time_s=0, bytes_max=0, grace_s=0)
 
 
@@ -198,17 +200,24 @@ class Traffic:
         try:
             for first in range(0, RECORDS, 20):
                 self._topic.append_many([b"%d" % n for n in range(first, first + 20)])
-                if first % 200 == 0:
+                if first % 400 == 0:
                     rounds = self._rounds
-                    until(lambda: self._rounds > rounds)  # noqa: B023 - waited for at once
+                    until(lambda: self._rounds != rounds)  # noqa: B023 - waited for at once
+                    if self._rounds < rounds:
+                        return
         finally:
             self._written.set()
 
     def keep(self) -> None:
-        while not self.is_over:
-            self._log.export_topic(TOPIC)
-            self.dropped += shard_of(self._topic).archive.retain()
-            self._rounds += 1
+        try:
+            while not self.is_over:
+                with contextlib.suppress(Unavailable):  # a sync was under way
+                    self._log.export_topic(TOPIC)
+                self.dropped += shard_of(self._topic).archive.retain()
+                self._rounds += 1
+        except BaseException:
+            self._rounds = -1  # the writer waits for no more
+            raise
 
 
 def followed(topic: Topic) -> int:
@@ -247,11 +256,11 @@ def test_no_reader_skips_or_repeats_while_files_come_and_go(land: Land, log: Sto
         ]
         work = [threads.submit(traffic.write), threads.submit(traffic.keep)]
         counts = [threads.submit(reader) for reader in readers]
-        for job in work:
+        for job in reversed(work):
             job.result(100)
         for count in counts:
             assert count.result(100) == RECORDS
 
-    assert traffic.dropped > 20
+    assert traffic.dropped >= 9
     ledger.count("records read across tiers", n=RECORDS * len(readers))
     ledger.count("files dropped under readers", n=traffic.dropped)
