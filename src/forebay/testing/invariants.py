@@ -163,7 +163,8 @@ def nothing_seen_vanished(history: History, reading: Reading) -> Iterator[Violat
 def refused_stays_away(history: History, reading: Reading) -> Iterator[Violation]:
     """I10: a refused append is never visible, an indeterminate one at most once."""
     counts = Counter(value for _, value in reading.records)
-    again = {append.begun.producing for append in history.acked if append.begun.producing is not None}
+    heard = [*history.acked, *history.with_outcome(Outcome.INDETERMINATE)]
+    again = {append.begun.producing for append in heard if append.begun.producing is not None}
     for append in history.with_outcome(Outcome.REFUSED):
         if append.begun.producing in again:
             continue

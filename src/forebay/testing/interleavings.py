@@ -1,0 +1,214 @@
+"""Every order in which a few small programs may reach one metadata store, with faults in between.
+
+No threads: a program whose only input are the answers of the store is run again from its start with the
+answers so far, up to the call that comes next. Moments from which the same can happen are looked at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeAlias
+
+from forebay.errors import Indeterminate
+from forebay.metadata import Compare, Entry, MemoryMetadata, MetadataStore, Operation, Outcome
+from forebay.metadata.memory import MemoryState
+from forebay.testing.invariants import Violation
+
+Tell: TypeAlias = Callable[[object], None]
+Program: TypeAlias = Callable[[MetadataStore, Tell], None]
+"""What one owner does: a function of the answers it gets and of nothing else. What it tells is kept."""
+Answer: TypeAlias = object
+Call: TypeAlias = tuple[str, tuple[object, ...]]
+
+
+class _Reached(BaseException):
+    """A program has come to a call whose answer is not known yet."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__(call)
+        self.call = call
+
+
+class _Answering(MemoryMetadata):
+    """Gives the answers of before, one after the other."""
+
+    def __init__(self, answers: Sequence[Answer]) -> None:
+        super().__init__()
+        self._answers = iter(answers)
+
+    def get(self, key: str) -> Entry | None:
+        return self._next("get", key)  # type: ignore[return-value]  # what such a call was answered before
+
+    def range(self, prefix: str, *, start_after: str | None = None, limit: int | None = None) -> list[Entry]:
+        assert start_after is None and limit is None
+        return list(self._next("range", prefix))  # type: ignore[call-overload, no-any-return]  # likewise
+
+    def transaction(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Outcome:
+        return self._next("transaction", tuple(compares), tuple(operations))  # type: ignore[return-value]  # likewise
+
+    def session_alive(self, session: str) -> bool:
+        return bool(self._next("session_alive", session))
+
+    def _next(self, method: str, *arguments: object) -> Answer:
+        for answer in self._answers:
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+        raise _Reached((method, arguments))
+
+
+LOST = Indeterminate("injected: the answer was lost")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Standing:
+    """How far one program has come. There is one for each way there, so that it can be compared by identity."""
+
+    answers: tuple[Answer, ...] = ()
+    told: tuple[object, ...] = ()
+    call: Call | None = None
+    """What it asks next; `None` if it has ended."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recorded:
+    """What the store holds, and how it came there. Compared by identity, too."""
+
+    memory: MemoryState = field(default_factory=MemoryState)
+    committed: tuple[tuple[int, tuple[Operation, ...]], ...] = ()
+    """What succeeded, in order, with whose it was."""
+
+
+class Moment(NamedTuple):
+    """A moment of a schedule: the store, all programs, and what may still go wrong. Equal if the same can follow."""
+
+    recorded: Recorded
+    standings: tuple[Standing, ...]
+    sessions: frozenset[str]
+    faults: int
+    endings: int
+    """How many sessions may still end while their owners live."""
+    late: tuple[tuple[int, Call], ...] = ()
+    """Transactions on their way, with whose they are."""
+
+    @property
+    def memory(self) -> MemoryState:
+        """All that is in the store."""
+        return replace(self.recorded.memory, sessions=self.sessions)
+
+    def with_standing(self, index: int, standing: Standing) -> Moment:
+        """The same with one program further on."""
+        return self._replace(standings=(*self.standings[:index], standing, *self.standings[index + 1 :]))
+
+
+class Exploration:
+    """All schedules of some programs, each known by its session: what was seen on the way.
+
+    `judge` looks at each moment after a commit, and at each end. `on_write` hears of each transaction that reaches
+    the store: when, whose, and whether it succeeded.
+    """
+
+    def __init__(
+        self,
+        programs: Mapping[str, Program],
+        judge: Callable[[Moment], Iterable[Violation]],
+        on_write: Callable[[Moment, int, bool], None],
+    ) -> None:
+        self.violations: dict[str, Moment] = {}
+        self._sessions = tuple(programs)
+        self._programs = tuple(programs.values())
+        self._judge = judge
+        self._on_write = on_write
+        self._schedules: dict[Moment, int] = {}
+        self._looked: set[tuple[Recorded, tuple[Standing, ...]]] = set()
+        self._standings: dict[tuple[int, Standing | None, Answer], Standing] = {}
+        self._recorded: dict[tuple[Recorded, int, tuple[Operation, ...]], Recorded] = {}
+
+    @property
+    def moments(self) -> int:
+        """How many different ones there were."""
+        return len(self._schedules)
+
+    def explore(self, *, faults: int, endings: int) -> int:
+        """How many schedules there are; everything that was broken is in `violations`."""
+        standings = tuple(self._run(index, None, None) for index in range(len(self._programs)))
+        return self._from(Moment(Recorded(), standings, frozenset(self._sessions), faults, endings))
+
+    def _from(self, moment: Moment) -> int:
+        known = self._schedules.get(moment)
+        if known is None:
+            following = list(self._following(moment))
+            if not following:
+                self._look(moment)
+            known = self._schedules[moment] = sum(map(self._from, following)) or 1
+        return known
+
+    def _look(self, moment: Moment) -> None:
+        seen = (moment.recorded, moment.standings)
+        if seen not in self._looked:
+            self._looked.add(seen)
+            for violation in self._judge(moment):
+                self.violations.setdefault(str(violation), moment)
+
+    def _following(self, moment: Moment) -> Iterator[Moment]:
+        for index, standing in enumerate(moment.standings):
+            if standing.call is not None:
+                yield from self._steps(moment, index, standing)
+        for place, (index, call) in enumerate(moment.late):
+            rest = moment.late[:place] + moment.late[place + 1 :]
+            yield self._reached(moment._replace(late=rest), index, call)[0]
+        if moment.endings:
+            for session in sorted(moment.sessions):
+                yield moment._replace(sessions=moment.sessions - {session}, endings=moment.endings - 1)
+
+    def _steps(self, moment: Moment, index: int, standing: Standing) -> Iterator[Moment]:
+        """The call is answered; or its answer is lost, before or after it was done, or it is done later; or a crash."""
+        assert standing.call is not None
+        after, answer = self._reached(moment, index, standing.call)
+        yield after.with_standing(index, self._run(index, standing, answer))
+        if not moment.faults:
+            return
+        fewer = moment._replace(faults=moment.faults - 1)
+        if standing.call[0] == "transaction":
+            lost = self._run(index, standing, LOST)
+            yield after._replace(faults=fewer.faults).with_standing(index, lost)
+            yield fewer._replace(late=(*fewer.late, (index, standing.call))).with_standing(index, lost)
+        dead = self._standings.setdefault((index, standing, "dies"), Standing(standing.answers, standing.told))
+        yield fewer._replace(sessions=moment.sessions - {self._sessions[index]}).with_standing(index, dead)
+
+    def _reached(self, moment: Moment, index: int, call: Call) -> tuple[Moment, Answer]:
+        """The call reaches the store."""
+        method, arguments = call
+        store = MemoryMetadata(moment.memory)
+        if method != "transaction":
+            answer = getattr(store, method)(*arguments)
+            return moment, tuple(answer) if method == "range" else answer
+        outcome: Outcome = getattr(store, method)(*arguments)
+        self._on_write(moment, index, outcome.succeeded)
+        if not outcome.succeeded:
+            return moment, outcome
+        after = moment._replace(recorded=self._record(moment.recorded, index, call, store))
+        self._look(after)
+        return after, outcome
+
+    def _record(self, before: Recorded, index: int, call: Call, store: MemoryMetadata) -> Recorded:
+        operations: tuple[Operation, ...] = call[1][1]  # type: ignore[assignment]  # as `_Answering` was asked
+        made = Recorded(store.snapshot(), (*before.committed, (index, operations)))
+        return self._recorded.setdefault((before, index, operations), made)
+
+    def _run(self, index: int, before: Standing | None, answer: Answer) -> Standing:
+        """The program once it has got this answer, having come to `before`."""
+        known = self._standings.get((index, before, answer))
+        if known is None:
+            answers = (*before.answers, answer) if before is not None else ()
+            known = self._standings[index, before, answer] = self._run_again(index, answers)
+        return known
+
+    def _run_again(self, index: int, answers: tuple[Answer, ...]) -> Standing:
+        told: list[object] = []
+        try:
+            self._programs[index](_Answering(answers), told.append)
+        except _Reached as reached:
+            return Standing(answers, tuple(told), reached.call)
+        return Standing(answers, tuple(told))
