@@ -1,0 +1,344 @@
+"""Data directories that share a metadata store and a store of history, each an engine stepped by hand.
+
+All lie on one simulated disk, whose trace tells what callers heard and what the metadata store committed; so
+any crash state can be paired with the metadata of that moment.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
+
+from forebay.blobs import BlobStore
+from forebay.blobs.directory import DirectoryStore
+from forebay.catalog import ShardCatalog, ShardKeys
+from forebay.engines import MemoryEngine, SegmentEngine
+from forebay.errors import ForebayError, Indeterminate
+from forebay.format.descriptor import Phase, SegmentDescriptor, ShardState
+from forebay.format.keys import topic_key
+from forebay.format.value import encode_value
+from forebay.metadata import MemoryMetadata, MetadataStore, Put
+from forebay.settings import Settings
+from forebay.shard import RecoveryDecision, SegmentShard, ShardRef, read_state
+from forebay.shard.handover import withdraw_target
+from forebay.shard.membership import Membership
+from forebay.shard.places import LOCAL, Places, is_local
+from forebay.storage.building import Parts
+from forebay.storage.chores import Chores
+from forebay.storage.definitions import Definitions
+from forebay.storage.deletions import Deletions
+from forebay.storage.loads import Loads
+from forebay.testing.blobs import SimulatedBlobs
+from forebay.testing.catalogs import Fetch
+from forebay.testing.clock import ManualClock
+from forebay.testing.crashes import CrashState
+from forebay.testing.disk import SimulatedDisk
+from forebay.testing.history import NOTE, Begun, Event, History, Outcome, Reading, Told, read_everything
+from forebay.testing.metadata import FaultyMetadata
+from forebay.testing.moves import Operations, RecordingMetadata, replayed
+from forebay.testing.trace import Note
+from forebay.topics import Durability, TopicName, TopicSpec
+from tests.log.rig import history_of, stage, value_of
+
+TOPIC_ID: Final = "ab" * 16
+NAME: Final = TopicName("shop", "orders")
+KEYS: Final = ShardKeys("shop", "orders", 0, "/forebay")
+STORE: Final = "/store"
+COMMITTED: Final = "metadata"
+MODES: Final = ("shared_fs", "local")
+GRACE_S: Final = 3600
+RETRIES_MAX: Final = 12
+_WAL: Final = {
+    "free_bytes_min": 0,
+    "rotate_bytes_max": 4096,
+    "reserve_records_min": 8,
+    "cache_bytes_max": 4096,
+    "producer_appends_max": 4,
+}
+_ARCHIVE: Final = {
+    "store": {"root": STORE},
+    "export": {"orphan_grace_s": GRACE_S},
+    "retention": {"time_s": 0, "grace_s": 0, "check_interval_s": 1},
+}
+
+
+def settings_of(mode: str) -> Settings:
+    """Small limits, so that every step is reached soon."""
+    if mode == "local":
+        return Settings.load(overrides={"wal": _WAL, "storage": {"mode": mode, "handoff_root": STORE}})
+    return Settings.load(overrides={"wal": _WAL, "storage": {"mode": mode}, **_ARCHIVE})
+
+
+def spec_of(durability: Durability) -> TopicSpec:
+    """The topic that all this is about, of one partition."""
+    return TopicSpec.create(NAME, topic_id=TOPIC_ID, created_at=0, durability=durability)
+
+
+class Home(NamedTuple):
+    """A data directory."""
+
+    root: str
+
+    @property
+    def shards(self) -> str:
+        return f"{self.root}/shards"
+
+    @property
+    def loads(self) -> str:
+        return f"{self.root}/loads"
+
+
+class World:
+    """Everything that directories share."""
+
+    def __init__(
+        self,
+        mode: str = "shared_fs",
+        durability: Durability = Durability.FSYNC,
+        *,
+        disk: SimulatedDisk | None = None,
+        metadata: MemoryMetadata | None = None,
+        blobs: BlobStore | None = None,
+        seed: int = 1,
+    ) -> None:
+        self.disk = disk or SimulatedDisk(directories=["/a", "/b", "/c", STORE])
+        self.clock = ManualClock(seed=seed)
+        self.inner = metadata or MemoryMetadata()
+        self.metadata = RecordingMetadata(self.inner, on_commit=self._committed)
+        self.faulty = FaultyMetadata(self.metadata)
+        """What nodes go through, unless told otherwise."""
+        self.settings = settings_of(mode)
+        self.durability = durability
+        self.ref = ShardRef(spec_of(durability), 0)
+        self.blobs = blobs
+        self.openings: dict[int, RecoveryDecision] = {}
+        """How the shard was opened in each epoch."""
+        self.on_commit: Callable[[Operations], None] = lambda _: None
+        self._attempts = itertools.count(len(self.disk.trace.notes()) * 1000)
+        if metadata is None:
+            put = Put(topic_key(NAME.namespace, NAME.topic, prefix="/forebay"), encode_value(self.ref.spec))
+            self.metadata.transaction([], [put])
+
+    @classmethod
+    def after(cls, state: CrashState, mode: str, durability: Durability) -> World:
+        """What a crash left: the disk, and the metadata store as of that moment, every session ended."""
+        metadata = replayed(committed_in(state.notes))
+        return cls(mode, durability, disk=state.disk(), metadata=metadata, seed=len(state.notes) + 2)
+
+    def node(self, name: str, *, metadata: MetadataStore | None = None, store: BlobStore | None = None) -> Node:
+        """A process that has just started on the data directory of that name."""
+        return Node(self, name, metadata or self.faulty, store or self.store())
+
+    def store(self) -> BlobStore:
+        """A handle on the store of history."""
+        return self.blobs or DirectoryStore(STORE, disk=self.disk, clock=self.clock).open()
+
+    def note(self, event: Event) -> None:
+        self.disk.note(NOTE, event)
+
+    def next_attempt(self) -> int:
+        return next(self._attempts)
+
+    def _committed(self, operations: Operations) -> None:
+        self.disk.note(COMMITTED, operations)
+        self.on_commit(operations)
+
+    # Looking, without a call that could fail or count
+
+    @property
+    def committed(self) -> list[Operations]:
+        """Every transaction that succeeded, those before a crash included."""
+        return committed_in(self.disk.trace.notes())
+
+    @property
+    def catalog(self) -> ShardCatalog:
+        return ShardCatalog(self.inner, KEYS, TOPIC_ID)
+
+    @property
+    def state(self) -> ShardState | None:
+        stored = read_state(self.inner, KEYS.state)
+        return stored.state if stored is not None else None
+
+    def history(self) -> History:
+        """What callers were told, earlier lives on this disk included."""
+        return history_of(self.durability, self.disk.trace.notes())
+
+    def files(self) -> dict[str, bytes]:
+        """Everything on the disk."""
+        image = self.disk.volume.image()
+        found: dict[str, bytes] = {}
+        waiting = [("", 1)]
+        while waiting:
+            path, directory = waiting.pop()
+            for name, inode in image.directories[directory].items():
+                if inode in image.directories:
+                    waiting.append((f"{path}/{name}", inode))
+                else:
+                    found[f"{path}/{name}"] = image.files[inode]
+        return found
+
+    def objects(self) -> dict[str, bytes]:
+        """What the store holds."""
+        if isinstance(self.blobs, SimulatedBlobs):
+            return self.blobs.contents
+        return {path.removeprefix(f"{STORE}/"): c for path, c in self.files().items() if path.startswith(f"{STORE}/")}
+
+    @property
+    def fetch(self) -> Fetch:
+        """What lies under the keys that descriptors name, wherever that is."""
+        files, objects = self.files(), self.objects()
+
+        def fetched(piece: SegmentDescriptor, key: str) -> bytes | None:
+            if is_local(piece):
+                return files.get(f"/{piece.store.removeprefix(LOCAL)}/shards/{key}")
+            return objects.get(key)
+
+        return fetched
+
+    def log_files(self, name: str) -> dict[str, bytes]:
+        """What lies in the shard's directory of that node, what is set aside included."""
+        prefix = f"/{name}/shards/"
+        return {path.removeprefix(prefix): c for path, c in self.files().items() if path.startswith(prefix)}
+
+
+class Node:
+    """One process with one data directory."""
+
+    def __init__(self, world: World, name: str, metadata: MetadataStore, store: BlobStore) -> None:
+        self.world = world
+        self.name = name
+        self.metadata = metadata
+        settings = world.settings
+        store_name = settings.store.name if settings.is_shared else "directory"
+        self.places = Places(
+            disk=world.disk,
+            clock=world.clock,
+            directory=Home(f"/{name}"),
+            holder=name,
+            store=store,
+            store_name=store_name,
+        )
+        self.membership = Membership(metadata, settings.metadata.lease_ttl_s, name)
+        self.engine = SegmentEngine(
+            f"/{name}/shards",
+            settings,
+            disk=world.disk,
+            clock=world.clock,
+            metadata=metadata,
+            membership=self.membership,
+            places=self.places,
+            on_open=self._opened,
+        )
+        self.definitions = Definitions(metadata, settings.metadata.prefix, world.clock)
+        self._parts = self._put_together()
+        self.deletions = Deletions(self._parts, self.definitions, settings, world.clock, self._forget)
+
+    def _put_together(self) -> Parts:
+        memory = MemoryEngine(
+            self.world.settings, clock=self.world.clock, metadata=self.metadata, owner=self.membership.owner
+        )
+        return Parts(
+            metadata=self.metadata,
+            memory=memory,
+            segment=self.engine,
+            membership=self.membership,
+            places=self.places,
+        )
+
+    def _opened(self, shard: SegmentShard) -> None:
+        state = self.world.state
+        # One that was overtaken while it recovered finds what the next owner did; it will write nothing.
+        if state is not None and state.epoch == shard.epoch:
+            self.world.openings[shard.epoch] = shard.decision
+
+    def _forget(self, ref: ShardRef) -> None:
+        """Nothing runs in the background."""
+
+    @property
+    def shard(self) -> SegmentShard:
+        """The shard, acquired and recovered if it is not open yet."""
+        return self.engine.open_shard(self.world.ref)
+
+    def append(self, count: int = 1, *, producing: tuple[int, int] | None = None) -> Outcome:
+        """Append and wait; what the caller heard is noted."""
+        world = self.world
+        attempt = world.next_attempt()
+        values = tuple(value_of(attempt, place, producing, 0) for place in range(count))
+        world.note(Begun(attempt, values, caller=self.name, producing=producing))
+        told = Told(attempt, Outcome.REFUSED)
+        try:
+            wal = self.shard.wal
+            offset = wal.settle(stage(wal, values, producing, world.clock.now_ms()))
+            told = Told(attempt, Outcome.ACKED, offset)
+        except Indeterminate:
+            told = Told(attempt, Outcome.INDETERMINATE)
+        except ForebayError:
+            pass
+        world.note(told)
+        return told.outcome
+
+    def rotate(self) -> None:
+        """Begin a new file and seal the last."""
+        self.shard.rotate()
+        self.shard.upkeep.seal_rotated()
+
+    def export(self) -> None:
+        """Make everything appended so far history."""
+        self.rotate()
+        self.shard.archive.catch_up()
+
+    def seal(self, target: str | None = None) -> ShardState:
+        """Seal the shard, unless an earlier attempt has."""
+        stored = read_state(self.metadata, KEYS.state)
+        if stored is not None and stored.state.phase is Phase.SEALED and stored.state.target == target:
+            return stored.state
+        return self.engine.seal_shard(self.world.ref, target=target, quiesce=lambda: None)
+
+    def take_back(self) -> None:
+        """A shard that was sealed here may be opened here."""
+        withdraw_target(self.metadata, KEYS.state)
+        self.engine.take_back(self.world.ref)
+
+    def delete(self) -> None:
+        """Delete the topic, or go on with that."""
+        if any(spec.topic_id == TOPIC_ID for spec in self.definitions.all()):
+            self.definitions.begin_deletion(NAME)
+        self.deletions.finish()
+
+    def clear_moved(self) -> None:
+        """See to what is left here of a shard that another directory has, and of one that was deleted."""
+        world = self.world
+        loads = Loads(self._parts, self.definitions, world.settings, world.clock, self.engine.open_shard)
+        chores = Chores(
+            self._parts,
+            self.definitions,
+            self.deletions,
+            loads,
+            world.settings,
+            disk=world.disk,
+            clock=world.clock,
+        )
+        chores.step()
+        self.let_go()
+        chores.clear_moved()
+
+    def let_go(self) -> None:
+        """A shard that was lost is closed; its next use acquires it anew."""
+        for shard in self.engine.shards():
+            if shard.wal.fenced is not None:
+                self.engine.retire(shard.ref)
+
+    def reading(self) -> Reading:
+        """The whole stream, over all tiers."""
+        shard = self.shard
+        return read_everything(shard.read, shard.offsets().next)
+
+    def die(self) -> None:
+        """End the session as if the process had died."""
+        self.world.inner.end_session(self.membership.session.id)
+
+
+def committed_in(notes: Iterable[Note]) -> list[Operations]:
+    """The transactions that a trace tells of."""
+    return [note.payload for note in notes if note.kind == COMMITTED]  # type: ignore[misc]  # only `World` notes these
