@@ -99,8 +99,7 @@ class Writer:
         self._reserve = reserve
         self._noting = threading.Lock()
         self._reserving: tuple[int, int] | None = None
-        self._reserved_at: tuple[float, int] | None = None
-        """When offsets were reserved last, and where the log ended then; `None` before it wrote anything."""
+        self._reserved_at: tuple[float, int] | None = None  # when offsets were reserved last, and the end then
         self._look_again = 0
         """From this offset on, see whether more should be reserved ahead of need."""
         self.syncing = False
