@@ -17,6 +17,8 @@ from tests.cli.rig import Shell, one_line, snapshot
 from tests.ledger import Ledger
 
 MODES = ["local", "shared_fs"]
+TRANSACTIONS = 8
+"""So many a move of this topic has at least."""
 
 
 @pytest.fixture(params=MODES)
@@ -270,31 +272,20 @@ def test_log_files_kept_elsewhere_are_not_shared_with_the_target(tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("number", range(1, TRANSACTIONS + 1))
 def test_a_move_killed_at_any_transaction_is_finished_by_the_same_command(
-    tmp_path: Path, mode: str, ledger: Ledger
+    house: House, number: int, ledger: Ledger
 ) -> None:
-    template = tmp_path / "template"
-    template.mkdir()
-    _furnished(template, mode)
-    words = ("topic", "move", TOPIC, "--to")
-    for number in range(1, 100):
-        when = "before" if number % 2 else "after"
-        root = tmp_path / str(number)
-        shutil.copytree(template, root)
-        house = House(root, mode)
-        moving = child("command_killed_at", f"{when}:{number}", *words, str(root / "b"), *house.words("a"))
-        ended = subprocess.run(moving, capture_output=True, check=False)
-        if ended.returncode == 0:
-            break
-        assert ended.returncode == -9, ended.stderr
-        ledger.count("kills", figure="move", mode=mode)
+    words = ("topic", "move", TOPIC, "--to", str(house.root / "b"))
+    when = "before" if number % 2 else "after"
+    moving = child("command_killed_at", f"{when}:{number}", *words, *house.words("a"))
 
-        house.ok("a", *words, str(root / "b"))
-        house.produce("b", 22, 30)
+    ended = subprocess.run(moving, capture_output=True, check=False)
+    assert ended.returncode == -9, ended.stderr
+    ledger.count("kills", figure="move")
+    house.ok("a", *words)
+    house.produce("b", 22, 30)
 
-        assert house.numbers("b") == list(range(30))
-        assert house.shown("b")["shards"][0]["offsets"]["next"] == 30
-        assert house.files("a") == [] and house.run("b", "verify").code == 0
-        shutil.rmtree(root)
-    assert number > 5
+    assert house.numbers("b") == list(range(30))
+    assert house.shown("b")["shards"][0]["offsets"]["next"] == 30
+    assert house.files("a") == [] and house.run("b", "verify").code == 0
