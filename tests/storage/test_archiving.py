@@ -17,7 +17,14 @@ from tests.storage.rig import PATIENCE, QUICK
 
 
 def _settings(tmp_path: Path) -> Settings:
-    return Settings.load(overrides={**QUICK, "storage": {"mode": "shared_fs"}, "store": {"root": f"{tmp_path}/store"}})
+    return Settings.load(
+        overrides={
+            **QUICK,
+            "storage": {"mode": "shared_fs"},
+            "store": {"root": f"{tmp_path}/store"},
+            "export": {"at_close_seconds_max": 0},
+        }
+    )
 
 
 def _shard(topic: Topic) -> SegmentShard:

@@ -17,6 +17,7 @@ def _settings(tmp_path: Path) -> Settings:
             "metadata": {"path": f"{tmp_path}/shared.sqlite"},
             "storage": {"mode": "shared_fs"},
             "store": {"root": f"{tmp_path}/store"},
+            "export": {"at_close_seconds_max": 0},
         }
     )
 

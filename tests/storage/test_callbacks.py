@@ -10,6 +10,8 @@ import pytest
 
 import forebay
 from forebay import Ack, ForebayError, Indeterminate, Storage, Topic, Unavailable
+from forebay.shard import SegmentShard
+from forebay.wal.hearing import is_inside
 from tests.storage.rig import PATIENCE, QUICK, WatchedDisk, quick, until, values, wal_of
 
 CLASSES = ("memory", "disk", "fsync")
@@ -158,3 +160,45 @@ def test_callbacks_left_by_an_interrupted_thread_are_called_by_the_upkeep(
         until(lambda: heard)
         assert heard == [1]
         assert not wal.staging.due
+
+
+@pytest.mark.parametrize("ending", ["delete", "seal"])
+def test_a_callback_may_use_a_topic_for_the_first_time_while_its_own_is_given_up(tmp_path: Path, ending: str) -> None:
+    """Found by review: it ran under the engine's lock, which opening a shard takes."""
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        topic, other = log.create_topic("t"), log.create_topic("other")
+        heard: list[int] = []
+        shard = topic._shard(0)
+        # As if the thread that commits had not come to it yet.
+        topic._commit_soon = lambda _: None
+        topic.append_nowait(b"first").add_callback(lambda _: heard.append(other.append(b"inside")))
+        assert not wal_of(topic).staging.is_empty
+
+        if ending == "delete":
+            log.delete_topic("t")
+        else:
+            assert log._parts.owned is not None
+            log._parts.owned.retire(shard.ref)
+
+        until(lambda: heard == [0])
+
+
+def test_upkeep_calls_back_when_its_round_is_over(tmp_path: Path) -> None:
+    """Found by review: a callback that opened a topic and a deletion that awaited the round waited for each other."""
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        topic = log.create_topic("t")
+        maintenance = log._parts.maintenance
+        assert maintenance is not None
+        maintenance.end()
+        heard: list[bool] = []
+        topic._commit_soon = lambda _: None
+        shard = topic._shard(0)
+        assert isinstance(shard, SegmentShard)
+        is_stepping = is_inside(maintenance._stepping)
+        topic.append_nowait(b"first").add_callback(lambda _: heard.append(is_stepping()))
+
+        maintenance._busy[shard.ref.id] = shard
+        shard.wal.queued_since = float("-inf")
+        maintenance.step()
+
+        assert heard == [False]

@@ -15,6 +15,7 @@ from forebay.pages import Page
 from forebay.records import OFFSET_MAX
 from forebay.settings import Settings
 from forebay.shard import ShardRef, Wanted
+from forebay.wal.hearing import deferred
 from forebay.wal.staging import Entry, Ticket, record_bytes
 
 S = TypeVar("S", bound=OpenShard)
@@ -84,7 +85,7 @@ class ShardedEngine(Generic[S]):
 
     def delete_shard(self, ref: ShardRef) -> None:
         """See `StorageEngine`."""
-        with self._lock:
+        with deferred(), self._lock:
             self._check_open()
             self._remove(ref, self._shards.get(ref.id))
             self._shards.pop(ref.id, None)

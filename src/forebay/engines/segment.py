@@ -19,6 +19,7 @@ from forebay.shard.membership import Membership
 from forebay.shard.ownership import Acquired, Owner, StoredState, give_back, is_promised
 from forebay.shard.places import Places
 from forebay.shard.remains import clear_away, drop_history, remove_files
+from forebay.wal.hearing import deferred
 from forebay.wal.survey import tail_bytes
 
 logger = logging.getLogger(__name__)
@@ -125,7 +126,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
 
     def retire(self, ref: ShardRef) -> None:
         """Close the shard, if it is open, and forget it: its next use waits for that, and acquires it anew."""
-        with self._lock:
+        with deferred(), self._lock:
             shard = self._shards.pop(ref.id, None)
             self.on_retired(ref)
             if shard is not None:

@@ -16,6 +16,7 @@ from forebay.errors import Fenced, ForebayError, Unavailable
 from forebay.settings import Settings
 from forebay.shard import SegmentShard
 from forebay.shard.archive import Archive
+from forebay.wal.hearing import deferred
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +168,8 @@ class Archiving:
         if not self._attend(shard):
             return False
         try:
-            done = bool(work(shard.archive))
+            with deferred():
+                done = bool(work(shard.archive))
         except Fenced as error:
             logger.warning("%s: %s", shard.ref, error)
         except (ForebayError, OSError) as error:

@@ -17,7 +17,7 @@ from forebay.engines import OpenShard
 from forebay.errors import ForebayError, Unavailable
 from forebay.settings import RuntimeSettings
 from forebay.shard import SegmentShard
-from forebay.wal.hearing import in_callback, is_inside
+from forebay.wal.hearing import deferred, in_callback, is_inside
 from forebay.wal.staging import INSIDE
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Maintenance:
         self._busy: dict[str, SegmentShard] = {}
         self._watched: dict[str, SegmentShard] = {}
         self._stepping = threading.RLock()
-        """Entered again by the callback of an append that this thread wrote, if it deletes a topic."""
+        """Entered again where a round finds that a shard was lost."""
         self._ended = False
         self._thread: threading.Thread | None = None
 
@@ -55,7 +55,8 @@ class Maintenance:
 
     def step(self) -> None:
         """One round over all shards that are due something."""
-        with self._stepping:
+        # Callbacks come when the round is over: they may open or delete topics, and whoever does waits for a round.
+        with deferred(), self._stepping:
             self._step()
 
     def _step(self) -> None:

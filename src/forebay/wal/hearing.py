@@ -6,10 +6,11 @@ the rest is called by whoever comes next.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,16 @@ def call_back(due: deque[Settled]) -> None:
     with _HERE.running:
         while queues:
             _emptied(queues.popleft())
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[None]:
+    """What becomes due inside is called back at the end: whoever takes a lock inside has given it back by then."""
+    try:
+        with _HERE.running:
+            yield
+    finally:
+        call_back(deque())
 
 
 def _emptied(due: deque[Settled]) -> None:
