@@ -122,11 +122,11 @@ class Attaching:
         archive = self._shard.archive
         for _ in range(ATTEMPTS):
             self._resolve()
+            # In our epoch still, so that nobody else has added to history.
+            standing = self._standing(load_id)
             if archive.exported > start:
-                # Nothing else adds to it while appends wait.
                 self._at_risk = None
                 return
-            standing = self._standing(load_id)
             load = self._checked(load_id, standing)
             if standing.frontier.next != start:
                 raise Conflict(f"{self._shard.ref}: history ends at {standing.frontier.next}, the log at {start}")

@@ -1,0 +1,492 @@
+"""Prepared segments attached by the owners of their shards: all shards or none, and nobody sees half of it."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import msgspec
+import pytest
+
+from forebay.errors import Conflict, Corrupt, Fenced, Invalid, Moved, Unavailable, UnknownTopic
+from forebay.format.batch import encode_rows
+from forebay.format.descriptor import DescriptorKind, LoadStatus
+from forebay.records import Gap, Reason
+from forebay.shard import attaching
+from forebay.shard.handover import begin_seal
+from forebay.shard.loading import LoadBook
+from forebay.shard.places import is_private
+from forebay.storage.definitions import Definitions
+from forebay.storage.deletions import Deletions
+from forebay.testing.blobs import SimulatedBlobs
+from forebay.wal.staging import Ticket
+from tests.history.attached import GRACE_S, LOAD, NAME, TOPIC_ID, Land, Node, broken, values
+from tests.ledger import Ledger
+
+MODES = ("local", "shared_fs")
+
+
+@pytest.fixture(params=MODES)
+def land(request: pytest.FixtureRequest) -> Land:
+    return Land(request.param)
+
+
+def test_a_load_lies_behind_what_was_appended_and_appends_go_on_behind_it(land: Land, ledger: Ledger) -> None:
+    node = land.node()
+    node.append(count=5)
+    brought = {0: values(0, 100)}
+    node.offer(brought, per_segment=40)
+
+    progress = node.loads.attach(LOAD)
+
+    assert [part[:3] for part in progress.attached] == [(0, 5, 105)]
+    assert (progress.load.status, progress.load.shards[0].start, progress.elsewhere) == ("committed", 5, {})
+    assert node.append() == [105]
+    assert [(piece.start, piece.end, piece.load_id) for piece in land.catalog(0).descriptors()] == [
+        (0, 5, None),
+        (5, 45, LOAD),
+        (45, 85, LOAD),
+        (85, 105, LOAD),
+    ]
+    assert {is_private(piece) for piece in land.catalog(0).descriptors()} == {not land.settings.is_shared}
+    assert broken(land, node, brought) == []
+    counters = node.shard().wal.counters
+    assert (counters.pauses, node.paused()) == (1, [])
+    ledger.count("loads attached", mode=land.settings.storage.mode)
+
+
+def test_an_empty_topic_takes_a_load(land: Land) -> None:
+    node = land.node()
+    node.offer({0: values(0, 3)})
+
+    node.loads.attach(LOAD)
+
+    assert node.append() == [3]
+    assert broken(land, node, {0: values(0, 3)}) == []
+
+
+def test_a_place_inside_of_a_load_is_found_by_offset_and_by_time(land: Land) -> None:
+    node = land.node()
+    node.append(count=5)
+    node.offer({0: values(0, 100)}, per_segment=40)
+    node.loads.attach(LOAD)
+    node.append()
+
+    assert node.stream(start=60)[0] == (60, b"load 0/55")
+    assert node.shard().offset_at_time(5_055) == 0, "what was appended is newer"
+    history = node.shard().archive.history
+    assert history.offset_at_time(0) == 0
+    assert [step[0] for step in node.stream(start=84)] == [*range(84, 106)]
+
+
+def test_attaching_twice_adds_nothing(land: Land) -> None:
+    node = land.node()
+    node.append(count=2)
+    brought = {0: values(0, 10)}
+    manifest = node.prepare(brought)
+    node.loads.offer(str(NAME), manifest, None)
+    assert node.loads.attach(LOAD).attached
+    before = land.catalog(0).descriptors()
+
+    assert node.loads.attach(LOAD).attached == []
+    node.settle()
+    assert node.loads.offer(str(NAME), manifest, None).status == "committed"
+
+    assert land.catalog(0).descriptors() == before
+    assert broken(land, node, brought) == []
+
+
+def test_an_id_is_never_used_for_another_load(land: Land) -> None:
+    node = land.node()
+    node.offer({0: values(0, 10)})
+    with pytest.raises(Conflict, match="take another id"):
+        node.offer({0: values(0, 11)})
+    node.loads.abandon(LOAD)
+    with pytest.raises(Conflict, match="abandoned"):
+        node.offer({0: values(0, 11)})
+    assert node.loads.attach(LOAD).attached == []
+    assert node.stream() == []
+
+
+def test_what_does_not_fit_the_topic_is_refused_when_it_is_offered(land: Land) -> None:
+    node = land.node()
+    manifest = node.prepare({0: values(0, 1)})
+    with pytest.raises(Conflict, match="partition 3"):
+        node.offer({3: values(3, 1)}, "beyond")
+    with pytest.raises(Conflict, match="another topic"):
+        node.loads.offer(str(NAME), msgspec.structs.replace(manifest, topic_id="cd" * 16), None)
+    with pytest.raises(UnknownTopic):
+        node.loads.offer("shop/other", manifest, None)
+    with pytest.raises(Invalid, match="no name for a load"):
+        node.loads.offer(str(NAME), msgspec.structs.replace(manifest, load_id="a/b"), None)
+    with pytest.raises(Invalid, match="there is no load"):
+        node.loads.attach("unknown")
+
+
+def test_a_load_whose_objects_are_not_what_was_prepared_is_not_attached() -> None:
+    land = Land(blobs=SimulatedBlobs())
+    assert isinstance(land.blobs, SimulatedBlobs)
+    node = land.node()
+    node.append(count=2)
+    node.offer({0: values(0, 10)})
+    for key in [key for key in land.blobs.contents if "/loads/" in key and not key.endswith(".manifest")]:
+        held = land.blobs.contents[key]
+        land.blobs.upload(key, [held[:-1]])
+        with pytest.raises(Corrupt, match="as it was prepared"):
+            node.loads.attach(LOAD)
+        land.blobs.upload(key, [held])
+    assert node.append() == [2], "no append waits for it"
+
+    node.settle()
+    assert broken(land, node, {0: values(0, 10)}) == []
+
+
+def test_many_segments_are_attached_by_one_manifest(land: Land, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attaching, "DESCRIPTORS_MAX", 3)
+    node = land.node()
+    node.append(count=2)
+    brought = {0: values(0, 40)}
+    node.offer(brought, per_segment=10)
+
+    node.loads.attach(LOAD)
+
+    node.append()
+    assert [(piece.descriptor.kind, piece.descriptor.load_id) for piece in land.catalog(0).pieces()] == [
+        (DescriptorKind.FRAMES, None),
+        (DescriptorKind.MANIFEST, LOAD),
+    ]
+    assert broken(land, node, brought) == []
+    node.engine.seal_shard(node.shard().ref, target="b", quiesce=lambda: None)
+    other = land.node("b")
+    assert not any(map(is_private, land.catalog(0).descriptors()))
+    assert broken(land, other, brought) == []
+
+
+def test_ninety_descriptors_fit_one_transaction(land: Land) -> None:
+    node = land.node()
+    brought = {0: values(0, 90)}
+    node.offer(brought, per_segment=1)
+
+    node.loads.attach(LOAD)
+
+    assert [piece.descriptor.kind for piece in land.catalog(0).pieces()] == [DescriptorKind.FRAMES] * 90
+    node.offer({0: values(0, 91)}, "more", per_segment=1)
+    node.loads.attach("more")
+    assert [piece.descriptor.kind for piece in land.catalog(0).pieces()][90:] == [DescriptorKind.MANIFEST]
+
+
+def _two_owners(blobs: SimulatedBlobs | None = None) -> tuple[Land, Node, Node]:
+    """Of three partitions two are owned by one directory, and one by another."""
+    land = Land(partitions=3, blobs=blobs)
+    first, second = land.node("a"), land.node("b")
+    first.append(0, 3)
+    first.append(1)
+    second.append(2, 2)
+    return land, first, second
+
+
+BROUGHT = {partition: values(partition, 10 + partition) for partition in range(3)}
+
+
+def test_readers_wait_before_a_load_until_all_shards_have_it() -> None:
+    land, first, second = _two_owners()
+    first.offer(BROUGHT)
+
+    progress = first.loads.attach(LOAD)
+
+    assert [part.partition for part in progress.attached] == [0, 1]
+    assert list(progress.elsewhere) == [2]
+    assert progress.load.status is LoadStatus.OFFERED
+    assert first.append(0) == [13], "appends do not wait for the other shards"
+    assert [step[0] for step in first.stream(0)] == [0, 1, 2]
+    assert first.stream(0, start=7) == [], "nor does who begins inside of it see anything"
+    shard = first.shard(0)
+    assert not shard.wait(3, 0.2)
+    assert shard.archive.history.is_waiting(3)
+    assert not shard.archive.history.is_waiting(2)
+
+    second.settle()
+
+    assert land.load().status is LoadStatus.COMMITTED
+    assert shard.wait(3, 0)
+    assert [part.start for part in land.load().shards] == [3, 1, 2]
+    assert broken(land, first, BROUGHT, others={2: second}) == []
+
+
+def test_a_time_look_up_never_leads_past_a_load_that_is_not_committed() -> None:
+    land, first, second = _two_owners()
+    first.offer(BROUGHT)
+    first.loads.attach(LOAD)
+    late = land.clock.now_ms() + 1_000_000
+    land.clock.jump(1_000_000)
+    first.append(1)
+    history = first.shard(1).archive.history
+
+    assert history.offset_at_time(5_004) == 0
+    assert first.shard(1).offset_at_time(late) == 12
+    piece = land.catalog(1).descriptors()[1]
+    assert (piece.start, piece.load_id) == (1, LOAD)
+    assert first.shard(1).read(1).next == 1
+    second.loads.abandon(LOAD)
+    assert first.shard(1).offset_at_time(late) == 12
+
+
+def test_a_reader_at_the_end_is_woken_when_the_load_is_committed_elsewhere() -> None:
+    land, first, second = _two_owners()
+    woken: list[int] = []
+    first.shard(0).wakers.add(lambda: woken.append(land.load().status is LoadStatus.COMMITTED))
+    first.offer(BROUGHT)
+    first.loads.step()
+    assert woken
+    assert not any(woken)
+
+    second.settle()
+    assert not any(woken)
+    first.loads.step()
+
+    assert woken[-1]
+
+
+@pytest.mark.parametrize("done", ["nothing", "one owner", "all but the commit"])
+def test_a_load_that_is_given_up_leaves_holes_where_it_was_attached_and_nothing_elsewhere(done: str) -> None:
+    land, first, second = _two_owners()
+    first.offer(BROUGHT)
+    if done != "nothing":
+        first.loads.attach(LOAD)
+    if done == "all but the commit":
+        with mock.patch.object(LoadBook, "commit", side_effect=Unavailable("not now")), pytest.raises(Unavailable):
+            second.loads.attach(LOAD)
+        assert len(LoadBook(land.inner, "/forebay").attached(LOAD)) == 3
+
+    assert second.loads.abandon(LOAD).status is LoadStatus.ABANDONED
+
+    attached = {"nothing": 0, "one owner": 2, "all but the commit": 3}[done]
+    gaps = [piece.gap for partition in range(3) for piece in land.catalog(partition).descriptors() if piece.gap]
+    assert [gap.reason for gap in gaps] == [Reason.SKIPPED] * attached
+    assert LoadBook(land.inner, "/forebay").pending() == {}
+    for node, partition in ((first, 0), (first, 1), (second, 2)):
+        node.settle()
+        node.append(partition)
+    assert first.loads.attach(LOAD).attached == []
+    assert broken(land, first, BROUGHT, others={2: second}) == []
+    with pytest.raises(Conflict, match="take another id"):
+        first.offer({0: values(0, 1)})
+
+
+def test_a_committed_load_is_not_given_up() -> None:
+    land, first, second = _two_owners()
+    first.offer(BROUGHT)
+    first.loads.attach(LOAD)
+    second.settle()
+
+    with pytest.raises(Conflict, match="committed"):
+        first.loads.abandon(LOAD)
+    assert broken(land, first, BROUGHT, others={2: second}) == []
+
+
+def test_one_that_was_given_up_before_it_was_offered_never_is() -> None:
+    land = Land()
+    node = land.node()
+    manifest = node.prepare({0: values(0, 5)})
+    node.loads.abandon(LOAD)
+
+    with pytest.raises(Conflict, match="abandoned"):
+        node.loads.offer(str(NAME), manifest, None)
+
+
+def test_a_load_that_is_not_attached_in_time_is_given_up() -> None:
+    land, first, second = _two_owners()
+    expires_at = land.clock.now_ms() + 60_000
+    first.loads.offer(str(NAME), first.prepare(BROUGHT), expires_at)
+    first.loads.attach(LOAD)
+    land.clock.advance(61)
+
+    second.settle()
+
+    assert land.load().status is LoadStatus.ABANDONED
+    first.settle()
+    assert broken(land, first, BROUGHT, others={2: second}) == []
+
+
+def test_whoever_looks_finishes_what_was_given_up_and_left_half_way() -> None:
+    land, first, second = _two_owners()
+    first.offer(BROUGHT)
+    first.loads.attach(LOAD)
+    LoadBook(land.inner, "/forebay").give_up(LOAD)
+    assert [step for step in first.stream(1) if isinstance(step, Gap)] == [Gap(1, 12, Reason.SKIPPED)]
+    assert [piece.load_id for piece in land.catalog(1).descriptors()] == [None, LOAD]
+
+    second.settle()
+
+    assert [piece.gap for piece in land.catalog(1).descriptors()] == [None, Gap(1, 12, Reason.SKIPPED)]
+    assert LoadBook(land.inner, "/forebay").pending() == {}
+    assert broken(land, first, BROUGHT, others={2: second}) == []
+
+
+def test_an_owner_that_was_replaced_attaches_nothing(ledger: Ledger) -> None:
+    land = Land()
+    old = land.node("a")
+    old.append(count=3)
+    old.offer({0: values(0, 10)})
+    shard = old.shard()
+    old.membership.session.close()
+    new = land.node("b")
+    new.append()
+    before = land.catalog(0).descriptors()
+
+    with pytest.raises(Fenced):
+        old.archiving.alone_with(shard, lambda shard: old.loads._of(shard).attach(LOAD, old.prepare({0: [b"x"]})))
+
+    assert shard.wal.fenced is not None
+    assert land.catalog(0).descriptors() == before
+    assert new.settle().status is LoadStatus.COMMITTED
+    assert len([step for step in new.stream() if not isinstance(step, Gap) and step[1] == b"load 0/0"]) == 1
+    ledger.count("zombie attaches refused")
+
+
+def test_a_zombie_at_the_transaction_changes_nothing(monkeypatch: pytest.MonkeyPatch, ledger: Ledger) -> None:
+    """It pauses after its last look at who owns the shard."""
+    land = Land()
+    old = land.node("a")
+    old.append(count=3)
+    old.offer({0: values(0, 10)})
+    new: list[Node] = []
+    plain = attaching.Attaching._transaction
+
+    def overtaken(*arguments: object) -> object:
+        made = plain(*arguments)  # type: ignore[arg-type]
+        if not new:
+            old.membership.session.close()
+            new.append(land.node("b"))
+            new[0].append()
+        return made
+
+    monkeypatch.setattr(attaching.Attaching, "_transaction", overtaken)
+    with pytest.raises(Fenced):
+        old.loads.attach(LOAD)
+
+    assert not any(piece.load_id for piece in land.catalog(0).descriptors())
+    assert new[0].settle().status is LoadStatus.COMMITTED
+    assert broken(land, new[0], {0: values(0, 10)}) == []
+    ledger.count("zombie attaches refused")
+
+
+def test_a_seal_that_comes_in_between_keeps_appends_out(land: Land, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = land.node()
+    node.append(count=3)
+    node.offer({0: values(0, 10)})
+    shard = node.shard()
+    plain = attaching.Attaching._transaction
+
+    def sealed(*arguments: object) -> object:
+        begin_seal(shard, node.engine._around(node.membership.session), None)
+        return plain(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(attaching.Attaching, "_transaction", sealed)
+    with pytest.raises(Moved):
+        node.loads.attach(LOAD)
+
+    with pytest.raises(Moved):
+        shard.wal.stage_many(encode_rows([(b"late", None, None, (), 0)]), None, Ticket())
+    assert not any(piece.load_id for piece in land.catalog(0).descriptors())
+    with pytest.raises(Moved):
+        node.loads.attach(LOAD)
+
+
+def test_a_topic_with_a_load_is_sealed_and_moves(land: Land) -> None:
+    node = land.node()
+    node.append(count=3)
+    brought = {0: values(0, 30)}
+    node.offer(brought, per_segment=20)
+    node.loads.attach(LOAD)
+    node.append()
+
+    state = node.engine.seal_shard(node.shard().ref, target="b", quiesce=lambda: None)
+    other = land.node("b")
+
+    assert state.next_offset == 34
+    assert other.append() == [34]
+    assert {piece.store for piece in land.catalog(0).descriptors()} == {"directory"}
+    assert {piece.load_id for piece in land.catalog(0).descriptors()} == {None, LOAD}
+    assert broken(land, other, brought) == []
+    land.clock.jump(2 * GRACE_S * 1000 + 86_400_000 * 2)
+    node.loads.sweep()
+    other.loads.sweep()
+    assert broken(land, other, brought) == []
+    assert [path for path in land.files() if path.startswith("/a/loads/") and not path.endswith("/")] == []
+
+
+@pytest.mark.parametrize("end", ["committed", "abandoned", "never offered"])
+def test_objects_of_a_load_go_when_nobody_needs_them_and_not_before(land: Land, end: str, ledger: Ledger) -> None:
+    node = land.node()
+    node.append(count=3)
+    brought = {0: values(0, 30)}
+    manifest = node.prepare(brought, per_segment=20)
+    node.prepare({0: values(0, 5)})  # an attempt that was given up: no manifest lists it
+    old_ms = 2 * max(GRACE_S, land.settings.export.orphan_grace_s) * 1000
+
+    def kept() -> set[str]:
+        return {path for path in land.files() if f"/loads/{LOAD}/" in path}
+
+    before = kept()
+    assert len(before) == 6
+    node.loads.sweep()
+    assert kept() == before, "what is young may be offered yet"
+    if end != "never offered":
+        node.loads.offer(str(NAME), manifest, None)
+        land.clock.jump(old_ms)
+        node.loads.sweep()
+        assert before < kept(), "what is offered is needed, however old"
+    if end == "committed":
+        node.loads.attach(LOAD)
+    if end == "abandoned":
+        node.loads.abandon(LOAD)
+    land.clock.jump(old_ms)
+
+    node.loads.sweep()
+
+    named = {
+        name for piece in land.catalog(0).descriptors() for name in (piece.object_key, piece.object_key[:-3] + "idx")
+    }
+    assert {path.partition("/loads/")[2].rpartition("/")[2] for path in kept()} == (
+        {name.rpartition("/")[2] for name in named if "/loads/" in name}
+    )
+    assert len(kept()) == (4 if end == "committed" else 0)
+    if end == "never offered":
+        with pytest.raises(Conflict):
+            node.loads.offer(str(NAME), manifest, None)
+    else:
+        assert broken(land, node, brought) == []
+    ledger.count("sweeps of loads", end=end)
+
+
+def test_a_deleted_topic_leaves_nothing_of_its_loads(land: Land) -> None:
+    node = land.node()
+    node.append()
+    node.offer({0: values(0, 10)})
+    node.loads.attach(LOAD)
+    node.offer({0: values(0, 10)}, "pending")
+    definitions = Definitions(land.recording, "/forebay", land.clock)
+    definitions.begin_deletion(NAME)
+
+    Deletions(node.parts, definitions, land.settings, land.clock, lambda ref: None).finish()
+
+    assert [path for path in land.files() if TOPIC_ID in path] == []
+    assert [entry.key for entry in land.inner.range("/forebay/") if "load" in entry.key or "offer" in entry.key] == []
+    with pytest.raises(UnknownTopic):
+        node.offer({0: values(0, 10)}, "late")
+
+
+def test_a_restart_between_attach_and_commit_goes_on(land: Land) -> None:
+    node = land.node()
+    node.append(count=3)
+    brought = {0: values(0, 10)}
+    node.offer(brought)
+    with mock.patch.object(LoadBook, "commit", side_effect=Unavailable("not now")), pytest.raises(Unavailable):
+        node.loads.attach(LOAD)
+    node.close()
+
+    again = land.node()
+    again.shard()
+    assert again.settle().status is LoadStatus.COMMITTED
+    assert again.append() == [13]
+    assert broken(land, again, brought) == []

@@ -1,0 +1,105 @@
+"""Every crash that the simulated disk knows, at every step of an attach: recovery finds nothing of it, or all.
+
+The metadata store survives each crash as it stood at that moment: its transactions are noted in the trace.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+import pytest
+
+from forebay.format.descriptor import LoadStatus
+from forebay.testing.catalogs import catalog_is_contiguous, objects_are_whole
+from forebay.testing.crashes import CrashState, explore
+from forebay.testing.invariants import Violation, names_follow_bytes
+from forebay.topics import Durability
+from tests.history.attached import Land, Node, broken, fetching, values
+from tests.ledger import Ledger
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
+
+SOAK: Final = bool(os.environ.get("FOREBAY_SOAK"))
+STATES_MAX: Final = 32 if SOAK else 1
+NAMES_MAX: Final = 16 if SOAK else 2
+BROUGHT: Final = {0: values(0, 10), 1: values(1, 3)}
+MODES: Final = ("local", "shared_fs")
+
+
+def _ready(mode: str, durability: Durability) -> tuple[Land, Node]:
+    land = Land(mode, partitions=2, durability=durability)
+    node = land.node()
+    for partition in (0, 1):
+        node.append(partition, 2)
+    node.places.probe()
+    node.offer(BROUGHT, per_segment=6)
+    return land, node
+
+
+def _attach(node: Node) -> None:
+    node.settle()
+    for partition in (0, 1):
+        node.append(partition)
+
+
+def _give_up(node: Node) -> None:
+    node.loads._attach("load-1", node.land.load(), [node.shard(0)])
+    node.append(0)
+    node.loads.abandon("load-1")
+    _attach(node)
+
+
+@pytest.mark.parametrize("scenario", [_attach, _give_up])
+@pytest.mark.parametrize("durability", [Durability.FSYNC, *([Durability.DISK] if SOAK else [])])
+@pytest.mark.parametrize("mode", MODES)
+def test_no_crash_of_an_attach_breaks_a_promise(
+    mode: str, durability: Durability, scenario: object, ledger: Ledger
+) -> None:
+    land, node = _ready(mode, durability)
+    trace = land.disk.trace
+    begun = len(trace)
+    scenario(node)  # type: ignore[operator]
+    assert broken(land, node, BROUGHT) == []
+    # What a probe of the file system leaves for an instant means nothing to anybody.
+    assert [flaw for flaw in names_follow_bytes(trace) if ".probe" not in flaw.message] == []
+    name = "attach" if scenario is _attach else "attach given up"
+    digests: set[bytes] = set()
+    flaws: list[str] = []
+    for state in explore(trace, range(begun, len(trace) + 1), states_max=STATES_MAX, names_max=NAMES_MAX):
+        digests.add(state.digest())
+        ledger.count("crash states", scenario=name, damage=state.damage.value)
+        found = _recovered(state, mode, durability)
+        ledger.violation("crash states", n=len(found), scenario=name, damage=state.damage.value)
+        flaws += [f"{state}: {flaw}" for flaw in found]
+    ledger.count("distinct crash states", n=len(digests), scenario=name)
+    assert flaws[:10] == []
+
+
+def _recovered(state: CrashState, mode: str, durability: Durability) -> list[Violation]:
+    """What is wrong at that moment, after recovery, and after it all went on."""
+    land = Land.after(state, mode, partitions=2, durability=durability)
+    found: list[Violation] = []
+    for partition in (0, 1):
+        catalog = land.catalog(partition)
+        pieces = catalog.descriptors()
+        found += catalog_is_contiguous(pieces, catalog.frontier().next)
+        found += objects_are_whole(pieces, fetching(state.files(), None))
+    node = land.node()
+    for partition in (0, 1):
+        node.shard(partition)
+    node.settle()
+    ended = land.load().status
+    for partition in (0, 1):
+        node.append(partition)
+    found += broken(land, node, BROUGHT)
+    streams = [node.stream(partition) for partition in (0, 1)]
+    node.close()
+    again = land.node()
+    for partition in (0, 1):
+        if again.stream(partition) != streams[partition]:
+            found.append(Violation("I11", f"[{partition}] reads differently after another restart"))
+    again.close()
+    if ended is LoadStatus.OFFERED:
+        found.append(Violation("I22", "the load is not over"))
+    return found

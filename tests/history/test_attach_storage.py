@@ -1,0 +1,152 @@
+"""Bulk loads into topics of a real data directory, while others append and read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from forebay.clock import SystemClock
+from forebay.errors import Unavailable, Unsupported
+from forebay.format.batch import Row, encode_rows
+from forebay.format.descriptor import LoadStatus
+from forebay.prepared import LoadManifest, LoadPlace, manifest_of, write_segment
+from forebay.records import Record
+from forebay.shard.loading import LoadBook
+from forebay.storage import Storage, Topic
+from forebay.wal.staging import Paused
+from tests.ledger import Ledger
+from tests.moves import rig
+from tests.moves.rig import TOPIC, Land, id_of, metadata_of, shard_of
+from tests.storage.rig import until
+
+LANDS: dict[str, Callable[[Path], Land]] = {"local": rig.local, "shared_fs": rig.shared_fs}
+RECORDS = 20_000
+
+
+@pytest.fixture(params=LANDS)
+def land(request: pytest.FixtureRequest, tmp_path: Path) -> Land:
+    return LANDS[request.param](tmp_path)
+
+
+def prepared(log: Storage, topic: Topic, load_id: str, records: int = RECORDS) -> LoadManifest:
+    """A load with so many records for each partition, in several segments."""
+    store = log.loads.store().store
+    segments = []
+    for partition in range(topic.spec.partitions):
+        for task in range(4):
+            rows: list[Row] = [
+                (b"load %d" % number, None, None, (), number)
+                for number in range(task * records // 4, (task + 1) * records // 4)
+            ]
+            place = LoadPlace(load_id, topic.spec.topic_id, partition)
+            made = write_segment(store, place, f"{task}-0", [encode_rows(rows)], clock=SystemClock())
+            assert made is not None
+            segments.append((partition, made))
+    return manifest_of(load_id, topic.spec.topic_id, segments)
+
+
+class Appender:
+    """Appends one record after the other until told to stop."""
+
+    def __init__(self, topic: Topic) -> None:
+        self.acked: list[int] = []
+        self.refused: list[Unavailable] = []
+        self._topic = topic
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Appender:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self.acked.append(self._topic.append(b"log", partition=0))
+            except Unavailable as error:
+                self.refused.append(error)
+
+
+@pytest.mark.parametrize("how", ["asked for", "at the next look"])
+def test_appends_and_a_follower_go_on_across_a_load(land: Land, how: str, ledger: Ledger) -> None:
+    with land.open("A") as log:
+        topic = log.create_topic(TOPIC, partitions=2)
+        manifest = prepared(log, topic, "one")
+        with land.open("A", read_only=True) as beside:
+            with Appender(topic) as appender:
+                until(lambda: len(appender.acked) > 20)
+                stream = beside.topic(TOPIC).follow(0, partition=0, timeout=60)
+                seen: list[Record] = [next(stream) for _ in range(10)]
+                topic.append(b"log", partition=1)
+                log.loads.offer(TOPIC, manifest, None)
+                if how == "asked for":
+                    progress = log.loads.attach("one")
+                    assert [part.end - part.start for part in progress.attached] == [RECORDS] * 2
+                book = LoadBook(metadata_of(log), "/forebay")
+                until(lambda: book.get("one").load.status is LoadStatus.COMMITTED)
+                behind = len(appender.acked) + 20
+                until(lambda: len(appender.acked) > behind)
+            total = topic.offsets(0).next
+            seen += [next(stream) for _ in range(total - 10)]
+        assert appender.refused == []
+        assert [record.offset for record in seen] == list(range(total))
+        assert [record.value for record in seen if record.value != b"log"] == [b"load %d" % n for n in range(RECORDS)]
+        assert [r.offset for r in seen if r.value == b"log" and r.offset in set(appender.acked)] == appender.acked
+        counters = [shard_of(topic, partition).wal.counters for partition in (0, 1)]
+        assert [counter.pauses for counter in counters] == [1, 1]
+        worst = max(counter.pause_seconds for counter in counters)
+        mode = land.settings.storage.mode
+        ledger.count("longest pause of appends for a load, ms", n=round(1000 * worst), mode=mode, attached=how)
+
+
+def test_a_load_survives_a_restart_a_seal_and_a_move(land: Land) -> None:
+    with land.open("A") as log, land.open("B") as other:
+        topic = log.create_topic(TOPIC)
+        topic.append(b"first")
+        log.loads.offer(TOPIC, prepared(log, topic, "one", 400), None)
+        log.loads.attach("one")
+        topic.append(b"last")
+        log.seal_topic(TOPIC, target=id_of(other))
+
+        moved = other.topic(TOPIC)
+
+        assert moved.append(b"elsewhere") == 402
+        values = [record.value for record in moved.read()]
+        assert values == [b"first", *(b"load %d" % number for number in range(400)), b"last", b"elsewhere"]
+        assert moved.offset_at_time(200) == 0
+        other.delete_topic(TOPIC)
+    left = [path for path in land.root.rglob("*") if path.is_file() and topic.spec.topic_id in str(path)]
+    assert [path for path in left if land.root / "A" not in path.parents] == []
+
+
+def test_a_load_is_offered_to_owners_only_and_only_to_topics_with_files(land: Land) -> None:
+    with land.open("A") as log:
+        topic = log.create_topic(TOPIC)
+        manifest = prepared(log, topic, "one", 8)
+        fleeting = log.create_topic("shop/fleeting", durability="ephemeral")
+        with pytest.raises(Unsupported, match="only topics with files"):
+            log.loads.offer("shop/fleeting", manifest_of("two", fleeting.spec.topic_id, []), None)
+        with land.open("A", read_only=True) as beside, pytest.raises(Unsupported, match="read-only"):
+            beside.loads.offer(TOPIC, manifest, None)
+
+
+def test_a_pause_that_lasts_makes_an_append_wait_and_then_refuses_it(tmp_path: Path) -> None:
+    with rig.local(tmp_path).open("A", wal=msgspec.structs.replace(rig.WAL, append_timeout_ms=100)) as log:
+        topic = log.create_topic(TOPIC)
+        topic.append(b"v")
+        staging = shard_of(topic).wal.staging
+        staging.pause(Paused("a load is being attached"))
+        with pytest.raises(Unavailable, match="waited 100 ms"):
+            topic.append(b"v")
+        resumed = threading.Timer(0.05, staging.resume)
+        resumed.start()
+        assert topic.append(b"v") == 1
+        resumed.join()
