@@ -1,26 +1,28 @@
 """The memory engine: records live as long as the process, offsets for ever. The model the others are compared with.
 
-Deliberately plain: a list of batches, one lock, nothing in the background. Offsets are reserved in the
-metadata store before they are used, so that after a restart none is ever given out twice. What does not fit
-into `memory.bytes_max` is evicted, oldest first.
+One lock, nothing in the background. Offsets are reserved in the metadata store before they are used, so that
+after a restart none is ever given out twice. What does not fit into `memory.bytes_max` is evicted, oldest first.
 """
 
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 
 from forebay.clock import Clock
-from forebay.engines.operations import ShardedEngine, wanted
-from forebay.engines.seam import PAGE_BYTES
-from forebay.errors import Closed, Invalid, Unavailable
+from forebay.engines.holding import HeldRecords
+from forebay.engines.operations import LookupEngine, joined, tombstone, wanted
+from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS, DeleteBefore, DeleteKey, DeleteTag, Deletion
+from forebay.errors import Closed, Full, Invalid, Unavailable
+from forebay.eviction import Evicted, Holding, Limits, plan
 from forebay.format.batch import Batch, ColumnBytes, batch_of, encode_row
 from forebay.format.control import WindowEntry
 from forebay.metadata import MetadataStore
 from forebay.pages import Page
+from forebay.progress import ProgressStore
 from forebay.records import Gap, Offsets, Reason
-from forebay.sealed import first_at_time
+from forebay.sealed import Gathered
 from forebay.settings import Settings
 from forebay.shard import Owner, RecoveryDecision, ShardRef, Source, acquire
 from forebay.shard.reservation import reserve_in_state
@@ -55,16 +57,14 @@ class MemoryShard:
         self.decision = _decision(start)
         self._clock = clock
         self._settings = settings
+        self._limits = Limits.of(ref.spec)
         self._reserve = reserve
         self._reserved_end = start
         self._start = start
-        self._floor = start
-        """Everything from `start` up to here was evicted."""
-        self._next = start
-        self._bytes = 0
-        self._batches: list[Batch] = []
-        self._bases: list[int] = []
-        self._sizes: list[int] = []
+        """Where this life began."""
+        self._evict_floor = 0
+        self._evict_reason = Reason.CAP
+        self._held = HeldRecords(start)
         self._window = ProducerWindow(settings.wal.producers_max, settings.wal.producer_appends_max)
         self._lock = threading.RLock()
         self._is_inside = is_inside(self._lock)
@@ -92,36 +92,39 @@ class MemoryShard:
         return ticket
 
     def _append(self, columns: ColumnBytes, producing: Producing | None) -> int:
-        base, end = self._next, self._next + columns.count
-        if columns.size > self._settings.memory.bytes_max:
-            raise Invalid(
-                f"{columns.size} bytes in one append to {self.ref}, which keeps memory.bytes_max "
-                f"({self._settings.memory.bytes_max}): send less at once, or raise the setting"
-            )
+        base, end = self._held.next, self._held.next + columns.count
+        batch = batch_of(columns, base=base, epoch=self.epoch, appended_at=self._clock.now_ms())
+        self._check_room(batch, columns.size)
         if end > self._reserved_end:
             self._reserved_end = self._reserve(end + self._settings.wal.reserve_records_min)
-        batch = batch_of(columns, base=base, epoch=self.epoch, appended_at=self._clock.now_ms())
         if producing is not None:
             self._window.add(WindowEntry(*producing, 1, columns.count, base))
-        self._batches.append(batch)
-        self._bases.append(base)
-        self._sizes.append(columns.size)
-        self._bytes += columns.size
-        self._next = end
-        self._evict()
+        self._held.append(batch, columns.size)
+        self._fit()
         return base
 
-    def _evict(self) -> None:
-        """Let the oldest go until the rest fits. In bulk: each front deletion costs the length of the lists."""
-        if self._bytes <= self._settings.memory.bytes_max:
+    def _check_room(self, batch: Batch, size: int) -> None:
+        most = self._settings.memory.bytes_max
+        if size > most:
+            raise Invalid(
+                f"{size} bytes in one append to {self.ref}, which keeps memory.bytes_max "
+                f"({most}): send less at once, or raise the setting"
+            )
+        if not self._limits.rejects:
             return
-        target = self._settings.memory.bytes_max - self._settings.memory.bytes_max // EVICTED_PART
-        count = 0
-        while self._bytes > target and count < len(self._batches) - 1:
-            self._bytes -= self._sizes[count]
-            count += 1
-        del self._batches[:count], self._bases[:count], self._sizes[:count]
-        self._floor = self._bases[0]
+        counted = self._held.bytes + int(batch.sizes().sum())
+        self._limits.check_room(self.ref, batch.end - self._held.earliest, counted)
+        if self._held.size + size > most:
+            raise Full(f"{self.ref} is full: it keeps memory.bytes_max ({most}): delete records, or raise the setting")
+
+    def _fit(self) -> None:
+        """Let the oldest go until the rest fits. In bulk: each time costs the length of the lists."""
+        most = self._settings.memory.bytes_max
+        if self._held.size > most:
+            floor = self._held.fit_into(most - most // EVICTED_PART)
+            if floor > self._held.earliest:
+                self._held.drop_below(floor)
+                self._evict_floor, self._evict_reason = floor, Reason.CAP
 
     def settle(self, ticket: Ticket) -> int:
         """See `OpenShard`."""
@@ -145,48 +148,109 @@ class MemoryShard:
         """See `OpenShard`."""
         with self._published:
             self._check_open()
-            if offset >= self._next or self._next == self._start:
+            if offset >= self._held.next or self._held.next == self._start:
                 return Page([], [], offset)
-            events = self._holes(offset)
-            offset = events[-1].stop if events else offset
-            first = bisect_right(self._bases, offset) - 1
-            found = [self._batches[first].slice(offset, self._batches[first].end)]
-            left = bytes_max - self._sizes[first]
-            for place in range(first + 1, len(self._batches)):
-                left -= self._sizes[place]
-                if left < 0:
+            page = Gathered(offset, bytes_max)
+            for hole in self._holes(offset):
+                page.hole(hole)
+            for piece, size in self._held.pieces(page.next):
+                if not page.is_empty and size > page.left:
                     break
-                found.append(self._batches[place])
-            return Page(found, events, found[-1].end)
+                if isinstance(piece, Gap):
+                    page.hole(piece)
+                else:
+                    page.add(piece, size)
+            found = page.page()
+            return found._replace(events=joined(found.events))
 
     def _holes(self, offset: int) -> list[Gap]:
-        """What a reader at `offset` has missed: records of an earlier life, then evicted ones."""
+        """What a reader at `offset` has missed: records of an earlier life, then evicted and deleted ones."""
         holes = [Gap(offset, self._start, Reason.LOST)] if offset < self._start else []
-        if offset < self._floor > self._start:
-            holes.append(Gap(max(offset, self._start), self._floor, Reason.CAP))
-        return holes
+        holes += tombstone(max(offset, self._start), self._evict_floor, self._evict_reason)
+        return [*holes, Gap(offset, self._held.earliest, Reason.DELETED)]
+
+    def read_by_key(
+        self,
+        key: bytes,
+        start: int = 0,
+        *,
+        history: bool = False,
+        records_max: int = PAGE_RECORDS,
+        bytes_max: int = PAGE_BYTES,
+    ) -> Page:
+        """See `LookedUpShard`."""
+        with self._published:
+            self._check_open()
+            offsets = self._held.of_key(key)
+            return self._found(offsets if history else offsets[-1:], start, records_max, bytes_max)
+
+    def read_by_tag(
+        self, tag: str, start: int = 0, *, records_max: int = PAGE_RECORDS, bytes_max: int = PAGE_BYTES
+    ) -> Page:
+        """See `LookedUpShard`."""
+        with self._published:
+            self._check_open()
+            return self._found(self._held.of_tag(tag), start, records_max, bytes_max)
+
+    def _found(self, offsets: Sequence[int], start: int, records_max: int, bytes_max: int) -> Page:
+        """A page of the records at these offsets."""
+        batches: list[Batch] = []
+        events = tombstone(start, self._evict_floor, self._evict_reason)
+        first = bisect_left(offsets, start)
+        for offset in offsets[first : first + records_max]:
+            batch, size = self._held.one(offset)
+            if batches and size > bytes_max:
+                break
+            batches.append(batch)
+            bytes_max -= size
+        more = first + len(batches) < len(offsets)
+        return Page(batches, events, batches[-1].end if more else max(start, self._held.next))
+
+    def delete(self, what: Deletion) -> int:
+        """See `LookedUpShard`."""
+        with self._published:
+            self._check_open()
+            if isinstance(what, DeleteBefore):
+                offset = min(what.offset, self._held.next)
+                return self._held.drop_below(offset) if offset > self._held.earliest else 0
+            if isinstance(what, DeleteKey):
+                return self._held.delete(self._held.of_key(what.key))
+            if isinstance(what, DeleteTag):
+                return self._held.delete(self._held.of_tag(what.tag))
+            return self._held.delete(self._held.within(what.start, what.stop))
+
+    def evict(self, now_ms: int) -> Evicted:
+        """See `LookedUpShard`."""
+        with self._published:
+            self._check_open()
+            held = self._held
+            holding = Holding(self._evict_floor, held.earliest, held.next, held.live, held.bytes)
+            floor, evicted = plan(self._limits, holding, held.stretches, now_ms)
+            if evicted.reason is not None:
+                held.drop_below(floor)
+                self._evict_floor, self._evict_reason = floor, evicted.reason
+            return evicted
 
     def wait(self, offset: int, timeout: float | None) -> bool:
         """See `OpenShard`."""
         with self._published:
-            self._published.wait_for(lambda: self._next > max(offset, self._start) or self._closed, timeout)
-            return self._next > max(offset, self._start)
+            self._published.wait_for(lambda: self._held.next > max(offset, self._start) or self._closed, timeout)
+            return self._held.next > max(offset, self._start)
 
     def offset_at_time(self, timestamp: int) -> int | None:
         """See `OpenShard`."""
         with self._published:
             self._check_open()
-            return first_at_time(self._batches, timestamp)
+            return self._held.first_at_time(timestamp)
 
     def offsets(self) -> Offsets:
         """See `OpenShard`."""
         with self._published:
-            floor = self._floor if self._floor > self._start else 0
-            return Offsets(earliest=self._floor, evict_floor=floor, durable=0, exported=0, next=self._next)
+            return Offsets(self._held.earliest, self._evict_floor, durable=0, exported=0, next=self._held.next)
 
     def published(self) -> int:
         """See `OpenShard`."""
-        return self._next
+        return self._held.next
 
     def flush(self) -> None:
         """Nothing can be made durable here."""
@@ -200,7 +264,7 @@ class MemoryShard:
         """Refuse everything from now on, let the records go and wake whoever waits for more."""
         with self._published:
             self._closed = reason
-            self._batches, self._bases, self._sizes = [], [], []
+            self._held = HeldRecords(self._held.next)
             self._published.notify_all()
         for waker in tuple(self.wakers):
             waker()
@@ -221,11 +285,11 @@ def _decision(start: int) -> RecoveryDecision:
     return RecoveryDecision(next_offset=start, source=source, exact=not start, gap=gap)
 
 
-class MemoryEngine(ShardedEngine[MemoryShard]):
+class MemoryEngine(LookupEngine[MemoryShard]):
     """Shards in memory, owned by this process."""
 
     def __init__(self, settings: Settings, *, clock: Clock, metadata: MetadataStore, owner: Owner) -> None:
-        super().__init__()
+        super().__init__(ProgressStore(metadata, settings.metadata.prefix))
         self._settings = settings
         self._clock = clock
         self._metadata = metadata

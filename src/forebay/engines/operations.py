@@ -6,19 +6,32 @@ import threading
 from abc import abstractmethod
 from typing import Generic, TypeVar
 
-from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS, NewRecord, OpenShard, ShardStatus
+from forebay.engines.seam import (
+    PAGE_BYTES,
+    PAGE_RECORDS,
+    DeleteBefore,
+    DeleteKey,
+    DeleteRange,
+    DeleteTag,
+    LookedUpShard,
+    NewRecord,
+    OpenShard,
+    ShardStatus,
+)
 from forebay.errors import Closed, Invalid
 from forebay.format.batch import Columns, encode_columns
 from forebay.format.descriptor import state_key
 from forebay.format.keys import deleted_key, late_key
 from forebay.pages import Page
-from forebay.records import OFFSET_MAX
+from forebay.progress import Progress, ProgressStore, ReaderName
+from forebay.records import OFFSET_MAX, Gap, Reason
 from forebay.settings import Settings
 from forebay.shard import ShardRef, Wanted
 from forebay.wal.hearing import deferred
 from forebay.wal.staging import Entry, Ticket, record_bytes
 
 S = TypeVar("S", bound=OpenShard)
+L = TypeVar("L", bound=LookedUpShard)
 
 
 class ShardedEngine(Generic[S]):
@@ -117,8 +130,7 @@ class ShardedEngine(Generic[S]):
     ) -> Page:
         """See `StorageEngine`."""
         check_offset(offset)
-        if records_max < 1 or bytes_max < 1:
-            raise Invalid(f"a page takes at least 1 record and 1 byte, not {records_max} and {bytes_max}")
+        _check_limits(records_max, bytes_max)
         page = self.open_shard(ref).read(offset, bytes_max)
         return limited(page, records_max)
 
@@ -129,6 +141,88 @@ class ShardedEngine(Generic[S]):
     def _check_open(self) -> None:
         if self._ended is not None:
             raise Closed(f"this engine {self._ended}")
+
+
+class LookupEngine(ShardedEngine[L]):
+    """The same for shards with look-ups and deletes; groups keep their offsets in the progress store."""
+
+    def __init__(self, progress: ProgressStore) -> None:
+        super().__init__()
+        self._progress = progress
+
+    def read_by_key(
+        self,
+        ref: ShardRef,
+        key: bytes,
+        start: int = 0,
+        *,
+        history: bool = False,
+        records_max: int = PAGE_RECORDS,
+        bytes_max: int = PAGE_BYTES,
+    ) -> Page:
+        """See `LookedUpEngine`."""
+        check_offset(start)
+        _check_limits(records_max, bytes_max)
+        shard = self.open_shard(ref)
+        return shard.read_by_key(_key(key), start, history=history, records_max=records_max, bytes_max=bytes_max)
+
+    def read_by_tag(
+        self, ref: ShardRef, tag: str, start: int = 0, *, records_max: int = PAGE_RECORDS, bytes_max: int = PAGE_BYTES
+    ) -> Page:
+        """See `LookedUpEngine`."""
+        check_offset(start)
+        _check_limits(records_max, bytes_max)
+        return self.open_shard(ref).read_by_tag(_tag(tag), start, records_max=records_max, bytes_max=bytes_max)
+
+    def delete_by_offset(self, ref: ShardRef, start: int, stop: int) -> int:
+        """See `LookedUpEngine`."""
+        check_offset(start)
+        check_offset(stop)
+        if stop < start:
+            raise Invalid(f"the range [{start}, {stop}) ends before it begins")
+        return self.open_shard(ref).delete(DeleteRange(start, stop))
+
+    def delete_by_key(self, ref: ShardRef, key: bytes) -> int:
+        """See `LookedUpEngine`."""
+        return self.open_shard(ref).delete(DeleteKey(_key(key)))
+
+    def delete_by_tag(self, ref: ShardRef, tag: str) -> int:
+        """See `LookedUpEngine`."""
+        return self.open_shard(ref).delete(DeleteTag(_tag(tag)))
+
+    def delete_before(self, ref: ShardRef, offset: int) -> int:
+        """See `LookedUpEngine`."""
+        check_offset(offset)
+        return self.open_shard(ref).delete(DeleteBefore(offset))
+
+    def commit_offset(self, ref: ShardRef, group: str, offset: int, note: str = "") -> int:
+        """See `LookedUpEngine`."""
+        check_offset(offset)
+        reader = ReaderName.of(ref.spec.namespace, ref.spec.topic, group)
+        cursor = Progress(offset=offset, incarnation=ref.spec.topic_id, note=note)
+        return self._progress.ack_up_to(reader, {ref.partition: cursor})[ref.partition]
+
+    def get_offset_by_group(self, ref: ShardRef, group: str) -> Progress | None:
+        """See `LookedUpEngine`."""
+        reader = ReaderName.of(ref.spec.namespace, ref.spec.topic, group)
+        return self._progress.get(reader, ref.partition, ref.spec.topic_id)
+
+
+def _key(key: object) -> bytes:
+    if not isinstance(key, bytes):
+        raise Invalid(f"key is {type(key).__name__}, not bytes: records without a key cannot be looked up by it")
+    return key
+
+
+def _tag(tag: object) -> str:
+    if not isinstance(tag, str):
+        raise Invalid(f"tag is {type(tag).__name__}, not str: records without a tag cannot be looked up by it")
+    return tag
+
+
+def _check_limits(records_max: int, bytes_max: int) -> None:
+    if records_max < 1 or bytes_max < 1:
+        raise Invalid(f"a page takes at least 1 record and 1 byte, not {records_max} and {bytes_max}")
 
 
 def wanted(ref: ShardRef, settings: Settings) -> Wanted:
@@ -154,3 +248,19 @@ def limited(page: Page, records_max: int) -> Page:
         if records_max == 0:
             return page.clipped(batch.end)
     return page
+
+
+def tombstone(offset: int, floor: int, reason: Reason) -> list[Gap]:
+    """What a reader at `offset` is told of eviction up to `floor`."""
+    return [Gap(offset, floor, reason)] if offset < floor else []
+
+
+def joined(gaps: list[Gap]) -> list[Gap]:
+    """Holes in offset order, those of one reason that touch made one."""
+    found: list[Gap] = []
+    for gap in gaps:
+        if found and found[-1].stop == gap.start and found[-1].reason is gap.reason:
+            found[-1] = found[-1]._replace(stop=gap.stop)
+        else:
+            found.append(gap)
+    return found

@@ -2,15 +2,18 @@
 
 `StorageEngine` is the interface by shard name; `OpenShard` is one shard held open, which the fast paths
 use. Every engine answers alike to the last detail: one contract suite in `forebay.testing` states it.
+`LookedUpShard` and `LookedUpEngine` add look-ups, deletes and eviction, for the engines that have them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
+from forebay.eviction import Evicted
 from forebay.format.batch import ColumnBytes
 from forebay.pages import Page
+from forebay.progress import Progress
 from forebay.records import Headers, Offsets
 from forebay.shard import RecoveryDecision, ShardRef
 from forebay.topics import Durability
@@ -35,6 +38,34 @@ class ShardStatus(NamedTuple):
 
     ref: ShardRef
     offsets: Offsets
+
+
+class DeleteRange(NamedTuple):
+    """Delete the records with offsets in `[start, stop)`."""
+
+    start: int
+    stop: int
+
+
+class DeleteKey(NamedTuple):
+    """Delete every record with exactly this key."""
+
+    key: bytes
+
+
+class DeleteTag(NamedTuple):
+    """Delete every record with exactly this tag."""
+
+    tag: str
+
+
+class DeleteBefore(NamedTuple):
+    """Delete everything below `offset`: `earliest` moves there."""
+
+    offset: int
+
+
+Deletion: TypeAlias = DeleteRange | DeleteKey | DeleteTag | DeleteBefore
 
 
 class OpenShard(Protocol):
@@ -105,6 +136,44 @@ class OpenShard(Protocol):
         """Begin a new file, where the engine has files."""
 
 
+class LookedUpShard(OpenShard, Protocol):
+    """A shard whose records are found by key and tag, deleted, and evicted.
+
+    What was deleted reads as a hole of reason `DELETED`, which cursors step over in silence. What was evicted
+    is one hole up to `evict_floor`, of reason `CAP` or `TTL`, whatever else had been there.
+    """
+
+    def read_by_key(
+        self,
+        key: bytes,
+        start: int = 0,
+        *,
+        history: bool = False,
+        records_max: int = PAGE_RECORDS,
+        bytes_max: int = PAGE_BYTES,
+    ) -> Page:
+        """The newest live record with exactly this key, if it is at or above `start`; `next` is the head.
+
+        With `history` all live ones from `start` on, in offset order: `next` is behind the last one given, or the
+        head if there are no more. The first comes through whatever the limits. Below `evict_floor` the tombstone is
+        told; what was deleted is not.
+        """
+
+    def read_by_tag(
+        self, tag: str, start: int = 0, *, records_max: int = PAGE_RECORDS, bytes_max: int = PAGE_BYTES
+    ) -> Page:
+        """All live records with exactly this tag from `start` on, paged as `read_by_key` with `history`."""
+
+    def delete(self, what: Deletion) -> int:
+        """How many live records it ended: of those published before the call, and no later one.
+
+        On return it holds by the durability class of the topic. What is not there is no error.
+        """
+
+    def evict(self, now_ms: int) -> Evicted:
+        """Apply the caps and the time to live of the topic; what was done. Floors never go back."""
+
+
 class StorageEngine(Protocol):
     """Shards by name. Deleting or listing what is not there is fine; a shard is made when it is first used."""
 
@@ -142,3 +211,45 @@ class StorageEngine(Protocol):
 
     def abandon(self) -> None:
         """End without touching anything, in a forked child."""
+
+
+class LookedUpEngine(StorageEngine, Protocol):
+    """Shards by name, with look-ups, deletes and the offsets of groups. See `LookedUpShard` for what holds."""
+
+    def open_shard(self, ref: ShardRef) -> LookedUpShard:
+        """The shard, opened once; the same object afterwards."""
+
+    def read_by_key(
+        self,
+        ref: ShardRef,
+        key: bytes,
+        start: int = 0,
+        *,
+        history: bool = False,
+        records_max: int = PAGE_RECORDS,
+        bytes_max: int = PAGE_BYTES,
+    ) -> Page:
+        """The newest record of the key, or all of them, page by page."""
+
+    def read_by_tag(
+        self, ref: ShardRef, tag: str, start: int = 0, *, records_max: int = PAGE_RECORDS, bytes_max: int = PAGE_BYTES
+    ) -> Page:
+        """The records of the tag, page by page."""
+
+    def delete_by_offset(self, ref: ShardRef, start: int, stop: int) -> int:
+        """End the records of `[start, stop)`; how many there were."""
+
+    def delete_by_key(self, ref: ShardRef, key: bytes) -> int:
+        """End all records of the key; how many there were."""
+
+    def delete_by_tag(self, ref: ShardRef, tag: str) -> int:
+        """End all records of the tag; how many there were."""
+
+    def delete_before(self, ref: ShardRef, offset: int) -> int:
+        """End everything below `offset`; how many records there were. `earliest` is there on return, or at the head."""
+
+    def commit_offset(self, ref: ShardRef, group: str, offset: int, note: str = "") -> int:
+        """The group has done everything below `offset`; where it stands, durably, on return. It never goes back."""
+
+    def get_offset_by_group(self, ref: ShardRef, group: str) -> Progress | None:
+        """Where the group stands, with its note; `None` if it has committed nothing in this topic."""

@@ -1,0 +1,278 @@
+"""Records held in memory, with indexes by offset, key, tag and time. One thread at a time; knows no shards.
+
+Deliberately plain, for the other engines are compared with it: a list of what was appended at once, a set of
+deleted offsets, and for each key and tag a sorted list of its live offsets.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from forebay.eviction import Stretch
+from forebay.format.batch import Batch, batch_of
+from forebay.format.offsets import OffsetSet
+from forebay.records import Gap, Reason
+
+NO_TIME = -(2**63)
+FEW = 64
+"""Up to here offsets are taken out of a list one by one."""
+
+K = TypeVar("K", bytes, str)
+
+
+class Held:
+    """What was appended at once. `batch` is `None` once all of it is deleted."""
+
+    __slots__ = ("base", "batch", "bytes", "deleted", "end", "size", "sizes", "top")
+
+    def __init__(self, base: int, batch: Batch | None, size: int, sizes: npt.NDArray[np.int64]) -> None:
+        self.base = base
+        self.end = base + len(sizes)
+        self.batch = batch
+        self.size = size
+        """What it takes in memory."""
+        self.sizes = sizes
+        """What each record counts for."""
+        self.bytes = int(sizes.sum())
+        self.deleted = 0
+        self.top = NO_TIME if batch is None else int(batch.timestamps().max())
+        """The newest time of a live record."""
+
+
+class HeldRecords:
+    """Everything from `earliest` to `next`."""
+
+    def __init__(self, start: int) -> None:
+        self.earliest = start
+        self.next = start
+        self.live = 0
+        self.size = 0
+        """What all of it takes in memory."""
+        self.bytes = 0
+        """What all of it counts for."""
+        self._held: list[Held] = []
+        self._bases: list[int] = []
+        self._times: list[int] = []
+        """When each of `_held` was appended."""
+        self._deleted = OffsetSet()
+        self._keys: defaultdict[bytes, list[int]] = defaultdict(list)
+        self._tags: defaultdict[str, list[int]] = defaultdict(list)
+        self._highs: list[int] | None = []
+        """The newest time up to and with each of `_held`; `None` once some of them may be gone."""
+
+    def append(self, batch: Batch, size: int) -> None:
+        """Take in the next records."""
+        held = Held(batch.base, batch, size, batch.sizes())
+        for offset, key in enumerate(batch.keys() or (), batch.base):
+            if key is not None:
+                self._keys[key].append(offset)
+        for offset, tag in enumerate(batch.tags() or (), batch.base):
+            if tag is not None:
+                self._tags[tag].append(offset)
+        if self._highs is not None:
+            self._highs.append(max(self._highs[-1], held.top) if self._highs else held.top)
+        self._held.append(held)
+        self._bases.append(held.base)
+        self._times.append(batch.appended_at)
+        self.next = held.end
+        self.live += batch.count
+        self.size += size
+        self.bytes += held.bytes
+
+    def pieces(self, offset: int) -> Iterator[tuple[Batch | Gap, int]]:
+        """What lies from `offset` on, in order: live records with about their size, and deleted ranges with none."""
+        for place in range(max(bisect_right(self._bases, offset) - 1, 0), len(self._held)):
+            held = self._held[place]
+            for start, stop, live in self._runs(held):
+                if stop <= offset:
+                    continue
+                if live:
+                    assert held.batch is not None
+                    found = held.batch.slice(max(start, offset), stop)
+                    yield found, held.size * found.count // (held.end - held.base)
+                else:
+                    yield Gap(max(start, offset), stop, Reason.DELETED), 0
+
+    def stretches(self) -> Iterator[Stretch]:
+        """The same for eviction, from `earliest` on."""
+        for held, appended_at in zip(self._held, self._times, strict=True):
+            for start, stop, live in self._runs(held):
+                sizes = held.sizes[start - held.base : stop - held.base]
+                yield Stretch(start, stop, live, appended_at, int(sizes.sum()), sizes.copy)
+
+    def of_key(self, key: bytes) -> Sequence[int]:
+        """The live offsets of a key."""
+        return self._keys.get(key, ())
+
+    def of_tag(self, tag: str) -> Sequence[int]:
+        """The live offsets of a tag."""
+        return self._tags.get(tag, ())
+
+    def within(self, start: int, stop: int) -> list[int]:
+        """The live offsets of `[start, stop)`."""
+        found: list[int] = []
+        for place in range(max(bisect_right(self._bases, start) - 1, 0), len(self._held)):
+            held = self._held[place]
+            if held.base >= stop:
+                break
+            for first, last, live in self._runs(held):
+                if live:
+                    found += range(max(first, start), min(last, stop))
+        return found
+
+    def one(self, offset: int) -> tuple[Batch, int]:
+        """The live record at `offset`, and what it counts for."""
+        held = self._at(offset)
+        assert held.batch is not None
+        return held.batch.slice(offset, offset + 1), int(held.sizes[offset - held.base])
+
+    def first_at_time(self, timestamp: int) -> int | None:
+        """The first live record at or after the time."""
+        if self._highs is None:
+            self._highs = list(accumulate((held.top for held in self._held), max))
+        place = bisect_left(self._highs, timestamp)
+        if place == len(self._highs):
+            return None
+        batch = self._held[place].batch
+        assert batch is not None, "a newest time is that of a live record"
+        matches = (batch.timestamps() >= timestamp) & ~self._deleted.mask(batch.base, batch.count)
+        return batch.base + int(np.argmax(matches))
+
+    def delete(self, offsets: Iterable[int]) -> int:
+        """End these live records; how many they are."""
+        ordered = sorted(offsets)
+        if not ordered:
+            return 0
+        keys: defaultdict[bytes, list[int]] = defaultdict(list)
+        tags: defaultdict[str, list[int]] = defaultdict(list)
+        self._deleted |= OffsetSet.of(ordered)
+        place = 0
+        while place < len(ordered):
+            held = self._at(ordered[place])
+            until = bisect_left(ordered, held.end)
+            self._delete_in(held, ordered[place:until], keys, tags)
+            place = until
+        for key, gone in keys.items():
+            _take_out(self._keys, key, gone)
+        for tag, gone in tags.items():
+            _take_out(self._tags, tag, gone)
+        self.live -= len(ordered)
+        self._highs = None
+        return len(ordered)
+
+    def drop_below(self, offset: int) -> int:
+        """Let go of everything below `offset`, which becomes `earliest`; how many live records that ended."""
+        count = bisect_left(self._bases, offset)
+        if count and self._held[count - 1].end > offset:
+            self._cut(count - 1, offset)
+        dropped = self._held[:count]
+        del self._held[:count], self._bases[:count], self._times[:count]
+        self._forget_below(offset, dropped)
+        ended = sum(held.end - held.base - held.deleted for held in dropped)
+        self.live -= ended
+        self.size -= sum(held.size for held in dropped)
+        self.bytes -= sum(held.bytes for held in dropped)
+        self._deleted = self._deleted.clipped(offset, self.next)
+        self.earliest = offset
+        self._highs = None
+        return ended
+
+    def fit_into(self, size: int) -> int:
+        """Where `earliest` must move to so that no more than `size` is taken; the newest append stays."""
+        left, place = self.size, 0
+        while left > size and place < len(self._held) - 1:
+            left -= self._held[place].size
+            place += 1
+        return self._bases[place]
+
+    def _at(self, offset: int) -> Held:
+        return self._held[bisect_right(self._bases, offset) - 1]
+
+    def _runs(self, held: Held) -> Iterator[tuple[int, int, bool]]:
+        """Start, stop, and whether they are live, of the runs of records of one append."""
+        count = held.end - held.base
+        if held.deleted in (0, count):
+            yield held.base, held.end, not held.deleted
+            return
+        gone = self._deleted.mask(held.base, count)
+        edges = [0, *(np.flatnonzero(gone[1:] != gone[:-1]) + 1).tolist(), count]
+        for start, stop in pairwise(edges):
+            yield held.base + start, held.base + stop, not gone[start]
+
+    def _delete_in(
+        self, held: Held, offsets: list[int], keys: defaultdict[bytes, list[int]], tags: defaultdict[str, list[int]]
+    ) -> None:
+        """End records of one append and tell which keys and tags they had."""
+        batch = held.batch
+        assert batch is not None
+        for found, index in ((batch.keys(), keys), (batch.tags(), tags)):
+            for offset in offsets if found is not None else ():
+                entry = found[offset - held.base]  # type: ignore[index]
+                if entry is not None:
+                    index[entry].append(offset)  # type: ignore[index]
+        held.deleted += len(offsets)
+        if held.deleted == held.end - held.base:
+            self.size -= held.size
+            held.batch, held.size, held.top = None, 0, NO_TIME
+        else:
+            held.top = _newest(batch, self._deleted.mask(batch.base, batch.count))
+
+    def _cut(self, place: int, offset: int) -> None:
+        """Make two of one append, the second from `offset` on, with memory of its own."""
+        held = self._held[place]
+        front, rest = (self._part(held, start, stop) for start, stop in ((held.base, offset), (offset, held.end)))
+        if rest.batch is not None:
+            columns = rest.batch.columns_bytes()
+            rest.size = columns.size
+            rest.batch = batch_of(columns, base=offset, epoch=rest.batch.epoch, appended_at=rest.batch.appended_at)
+        front.size = held.size - rest.size
+        self._held[place : place + 1] = [front, rest]
+        self._bases[place : place + 1] = [front.base, rest.base]
+        self._times[place : place + 1] = [self._times[place]] * 2
+
+    def _part(self, held: Held, start: int, stop: int) -> Held:
+        batch = held.batch.slice(start, stop) if held.batch is not None else None
+        part = Held(start, batch, 0, held.sizes[start - held.base : stop - held.base])
+        part.deleted = self._deleted.count_in(start, stop)
+        if part.deleted == stop - start:
+            part.batch = None
+        part.top = NO_TIME if part.batch is None else _newest(part.batch, self._deleted.mask(start, stop - start))
+        return part
+
+    def _forget_below(self, offset: int, dropped: list[Held]) -> None:
+        batches = [held.batch for held in dropped if held.batch is not None]
+        for key in {key for batch in batches for key in batch.keys() or () if key is not None}:
+            _cut_front(self._keys, key, offset)
+        for tag in {tag for batch in batches for tag in batch.tags() or () if tag is not None}:
+            _cut_front(self._tags, tag, offset)
+
+
+def _newest(batch: Batch, gone: npt.NDArray[np.bool_]) -> int:
+    left = batch.timestamps()[~gone]
+    return int(left.max()) if len(left) else NO_TIME
+
+
+def _take_out(index: defaultdict[K, list[int]], entry: K, gone: list[int]) -> None:
+    offsets = index[entry]
+    if len(gone) <= FEW:
+        for offset in gone:
+            del offsets[bisect_left(offsets, offset)]
+    else:
+        out = set(gone)
+        offsets[:] = [offset for offset in offsets if offset not in out]
+    if not offsets:
+        del index[entry]
+
+
+def _cut_front(index: defaultdict[K, list[int]], entry: K, offset: int) -> None:
+    offsets = index.get(entry, [])
+    del offsets[: bisect_left(offsets, offset)]
+    if not offsets:
+        index.pop(entry, None)
