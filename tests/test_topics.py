@@ -107,6 +107,8 @@ def test_a_definition_has_defaults_and_survives_storing() -> None:
         (None, "ephemeral", (Engine.MEMORY, Durability.EPHEMERAL)),
         ("memory", None, (Engine.MEMORY, Durability.EPHEMERAL)),
         ("memory", "ephemeral", (Engine.MEMORY, Durability.EPHEMERAL)),
+        ("rocksdb", None, (Engine.ROCKSDB, Durability.DISK)),
+        ("rocksdb", "fsync", (Engine.ROCKSDB, Durability.FSYNC)),
     ],
 )
 def test_engine_and_durability_follow_from_each_other(
@@ -123,6 +125,8 @@ def test_engine_and_durability_follow_from_each_other(
         ("segment", "ephemeral", 'use engine "memory"'),
         ("memory", "disk", 'needs engine "segment"'),
         ("memory", "memory", 'needs engine "segment"'),
+        ("rocksdb", "ephemeral", 'use engine "memory"'),
+        ("rocksdb", "memory", 'use durability "disk" or "fsync", or engine "segment"'),
         ("paper", None, "engine is 'paper'; use one of segment, memory, rocksdb"),
         (None, "forever", "durability is 'forever'; use one of ephemeral, memory, disk, fsync"),
     ],

@@ -118,9 +118,7 @@ class Engine(enum.StrEnum):
 
     @classmethod
     def parse(cls, text: str) -> Engine:
-        """The engine of that name; `Unsupported` for one that is not offered yet."""
-        if text == "rocksdb":
-            raise Unsupported('engine "rocksdb" is not offered yet; use "segment"')
+        """The engine of that name."""
         if text not in tuple(cls):
             raise Invalid(f"engine is {_shown(str(text))}; use one of {', '.join(cls)}")
         return cls(text)

@@ -47,7 +47,7 @@ def _refused(outcome: Outcome, code: int) -> bool:
         (["topic", "create", "t", "--partitions", "many"], 2),
         (["topic", "create", "t", "--durability", "eternal"], 2),
         (["topic", "create", "t", "--durability", "replicated"], 2),
-        (["topic", "create", "t", "--engine", "rocksdb"], 2),
+        (["topic", "create", "t", "--engine", "rocksdb", "--durability", "memory"], 2),
         (["topic", "create", "t", "--compression", "lz4"], 2),
         (["topic", "create", "t", "--durability", "fsync", "--engine", "memory"], 2),
         (["topic", "create", "shop/orders"], 3),

@@ -2,15 +2,27 @@
 
 from forebay.engines.following import FollowingEngine
 from forebay.engines.memory import MemoryEngine, MemoryShard
-from forebay.engines.seam import NewRecord, OpenShard, ShardStatus, StorageEngine
+from forebay.engines.rocksdb import RocksEngine, RocksShard
+from forebay.engines.seam import (
+    LookedUpEngine,
+    LookedUpShard,
+    NewRecord,
+    OpenShard,
+    ShardStatus,
+    StorageEngine,
+)
 from forebay.engines.segment import SegmentEngine
 
 __all__ = [
     "FollowingEngine",
+    "LookedUpEngine",
+    "LookedUpShard",
     "MemoryEngine",
     "MemoryShard",
     "NewRecord",
     "OpenShard",
+    "RocksEngine",
+    "RocksShard",
     "SegmentEngine",
     "ShardStatus",
     "StorageEngine",

@@ -64,6 +64,11 @@ def look(options: ReadOptions) -> Snapshot:
             raise Unsupported(
                 f"{spec.name} lives in the memory of its owner: no other process, and so no Spark, reads it"
             )
+        if spec.engine is Engine.ROCKSDB:
+            raise Unsupported(
+                f"{spec.name} lives in a RocksDB database, which only its owner can open: Spark reads topics on engine "
+                '"segment"; copy the records to one'
+            )
         _refuse_moved(store, directory, spec)
     bounds = [_bounds(disk, path, spec.topic_id, partition) for partition in range(spec.partitions)]
     ranges = resolve(

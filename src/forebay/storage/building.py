@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from forebay.blobs import BlobStore, Denied, DirectoryStore, open_store
 from forebay.clock import Clock
 from forebay.disk import Disk, SystemDisk
-from forebay.engines import FollowingEngine, MemoryEngine, SegmentEngine
-from forebay.errors import Unavailable
+from forebay.engines import FollowingEngine, MemoryEngine, RocksEngine, SegmentEngine
+from forebay.engines.rocksdb.database import check_installed
+from forebay.errors import Unavailable, Unsupported
 from forebay.metadata import MemoryMetadata, MetadataStore
 from forebay.metadata.opening import open_metadata
 from forebay.settings import Settings
@@ -21,10 +22,13 @@ from forebay.storage.archiving import Archiving
 from forebay.storage.definitions import Definitions
 from forebay.storage.directory import LogDirectory, is_owned, refuse_lost_metadata
 from forebay.storage.threads import Maintenance, Rounds
+from forebay.topics import Engine, TopicSpec
 
 logger = logging.getLogger(__name__)
 
 IN_MEMORY = ":memory:"
+ROCKSDB = "rocksdb"
+"""The directory of the database, in the data directory; made when a topic first needs it."""
 
 
 @dataclass(kw_only=True)
@@ -34,6 +38,7 @@ class Parts:
     metadata: MetadataStore
     memory: MemoryEngine
     segment: SegmentEngine | FollowingEngine | None = None
+    rocksdb: RocksEngine | None = None
     membership: Membership | None = None
     maintenance: Maintenance | None = None
     archiving: Archiving | None = None
@@ -47,6 +52,30 @@ class Parts:
     def owned(self) -> SegmentEngine | None:
         """The segment engine, where this process may write."""
         return self.segment if isinstance(self.segment, SegmentEngine) else None
+
+    def engine_of(self, spec: TopicSpec) -> MemoryEngine | RocksEngine | SegmentEngine | FollowingEngine:
+        """Where the records of the topic are; `Unsupported` if this process cannot come by them."""
+        beside = isinstance(self.segment, FollowingEngine)
+        if spec.engine is Engine.MEMORY:
+            if beside:
+                raise Unsupported(f"{spec.name} lives in the memory of its owner: no other process can read it")
+            return self.memory
+        if spec.engine is Engine.ROCKSDB:
+            if self.rocksdb is None:
+                raise Unsupported(
+                    f"{spec.name} lives in a RocksDB database, which only the process that owns the directory can "
+                    'open: read it there, or keep the topic on engine "segment"'
+                )
+            return self.rocksdb
+        assert self.segment is not None
+        return self.segment
+
+    def check_creation(self, spec: TopicSpec) -> None:
+        """`Unsupported` if such a topic cannot live here."""
+        if self.segment is None and spec.engine is not Engine.MEMORY:
+            raise Unsupported(f'this log keeps everything in memory: create {spec.name} with durability "ephemeral"')
+        if spec.engine is Engine.ROCKSDB:
+            check_installed()
 
 
 def memory_parts(settings: Settings, clock: Clock) -> Parts:
@@ -117,6 +146,14 @@ def owner_parts(directory: LogDirectory, settings: Settings, disk: Disk, clock: 
                 membership=membership,
                 places=places,
                 on_open=watch,
+            ),
+            rocksdb=RocksEngine(
+                f"{directory.path}/{ROCKSDB}",
+                settings,
+                disk=disk,
+                clock=clock,
+                metadata=metadata,
+                membership=membership,
             ),
             membership=membership,
             maintenance=maintenance,

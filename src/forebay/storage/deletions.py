@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 
 from forebay.clock import Clock
-from forebay.engines import MemoryEngine, SegmentEngine
 from forebay.engines.operations import wanted
 from forebay.errors import Indeterminate, Unavailable
 from forebay.progress import ProgressStore
@@ -70,7 +69,7 @@ class Deletions:
             holder = mark_deleting(metadata, key, spec.topic_id)
             elsewhere = elsewhere or holder not in (None, self._holder)
             self._forget(ref)
-            self._engine(spec).delete_shard(ref)
+            self._parts.engine_of(spec).delete_shard(ref)
         if self._parts.places is not None and spec.engine is Engine.SEGMENT:
             for name in _names(spec.topic_id, spec.partitions):
                 for place in self._parts.places.stores:
@@ -85,10 +84,6 @@ class Deletions:
     @property
     def _holder(self) -> str | None:
         return self._parts.membership.holder if self._parts.membership is not None else None
-
-    def _engine(self, spec: TopicSpec) -> MemoryEngine | SegmentEngine:
-        segment = self._parts.owned
-        return self._parts.memory if spec.engine is Engine.MEMORY or segment is None else segment
 
 
 def _names(topic_id: str, partitions: int) -> list[str]:

@@ -83,5 +83,8 @@ class Moves:
 
     def _engine(self, spec: TopicSpec) -> SegmentEngine:
         if self._parts.owned is None or spec.engine is not Engine.SEGMENT:
-            raise Unsupported(f"{spec.name} lives on the {spec.engine} engine: only topics with files can be sealed")
+            raise Unsupported(
+                f'{spec.name} lives on the {spec.engine} engine: only topics on engine "segment" are exported, sealed '
+                "and moved; copy the records to one"
+            )
         return self._parts.owned

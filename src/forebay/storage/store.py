@@ -148,8 +148,7 @@ class Storage:
             engine=engine,
             compression=compression,
         )
-        if self._parts.segment is None and spec.engine is not Engine.MEMORY:
-            raise Unsupported(f'this log keeps everything in memory: create {spec.name} with durability "ephemeral"')
+        self._parts.check_creation(spec)
         with self._changing:
             self._deletions.finish()
             if any(gone.name == spec.name for gone in self._definitions.deleting()):
@@ -272,7 +271,7 @@ class Storage:
         parts = self._parts
         with ExitStack() as last_first:
             last_first.callback(closed, self)
-            for part in (parts.directory, parts.metadata, parts.places, parts.memory, parts.segment):
+            for part in (parts.directory, parts.metadata, parts.places, parts.memory, parts.rocksdb, parts.segment):
                 if part is not None:
                     last_first.callback(part.release if isinstance(part, LogDirectory) else part.close)
             last_first.callback(self._commits.end)
@@ -307,7 +306,7 @@ class Storage:
         self._committer.abandon()
         self._commits.abandon()
         parts = self._parts
-        for part in (parts.maintenance, parts.archiving, parts.reserving, parts.segment, parts.memory):
+        for part in (parts.maintenance, parts.archiving, parts.reserving, parts.segment, parts.rocksdb, parts.memory):
             if part is not None:
                 part.abandon()
         for held in (parts.membership, parts.directory, parts.disk):
@@ -319,8 +318,7 @@ class Storage:
     # How
 
     def _handle(self, spec: TopicSpec) -> Topic:
-        if self.read_only and spec.engine is Engine.MEMORY:
-            raise Unsupported(f"{spec.name} lives in the memory of its owner: no other process can read it")
+        self._parts.engine_of(spec)
         opened = self._opened.setdefault(spec.topic_id, {})
 
         def shard(partition: int) -> OpenShard:
@@ -343,8 +341,7 @@ class Storage:
             # A handle may outlive its topic: what it names must not come to life again by being used.
             if not self._definitions.is_current(ref.spec):
                 raise UnknownTopic(f"topic {ref.spec.name} was deleted: this handle has ended")
-            engine = self._parts.memory if ref.spec.engine is Engine.MEMORY else self._parts.segment
-            assert engine is not None
+            engine = self._parts.engine_of(ref.spec)
             while True:
                 try:
                     shard = opened[ref.partition] = engine.open_shard(ref)

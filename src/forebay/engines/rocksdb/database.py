@@ -1,0 +1,245 @@
+"""The one database of a data directory: opened once, when it is first needed. The only module that knows rocksdict.
+
+Errors of RocksDB come out as ours. Views must end before the database can: `close` waits for them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from types import TracebackType
+from typing import Any
+
+from forebay.disk import Disk, make_directories
+from forebay.errors import Closed, Corrupt, ForebayError, Indeterminate, Unavailable, Unsupported, UnsupportedFormat
+
+logger = logging.getLogger(__name__)
+
+FAMILY = "records"
+FORMAT = b"1"
+CLOSE_SECONDS = 60.0
+
+_FORMAT_KEY = b"format"
+
+
+def check_installed() -> None:
+    """`Unsupported` if the package that this engine needs is not there."""
+    if find_spec("rocksdict") is None:
+        raise Unsupported('engine "rocksdb" needs the package rocksdict: install "forebay[rocksdb]", or use "segment"')
+
+
+class View:
+    """The database as it is now, whatever is written meanwhile. For one thread; ends with its `with` block."""
+
+    def __init__(self, opened: Callable[[], Any], ended: Callable[[], None]) -> None:
+        self._opened = opened
+        self._ended = ended
+        self._rows: Any = None
+
+    def __enter__(self) -> View:
+        self._rows = self._opened()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Dropped here, for a traceback may keep this object: an open one would keep the database open.
+        self._rows = None
+        self._ended()
+
+    def rows(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and values of `[start, stop)`, in order. Not to be mixed with other calls before its end."""
+        rows = self._rows
+        try:
+            rows.seek(start)
+            while rows.valid():
+                key = rows.key()
+                if key >= stop:
+                    return
+                yield key, rows.value()
+                rows.next()
+            rows.status()
+        except ForebayError:
+            raise
+        except Exception as error:
+            raise translated(error) from error
+
+    def keys(self, start: bytes, stop: bytes, most: int) -> list[bytes]:
+        """The first keys of `[start, stop)`."""
+        found: list[bytes] = []
+        rows = self._rows
+        try:
+            rows.seek(start)
+            while len(found) < most and rows.valid():
+                key = rows.key()
+                if key >= stop:
+                    return found
+                found.append(key)
+                rows.next()
+            rows.status()
+        except Exception as error:
+            raise translated(error) from error
+        return found
+
+    def last(self, start: bytes, at: bytes) -> tuple[bytes, bytes] | None:
+        """The last row of `[start, at]`."""
+        try:
+            self._rows.seek_for_prev(at)
+            if not self._rows.valid():
+                self._rows.status()
+                return None
+            key = self._rows.key()
+            return (key, self._rows.value()) if key >= start else None
+        except Exception as error:
+            raise translated(error) from error
+
+
+class Database:
+    """A database below `path`. Safe for concurrent use."""
+
+    def __init__(self, path: str, disk: Disk) -> None:
+        self.path = path
+        self.disk = disk
+        self._lock = threading.Condition()
+        self._rocks: Any = None
+        self._family: Any = None
+        self._handle: Any = None
+        self._synced: Any = None
+        self._views = 0
+        self._ended: str | None = None
+
+    def batch(self) -> Any:
+        """What is to be written at once, all of it or nothing. For one `write`."""
+        self._open()
+        from rocksdict import WriteBatch  # noqa: PLC0415 - an optional package
+
+        batch = WriteBatch(raw_mode=True)
+        batch.set_default_column_family(self._handle)
+        return batch
+
+    def write(self, batch: Any, *, sync: bool) -> None:
+        """On return all of it is written, and with `sync` durable, with everything before; else `Indeterminate`."""
+        try:
+            self._rocks.write(batch, self._synced if sync else None)
+        except Exception as error:
+            found = translated(error)
+            raise found if isinstance(found, Closed) else Indeterminate(*found.args) from error
+
+    def sync(self) -> None:
+        """On return everything written before is durable."""
+        self._open()
+        try:
+            self._rocks.flush_wal(sync=True)
+        except Exception as error:
+            raise translated(error) from error
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of a key."""
+        self._open()
+        try:
+            value: bytes | None = self._family.get(key)
+        except Exception as error:
+            raise translated(error) from error
+        return value
+
+    def view(self) -> View:
+        """A view to be used in a `with` statement."""
+        return View(self._begin_view, self._end_view)
+
+    def compact(self, start: bytes, stop: bytes) -> None:
+        """Give the room of what was removed from a range back."""
+        try:
+            self._family.compact_range(start, stop)
+        except Exception as error:
+            raise translated(error) from error
+
+    def close(self) -> None:
+        """Let go of the files, once nobody reads any more. Harmless when repeated."""
+        with self._lock:
+            self._ended = self._ended or "is closed"
+            if not self._lock.wait_for(lambda: self._views == 0, CLOSE_SECONDS):
+                logger.warning(
+                    "%s: %d readers have not ended; the files stay open until they do", self.path, self._views
+                )
+            rocks, family = self._rocks, self._family
+            self._rocks = self._family = self._handle = None
+        if rocks is not None:
+            family.close()
+            rocks.close()
+
+    def abandon(self) -> None:
+        """In a forked child: RocksDB's threads are not there, and to end it would wait for them for ever."""
+        self._ended = "was opened before a fork: open it anew in the child"
+        self._lock = threading.Condition()
+        for held in (self._rocks, self._family, self._handle):
+            # One reference more than there is, so that even the interpreter's end does not end it.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+        self._rocks = self._family = self._handle = None
+
+    def _begin_view(self) -> Any:
+        self._open()
+        with self._lock:
+            self._check_open()
+            rows = self._family.iter()
+            self._views += 1
+            return rows
+
+    def _end_view(self) -> None:
+        with self._lock:
+            self._views -= 1
+            if self._ended is not None:
+                self._lock.notify_all()
+
+    def _open(self) -> None:
+        if self._rocks is not None:
+            return
+        with self._lock:
+            self._check_open()
+            if self._rocks is None:
+                self._open_files()
+
+    def _open_files(self) -> None:
+        check_installed()
+        from rocksdict import DBRecoveryMode, Options, Rdict, WriteOptions  # noqa: PLC0415 - an optional package
+
+        make_directories(self.disk, self.path)
+        options = Options(raw_mode=True)
+        options.create_if_missing(True)
+        options.create_missing_column_families(True)
+        # A hole inside what was synced is damage: refused, never cut.
+        options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
+        options.set_keep_log_file_num(4)
+        try:
+            rocks = Rdict(self.path, options, column_families={FAMILY: Options(raw_mode=True)})
+            found = rocks.get(_FORMAT_KEY)
+            if found is None:
+                rocks.put(_FORMAT_KEY, FORMAT)
+            elif found != FORMAT:
+                rocks.close()
+                raise UnsupportedFormat(f"{self.path} has format {found!r}, this version knows {FORMAT!r}: upgrade")
+            self._family = rocks.get_column_family(FAMILY)
+            self._handle = rocks.get_column_family_handle(FAMILY)
+        except ForebayError:
+            raise
+        except Exception as error:
+            raise translated(error) from error
+        self._synced = WriteOptions()
+        self._synced.sync = True
+        self._rocks = rocks
+
+    def _check_open(self) -> None:
+        if self._ended is not None:
+            raise Closed(f"{self.path} {self._ended}")
+
+
+def translated(error: Exception) -> ForebayError:
+    """An error of RocksDB as one of ours."""
+    text = str(error)
+    if type(error).__name__ == "DbClosedError":
+        return Closed(f"the database is closed ({text})")
+    if "orruption" in text:
+        return Corrupt(f"the database is damaged ({text}): restore a backup of the directory rocksdb")
+    return Unavailable(f"the database cannot be used ({text}): see to the disk, then open the log again")

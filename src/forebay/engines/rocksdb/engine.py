@@ -1,0 +1,236 @@
+"""The RocksDB engine: acquires shards, decides where they go on, and keeps their one database in sync with the disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable
+
+from forebay.clock import Clock
+from forebay.disk import Disk
+from forebay.engines.operations import LookupEngine, wanted
+from forebay.engines.rocksdb.database import Database, check_installed
+from forebay.engines.rocksdb.entries import Shelf, Stance
+from forebay.engines.rocksdb.layout import Bounds, Counters, Keys
+from forebay.engines.rocksdb.producers import stored_window
+from forebay.engines.rocksdb.shard import RocksShard
+from forebay.engines.rocksdb.times import edges_at
+from forebay.errors import Conflict, ForebayError
+from forebay.metadata import MetadataStore
+from forebay.progress import ProgressStore
+from forebay.records import Gap
+from forebay.settings import Settings
+from forebay.shard import RecoveryDecision, ShardRef, Situation, acquire, decide, read_state
+from forebay.shard.membership import Membership
+from forebay.shard.ownership import give_back
+from forebay.topics import parse_compression
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseFacts:
+    """What the database knows of a shard, for the decision where it goes on."""
+
+    is_empty: bool
+    end: int
+    epoch: int
+    reserved_end: int
+    identity: str
+    clean: bool
+    begins: int = 0
+    torn_bytes: int = 0
+    damage: list[Gap] = dataclasses.field(default_factory=list)
+
+
+class RocksEngine(LookupEngine[RocksShard]):
+    """Shards in one database below the directory `path`, which is opened when the first of them is."""
+
+    def __init__(
+        self,
+        path: str,
+        settings: Settings,
+        *,
+        disk: Disk,
+        clock: Clock,
+        metadata: MetadataStore,
+        membership: Membership,
+    ) -> None:
+        super().__init__(ProgressStore(metadata, settings.metadata.prefix))
+        self._database = Database(path, disk)
+        self._settings = settings
+        self._disk = disk
+        self._clock = clock
+        self._metadata = metadata
+        self._membership = membership
+        self._syncing = Syncing(self._sync, settings.wal.sync_interval_ms / 1000)
+
+    def check_installed(self) -> None:
+        """`Unsupported` if the package that this engine needs is not there."""
+        check_installed()
+
+    def close(self) -> None:
+        """See `StorageEngine`."""
+        self._syncing.end()
+        super().close()
+        self._database.close()
+
+    def abandon(self) -> None:
+        """See `StorageEngine`."""
+        super().abandon()
+        self._syncing.abandon()
+        self._database.abandon()
+
+    def _close(self, shard: RocksShard) -> None:
+        try:
+            shard.end("is closed", clean=True)
+        except ForebayError as error:
+            # The others must still be closed; what is missing here is found when it is opened next.
+            logger.warning("%s: not closed in order: %s", shard.ref, error)
+
+    def _abandon(self, shard: RocksShard) -> None:
+        shard.abandon("was opened before a fork: open it anew in the child")
+
+    def _remove(self, ref: ShardRef, shard: RocksShard | None) -> None:
+        if shard is not None:
+            shard.end("was deleted", clean=False)
+        keys = Keys(ref.spec.topic_id, ref.partition)
+        batch = self._database.batch()
+        batch.delete_range(keys.start, keys.stop)
+        self._database.write(batch, sync=True)
+
+    def _open(self, ref: ShardRef) -> RocksShard:
+        keys, shard = Keys(ref.spec.topic_id, ref.partition), wanted(ref, self._settings)
+        self._make_room(ref, keys)
+        owner = self._membership.owner
+        # Whatever the mode, the records are here alone: no other directory takes the shard over.
+        before, epoch = acquire(self._metadata, [shard], owner, take_over=False)[0]
+        bounds = self._bounds(keys) or Bounds()
+        stored = self._database.get(keys.counters)
+        counters = Counters() if stored is None else Counters.decode(stored)
+        facts = DatabaseFacts(
+            is_empty=bounds.epoch == 0,
+            end=counters.next,
+            epoch=bounds.epoch,
+            reserved_end=bounds.reserved_end,
+            identity=bounds.identity,
+            clean=bounds.clean,
+        )
+        identity = self._disk.identity(self._database.path)
+        try:
+            decision = decide(facts, before, Situation(str(ref), ref.spec.durability, identity, owner.holder))
+        except Conflict:
+            # Whoever looks next must find the same contradiction and not our attempt.
+            give_back(self._metadata, shard.key, before, epoch)
+            raise
+        logger.log(logging.INFO if decision.exact else logging.WARNING, "%s: epoch %d, %s", ref, epoch, decision)
+        return self._recovered(ref, keys, decision, epoch, bounds, counters, identity)
+
+    def _recovered(
+        self,
+        ref: ShardRef,
+        keys: Keys,
+        decision: RecoveryDecision,
+        epoch: int,
+        bounds: Bounds,
+        counters: Counters,
+        identity: str,
+    ) -> RocksShard:
+        shelf = Shelf(keys, epoch, parse_compression(ref.spec.compression))
+        with self._database.view() as view:
+            edges = edges_at(view, keys, counters.next, lambda start, stop: shelf.newest_time(view, start, stop))
+            window = stored_window(view, keys, self._settings.wal)
+        stance = Stance(counters, edges)
+        if decision.gap is not None:
+            batch = self._database.batch()
+            stance = shelf.skip(batch, stance, decision.gap)
+            batch.put(keys.counters, stance.counters.encode())
+            self._database.write(batch, sync=True)
+        return RocksShard(
+            ref,
+            self._settings.wal,
+            database=self._database,
+            shelf=shelf,
+            clock=self._clock,
+            decision=decision,
+            epoch=epoch,
+            bounds=bounds,
+            identity=identity,
+            stance=stance,
+            window=window,
+            on_dirty=self._syncing.ask,
+        )
+
+    def _make_room(self, ref: ShardRef, keys: Keys) -> None:
+        """Note a shard that is new here before we own it: from then on, one that is missing was lost."""
+        if self._bounds(keys) is not None:
+            return
+        stored = read_state(self._metadata, wanted(ref, self._settings).key)
+        if stored is not None and stored.state.holder == self._membership.holder:
+            raise Conflict(
+                f"{ref} is not in the database {self._database.path}, which was lost, and with it how far its "
+                "offsets went: restore it from a backup, or delete the topic and create it anew"
+            )
+        batch = self._database.batch()
+        batch.put(keys.bounds, Bounds().encode())
+        self._database.write(batch, sync=True)
+
+    def _bounds(self, keys: Keys) -> Bounds | None:
+        stored = self._database.get(keys.bounds)
+        return None if stored is None else Bounds.decode(stored)
+
+    def _sync(self) -> None:
+        heads = [(shard, shard.published()) for shard in self.shards()]
+        self._database.sync()
+        for shard, head in heads:
+            shard.synced_to(head)
+
+
+class Syncing:
+    """Makes what was written durable, a while after it was, in a thread that exists once it is needed."""
+
+    def __init__(self, sync: Callable[[], None], seconds: float) -> None:
+        self._sync = sync
+        self._seconds = seconds
+        self._changed = threading.Condition()
+        self._dirty = False
+        self._ended = False
+        self._thread: threading.Thread | None = None
+
+    def ask(self) -> None:
+        """Something was written."""
+        if self._dirty:
+            return
+        with self._changed:
+            self._dirty = True
+            if self._thread is None and not self._ended:
+                self._thread = threading.Thread(target=self._run, name="forebay-rocksdb", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """Stop the thread and wait for what it does."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def abandon(self) -> None:
+        """In a forked child: the thread is not there."""
+        self._thread, self._ended = None, True
+        self._changed = threading.Condition()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._dirty or self._ended)
+                self._changed.wait_for(lambda: self._ended, self._seconds)
+                if self._ended:
+                    return
+                self._dirty = False
+            try:
+                self._sync()
+            except ForebayError as error:
+                logger.warning("what was written is not synced yet: %s", error)

@@ -1,0 +1,132 @@
+"""Deleting and evicting, a bounded piece at a time: each piece is one write, with every index that it concerns.
+
+A process that dies in between leaves some pieces done and the others not, each whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from forebay.engines.rocksdb.database import Database, View
+from forebay.engines.rocksdb.entries import Shelf, Stance
+from forebay.engines.rocksdb.layout import Entry, Kind
+from forebay.engines.rocksdb.times import drop_blocks, edges_at, lower_blocks
+from forebay.records import Reason
+
+PIECE_RECORDS = 1_000
+PIECE_BYTES = 4 * 1024 * 1024
+COMPACTED_BYTES = 64 * 1024 * 1024
+"""When so many bytes left at once, the database is told to give their room back."""
+
+Making: TypeAlias = Callable[[Any, Stance], Stance | None]
+"""Puts changes into a batch and tells where the shard stands then; `None` if nothing is to be written."""
+Piece: TypeAlias = list[tuple[Entry, list[int]]]
+
+
+class Removal:
+    """Takes records out of one shard. The caller lets one in at a time; `commit` writes what was made."""
+
+    def __init__(self, database: Database, shelf: Shelf, commit: Callable[[Making], None]) -> None:
+        self._database = database
+        self._shelf = shelf
+        self._commit = commit
+
+    def delete_found(self, prefix: bytes, stop: int) -> int:
+        """End the records below `stop` that an index names under `prefix`; how many they were."""
+
+        def choose(view: View, at: int) -> tuple[Piece, int]:
+            offsets = self._shelf.found(view, prefix, at, stop, PIECE_RECORDS)
+            piece: Piece = []
+            size = 0
+            for offset in offsets:
+                if not piece or piece[-1][0].end <= offset:
+                    if size >= PIECE_BYTES:
+                        break
+                    entry = self._shelf.entry_at(view, offset)
+                    assert entry is not None, "an index names only what is there"
+                    piece.append((entry, []))
+                    size += len(entry.value)
+                piece[-1][1].append(offset)
+            return piece, piece[-1][1][-1] + 1 if piece else stop
+
+        return self._delete(choose, 0, stop)
+
+    def delete_range(self, start: int, stop: int) -> int:
+        """End the records of `[start, stop)`; how many they were."""
+
+        def choose(view: View, at: int) -> tuple[Piece, int]:
+            piece: Piece = []
+            records = size = 0
+            for entry in self._shelf.entries(view, at, stop):
+                if entry.kind is Kind.LIVE:
+                    piece.append((entry, list(range(max(entry.base, start), min(entry.end, stop)))))
+                    records, size = records + len(piece[-1][1]), size + len(entry.value)
+                if records >= PIECE_RECORDS or size >= PIECE_BYTES:
+                    return piece, entry.end
+            return piece, stop
+
+        return self._delete(choose, start, stop)
+
+    def drop_below(self, target: int, reason: Reason | None = None) -> int:
+        """End everything below `target`; how many live records there were. With a reason `evict_floor` moves too."""
+        ended = removed = 0
+        at = -1
+
+        def make(batch: Any, stance: Stance) -> Stance | None:
+            nonlocal ended, removed, at
+            counters = stance.counters
+            at, below = counters.earliest, counters.below
+            records = size = 0
+            with self._database.view() as view:
+                for entry in self._shelf.entries(view, at, target):
+                    at, below = self._shelf.cut(batch, entry, target)
+                    records += at - entry.base if entry.kind is Kind.LIVE else 0
+                    size += len(entry.value)
+                    if records >= PIECE_RECORDS or size >= PIECE_BYTES:
+                        break
+            if at == counters.earliest:
+                return None
+            keys = self._shelf.keys
+            batch.delete_range(keys.entry(counters.earliest), keys.entry(at))
+            drop_blocks(batch, keys, counters.earliest, at)
+            ended, removed = ended + records, removed + size
+            moved = counters._replace(earliest=at, live=counters.live - records, below=below)
+            return stance._replace(counters=moved if reason is None else moved._replace(evict_floor=at, reason=reason))
+
+        while at < target:
+            self._commit(make)
+        if removed >= COMPACTED_BYTES:
+            self._database.compact(self._shelf.keys.entry(0), self._shelf.keys.entry(target))
+        return ended
+
+    def _delete(self, choose: Callable[[View, int], tuple[Piece, int]], start: int, stop: int) -> int:
+        """Delete piece by piece, as chosen from a place on, until there is nothing more."""
+        ended, at = 0, start
+
+        def make(batch: Any, stance: Stance) -> Stance | None:
+            nonlocal ended, at
+            with self._database.view() as view:
+                piece, at = choose(view, at)
+                if not piece:
+                    return None
+                gone: dict[int, int] = {}
+                for entry, offsets in piece:
+                    gone |= self._shelf.take_out(batch, entry, offsets)
+                ended += len(gone)
+                return self._without(view, batch, stance, gone)
+
+        while at < stop:
+            self._commit(make)
+        return ended
+
+    def _without(self, view: View, batch: Any, stance: Stance, gone: dict[int, int]) -> Stance:
+        """Where the shard stands without these records; the time index is corrected for them."""
+
+        def newest_in(start: int, stop: int) -> int:
+            return self._shelf.newest_time(view, start, stop, without=gone)
+
+        keys, counters = self._shelf.keys, stance.counters
+        corrected = lower_blocks(view, batch, keys, gone=gone, newest_in=newest_in)
+        edges = edges_at(view, keys, counters.next, newest_in, corrected)
+        return Stance(counters._replace(live=counters.live - len(gone)), edges)

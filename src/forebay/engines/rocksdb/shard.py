@@ -1,0 +1,357 @@
+"""One shard in the database. Appends that wait are written together, in one batch; readers take no lock.
+
+Locks, outer first: `_changing` (one delete or eviction at a time), that of `Commits` (one writer), the queue's own.
+Readers go by the stance, which moves only after what it tells of may be shown.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from forebay.clock import Clock
+from forebay.engines.rocksdb.committing import Commits
+from forebay.engines.rocksdb.database import Database
+from forebay.engines.rocksdb.entries import Shelf, Stance
+from forebay.engines.rocksdb.layout import Bounds
+from forebay.engines.rocksdb.pages import Pages
+from forebay.engines.rocksdb.producers import put_runs
+from forebay.engines.rocksdb.removal import Making, Removal
+from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS, DeleteBefore, DeleteKey, DeleteTag, Deletion
+from forebay.errors import Closed, Corrupt, Full, Unavailable
+from forebay.eviction import Evicted, Holding, Limits, plan
+from forebay.format.batch import ColumnBytes, batch_of
+from forebay.pages import Page
+from forebay.records import Offsets
+from forebay.settings import WalSettings
+from forebay.shard import RecoveryDecision, ShardRef
+from forebay.topics import Durability
+from forebay.wal.hearing import wake_all
+from forebay.wal.refusals import check_space
+from forebay.wal.staging import Entry as Queued
+from forebay.wal.staging import Producing, Staging, Ticket
+from forebay.wal.window import ProducerWindow
+from forebay.wal.writer import ShardPlace
+
+SPACE_CHECK_SECONDS = 0.1
+
+
+class RocksShard:
+    """An open shard. Made by the engine, which has recovered it."""
+
+    poll_seconds: float | None = None
+
+    def __init__(
+        self,
+        ref: ShardRef,
+        settings: WalSettings,
+        *,
+        database: Database,
+        shelf: Shelf,
+        clock: Clock,
+        decision: RecoveryDecision,
+        epoch: int,
+        bounds: Bounds,
+        identity: str,
+        stance: Stance,
+        window: ProducerWindow,
+        on_dirty: Callable[[], None],
+    ) -> None:
+        self.ref = ref
+        self.decision = decision
+        self.epoch = epoch
+        self.durability = ref.spec.durability
+        self.wakers: set[Callable[[], None]] = set()
+        self.stance = stance
+        self.durable = stance.counters.next if bounds.clean or self.durability is Durability.FSYNC else 0
+        """Everything below is synced."""
+        self._settings = settings
+        self._database = database
+        self._shelf = shelf
+        self._clock = clock
+        self._bounds = bounds
+        self._identity = identity
+        self._window = window
+        self._on_dirty = on_dirty
+        self._limits = Limits.of(ref.spec)
+        self._place = ShardPlace(database.path, ref.spec.topic_id, ref.partition, epoch, str(ref))
+        self._space_checked = float("-inf")
+        self._closed: str | None = None
+        self._changing = threading.RLock()
+        self._capping = threading.RLock()
+        self._admitted = stance.counters.total
+        """What all records count for, with those that wait."""
+        self._published = threading.Condition()
+        self._pages = Pages(str(ref), database, shelf)
+        self._removal = Removal(database, shelf, self._change)
+        staging = Staging(stance.counters.next, window, settings)
+        self._commits = Commits(str(ref), staging, clock, write=self._write, head=lambda: self.stance.counters.next)
+        self.settle = self._commits.settle
+        self.commit_within = self._commits.commit_within
+
+    @property
+    def failure(self) -> str | None:
+        """Why appends are refused, if they are."""
+        return self._commits.failure
+
+    # Appending
+
+    def stage_one(self, entry: Queued, size: int) -> Ticket:
+        """See `OpenShard`."""
+        staging = self._commits.staging
+        if not self._limits.rejects:
+            return staging.stage_one(entry, size)
+        return self._stage_capped(lambda: staging.stage_one(entry, size), 1, size, entry.producing)
+
+    def stage_many(self, columns: ColumnBytes, producing: Producing | None, ticket: Ticket) -> Ticket:
+        """See `OpenShard`."""
+        staging = self._commits.staging
+        if not self._limits.rejects:
+            return staging.stage_many(columns, producing, ticket)
+        size = int(batch_of(columns, base=0, epoch=0, appended_at=0).sizes().sum())
+        return self._stage_capped(
+            lambda: staging.stage_many(columns, producing, ticket), columns.count, size, producing
+        )
+
+    def _stage_capped(self, stage: Callable[[], Ticket], count: int, size: int, producing: Producing | None) -> Ticket:
+        """Queue an append to a topic that refuses new records at its caps; a repeat needs no room."""
+        with self._capping:
+            counters, staging = self.stance.counters, self._commits.staging
+            if staging.next == counters.next:
+                self._admitted = counters.total
+            try:
+                held = self._admitted + size - counters.below
+                self._limits.check_room(self.ref, staging.next + count - counters.earliest, held)
+            except Full:
+                if producing is None or not self._is_repeat(producing):
+                    raise
+            before = staging.next
+            ticket = stage()
+            if staging.next > before:
+                self._admitted += size
+            return ticket
+
+    def _is_repeat(self, producing: Producing) -> bool:
+        self.commit()
+        last = self._window.last_sequence(producing.producer)
+        return last is not None and producing.sequence <= last
+
+    def is_held(self, ticket: Ticket) -> bool:
+        """See `OpenShard`."""
+        return ticket.done
+
+    def commit(self) -> None:
+        """See `OpenShard`."""
+        self._commits.commit()
+
+    def last_sequence(self, producer: int) -> int | None:
+        """See `OpenShard`."""
+        return self._window.last_sequence(producer)
+
+    def _write(self) -> None:
+        """Write everything that was taken from the queue, in one batch, and publish it."""
+        frames = self._commits.staging.taken
+        self._check_space()
+        appended_at, keys = self._clock.now_ms(), self._shelf.keys
+        batch, stance = self._database.batch(), self.stance
+        for frame in frames:
+            found = batch_of(frame.encode(), base=frame.base, epoch=self.epoch, appended_at=appended_at)
+            stance = self._shelf.add(batch, stance, found)
+        put_runs(batch, keys, frames, self._window, self._settings)
+        bounds = self._bounds
+        if bounds.epoch != self.epoch or bounds.clean or stance.counters.next > bounds.reserved_end:
+            bounds = Bounds(
+                self.epoch, False, stance.counters.next + self._settings.reserve_records_min, self._identity
+            )
+            batch.put(keys.bounds, bounds.encode())
+        batch.put(keys.counters, stance.counters.encode())
+        # A reservation must not outlive a power loss less than the records it was made for.
+        sync = self.durability is Durability.FSYNC or bounds is not self._bounds
+        self._commits.unsettled = True
+        self._database.write(batch, sync=sync)
+        self._bounds = bounds
+        self._publish(stance, synced=sync)
+
+    def _publish(self, stance: Stance, *, synced: bool) -> None:
+        with self._published:
+            self.stance = stance
+            if synced:
+                self.durable = stance.counters.next
+            self._published.notify_all()
+        if not synced:
+            self._on_dirty()
+        wake_all(self.wakers, self.ref)
+
+    def _change(self, make: Making) -> None:
+        """Write what `make` puts into a batch, beside the appends."""
+        self._commits.refuse_inside()
+        with self._commits.lock:
+            self._check_writable()
+            self._commits.unsettled = False
+            batch = self._database.batch()
+            try:
+                stance = make(batch, self.stance)
+                if stance is None:
+                    return
+                batch.put(self._shelf.keys.counters, stance.counters.encode())
+                self._commits.unsettled = True
+                sync = self.durability is Durability.FSYNC
+                self._database.write(batch, sync=sync)
+                self._publish(stance, synced=sync)
+            except BaseException as error:
+                if self._commits.unsettled:
+                    self._commits.failed(error)
+                raise
+        self._commits.call_back()
+
+    def _check_space(self) -> None:
+        now = self._clock.monotonic()
+        if now - self._space_checked >= SPACE_CHECK_SECONDS:
+            check_space(self._database.disk, self._place, self._settings.free_bytes_min)
+            self._space_checked = now
+
+    # Reading
+
+    def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page:
+        """See `OpenShard`."""
+        while True:
+            self._check_open()
+            counters = self.stance.counters
+            if offset >= counters.next:
+                return Page([], [], offset)
+            page = self._pages.read(counters, offset, bytes_max)
+            if page is not None:
+                return page
+            with self._commits.lock:
+                # Whoever was moving the floor while we read has told so by now.
+                if self.stance.counters.earliest == counters.earliest:
+                    raise Corrupt(f"{self.ref}: an entry behind {offset} is not in the database: restore a backup")
+
+    def read_by_key(
+        self,
+        key: bytes,
+        start: int = 0,
+        *,
+        history: bool = False,
+        records_max: int = PAGE_RECORDS,
+        bytes_max: int = PAGE_BYTES,
+    ) -> Page:
+        """See `LookedUpShard`."""
+        self._check_open()
+        prefix, counters = self._shelf.keys.of_key(key), self.stance.counters
+        if history:
+            return self._pages.found(counters, prefix, start, records_max, bytes_max)
+        return self._pages.newest(counters, prefix, start)
+
+    def read_by_tag(
+        self, tag: str, start: int = 0, *, records_max: int = PAGE_RECORDS, bytes_max: int = PAGE_BYTES
+    ) -> Page:
+        """See `LookedUpShard`."""
+        self._check_open()
+        return self._pages.found(self.stance.counters, self._shelf.keys.of_tag(tag), start, records_max, bytes_max)
+
+    def offset_at_time(self, timestamp: int) -> int | None:
+        """See `OpenShard`."""
+        self._check_open()
+        stance = self.stance
+        with self._database.view() as view:
+            return self._shelf.first_at_time(view, stance, timestamp)
+
+    def wait(self, offset: int, timeout: float | None) -> bool:
+        """See `OpenShard`."""
+        with self._published:
+            self._published.wait_for(lambda: self.stance.counters.next > offset or self._closed, timeout)
+            return self.stance.counters.next > offset
+
+    def offsets(self) -> Offsets:
+        """See `OpenShard`."""
+        counters = self.stance.counters
+        return Offsets(counters.earliest, counters.evict_floor, self.durable, 0, self._commits.staging.next)
+
+    def published(self) -> int:
+        """See `OpenShard`."""
+        return self.stance.counters.next
+
+    # Deleting
+
+    def delete(self, what: Deletion) -> int:
+        """See `LookedUpShard`."""
+        with self._changing:
+            self._check_writable()
+            counters, keys = self.stance.counters, self._shelf.keys
+            if isinstance(what, DeleteBefore):
+                target = min(what.offset, counters.next)
+                return self._removal.drop_below(target) if target > counters.earliest else 0
+            if isinstance(what, DeleteKey):
+                return self._removal.delete_found(keys.of_key(what.key), counters.next)
+            if isinstance(what, DeleteTag):
+                return self._removal.delete_found(keys.of_tag(what.tag), counters.next)
+            return self._removal.delete_range(max(what.start, counters.earliest), min(what.stop, counters.next))
+
+    def evict(self, now_ms: int) -> Evicted:
+        """See `LookedUpShard`."""
+        with self._changing:
+            self._check_writable()
+            stance = self.stance
+            counters = stance.counters
+            held = counters.total - counters.below
+            holding = Holding(counters.evict_floor, counters.earliest, counters.next, counters.live, held)
+            with self._database.view() as view:
+                floor, evicted = plan(self._limits, holding, lambda: self._shelf.stretches(view, counters), now_ms)
+            if evicted.reason is not None:
+                self._removal.drop_below(floor, evicted.reason)
+            return evicted
+
+    # Ending
+
+    def flush(self) -> None:
+        """See `OpenShard`."""
+        self.commit()
+        self._check_writable()
+        head = self.stance.counters.next
+        self._database.sync()
+        self.synced_to(head)
+
+    def synced_to(self, head: int) -> None:
+        """Everything below `head` is durable."""
+        self.durable = max(self.durable, head)
+
+    def rotate(self) -> None:
+        """There are no files of this shard."""
+        self._check_open()
+
+    def end(self, reason: str, *, clean: bool) -> None:
+        """Write what waits, say that it ended in order if asked, and refuse everything from now on."""
+        if self._closed is not None:
+            return
+        self.commit()
+        with self._changing, self._commits.lock:
+            self._commits.staging.refuse(Closed(f"{self.ref} {reason}"))
+            self._closed = reason
+            if clean and self.failure is None and self._bounds.epoch == self.epoch and not self._bounds.clean:
+                batch = self._database.batch()
+                batch.put(self._shelf.keys.bounds, self._bounds._replace(clean=True).encode())
+                self._database.write(batch, sync=True)
+        with self._published:
+            self._published.notify_all()
+        wake_all(self.wakers, self.ref)
+        self._commits.call_back()
+
+    def abandon(self, reason: str) -> None:
+        """End in a forked child, where whoever held a lock does not exist."""
+        self._closed = reason
+        self._published = threading.Condition()
+        self._changing, self._capping = threading.RLock(), threading.RLock()
+        staging = Staging(0, self._window, self._settings)
+        staging.refuse(Closed(f"{self.ref} {reason}"))
+        self._commits = Commits(str(self.ref), staging, self._clock, write=self._write, head=lambda: 0)
+        self.settle, self.commit_within = self._commits.settle, self._commits.commit_within
+
+    def _check_open(self) -> None:
+        if self._closed is not None:
+            raise Closed(f"{self.ref} {self._closed}")
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if self.failure is not None:
+            raise Unavailable(f"{self.ref} is read-only since a write failed ({self.failure}): open the log again")

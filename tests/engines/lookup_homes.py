@@ -1,0 +1,91 @@
+"""Where engines with look-ups keep their state under test: topics may have limits, and time is turned by hand."""
+
+from __future__ import annotations
+
+from forebay.clock import Clock, SystemClock
+from forebay.disk import SystemDisk
+from forebay.engines import MemoryEngine
+from forebay.engines.rocksdb import RocksEngine
+from forebay.metadata import MemoryMetadata, MetadataStore
+from forebay.settings import Settings
+from forebay.shard import ShardRef
+from forebay.testing.clock import ManualClock
+from forebay.topics import TopicName, TopicSpec
+from tests.engines.homes import SETTINGS, TOPIC_ID, Owners
+
+
+def limited_spec(engine: str, durability: str, **limits: int | str | None) -> TopicSpec:
+    """A topic on an engine, with limits."""
+    name = TopicName("shop", "orders")
+    return TopicSpec.create(
+        name,
+        topic_id=TOPIC_ID,
+        created_at=0,
+        partitions=4,
+        engine=engine,
+        durability=durability,
+        **limits,  # type: ignore[arg-type]
+    )
+
+
+class LookupMemoryHome:
+    """The memory engine: only the metadata store lasts."""
+
+    forgets = True
+
+    def __init__(
+        self, settings: Settings = SETTINGS, *, clock: ManualClock | None = None, metadata: MetadataStore | None = None
+    ) -> None:
+        self.clock = clock or ManualClock()
+        self.metadata = metadata or MemoryMetadata()
+        self._settings = settings
+        self._owners = Owners(self.metadata)
+
+    def open(self) -> MemoryEngine:
+        owner = self._owners.next().owner
+        return MemoryEngine(self._settings, clock=self.clock, metadata=self.metadata, owner=owner)
+
+    def ref(self, partition: int = 0, **limits: int | str | None) -> ShardRef:
+        return ShardRef(limited_spec("memory", "ephemeral", **limits), partition)
+
+
+class RocksHome:
+    """The RocksDB engine in a directory of the machine."""
+
+    forgets = False
+
+    def __init__(
+        self,
+        path: str,
+        durability: str = "disk",
+        *,
+        settings: Settings = SETTINGS,
+        clock: ManualClock | None = None,
+        waiting: Clock | None = None,
+        metadata: MetadataStore | None = None,
+    ) -> None:
+        self.clock = clock or ManualClock()
+        self.metadata = metadata or MemoryMetadata()
+        self.path = path
+        self._waiting = waiting
+        self._durability = durability
+        self._settings = settings
+        self._owners = Owners(self.metadata)
+
+    def open(self) -> RocksEngine:
+        return RocksEngine(
+            self.path,
+            self._settings,
+            disk=SystemDisk(),
+            clock=self._waiting or self.clock,
+            metadata=self.metadata,
+            membership=self._owners.next(),
+        )
+
+    def ref(self, partition: int = 0, **limits: int | str | None) -> ShardRef:
+        return ShardRef(limited_spec("rocksdb", self._durability, **limits), partition)
+
+
+def rocks_home(path: str, durability: str) -> RocksHome:
+    """One whose clock goes by itself."""
+    return RocksHome(path, durability, waiting=SystemClock())

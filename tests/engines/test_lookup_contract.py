@@ -1,0 +1,23 @@
+"""Look-ups, deletes and eviction: one contract, kept by every engine that has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forebay.testing.contracts.lookups import LookupContract
+from forebay.testing.contracts.removals import RemovalContract
+from tests.engines.lookup_homes import LookupMemoryHome, RocksHome
+
+
+class TestMemoryEngine(LookupContract, RemovalContract):
+    @pytest.fixture
+    def home(self) -> LookupMemoryHome:
+        return LookupMemoryHome()
+
+
+class TestRocksEngine(LookupContract, RemovalContract):
+    @pytest.fixture(params=["disk", "fsync"])
+    def home(self, request: pytest.FixtureRequest, tmp_path: Path) -> RocksHome:
+        return RocksHome(str(tmp_path / "rocksdb"), request.param)
