@@ -253,11 +253,20 @@ def test_show_says_that_the_store_does_not_answer(tmp_path: Path) -> None:
 
 
 def test_progress_is_logged_file_by_file(tmp_path: Path) -> None:
-    house = _furnished(tmp_path)
+    house = _furnished(tmp_path, "local")
+    for number in range(22, 24):
+        house.ok("a", "topic", "export", TOPIC)
+        house.produce("a", number, number + 1)
 
     sealed = house.ok("a", "topic", "seal", TOPIC, "--verbose")
 
-    assert f"seal {TOPIC}: 1 files with 22 records" in sealed.err
+    left = [line.partition(f"seal {TOPIC}: ")[2].partition(",")[0] for line in sealed.err.splitlines()]
+    assert [line for line in left if line] == [
+        "1 files with 1 records",  # to be catalogued; then all of them go where others can read them
+        "3 files with 24 records",
+        "2 files with 2 records",
+        "1 files with 1 records",
+    ]
 
 
 def test_log_files_kept_elsewhere_are_not_shared_with_the_target(tmp_path: Path) -> None:

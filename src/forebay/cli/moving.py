@@ -183,9 +183,9 @@ class _Countdown:
         self._total = self._left = 0
 
     def __call__(self, lag: Lag) -> None:
-        logger.info(
-            "%s: %d files with %d records, %s, are left", self._label, lag.files, lag.records, readable_bytes(lag.bytes)
-        )
+        if lag.files:
+            left = readable_bytes(lag.bytes)
+            logger.info("%s: %d files with %d records, %s, are left", self._label, lag.files, lag.records, left)
         if lag.bytes > self._left:
             self._total += lag.bytes
             self._shown.total(self._total)
