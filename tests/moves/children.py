@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Self
 
 from forebay import ForebayError, Storage
+from forebay.clock import SystemClock
+from forebay.storage import archiving
 from tests.children import hear
 from tests.moves import rig
 from tests.moves.rig import TOPIC, Land
@@ -86,9 +88,10 @@ class Servant:
             first = topic.append_many([value.encode() for value in rest])[0]
             return f"acked {first}"
         if word == "flood":
-            # Until the first refusal; every acknowledgement is told before the next append begins.
+            # Until the first refusal. With each acknowledgement, when its append began, by the clock of this machine.
             while True:
-                say(f"acked {topic.append(b'flood')}")
+                began = SystemClock().monotonic()
+                say(f"acked {topic.append(b'flood')} {began}")
         if word == "export":
             self._log.export_topic(TOPIC)
             return "done"
@@ -103,6 +106,7 @@ def say(text: str) -> None:
 
 
 def main(root: str, name: str, endpoints: str) -> None:
+    archiving.LOOK_SECONDS = 600.0  # nobody looks after the lease in the background: each append must
     land = land_of(Path(root), () if endpoints == "-" else tuple(endpoints.split(",")))
     servant = Servant(land.open(name))
     say("ready")
