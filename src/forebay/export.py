@@ -7,6 +7,7 @@ its content, and the catalog refuses what it has already. A crash before the tra
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -86,7 +87,9 @@ class Exporter:
         """
         pending = self._pending(files)[:files_max]
         for file in pending:
-            self._export(file, producers)
+            # One of its own: what is loaded for it here must not stay in memory with the file of the readers.
+            with contextlib.closing(SealedFile(self._disk, file.path, file.start, file.end)) as own:
+                self._export(own, producers)
         return len(pending)
 
     def copied(
@@ -111,7 +114,7 @@ class Exporter:
     def lag(self, files: FileList) -> Lag:
         """How much is sealed and not exported yet, as far as the frontier is known here."""
         pending = self._behind(files)
-        sizes = [file.index().footer.segment_bytes for file in pending]
+        sizes = [file.footer.segment_bytes for file in pending]
         return Lag(len(pending), sum(file.end - file.start for file in pending), sum(sizes))
 
     def sweep(self, grace_s: float, files: FileList) -> list[str]:
@@ -127,7 +130,7 @@ class Exporter:
         # Read after the list: whatever was uploaded and catalogued in between is named here.
         needed = {piece.descriptor.object_key for piece in self._catalog.pieces()}
         needed |= {piece.object_key for piece in self._catalog.descriptors()}
-        needed |= {self._key(file.index().footer) for file in self._pending(files)}
+        needed |= {self._key(file.footer) for file in self._pending(files)}
         needed |= {index_name(key) for key in needed if key.endswith(SEGMENT_SUFFIX)}
         swept = [stat.key for stat in found if stat.key not in needed and "/loads/" not in stat.key]
         for key in swept:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from forebay.clock import Clock
 from forebay.engines.operations import wanted
-from forebay.errors import Indeterminate, Unavailable
+from forebay.errors import ForebayError
 from forebay.progress import ProgressStore
 from forebay.settings import Settings
 from forebay.shard import ShardRef
@@ -43,7 +43,7 @@ class Deletions:
         for spec in self._definitions.deleting():
             try:
                 self._finish(spec)
-            except (OSError, Unavailable, Indeterminate) as error:
+            except (OSError, ForebayError) as error:
                 logger.warning("%s is deleted, but not all of it could be removed yet: %s", spec.name, error)
 
     def sweep_late(self) -> None:
