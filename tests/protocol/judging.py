@@ -101,10 +101,19 @@ def owners_followed(
     """I19 to I21."""
     yield from one_epoch_at_a_time(commits)
     yield from nothing_of_older_epochs(commits)
+    yield from seals_are_exact(commits)
     for passing in passed:
         decision = openings.get(passing.taken.epoch)
         if decision is not None and passing.to_another:
             yield from move_goes_on(_handover(passing, decision, reading, history))
+
+
+def seals_are_exact(commits: Iterable[Commit]) -> Iterator[Violation]:
+    """I21: a sealed shard has nothing given out beyond its end, so whoever comes next leaves no hole there."""
+    for commit in commits:
+        state = commit.state
+        if state is not None and state.phase is Phase.SEALED and state.reserved_end != state.next_offset:
+            yield Violation("I21", f"sealed at {state.next_offset} with {state.reserved_end} reserved")
 
 
 def _handover(passing: Passing, decision: RecoveryDecision, reading: Reading, history: History) -> Handover:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from forebay.format.descriptor import Phase
 from forebay.shard import ShardRef
-from forebay.testing.catalogs import keys_of
+from forebay.testing.catalogs import frames_of, keys_of
 from forebay.testing.history import Outcome
 from forebay.testing.invariants import Violation
 from forebay.wal.begin import ASIDE
@@ -121,12 +121,12 @@ def _only_the_newest_file_is_left(world: World) -> list[Violation]:
 
 
 def _died_in_turn(world: World) -> list[Node]:
-    """B had the shard before A, and still has its files; A has died with records that are not history."""
+    """B has died with records that are not history, and after it A."""
     early = world.node("b")
     early.append(2)
     early.export()
     early.append()
-    early.seal()
+    early.die()
     node = world.node("a")
     node.append(3)
     node.export()
@@ -147,13 +147,17 @@ def _taken_over(world: World, name: str) -> list[Node]:
     return [node]
 
 
-def _nobody_has_old_files_in_use(world: World) -> list[Violation]:
-    """What B had before is set aside in full or still there for that; nothing of it is lost or there twice."""
+def _old_files_are_kept_apart(world: World) -> list[Violation]:
+    """Whoever has the shard goes on with files of its own time; what others had not exported can be salvaged."""
     state = world.state
     assert state is not None and state.holder is not None
     names = [name for name in world.log_files(state.holder) if name.endswith(".seg") and ASIDE not in name]
     old = [name for name in names if int(name.rpartition("-")[2].removesuffix(".seg"), 16) < state.holder_since]
-    return [Violation("I20", f"epoch {state.epoch} goes on with files of others: {old}")] if old else []
+    broken = [Violation("I20", f"epoch {state.epoch} goes on with files of others: {old}")] if old else []
+    kept = [content for holder in "abc" for content in world.log_files(holder).values()] + [*world.objects().values()]
+    copies = {copy for content in kept for copy in frames_of(content).records}
+    missing = [append for append in world.history().acked if not copies.issuperset(append.records)]
+    return broken + [Violation("I17", f"no directory has {append.records} any more") for append in missing]
 
 
 # Deleting
@@ -275,7 +279,7 @@ SCENARIOS: Final = (
         _only_the_newest_file_is_left,
     ),
     Scenario(
-        "take-over", SHARED, _died_in_turn, _take_over, _taken_over, ("a", "b", "c"), (), _nobody_has_old_files_in_use
+        "take-over", SHARED, _died_in_turn, _take_over, _taken_over, ("a", "b", "c"), (), _old_files_are_kept_apart
     ),
     Scenario("deletion", BOTH, _spread_over_tiers, _delete, _deleted, ("a", "b"), (), _nothing_is_left),
     Scenario(
@@ -286,7 +290,7 @@ SCENARIOS: Final = (
         _came_back,
         ("a", "b"),
         (),
-        _nobody_has_old_files_in_use,
+        _old_files_are_kept_apart,
     ),
     Scenario("clear away", BOTH, _moved, _clear_away, _cleared_away, ("a", "b"), ("a", "b"), _a_has_nothing),
 )

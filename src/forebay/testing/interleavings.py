@@ -19,7 +19,14 @@ Tell: TypeAlias = Callable[[object], None]
 Program: TypeAlias = Callable[[MetadataStore, Tell], None]
 """What one owner does: a function of the answers it gets and of nothing else. What it tells is kept."""
 Answer: TypeAlias = object
-Call: TypeAlias = tuple[str, tuple[object, ...]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """What a program asks of the store, at one place of one way through it."""
+
+    method: str
+    arguments: tuple[object, ...]
 
 
 class _Reached(BaseException):
@@ -55,7 +62,7 @@ class _Answering(MemoryMetadata):
             if isinstance(answer, Exception):
                 raise answer
             return answer
-        raise _Reached((method, arguments))
+        raise _Reached(Call(method, arguments))
 
 
 LOST = Indeterminate("injected: the answer was lost")
@@ -92,11 +99,6 @@ class Moment(NamedTuple):
     late: tuple[tuple[int, Call], ...] = ()
     """Transactions on their way, with whose they are."""
 
-    @property
-    def memory(self) -> MemoryState:
-        """All that is in the store."""
-        return replace(self.recorded.memory, sessions=self.sessions)
-
     def with_standing(self, index: int, standing: Standing) -> Moment:
         """The same with one program further on."""
         return self._replace(standings=(*self.standings[:index], standing, *self.standings[index + 1 :]))
@@ -121,7 +123,8 @@ class Exploration:
         self._judge = judge
         self._on_write = on_write
         self._schedules: dict[Moment, int] = {}
-        self._looked: set[tuple[Recorded, tuple[Standing, ...]]] = set()
+        self._looked: set[tuple[Recorded, tuple[tuple[object, ...], ...]]] = set()
+        self._answers: dict[tuple[Recorded, frozenset[str], int, Call], tuple[Recorded, Answer]] = {}
         self._standings: dict[tuple[int, Standing | None, Answer], Standing] = {}
         self._recorded: dict[tuple[Recorded, int, tuple[Operation, ...]], Recorded] = {}
 
@@ -145,7 +148,7 @@ class Exploration:
         return known
 
     def _look(self, moment: Moment) -> None:
-        seen = (moment.recorded, moment.standings)
+        seen = (moment.recorded, tuple(standing.told for standing in moment.standings))
         if seen not in self._looked:
             self._looked.add(seen)
             for violation in self._judge(moment):
@@ -167,33 +170,41 @@ class Exploration:
         assert standing.call is not None
         after, answer = self._reached(moment, index, standing.call)
         yield after.with_standing(index, self._run(index, standing, answer))
-        if not moment.faults:
+        if not moment.faults or standing.call.method != "transaction":
+            # Who dies over a read has left no more behind than who dies before the write that follows.
             return
         fewer = moment._replace(faults=moment.faults - 1)
-        if standing.call[0] == "transaction":
-            lost = self._run(index, standing, LOST)
-            yield after._replace(faults=fewer.faults).with_standing(index, lost)
-            yield fewer._replace(late=(*fewer.late, (index, standing.call))).with_standing(index, lost)
+        lost = self._run(index, standing, LOST)
+        yield after._replace(faults=fewer.faults).with_standing(index, lost)
+        yield fewer._replace(late=(*fewer.late, (index, standing.call))).with_standing(index, lost)
         dead = self._standings.setdefault((index, standing, "dies"), Standing(standing.answers, standing.told))
         yield fewer._replace(sessions=moment.sessions - {self._sessions[index]}).with_standing(index, dead)
 
     def _reached(self, moment: Moment, index: int, call: Call) -> tuple[Moment, Answer]:
         """The call reaches the store."""
-        method, arguments = call
-        store = MemoryMetadata(moment.memory)
-        if method != "transaction":
-            answer = getattr(store, method)(*arguments)
-            return moment, tuple(answer) if method == "range" else answer
-        outcome: Outcome = getattr(store, method)(*arguments)
-        self._on_write(moment, index, outcome.succeeded)
-        if not outcome.succeeded:
-            return moment, outcome
-        after = moment._replace(recorded=self._record(moment.recorded, index, call, store))
-        self._look(after)
-        return after, outcome
+        asked = (moment.recorded, moment.sessions, index, call)
+        known = self._answers.get(asked)
+        if known is None:
+            known = self._answers[asked] = self._asked(moment, index, call)
+        recorded, answer = known
+        after = moment if recorded is moment.recorded else moment._replace(recorded=recorded)
+        if isinstance(answer, Outcome):
+            self._on_write(moment, index, answer.succeeded)
+            if answer.succeeded:
+                self._look(after)
+        return after, answer
+
+    def _asked(self, moment: Moment, index: int, call: Call) -> tuple[Recorded, Answer]:
+        store = MemoryMetadata(replace(moment.recorded.memory, sessions=moment.sessions))
+        answer = getattr(store, call.method)(*call.arguments)
+        if call.method == "range":
+            return moment.recorded, tuple(answer)
+        if not isinstance(answer, Outcome) or not answer.succeeded:
+            return moment.recorded, answer
+        return self._record(moment.recorded, index, call, store), answer
 
     def _record(self, before: Recorded, index: int, call: Call, store: MemoryMetadata) -> Recorded:
-        operations: tuple[Operation, ...] = call[1][1]  # type: ignore[assignment]  # as `_Answering` was asked
+        operations: tuple[Operation, ...] = call.arguments[1]  # type: ignore[assignment]  # as `_Answering` was asked
         made = Recorded(store.snapshot(), (*before.committed, (index, operations)))
         return self._recorded.setdefault((before, index, operations), made)
 

@@ -1,0 +1,152 @@
+"""Deliberate breaks of ownership, sealing, taking over and deleting: for each the checks must name the promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+import pytest
+
+import forebay.shard.handover
+import forebay.shard.ownership
+import forebay.shard.remains
+import forebay.storage.deletions
+import forebay.wal.begin
+from forebay.catalog import ShardCatalog
+from forebay.errors import ForebayError
+from forebay.format.descriptor import Phase, ShardState
+from forebay.metadata import MetadataStore, SessionEnded
+from forebay.testing.blobs import SimulatedBlobs
+from forebay.testing.catalogs import every_record_has_a_copy, objects_are_whole
+from forebay.testing.clock import ManualClock
+from forebay.testing.interleavings import Exploration
+from forebay.testing.invariants import Violation, names_of
+from forebay.testing.metadata import Fault
+from tests.ledger import Ledger
+from tests.mutants.test_mutants import Mutant
+from tests.protocol.scenarios import SCENARIOS
+from tests.protocol.test_exhaustive import Zombies, judge, owner
+from tests.protocol.world import World
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
+
+
+def _all_orders() -> list[Violation]:
+    """Two owners, one lease that ends, every order."""
+    owners = {"A": owner("a", "A", exports=False), "B": owner("b", "B", exports=False, seals=False)}
+    exploration = Exploration(owners, judge, Zombies().heard)
+    exploration.explore(faults=0, endings=1)
+    return [Violation(*text.split(": ", 1)) for text in exploration.violations]
+
+
+def _take_over() -> list[Violation]:
+    """A directory takes over that still has files of its own from before."""
+    scenario = next(scenario for scenario in SCENARIOS if scenario.name == "take-over")
+    world = World()
+    scenario.run(world, scenario.before(world))
+    return scenario.check(world)
+
+
+def _seal_without_an_object() -> list[Violation]:
+    """The store has lost an object when the shard is sealed; once it has moved, local files are cleared away."""
+    blobs = SimulatedBlobs(clock=ManualClock())
+    world = World(blobs=blobs)
+    node, other = world.node("a"), world.node("b")
+    node.append(3)
+    node.export()
+    node.append()
+    for key in blobs.contents:
+        blobs.delete(key)
+    try:
+        node.seal()
+        other.append()
+        node.clear_moved()
+    except ForebayError:
+        pass
+    files = world.log_files("a") | world.log_files("b")
+    return list(every_record_has_a_copy(world.history(), world.catalog.descriptors(), world.fetch, files))
+
+
+def _delete_and_fail() -> list[Violation]:
+    """The metadata store fails once objects are gone: whoever asks must hear that the topic is being deleted."""
+    blobs = _TellingBlobs(clock=ManualClock())
+    world = World(blobs=blobs)
+    node, other = world.node("a"), world.node("b")
+    node.append(3)
+    node.export()
+    other.definitions.begin_deletion(world.ref.spec.name)
+    blobs.on_delete = lambda: world.faulty.inject(Fault.FAIL_BEFORE, count=100)
+    other.deletions.finish()
+    state = world.state
+    if state is None or state.phase is Phase.DELETING:
+        return []
+    return list(objects_are_whole(world.catalog.descriptors(), world.fetch))
+
+
+class _TellingBlobs(SimulatedBlobs):
+    """Tells of each deletion."""
+
+    on_delete: Callable[[], None]
+
+    def delete(self, key: str) -> None:
+        super().delete(key)
+        self.on_delete()
+
+
+# The breaks.
+
+
+def _epoch_not_compared(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ShardCatalog, "_owned", lambda catalog, epoch: catalog.state())
+
+
+def _reservation_outlives_a_seal(patch: pytest.MonkeyPatch) -> None:
+    change_state = forebay.shard.ownership.change_state
+
+    def keeping(store: MetadataStore, key: str, epoch: int, change: Callable[[ShardState], ShardState]) -> ShardState:
+        return change_state(
+            store, key, epoch, lambda state: msgspec.structs.replace(change(state), reserved_end=state.reserved_end)
+        )
+
+    patch.setattr(forebay.shard.handover, "change_state", keeping)
+
+
+def _living_sessions_ignored(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(forebay.shard.ownership, "SessionEnded", lambda _: SessionEnded("nobody"))
+
+
+def _old_files_stay(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(forebay.shard.remains, "set_aside", lambda *_: [])
+    patch.setattr(forebay.wal.begin, "set_aside", lambda *_: [])
+
+
+def _coverage_not_checked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(forebay.shard.handover, "_check_coverage", lambda *_: None)
+
+
+def _deleted_before_it_says_so(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(forebay.storage.deletions, "mark_deleting", lambda *_: None)
+
+
+MUTANTS: Final = (
+    Mutant("epoch not compared by an export", _epoch_not_compared, _all_orders, "I20"),
+    Mutant("reservation outlives a seal", _reservation_outlives_a_seal, _all_orders, "I21"),
+    Mutant("a living session is taken over", _living_sessions_ignored, _all_orders, "I19"),
+    Mutant("old files stay at a take-over", _old_files_stay, _take_over, "I20"),
+    Mutant("coverage not checked at a seal", _coverage_not_checked, _seal_without_an_object, "I17"),
+    Mutant("deleted before it says so", _deleted_before_it_says_so, _delete_and_fail, "I16"),
+)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_checks_name_the_promise_that_a_break_breaks(
+    mutant: Mutant, monkeypatch: pytest.MonkeyPatch, ledger: Ledger
+) -> None:
+    assert list(mutant.show()) == [], "without the break nothing is wrong"
+
+    mutant.apply(monkeypatch)
+    found = names_of(mutant.show())
+
+    ledger.count("mutants caught", n=int(mutant.invariant in found))
+    assert mutant.invariant in found
