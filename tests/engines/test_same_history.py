@@ -1,4 +1,4 @@
-"""One stream of operations, two engines: whoever reads sees the same (the engines differ in what survives alone)."""
+"""One stream of operations, three engines: whoever reads sees the same (the engines differ in what survives alone)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,13 @@ from forebay.settings import Settings
 from forebay.shard import ShardRef
 from forebay.testing.clock import ManualClock
 from forebay.testing.contracts.engines import append_by, steps_of
+from forebay.testing.contracts.lookups import LookupHome
 from forebay.testing.disk import SimulatedDisk
 from tests.engines.homes import MemoryHome, SegmentHome
+from tests.engines.lookup_homes import LookupMemoryHome, RocksHome
+from tests.engines.streams import Step, scripts, standing
+from tests.engines.streams import answer as answer_of
+from tests.ledger import Ledger
 
 Operation: TypeAlias = tuple[str, int, object]
 
@@ -124,3 +129,56 @@ def test_the_machines_disk_tells_the_same_history_and_keeps_it(script: list[Oper
         again = segment.open()
         assert [steps_of(again, segment.ref(partition)) for partition in range(3)] == told[-3:]
         again.close()
+
+
+CAPS: dict[str, dict[str, int | str | None]] = {
+    "none": {},
+    "old ones go": {"cap_records": 60, "cap_bytes": 4_000, "ttl_ms": 5_000},
+    "new ones are refused": {"cap_records": 150, "cap_bytes": 9_000, "ttl_ms": 5_000, "on_full": "reject_new"},
+}
+
+
+class Lives:
+    """An engine through its restarts. Where records end with it, there is none."""
+
+    def __init__(self, home: LookupHome, limits: dict[str, int | str | None]) -> None:
+        self.clock = home.clock
+        self.engine = home.open()
+        self._home = home
+        self._limits = limits
+
+    def ref(self, partition: int) -> ShardRef:
+        return self._home.ref(partition, **self._limits)
+
+    def restart(self) -> None:
+        if not self._home.forgets:
+            self.engine.close()
+            self.engine = self._home.open()
+
+    def told(self, script: list[Step]) -> list[object]:
+        """Every answer, then everything that can be asked."""
+        found = [answer_of(self, step) for step in script]
+        found += [standing(self.engine, self.ref(partition)) for partition in range(2)]
+        self.engine.close()
+        return found
+
+
+def compared(root: str, durability: str) -> list[LookupHome]:
+    """The engines that are compared with the memory engine."""
+    return [RocksHome(f"{root}/rocksdb", durability, settings=SMALL)]
+
+
+@pytest.mark.parametrize("caps", CAPS)
+def test_engines_with_look_ups_tell_the_same_history(caps: str, ledger: Ledger) -> None:
+    """I29: appends, look-ups, deletes, evictions, clock jumps and restarts."""
+
+    @given(script=scripts, durability=st.sampled_from(["disk", "fsync"]))
+    @effort(max_examples=60)
+    def same(script: list[Step], durability: str) -> None:
+        expected = Lives(LookupMemoryHome(SMALL), CAPS[caps]).told(script)
+        with tempfile.TemporaryDirectory() as root:
+            for home in compared(root, durability):
+                assert Lives(home, CAPS[caps]).told(script) == expected
+                ledger.count("streams", caps=caps)
+
+    same()

@@ -31,6 +31,27 @@ def check_installed() -> None:
         raise Unsupported('engine "rocksdb" needs the package rocksdict: install "forebay[rocksdb]", or use "segment"')
 
 
+class Batch:
+    """What is to be written at once, all of it or nothing. For one `write`."""
+
+    def __init__(self, rocks: Any, family: Any) -> None:
+        self.rocks = rocks
+        # Named each time: the batch has a default, but removing a range does not go by it.
+        self._family = family
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Set a value."""
+        self.rocks.put(key, value, self._family)
+
+    def delete(self, key: bytes) -> None:
+        """Remove a key, if it is there."""
+        self.rocks.delete(key, self._family)
+
+    def delete_range(self, begin: bytes, end: bytes) -> None:
+        """Remove every key of `[begin, end)`."""
+        self.rocks.delete_range(begin, end, self._family)
+
+
 class View:
     """The database as it is now, whatever is written meanwhile. For one thread; ends with its `with` block."""
 
@@ -111,19 +132,17 @@ class Database:
         self._views = 0
         self._ended: str | None = None
 
-    def batch(self) -> Any:
-        """What is to be written at once, all of it or nothing. For one `write`."""
+    def batch(self) -> Batch:
+        """An empty batch."""
         self._open()
         from rocksdict import WriteBatch  # noqa: PLC0415 - an optional package
 
-        batch = WriteBatch(raw_mode=True)
-        batch.set_default_column_family(self._handle)
-        return batch
+        return Batch(WriteBatch(raw_mode=True), self._handle)
 
-    def write(self, batch: Any, *, sync: bool) -> None:
+    def write(self, batch: Batch, *, sync: bool) -> None:
         """On return all of it is written, and with `sync` durable, with everything before; else `Indeterminate`."""
         try:
-            self._rocks.write(batch, self._synced if sync else None)
+            self._rocks.write(batch.rocks, self._synced if sync else None)
         except Exception as error:
             found = translated(error)
             raise found if isinstance(found, Closed) else Indeterminate(*found.args) from error

@@ -6,9 +6,9 @@ A process that dies in between leaves some pieces done and the others not, each 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from forebay.engines.rocksdb.database import Database, View
+from forebay.engines.rocksdb.database import Batch, Database, View
 from forebay.engines.rocksdb.entries import Shelf, Stance
 from forebay.engines.rocksdb.layout import Entry, Kind
 from forebay.engines.rocksdb.times import drop_blocks, edges_at, lower_blocks
@@ -19,7 +19,7 @@ PIECE_BYTES = 4 * 1024 * 1024
 COMPACTED_BYTES = 64 * 1024 * 1024
 """When so many bytes left at once, the database is told to give their room back."""
 
-Making: TypeAlias = Callable[[Any, Stance], Stance | None]
+Making: TypeAlias = Callable[[Batch, Stance], Stance | None]
 """Puts changes into a batch and tells where the shard stands then; `None` if nothing is to be written."""
 Piece: TypeAlias = list[tuple[Entry, list[int]]]
 
@@ -73,7 +73,7 @@ class Removal:
         ended = removed = 0
         at = -1
 
-        def make(batch: Any, stance: Stance) -> Stance | None:
+        def make(batch: Batch, stance: Stance) -> Stance | None:
             nonlocal ended, removed, at
             counters = stance.counters
             at, below = counters.earliest, counters.below
@@ -104,7 +104,7 @@ class Removal:
         """Delete piece by piece, as chosen from a place on, until there is nothing more."""
         ended, at = 0, start
 
-        def make(batch: Any, stance: Stance) -> Stance | None:
+        def make(batch: Batch, stance: Stance) -> Stance | None:
             nonlocal ended, at
             with self._database.view() as view:
                 piece, at = choose(view, at)
@@ -120,7 +120,7 @@ class Removal:
             self._commit(make)
         return ended
 
-    def _without(self, view: View, batch: Any, stance: Stance, gone: dict[int, int]) -> Stance:
+    def _without(self, view: View, batch: Batch, stance: Stance, gone: dict[int, int]) -> Stance:
         """Where the shard stands without these records; the time index is corrected for them."""
 
         def newest_in(start: int, stop: int) -> int:

@@ -1,0 +1,158 @@
+"""Streams of operations on engines with look-ups, and what an engine answers: made by hypothesis, or from a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from random import Random  # noqa: TID251  # seeded: the same run again
+from typing import NamedTuple, Protocol
+
+import hypothesis.strategies as st
+
+from forebay.engines import LookedUpEngine, NewRecord
+from forebay.engines.operations import joined
+from forebay.errors import ForebayError
+from forebay.pages import Page
+from forebay.records import Gap, Record
+from forebay.shard import ShardRef
+from forebay.testing.clock import ManualClock
+from forebay.testing.contracts.engines import append_by, steps_of
+from forebay.testing.contracts.lookups import paged
+
+KEYS = (b"", b"a", b"a\0", b"b", b"c" * 300)
+TAGS = ("x", "x/y", "xx", "\N{SNOWMAN}")
+OFFSETS = 200
+
+
+class Step(NamedTuple):
+    """One operation on one partition, with its arguments."""
+
+    kind: str
+    partition: int = 0
+    what: tuple[object, ...] = ()
+
+
+class Life(Protocol):
+    """An engine that may be restarted, with the clock that it goes by."""
+
+    clock: ManualClock
+    engine: LookedUpEngine
+
+    def ref(self, partition: int) -> ShardRef: ...
+
+    def restart(self) -> None:
+        """End the engine in order and go on with the next; nothing where records end with the engine."""
+
+
+records = st.builds(
+    NewRecord,
+    st.none() | st.binary(max_size=120),
+    st.integers(-5, 60),
+    st.none() | st.sampled_from(KEYS),
+    st.none() | st.sampled_from(TAGS),
+    st.sampled_from([(), (("h", b"1"), ("h", None))]),
+)
+offsets = st.integers(0, OFFSETS)
+steps = st.one_of(
+    st.builds(Step, st.just("write"), st.integers(0, 1), st.tuples(records)),
+    st.builds(Step, st.just("batch"), st.integers(0, 1), st.tuples(st.lists(records, max_size=90))),
+    st.builds(Step, st.just("produce"), st.integers(0, 1), st.tuples(st.integers(1, 4), st.integers(0, 8))),
+    st.builds(Step, st.just("read"), st.integers(0, 1), st.tuples(offsets, st.integers(1, 30), st.integers(1, 2_000))),
+    st.builds(Step, st.just("by_key"), st.integers(0, 1), st.tuples(st.sampled_from(KEYS), offsets, st.integers(1, 9))),
+    st.builds(Step, st.just("newest"), st.integers(0, 1), st.tuples(st.sampled_from(KEYS), offsets)),
+    st.builds(Step, st.just("by_tag"), st.integers(0, 1), st.tuples(st.sampled_from(TAGS), offsets, st.integers(1, 9))),
+    st.builds(Step, st.just("at_time"), st.integers(0, 1), st.tuples(st.integers(-6, 61))),
+    st.builds(Step, st.just("delete_key"), st.integers(0, 1), st.tuples(st.sampled_from(KEYS))),
+    st.builds(Step, st.just("delete_tag"), st.integers(0, 1), st.tuples(st.sampled_from(TAGS))),
+    st.builds(Step, st.just("delete_range"), st.integers(0, 1), st.tuples(offsets, st.integers(0, 70))),
+    st.builds(Step, st.just("delete_before"), st.integers(0, 1), st.tuples(offsets)),
+    st.builds(Step, st.just("evict"), st.integers(0, 1), st.just(())),
+    st.builds(Step, st.just("jump"), st.just(0), st.tuples(st.integers(-3_000, 9_000))),
+    st.builds(Step, st.just("group"), st.integers(0, 1), st.tuples(st.sampled_from(["g", "h"]), offsets)),
+    st.just(Step("restart")),
+)
+scripts = st.lists(steps, max_size=30)
+
+
+def seeded(seed: int, length: int) -> list[Step]:
+    """A stream of changes that keeps a few hundred records alive."""
+    chance = Random(seed)
+    script: list[Step] = []
+    for number in range(length):
+        kind = chance.choices(
+            ["write", "batch", "produce", "delete_key", "delete_tag", "delete_range", "delete_before", "evict"],
+            [8, 5, 3, 1, 1, 2, 1, 2],
+        )[0]
+        new = [_record(chance, b"%d" % number) for _ in range(chance.choice([1, 2, 30, 400]) if kind == "batch" else 1)]
+        start = chance.randrange(0, number * 30 + 1)
+        what: dict[str, tuple[object, ...]] = {
+            "write": (new[0],),
+            "batch": (new,),
+            "produce": (1, sum(step.kind == "produce" for step in script)),
+            "delete_key": (chance.choice(KEYS),),
+            "delete_tag": (chance.choice(TAGS),),
+            "delete_range": (start, chance.randrange(200)),
+            "delete_before": (start // 2,),
+            "evict": (),
+        }
+        script.append(Step(kind, 0, what[kind]))
+    return script
+
+
+def _record(chance: Random, value: bytes) -> NewRecord:
+    return NewRecord(value, chance.randrange(100), chance.choice([None, *KEYS]), chance.choice([None, *TAGS]))
+
+
+def answer(life: Life, step: Step) -> object:
+    """What the engine says to one operation; an error counts by its family."""
+    engine, ref = life.engine, life.ref(step.partition)
+    answers: dict[str, Callable[..., object]] = {
+        "write": partial(engine.write, ref),
+        "batch": partial(engine.batch_write, ref),
+        "produce": lambda *what: append_by(engine.open_shard(ref), *what),
+        "read": lambda start, most, size: seen(engine, ref, start, records_max=most, bytes_max=size),
+        "by_key": lambda key, start, most: _found(partial(engine.read_by_key, ref, key, history=True), start, most),
+        "newest": lambda key, start: _found(partial(engine.read_by_key, ref, key), start, 1),
+        "by_tag": lambda tag, start, most: _found(partial(engine.read_by_tag, ref, tag), start, most),
+        "at_time": partial(engine.get_offset_by_timestamp, ref),
+        "delete_key": partial(engine.delete_by_key, ref),
+        "delete_tag": partial(engine.delete_by_tag, ref),
+        "delete_range": lambda start, count: engine.delete_by_offset(ref, start, start + count),
+        "delete_before": partial(engine.delete_before, ref),
+        "evict": lambda: engine.open_shard(ref).evict(life.clock.now_ms()),
+        "jump": life.clock.jump,
+        "group": lambda group, offset: (
+            engine.commit_offset(ref, group, offset),
+            engine.get_offset_by_group(ref, group),
+        ),
+        "restart": life.restart,
+    }
+    try:
+        return answers[step.kind](*step.what)
+    except ForebayError as error:
+        return type(error)
+
+
+def seen(engine: LookedUpEngine, ref: ShardRef, start: int = 0, **limits: int) -> list[Record | Gap]:
+    """What a reader finds, whatever the pages: records, and holes as large as they are."""
+    found: list[Record | Gap] = []
+    for step in steps_of(engine, ref, start, **limits):
+        if isinstance(step, Gap) and found and isinstance(found[-1], Gap):
+            found[-1:] = joined([found[-1], step])
+        else:
+            found.append(step)
+    return found
+
+
+def _found(look_up: Callable[..., Page], start: int, most: int) -> object:
+    return paged(lambda at: look_up(at, records_max=most), start)
+
+
+def standing(engine: LookedUpEngine, ref: ShardRef) -> list[object]:
+    """Everything that can be asked of a shard."""
+    offsets = engine.open_shard(ref).offsets()
+    told: list[object] = [seen(engine, ref, bytes_max=500), offsets._replace(durable=0)]
+    told += [_found(partial(engine.read_by_key, ref, key, history=True), 0, 50) for key in KEYS]
+    told += [_found(partial(engine.read_by_tag, ref, tag), 0, 50) for tag in TAGS]
+    told += [engine.get_offset_by_timestamp(ref, time) for time in range(-6, 101, 3)]
+    return told
