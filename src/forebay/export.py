@@ -132,11 +132,16 @@ class Exporter:
         needed |= {piece.object_key for piece in self._catalog.descriptors()}
         needed |= {self._key(file.footer) for file in self._pending(files)}
         needed |= {index_name(key) for key in needed if key.endswith(SEGMENT_SUFFIX)}
-        swept = [stat.key for stat in found if stat.key not in needed and "/loads/" not in stat.key]
+        swept = [stat.key for stat in found if stat.key not in needed and self._may_sweep(stat.key)]
         for key in swept:
             self._store.delete(key)
             logger.info("%s: removed the orphan object %s", self._catalog.keys, key)
         return swept
+
+    def _may_sweep(self, key: str) -> bool:
+        """Not what is a load's; nor what has a later epoch: if we were overtaken, its owner may be about to name it."""
+        epoch = key.removeprefix(self.origin.prefix).partition("-")[0]
+        return "/loads/" not in key and not (epoch.isdecimal() and int(epoch) > self.origin.epoch)
 
     def _pending(self, files: FileList) -> list[SealedFile]:
         self.exported = self._catalog.frontier().next

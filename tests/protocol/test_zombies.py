@@ -1,0 +1,77 @@
+"""What an owner does that was overtaken without noticing, case by case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import pytest
+
+from forebay.errors import Fenced
+from forebay.testing.blobs import Fault, SimulatedBlobs
+from forebay.testing.clock import ManualClock
+from forebay.testing.schedules import PausingMetadata
+from tests.ledger import Ledger
+from tests.protocol.judging import check_world
+from tests.protocol.world import GRACE_S, Node, World
+
+
+def _blind(world: World, name: str) -> Node:
+    """A process that never notices the end of its session."""
+    metadata = PausingMetadata(world.metadata, lambda: None)
+    node = world.node(name, metadata=metadata)
+    metadata.sessions[-1].is_blind = True
+    return node
+
+
+def test_a_sweep_of_an_overtaken_owner_leaves_alone_what_the_next_one_is_about_to_name(ledger: Ledger) -> None:
+    blobs = SimulatedBlobs(clock=ManualClock())
+    world = World(blobs=blobs)
+    zombie, node = _blind(world, "a"), world.node("b")
+    zombie.append()
+    zombie.export()
+    zombie.die()
+    node.append()
+    node.rotate()
+    blobs.inject(Fault.SERVER_ERROR, method="put_if_absent")
+    with pytest.raises(Exception, match="injected"):
+        node.shard.archive.catch_up()
+    world.clock.advance(GRACE_S + 1)
+
+    assert zombie.shard.archive.sweep() == []
+    node.shard.archive.catch_up()
+
+    ledger.count("zombie writes")
+    assert check_world(world, node.reading()) == []
+
+
+def _export(zombie: Node) -> None:
+    zombie.export()
+    # All of it lies in a hole of history by now, so there is nothing to be added.
+    raise Fenced
+
+
+ATTEMPTS: Final[dict[str, Callable[[Node], object]]] = {
+    "export": _export,
+    "reserve": lambda zombie: zombie.shard.wal.writer.reserve_ahead(),
+    "seal": lambda zombie: zombie.seal(),
+}
+
+
+@pytest.mark.parametrize("attempt", ATTEMPTS)
+def test_an_overtaken_owner_changes_nothing_whatever_it_tries(attempt: str, ledger: Ledger) -> None:
+    world = World()
+    zombie, node = _blind(world, "a"), world.node("b")
+    zombie.append(2)
+    zombie.die()
+    node.append()
+    before = world.inner.revision()
+    for _ in range(7):
+        zombie.append()
+
+    with pytest.raises(Fenced):
+        ATTEMPTS[attempt](zombie)
+
+    ledger.count("zombie writes")
+    assert world.inner.revision() == before
+    assert check_world(world, node.reading()) == []
