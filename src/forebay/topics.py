@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import re
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from typing import Annotated, TypedDict, TypeVar, Unpack
 
 import msgspec
 from msgspec import Meta
@@ -142,6 +142,23 @@ class Cleanup(enum.StrEnum):
     """They are deleted in the background, once `compact_lag_ms` old."""
 
 
+class TopicLimits(TypedDict, total=False):
+    """How much of a topic is kept, and what of it: each partition by itself. A limit of `None` is none."""
+
+    cap_records: int | None
+    cap_bytes: int | None
+    ttl_ms: int | None
+    on_full: str
+    cleanup: str
+    compact_lag_ms: int
+
+
+class TopicChanges(TopicLimits, total=False):
+    """What may be changed in a topic that exists."""
+
+    partitions: int
+
+
 class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The definition of a topic, as stored. `topic_id` is its incarnation: new at every creation."""
 
@@ -166,6 +183,8 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
     cleanup: Cleanup = Cleanup.DELETE
     compact_lag_ms: Annotated[int, Meta(ge=0)] = COMPACT_LAG_MS
     """How old a record is before it is compacted away."""
+    earlier: tuple[int, ...] = ()
+    """How many partitions it had in each generation before this one: where older records of a key lie."""
 
     @classmethod
     def create(
@@ -210,9 +229,51 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
             compact_lag_ms=_number("compact_lag_ms", compact_lag_ms, 0),
         )
 
+    def altered(self, **changes: Unpack[TopicChanges]) -> TopicSpec:
+        """The checked definition with these changes. Partitions can only be added: then keys hash anew."""
+        unknown = sorted(changes.keys() - TopicChanges.__annotations__.keys())
+        if unknown:
+            known = ", ".join(TopicChanges.__annotations__)
+            raise Invalid(f"{unknown[0]} of a topic cannot be changed; what can: {known}")
+        wanted: TopicChanges = {
+            "partitions": self.partitions,
+            "cap_records": self.cap_records,
+            "cap_bytes": self.cap_bytes,
+            "ttl_ms": self.ttl_ms,
+            "on_full": self.on_full,
+            "cleanup": self.cleanup,
+            "compact_lag_ms": self.compact_lag_ms,
+        }
+        wanted.update(changes)
+        checked = TopicSpec.create(
+            self.name,
+            topic_id=self.topic_id,
+            created_at=self.created_at,
+            engine=self.engine,
+            durability=self.durability,
+            compression=self.compression,
+            **wanted,
+        )
+        if checked.partitions < self.partitions:
+            raise Invalid(
+                f"{self.name} has {self.partitions} partitions, and they can only be added: for {checked.partitions} "
+                "copy its records into a new topic"
+            )
+        grown = checked.partitions > self.partitions
+        return msgspec.structs.replace(
+            checked,
+            generation=self.generation + grown,
+            earlier=(*self.earlier, self.partitions) if grown else self.earlier,
+        )
+
     @property
     def name(self) -> TopicName:
         return TopicName(self.namespace, self.topic)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether records end by themselves."""
+        return (self.cap_records, self.cap_bytes, self.ttl_ms) != (None, None, None)
 
 
 def _engine_and_durability(engine: str | None, durability: str | None) -> tuple[Engine, Durability]:

@@ -26,7 +26,7 @@ from forebay.sealed import Gathered
 from forebay.settings import Settings
 from forebay.shard import Owner, RecoveryDecision, ShardRef, Source, acquire
 from forebay.shard.reservation import reserve_in_state
-from forebay.topics import Durability
+from forebay.topics import Durability, TopicSpec
 from forebay.wal.hearing import is_inside
 from forebay.wal.staging import INSIDE, Entry, Producing, Ticket
 from forebay.wal.window import ProducerWindow
@@ -223,13 +223,22 @@ class MemoryShard:
         """See `LookedUpShard`."""
         with self._published:
             self._check_open()
-            held = self._held
-            holding = Holding(self._evict_floor, held.earliest, held.next, held.live, held.bytes)
-            floor, evicted = plan(self._limits, holding, held.stretches, now_ms)
+            floor, evicted = plan(self._limits, self.holding(), self._held.stretches, now_ms)
             if evicted.reason is not None:
-                held.drop_below(floor)
+                self._held.drop_below(floor)
                 self._evict_floor, self._evict_reason = floor, evicted.reason
             return evicted
+
+    def holding(self) -> Holding:
+        """See `LookedUpShard`."""
+        with self._published:
+            held = self._held
+            return Holding(self._evict_floor, held.earliest, held.next, held.live, held.bytes)
+
+    def adopt(self, spec: TopicSpec) -> None:
+        """See `LookedUpShard`."""
+        with self._published:
+            self.ref, self._limits = ShardRef(spec, self.ref.partition), Limits.of(spec)
 
     def wait(self, offset: int, timeout: float | None) -> bool:
         """See `OpenShard`."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeAlias
 
-from forebay.eviction import Evicted
+from forebay.eviction import Evicted, Holding
 from forebay.format.batch import ColumnBytes
 from forebay.pages import Page
 from forebay.progress import Progress
 from forebay.records import Headers, Offsets
 from forebay.shard import RecoveryDecision, ShardRef
-from forebay.topics import Durability
+from forebay.topics import Durability, TopicSpec
 from forebay.wal.staging import Entry, Producing, Ticket
 
 PAGE_RECORDS = 10_000
@@ -172,6 +172,12 @@ class LookedUpShard(OpenShard, Protocol):
 
     def evict(self, now_ms: int) -> Evicted:
         """Apply the caps and the time to live of the topic; what was done. Floors never go back."""
+
+    def holding(self) -> Holding:
+        """What is held now, as the caps count it."""
+
+    def adopt(self, spec: TopicSpec) -> None:
+        """Go by this definition of the same topic from now on: its limits have changed, or its partitions."""
 
 
 class StorageEngine(Protocol):

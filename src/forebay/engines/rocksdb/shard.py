@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from forebay.clock import Clock
 from forebay.engines.rocksdb.committing import Commits
 from forebay.engines.rocksdb.database import Database
 from forebay.engines.rocksdb.entries import Shelf, Stance
-from forebay.engines.rocksdb.layout import Bounds
+from forebay.engines.rocksdb.layout import Bounds, Counters
 from forebay.engines.rocksdb.pages import Pages
 from forebay.engines.rocksdb.producers import put_runs
 from forebay.engines.rocksdb.removal import Making, Removal
@@ -25,7 +26,7 @@ from forebay.pages import Page
 from forebay.records import Offsets
 from forebay.settings import WalSettings
 from forebay.shard import RecoveryDecision, ShardRef
-from forebay.topics import Durability
+from forebay.topics import Durability, TopicSpec
 from forebay.wal.hearing import wake_all
 from forebay.wal.refusals import check_space
 from forebay.wal.staging import Entry as Queued
@@ -294,13 +295,21 @@ class RocksShard:
             self._check_writable()
             stance = self.stance
             counters = stance.counters
-            held = counters.total - counters.below
-            holding = Holding(counters.evict_floor, counters.earliest, counters.next, counters.live, held)
             with self._database.view() as view:
-                floor, evicted = plan(self._limits, holding, lambda: self._shelf.stretches(view, counters), now_ms)
+                stretches = partial(self._shelf.stretches, view, counters)
+                floor, evicted = plan(self._limits, _holding(counters), stretches, now_ms)
             if evicted.reason is not None:
                 self._removal.drop_below(floor, evicted.reason)
             return evicted
+
+    def holding(self) -> Holding:
+        """See `LookedUpShard`."""
+        return _holding(self.stance.counters)
+
+    def adopt(self, spec: TopicSpec) -> None:
+        """See `LookedUpShard`."""
+        with self._changing, self._capping:
+            self.ref, self._limits = ShardRef(spec, self.ref.partition), Limits.of(spec)
 
     # Ending
 
@@ -355,3 +364,8 @@ class RocksShard:
         self._check_open()
         if self.failure is not None:
             raise Unavailable(f"{self.ref} is read-only since a write failed ({self.failure}): open the log again")
+
+
+def _holding(counters: Counters) -> Holding:
+    held = counters.total - counters.below
+    return Holding(counters.evict_floor, counters.earliest, counters.next, counters.live, held)
