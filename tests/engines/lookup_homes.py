@@ -67,6 +67,7 @@ class RocksHome:
         self.clock = clock or ManualClock()
         self.metadata = metadata or MemoryMetadata()
         self.path = path
+        self.disk = SystemDisk()
         self._waiting = waiting
         self._durability = durability
         self._settings = settings
@@ -76,7 +77,7 @@ class RocksHome:
         return RocksEngine(
             self.path,
             self._settings,
-            disk=SystemDisk(),
+            disk=self.disk,
             clock=self._waiting or self.clock,
             metadata=self.metadata,
             membership=self._owners.next(),
