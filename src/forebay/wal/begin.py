@@ -27,7 +27,7 @@ from forebay.wal.scan import LogScan
 from forebay.wal.skipping import skip_to_history
 from forebay.wal.survey import CHECKPOINT_NAME, Survey
 from forebay.wal.window import ProducerWindow
-from forebay.wal.writer import Floors, ShardPlace, Writer
+from forebay.wal.writer import ShardPlace, Writer
 
 logger = logging.getLogger(__name__)
 
@@ -166,9 +166,7 @@ def _is_outdated(live: Live | None, newest: LogFile) -> bool:
 
 
 def _resume(writer: Writer, files: FileList, last: LogScan, start: Start, clock: Clock) -> None:
-    state = last.state
-    assert state is not None
-    writer.floors = Floors(state.earliest, state.evict_floor)
+    writer.removals = last.removals
     if last.end < start.history_end:
         _resume(writer, files, last, Start(next_offset=last.end), clock)
         skip_to_history(writer, start.history_end)
@@ -209,7 +207,7 @@ def _settle(disk: Disk, last: LogScan) -> None:
         last.file.truncate(last.stop)
         last.torn_bytes = 0
         last.file.sync()
-    elif not last.clean:
+    elif not last.clean or last.removals.is_some:
         last.file.sync()
 
 

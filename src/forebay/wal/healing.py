@@ -73,8 +73,14 @@ def _copy(disk: Disk, old: ActiveFile, copy: File, cache: TailCache, head: int, 
 
 
 def _frames(source: File, old: ActiveFile, cache: TailCache, head: int, writer: Writer) -> Iterator[bytes]:
-    """The bytes of the copy: header and whole frames below `limit`, with holes filled or named."""
+    """The bytes of the copy: header and whole frames below `limit`, with holes filled or named; and what ended."""
     yield source.read_at(HEADER_BYTES, 0)
+    yield from _published(source, old, cache, head, writer)
+    # Said again: a frame without records may be lost unnoticed.
+    yield from writer.removals.frames(writer.settings.frame_bytes_max, writer.stamp(old.salt_crc, head))
+
+
+def _published(source: File, old: ActiveFile, cache: TailCache, head: int, writer: Writer) -> Iterator[bytes]:
     position, expected = HEADER_BYTES, old.start
     while position < old.limit:
         for piece in pieces_of(source, old.salt_crc, position, old.limit):

@@ -64,8 +64,8 @@ class Wal(PublishedLog):
         self.dirty_since: float | None = None
         self.queued_since: float | None = None
         self.idle_since = writer.clock.monotonic()
-        self._still_owner = still_owner
-        self._trouble: BaseException | None = None
+        self.still_owner = still_owner
+        self.trouble: BaseException | None = None
         self._turns = Turns()
         self._space_checked = float("-inf")
 
@@ -147,18 +147,18 @@ class Wal(PublishedLog):
             self.rotate_locked()
         made = writer.write(self.staging.taken)
         if self.durability is Durability.FSYNC:
-            self._timed_sync()
+            self.timed_sync()
         # After everything that takes time and before anybody hears of it: whoever pauses here acknowledges nothing.
-        if self._still_owner is not None and not self._still_owner():
+        if self.still_owner is not None and not self.still_owner():
             raise Fenced(f"{writer.place}: the lease ended before the append was acknowledged")
         self.publish(made)
         self.counters.committed(made)
         self.idle_since = writer.clock.monotonic()
-        self._note_dirty()
+        self.note_dirty()
         self.staging.settle()
         self.wake()
 
-    def _note_dirty(self) -> None:
+    def note_dirty(self) -> None:
         if self.dirty_since is None:
             self.dirty_since = self.writer.clock.monotonic()
             self.on_dirty()
@@ -168,7 +168,7 @@ class Wal(PublishedLog):
             self.queued_since = self.writer.clock.monotonic()
             self.on_dirty()
 
-    def _timed_sync(self) -> None:
+    def timed_sync(self) -> None:
         begun = self.writer.clock.monotonic()
         self.writer.sync()
         self.counters.fsyncs += 1
@@ -186,7 +186,7 @@ class Wal(PublishedLog):
         if self.writer.rotate():
             self.counters.rotations += 1
             self.tell()
-            self._note_dirty()
+            self.note_dirty()
 
     # Pausing and going on elsewhere
 
@@ -206,7 +206,7 @@ class Wal(PublishedLog):
         """
         self._await_sync()
         with self.committing:
-            self._check_writable()
+            self.check_writable()
             assert self.staging.is_empty, "appends are held, and what was queued is committed"
             if stop <= self.writer.next:
                 return
@@ -217,7 +217,7 @@ class Wal(PublishedLog):
                 self.staging.restart_at(self.writer.next)
             self.head = self.writer.end
             self.tell()
-            self._note_dirty()
+            self.note_dirty()
         self.wake()
 
     def fence(self, reason: str) -> None:
@@ -296,7 +296,7 @@ class Wal(PublishedLog):
             if not isinstance(error, OSError | ForebayError):
                 raise
             logger.warning("%s: %s", self.writer.place, error)
-            self._trouble = error
+            self.trouble = error
             return False
         self.writer.unsettled = False
         return True
@@ -318,8 +318,8 @@ class Wal(PublishedLog):
 
     def offsets(self) -> Offsets:
         """The watermarks now."""
-        floors, durable = self.writer.floors, min(self.writer.durable, self.head)
-        return Offsets(max(floors.earliest, 0), floors.evict_floor, durable, exported=0, next=self.staging.next)
+        floors, durable = self.writer.removals.floor, min(self.writer.durable, self.head)
+        return Offsets(floors.earliest, floors.evict_floor, durable, exported=0, next=self.staging.next)
 
     # Ending
 
@@ -329,10 +329,10 @@ class Wal(PublishedLog):
         if self.failure is not None:
             self.heal()
         with self.committing:
-            self._check_writable()
-            if self.failure is not None or not self.guarded(self._timed_sync):
+            self.check_writable()
+            if self.failure is not None or not self.guarded(self.timed_sync):
                 raise Unavailable(
-                    f"{self.writer.place}: not everything could be made durable ({self.failure or self._trouble})"
+                    f"{self.writer.place}: not everything could be made durable ({self.failure or self.trouble})"
                 )
             self.dirty_since = None
             self.tell()
@@ -342,7 +342,7 @@ class Wal(PublishedLog):
         self.commit()
         self._await_sync()
         with self.committing:
-            self._check_writable()
+            self.check_writable()
             self._begin_file(self.rotate_locked)
 
     def _await_sync(self) -> None:
@@ -352,7 +352,7 @@ class Wal(PublishedLog):
 
     def _begin_file(self, step: Callable[[], None]) -> None:
         if self.failure is not None or self.writer.syncing or not self.guarded(step):
-            why = self.failure or ("a sync is under way" if self.writer.syncing else self._trouble)
+            why = self.failure or ("a sync is under way" if self.writer.syncing else self.trouble)
             raise Unavailable(f"{self.writer.place}: no new log file could be begun ({why}); try again")
 
     def sync_ended(self) -> None:
@@ -393,7 +393,7 @@ class Wal(PublishedLog):
         self.staging = Staging(0, self.writer.window, self.settings)
         self.staging.refuse(Closed(f"{self.writer.place} was opened before a fork: open it anew in the child"))
 
-    def _check_writable(self) -> None:
+    def check_writable(self) -> None:
         self.check_open()
         if self.fenced is not None:
             raise fenced(self.writer.place, self.fenced).later

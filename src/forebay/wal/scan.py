@@ -22,6 +22,7 @@ from forebay.format.scan import FrameTable
 from forebay.format.segment import HEADER_BYTES, SegmentHeader
 from forebay.records import OFFSET_MAX, Bytes, Gap, Reason
 from forebay.sealed import FRAME_BYTES_LIMIT, ByteSource
+from forebay.wal.removing import KINDS, Removals
 from forebay.wal.sparse import SparseIndex
 from forebay.wal.window import ProducerWindow
 
@@ -127,10 +128,11 @@ class LogScan:
         self.reserved_end = 0
         self.durable = 0
         self.clean = False
-        """Nothing follows the mark of a clean stop."""
+        """Nothing follows the mark of a clean stop, but deletes and floors."""
         self.closed = False
         """No record follows the mark of a clean stop, though other frames may."""
         self.gaps: list[Gap] = []
+        self.removals = Removals()
         self.frames = 0
         self.stop = 0
         self.size = 0
@@ -178,11 +180,11 @@ class LogScan:
     def _take(self, piece: Piece) -> None:
         buffer, origin = piece.buffer, piece.origin
         for part in piece.parts():
-            self.clean = False
             if isinstance(part, FrameTable):
                 self._take_table(part, origin)
                 continue
             head, position = part
+            self.clean = self.clean and head.kind in KINDS
             if head.kind == Kind.DATA:
                 self._take_records(head, origin + position, buffer, position)
             else:
@@ -199,7 +201,7 @@ class LogScan:
             raise self._contradiction(origin + int(table.position[row]), int(bases[row]), int(expected[row]))
         self.index.add_many(bases, table.position + origin)
         self.frames += len(bases)
-        self.closed = False
+        self.clean = self.closed = False
         self.end = int(ends[-1])
         self.durable = max(self.durable, int(table.durable.max()))
 
@@ -235,6 +237,8 @@ class LogScan:
         elif head.kind == Kind.MARK:
             self.clean = decode_mark(buffer, position, head)
             self.closed = self.closed or self.clean
+        elif head.kind in KINDS:
+            self.removals.take(head, buffer, position)
 
     def _beyond(self, position: int, proof: int) -> int | None:
         """A place that is not whole: `None` if the log ends there, else where it goes on behind the damage."""

@@ -23,6 +23,7 @@ from forebay.settings import WalSettings
 from forebay.wal.active import ActiveFile, SyncTarget
 from forebay.wal.cache import CachedFrame
 from forebay.wal.files import FileList
+from forebay.wal.removing import Removals
 from forebay.wal.scan import LogScan
 from forebay.wal.staging import PendingFrame
 from forebay.wal.window import ProducerWindow
@@ -50,13 +51,6 @@ class ShardPlace(NamedTuple):
         return self.name
 
 
-class Floors(NamedTuple):
-    """The two watermarks that only move forward."""
-
-    earliest: int = 0
-    evict_floor: int = 0
-
-
 class Writer:
     """One shard's log, from `next` on."""
 
@@ -78,7 +72,8 @@ class Writer:
         self.settings = settings
         self.files = files
         self.window = window
-        self.floors = Floors()
+        self.removals = Removals()
+        """What ended, as far as the log must tell of it."""
         self.active: ActiveFile | None = None
         self.end = 0
         """Everything below is written."""
@@ -183,6 +178,13 @@ class Writer:
         self.drop_stray()
         self._put(active, [encode_mark(clean=clean, **self.stamp(active.salt_crc))])
         active.marked = self.durable
+
+    def remove(self, removals: Removals) -> ActiveFile:
+        """Write down what ended; in which file. On return the operating system has it."""
+        active = self.active if self.active is not None else self.create(self.next)
+        self.drop_stray()
+        self._put(active, removals.frames(self.settings.frame_bytes_max, self.stamp(active.salt_crc)))
+        return active
 
     @property
     def reserved(self) -> int:
@@ -307,6 +309,7 @@ class Writer:
         salt_crc = salted(salt)
         reserved_end = self.reserved_end if self._reserve is not None else max(self.reserved_end, start + self._step())
         opening = [encode_header(header), *self._state(salt_crc, reserved_end, next_offset=start, restated=True)]
+        opening += self.removals.frames(self.settings.frame_bytes_max, self.stamp(salt_crc, start))
         if start > self.end:
             assert self.opening_gap is not None and self.opening_gap.stop == start
             opening.append(encode_gap(self.opening_gap, **self.stamp(salt_crc, start)))
@@ -314,7 +317,9 @@ class Writer:
         content = b"".join(opening)
         self._stray = path
         replace_file(self.disk, path, content)
-        active = ActiveFile(self._scanned(path, header, len(content)), self.clock.monotonic())
+        scan = LogScan(self.disk.open(path, writable=True), header, ProducerWindow(1, 1))
+        scan.run(len(content), proof=0)
+        active = ActiveFile(scan, self.clock.monotonic())
         self.files.add(active)
         self._adopt(active, start, reserved_end if self._reserve is None else None)
         self._drop_obsolete()
@@ -362,11 +367,6 @@ class Writer:
             except OSError as error:
                 logger.warning("%s is not needed any more and could not be removed: %s", path, error)
 
-    def _scanned(self, path: str, header: SegmentHeader, size: int) -> LogScan:
-        scan = LogScan(self.disk.open(path, writable=True), header, ProducerWindow(1, 1))
-        scan.run(size, proof=0)
-        return scan
-
     def _state(
         self, salt_crc: int, reserved_end: int, *, next_offset: int | None = None, restated: bool = False
     ) -> list[bytes]:
@@ -375,8 +375,8 @@ class Writer:
         state = State(
             reserved_end=reserved_end,
             previous_end=self.end,
-            earliest=self.floors.earliest,
-            evict_floor=self.floors.evict_floor,
+            earliest=self.removals.floor.earliest,
+            evict_floor=self.removals.floor.evict_floor,
             identity=self._identity,
             window=tuple(self.window.entries()) if restated else (),
             restated=restated,
