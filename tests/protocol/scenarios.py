@@ -156,7 +156,9 @@ def _old_files_are_kept_apart(world: World) -> list[Violation]:
     broken = [Violation("I20", f"epoch {state.epoch} goes on with files of others: {old}")] if old else []
     kept = [content for holder in "abc" for content in world.log_files(holder).values()] + [*world.objects().values()]
     copies = {copy for content in kept for copy in frames_of(content).records}
-    missing = [append for append in world.history().acked if not copies.issuperset(append.records)]
+    history = world.history()
+    promised = [append for append in history.acked if history.must_survive(append)]
+    missing = [append for append in promised if not copies.issuperset(append.records)]
     return broken + [Violation("I17", f"no directory has {append.records} any more") for append in missing]
 
 
