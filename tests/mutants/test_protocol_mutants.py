@@ -11,6 +11,8 @@ import pytest
 import forebay.shard.handover
 import forebay.shard.ownership
 import forebay.shard.remains
+import forebay.shard.reservation
+import forebay.shard.segment
 import forebay.storage.deletions
 import forebay.wal.begin
 from forebay.catalog import ShardCatalog
@@ -27,6 +29,7 @@ from tests.ledger import Ledger
 from tests.mutants.test_mutants import Mutant
 from tests.protocol.scenarios import SCENARIOS
 from tests.protocol.test_exhaustive import Zombies, judge, owner
+from tests.protocol.test_schedules import Play
 from tests.protocol.world import World
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
@@ -38,6 +41,20 @@ def _all_orders() -> list[Violation]:
     exploration = Exploration(owners, judge, Zombies().heard)
     exploration.explore(faults=0, endings=1)
     return [Violation(*text.split(": ", 1)) for text in exploration.violations]
+
+
+def _some_schedules() -> list[Violation]:
+    """Three owners, a few seeds."""
+    violations: list[Violation] = []
+    for seed in range(12):
+        play = Play(seed)
+        try:
+            violations += play.run()
+        except ForebayError as error:
+            violations.append(Violation("recovery", f"{type(error).__name__}: {error}"))
+        finally:
+            play.schedule.end()
+    return violations
 
 
 def _take_over() -> list[Violation]:
@@ -112,6 +129,21 @@ def _reservation_outlives_a_seal(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(forebay.shard.handover, "change_state", keeping)
 
 
+def _reserved_for_oneself(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(forebay.shard.segment, "reserve_in_state", lambda *_: lambda end: end)
+
+
+def _epoch_not_compared_in_the_state(patch: pytest.MonkeyPatch) -> None:
+    change_state = forebay.shard.ownership.change_state
+
+    def anybody(store: MetadataStore, key: str, epoch: int, change: Callable[[ShardState], ShardState]) -> ShardState:
+        stored = forebay.shard.ownership.read_state(store, key)
+        return change_state(store, key, epoch if stored is None else stored.state.epoch, change)
+
+    for module in (forebay.shard.reservation, forebay.shard.handover):
+        patch.setattr(module, "change_state", anybody)
+
+
 def _living_sessions_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(forebay.shard.ownership, "SessionEnded", lambda _: SessionEnded("nobody"))
 
@@ -133,6 +165,8 @@ MUTANTS: Final = (
     Mutant("epoch not compared by an export", _epoch_not_compared, _all_orders, "I20"),
     Mutant("reservation outlives a seal", _reservation_outlives_a_seal, _all_orders, "I21"),
     Mutant("a living session is taken over", _living_sessions_ignored, _all_orders, "I19"),
+    Mutant("epoch not compared by a reservation or a seal", _epoch_not_compared_in_the_state, _some_schedules, "I20"),
+    Mutant("offsets reserved for oneself alone", _reserved_for_oneself, _some_schedules, "I4"),
     Mutant("old files stay at a take-over", _old_files_stay, _take_over, "I20"),
     Mutant("coverage not checked at a seal", _coverage_not_checked, _seal_without_an_object, "I17"),
     Mutant("deleted before it says so", _deleted_before_it_says_so, _delete_and_fail, "I16"),
