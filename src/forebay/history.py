@@ -313,6 +313,24 @@ class ReadAhead:
         run.stop = stop
 
 
+class _IndexObject:
+    """The bytes of an index in a store; each read is one of it."""
+
+    def __init__(self, store: BlobStore, key: str, size: int) -> None:
+        self._store = store
+        self._key = key
+        self._size = size
+
+    def size(self) -> int:
+        return self._size
+
+    def read_at(self, length: int, position: int) -> bytes:
+        return self._store.get_range(self._key, position, min(position + length, self._size))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
 class Objects:
     """Segments in an object store, opened as `History` asks for them. Holds the threads that read ahead."""
 
@@ -329,15 +347,12 @@ class Objects:
         """The segment that a descriptor names; its object must still be the one that was catalogued."""
         key = descriptor.object_key
 
-        def index() -> bytes:
-            return self._store.get_range(index_name(key), 0, descriptor.index_bytes)
-
         return SealedSegment(
             key,
             descriptor.start,
             descriptor.end,
             source=lambda: self.source(descriptor),
-            index=index,
+            index=lambda: _IndexObject(self._store, index_name(key), descriptor.index_bytes),
             shift=0 if descriptor.header_start is None else descriptor.start - descriptor.header_start,
         )
 

@@ -6,8 +6,9 @@ frames, indexes and pages; knows nothing of disks, stores or catalogs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from typing import NamedTuple, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -17,12 +18,21 @@ from forebay.format import index as index_format
 from forebay.format.batch import Batch, decode
 from forebay.format.checksum import salted
 from forebay.format.frame import Verdict, read_frame
+from forebay.format.hashing import Places
+from forebay.format.index import SectionKind
+from forebay.format.lookups import HeldPostings
+from forebay.format.postings import Postings
 from forebay.format.segment import HEADER_BYTES, decode_header
 from forebay.pages import Page
 from forebay.records import Gap, Reason
 
 FRAME_BYTES_LIMIT = 64 * 1024 * 1024
 """No version writes a larger body; the setting `wal.frame_bytes_max` only bounds what is written now."""
+INDEX_BYTES_WHOLE = 32 * 1024
+"""An index up to here is read at once."""
+INDEX_BYTES_FRONT = 8 * 1024
+"""Read of a longer one in any case: most often its frames and holes, which stand first."""
+SCAN_BYTES = 4 * 1024 * 1024
 
 
 class ByteSource(Protocol):
@@ -33,6 +43,13 @@ class ByteSource(Protocol):
 
     def close(self) -> None:
         """Give back what is held."""
+
+
+class IndexSource(ByteSource, Protocol):
+    """The bytes of one index."""
+
+    def size(self) -> int:
+        """How many there are."""
 
 
 class SealedIndex(NamedTuple):
@@ -51,10 +68,15 @@ class SealedIndex(NamedTuple):
         return SealedIndex(footer, entries, gaps)
 
 
+Sections: TypeAlias = dict[int, index_format.Section]
+"""The sections of an index by kind."""
+
+
 class SealedSegment:
     """An immutable segment `[start, end)`. Its index is read when first needed and may be forgotten again.
 
-    `shift` is how far behind the offsets in its bytes it was put; 0 for what was born in the log.
+    `shift` is how far behind the offsets in its bytes it was put; 0 for what was born in the log. `source` gives
+    its bytes to whoever reads on, `spot` to whoever wants one frame.
     """
 
     def __init__(
@@ -64,7 +86,8 @@ class SealedSegment:
         end: int,
         *,
         source: Callable[[], ByteSource],
-        index: Callable[[], bytes],
+        index: Callable[[], IndexSource],
+        spot: Callable[[], ByteSource] | None = None,
         shift: int = 0,
     ) -> None:
         self.name = name
@@ -72,10 +95,13 @@ class SealedSegment:
         self.end = end
         self._shift = shift
         self._open_source = source
-        self._load_index = index
+        self._open_index = index
+        self._open_spot = spot
         self._source: ByteSource | None = None
-        self._salt_crc = 0
-        self._index: SealedIndex | None = None
+        self._salt_crc: int | None = None
+        self._index: tuple[SealedIndex, Sections] | None = None
+        self._postings: dict[SectionKind, Postings | HeldPostings] = {}
+        self._postings_source: IndexSource | None = None
 
     @property
     def leading_gap(self) -> Gap | None:
@@ -90,8 +116,13 @@ class SealedSegment:
 
     def index(self) -> SealedIndex:
         """The frames and holes of the segment; `Corrupt` if the index does not check or is of other offsets."""
-        if self._index is None:
-            found = decoded_index(self._load_index(), self.name)
+        return self._known()[0]
+
+    def _known(self) -> tuple[SealedIndex, Sections]:
+        known = self._index
+        if known is None:
+            with closing(self._open_index()) as source:
+                found, sections = read_index(source, self.name)
             if self._shift:
                 found = found.moved(self._shift)
             if found.footer.start > self.start or found.footer.end < self.end:
@@ -99,8 +130,8 @@ class SealedSegment:
                     f"the index of {self.name} is of [{found.footer.start}, {found.footer.end}), "
                     f'which does not cover [{self.start}, {self.end}): run "forebay verify"'
                 )
-            self._index = found
-        return self._index
+            known = self._index = found, sections
+        return known
 
     def read(self, offset: int, bytes_max: int) -> Page:
         """Frames from the one that covers `offset`, at least one, up to about `bytes_max`."""
@@ -114,7 +145,9 @@ class SealedSegment:
         origin = int(entries["position"][first])
         size = int(entries["position"][stop - 1]) + int(entries["length"][stop - 1]) - origin
         try:
-            buffer = self._opened().read_at(size, origin)
+            source = self._opened()
+            salt_crc = self._salted(source)
+            buffer = source.read_at(size, origin)
         except Corrupt:
             gathered.hole(Gap(offset, self.end, Reason.DAMAGED))
             return gathered.page()
@@ -123,7 +156,7 @@ class SealedSegment:
         for base, count, position in zip(wanted["offset"].tolist(), wanted["count"].tolist(), positions, strict=True):
             if base > gathered.next:
                 gathered.hole(self._hole_at(gaps, gathered.next))
-            gathered.known_frame(base, count, buffer, position, self._salt_crc)
+            gathered.known_frame(base, count, buffer, position, salt_crc)
         return gathered.page()
 
     def offset_at_time(self, timestamp: int) -> int | None:
@@ -139,9 +172,63 @@ class SealedSegment:
         page = self.read(first, 1)
         return first_at_time(page.batches, timestamp) if page.batches else first
 
+    def find(self, kind: SectionKind, wanted: int, start: int = 0) -> Iterator[Places]:
+        """The offsets from `start` on of records that may have the key or tag with this hash, in rising pieces.
+
+        Without postings in the index the whole segment is read for them, once.
+        """
+        found, origin = self._found(kind)
+        for records in found.find(wanted, max(start, self.start) - origin):
+            yield from self._own(records.astype(np.int64) + origin)
+
+    def find_backwards(self, kind: SectionKind, wanted: int) -> Iterator[Places]:
+        """All of them, the newest piece first; inside each piece they rise."""
+        found, origin = self._found(kind)
+        for records in found.find_backwards(wanted):
+            yield from self._own(records.astype(np.int64) + origin)
+
+    def _own(self, offsets: Places) -> Iterator[Places]:
+        """Those inside the segment: an index may tell of more."""
+        low, high = np.searchsorted(offsets, [self.start, self.end])
+        if high > low:
+            yield offsets[low:high]
+
+    def _found(self, kind: SectionKind) -> tuple[Postings | HeldPostings, int]:
+        """The postings of this kind, and the offset that they count from."""
+        index, sections = self._known()
+        found = self._postings.get(kind)
+        if found is None:
+            section = sections.get(kind)
+            found = self._scanned(kind) if section is None else Postings(self._read_postings, section)
+            self._postings[kind] = found
+        return found, index.footer.start
+
+    def _scanned(self, kind: SectionKind) -> HeldPostings:
+        found = HeldPostings(kind, self.index().footer.start)
+        offset = self.start
+        while offset < self.end:
+            page = self.read(offset, SCAN_BYTES)
+            for batch in page.batches:
+                found.add(batch)
+            offset = page.next
+        return found
+
+    def _read_postings(self, position: int, length: int) -> bytes:
+        source = self._postings_source
+        if source is None:
+            source = self._postings_source = self._open_index()
+        return source.read_at(length, position)
+
     def close(self) -> None:
         """Give memory and descriptors back; the next read takes them again."""
-        self._index = None
+        self._index, self._salt_crc, self._postings = None, None, {}
+        held, self._postings_source = self._postings_source, None
+        if held is not None:
+            held.close()
+        self.rest()
+
+    def rest(self) -> None:
+        """Give back the bytes of the segment that are held; what is known of its index stays."""
         source, self._source = self._source, None
         if source is not None:
             source.close()
@@ -149,16 +236,46 @@ class SealedSegment:
     def _opened(self) -> ByteSource:
         source = self._source
         if source is None:
-            source = self._open_source()
-            self._salt_crc = salt_crc_of(source, self.name)
-            self._source = source
+            source = self._source = self._open_source()
         return source
+
+    def _salted(self, source: ByteSource) -> int:
+        if self._salt_crc is None:
+            self._salt_crc = salt_crc_of(source, self.name)
+        return self._salt_crc
 
     def _hole_at(self, gaps: list[Gap], offset: int) -> Gap:
         for gap in gaps:
             if gap.start <= offset < gap.stop:
                 return gap
         raise Corrupt(f'{self.name} has no record and names no hole at offset {offset}: run "forebay verify"')
+
+
+def read_index(source: IndexSource, name: str) -> tuple[SealedIndex, Sections]:
+    """Frames, holes and the table of an index, checked, and little else of its bytes; `Corrupt` if they do not hold."""
+    size = source.size()
+    front = source.read_at(size if size <= INDEX_BYTES_WHOLE else INDEX_BYTES_FRONT, 0)
+
+    def read(position: int, length: int) -> bytes:
+        if position + length <= len(front):
+            return front[position : position + length]
+        return source.read_at(length, position)
+
+    try:
+        found = index_format.read_sections(read, size)
+        if isinstance(found, Verdict):
+            raise Corrupt(f"it is {found.value}")
+        footer, listed = found
+        index_format.check_header(front[: index_format.HEADER_BYTES], footer)
+        sections = {section.kind: section for section in listed}
+        frames, holes = (sections.get(kind) for kind in (SectionKind.FRAMES, SectionKind.GAPS))
+        if frames is None:
+            raise Corrupt("it names no frames")
+        entries = index_format.decode_frames(read(frames.position, frames.length), frames)
+        gaps = index_format.decode_gaps(read(holes.position, holes.length), holes) if holes is not None else []
+    except Corrupt as error:
+        raise Corrupt(f'the index of {name}: {error}; run "forebay repair"') from error
+    return SealedIndex(footer, entries, gaps), sections
 
 
 def decoded_index(content: bytes, name: str) -> SealedIndex:

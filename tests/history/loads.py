@@ -47,6 +47,9 @@ class Memory:
         self._file.seek(position)
         return self._file.read(length)
 
+    def size(self) -> int:
+        return len(self._file.getbuffer())
+
     def close(self) -> None:
         """Nothing to give back."""
 
@@ -61,7 +64,7 @@ def prepared_bytes(batches: Iterable[Sequence[Row]]) -> tuple[bytes, bytes]:
 def opened(content: bytes, index: bytes, start: int, records: int) -> SealedSegment:
     """The segment, put at `start`."""
     return SealedSegment(
-        "a.seg", start, start + records, source=lambda: Memory(content), index=lambda: index, shift=start
+        "a.seg", start, start + records, source=lambda: Memory(content), index=lambda: Memory(index), shift=start
     )
 
 

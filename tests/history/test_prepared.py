@@ -116,7 +116,7 @@ def test_holes_of_a_segment_move_with_it() -> None:
 
 def test_an_index_of_other_offsets_is_refused() -> None:
     content, index = prepared_bytes([numbered(0, 3)])
-    unmoved = SealedSegment("a.seg", 100, 103, source=lambda: Memory(content), index=lambda: index)
+    unmoved = SealedSegment("a.seg", 100, 103, source=lambda: Memory(content), index=lambda: Memory(index))
 
     with pytest.raises(Corrupt, match=r"a.seg is of \[0, 3\), which does not cover \[100, 103\)"):
         unmoved.read(100, 1)

@@ -247,6 +247,13 @@ def read_sections(read: ReadAt, index_bytes: int) -> tuple[Footer, list[Section]
     return footer, decode_table(read(footer.table_position, table_bytes(footer)), footer)
 
 
+def check_header(buffer: Bytes, footer: Footer) -> None:
+    """Raise `Corrupt` unless an index with this footer begins with these bytes."""
+    header = _HEADER.pack(_MAGIC, VERSION, 0, footer.sections)
+    if buffer != header + _CRC.pack(crc32(header)):
+        raise Corrupt("the header of an index does not fit its footer")
+
+
 def decode_frames(buffer: Bytes, section: Section) -> FrameEntries:
     """The frame entries, a view of the section's bytes."""
     _check(buffer, section, ENTRY.itemsize)
@@ -289,9 +296,9 @@ def decode_index(buffer: Bytes) -> tuple[Footer, FrameEntries, list[Gap]] | Verd
     if isinstance(footer, Verdict):
         return footer
     view = memoryview(buffer)
-    header = _HEADER.pack(_MAGIC, VERSION, 0, footer.sections)
-    if footer.index_bytes != len(buffer) or view[:HEADER_BYTES] != header + _CRC.pack(crc32(header)):
+    if footer.index_bytes != len(buffer):
         raise Corrupt(f"an index of {len(buffer)} bytes does not fit its footer, which says {footer.index_bytes}")
+    check_header(view[:HEADER_BYTES], footer)
     entries = np.empty(0, dtype=ENTRY)
     gaps: list[Gap] = []
     table = view[footer.table_position : footer.table_position + table_bytes(footer)]

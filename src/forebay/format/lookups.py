@@ -5,12 +5,13 @@ Knows batches and the sections of an index, no disk. Nothing is done per record 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import accumulate
 
 import numpy as np
 
 from forebay.format.batch import Batch
-from forebay.format.hashing import Hashes, hash_column
+from forebay.format.hashing import Hashes, Places, hash_column
 from forebay.format.index import SectionKind, encode_sizes
 from forebay.format.layout import Strip
 from forebay.format.postings import RECORDS_MAX, Records, encode_postings
@@ -47,13 +48,78 @@ class LookupSections:
         return found
 
 
+class HeldPostings:
+    """Postings of one kind in memory, for records that have none in an index. `add` them in order.
+
+    Found as in `Postings`, by record numbers counted from `start`. One thread at a time.
+    """
+
+    def __init__(self, kind: SectionKind, start: int) -> None:
+        self.end = start
+        """Everything below has been added, or has no records."""
+        self._kind = kind
+        self._start = start
+        self._coming: list[tuple[Hashes, Places]] = []
+        self._sorted: list[tuple[Hashes, Places]] = []
+        """In the order of records, each more than twice as long as the next."""
+
+    def add(self, batch: Batch) -> None:
+        """Take in the records that lie at or above `end`."""
+        if batch.end <= self.end:
+            return
+        batch = batch.slice(self.end, batch.end)
+        self.end = batch.end
+        strip = batch.key_strip() if self._kind is SectionKind.KEY_POSTINGS else batch.tag_strip()
+        if strip is not None:
+            hashes, rows = _hashed(strip)
+            self._coming.append((hashes, rows + (batch.base - self._start)))
+
+    def find(self, wanted: int, first: int = 0) -> Iterator[Places]:
+        """The records from `first` on with this hash, in order, in one or more pieces; none is empty."""
+        for found in self._found(wanted):
+            rest = found[int(np.searchsorted(found, first)) :]
+            if len(rest):
+                yield rest
+
+    def find_backwards(self, wanted: int) -> Iterator[Places]:
+        """All records with this hash, the newest piece first; inside each piece they rise."""
+        yield from reversed(self._found(wanted))
+
+    def _found(self, wanted: int) -> list[Places]:
+        self._sort()
+        found = []
+        for hashes, records in self._sorted:
+            low, high = (int(np.searchsorted(hashes, np.uint64(wanted), side)) for side in ("left", "right"))
+            if high > low:
+                found.append(records[low:high])
+        return found
+
+    def _sort(self) -> None:
+        """Put what has come into order. A record is sorted again only when as many have come behind it."""
+        if not self._coming:
+            return
+        coming, self._coming = self._coming, []
+        hashes, records = (np.concatenate(column) for column in zip(*coming, strict=True))
+        while self._sorted and len(self._sorted[-1][0]) <= 2 * len(hashes):
+            earlier = self._sorted.pop()
+            hashes, records = np.concatenate([earlier[0], hashes]), np.concatenate([earlier[1], records])
+        order = np.argsort(hashes, kind="stable")
+        self._sorted.append((hashes[order], records[order]))
+
+
 def _posted(strip: Strip, first: int) -> tuple[Hashes, Records]:
     """Hash and record of each entry that is there; the first of all has the record number `first`."""
+    hashes, rows = _hashed(strip)
+    return hashes, (rows + first).astype(np.uint32)
+
+
+def _hashed(strip: Strip) -> tuple[Hashes, Places]:
+    """Hash and row of each entry that is there."""
     hashes = hash_column(strip.filling, strip.offsets)
-    records = np.arange(first, first + len(hashes), dtype=np.uint32)
     if strip.present is None:
-        return hashes, records
-    return hashes[strip.present], records[strip.present]
+        return hashes, np.arange(len(hashes))
+    rows = np.flatnonzero(strip.present)
+    return hashes[rows], rows
 
 
 def _encoded(parts: list[tuple[Hashes, Records]]) -> bytes:

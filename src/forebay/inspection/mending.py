@@ -24,7 +24,7 @@ from forebay.format.segment import HEADER_BYTES, decode_header, index_name
 from forebay.inspection.copies import HistoryExam, LocalFiles
 from forebay.inspection.directory import ShardPlace
 from forebay.inspection.findings import Report
-from forebay.inspection.objects import ObjectCopy
+from forebay.inspection.objects import ObjectCopy, catalogued_index
 from forebay.inspection.recorded import ShardHistory
 from forebay.inspection.segments import log_file
 from forebay.inspection.shard import Progress, ShardExam
@@ -200,6 +200,7 @@ class HistoryMending:
             stat = store.upload(descriptor.object_key, chunks)
         if not copy.index_intact:
             name = index_name(descriptor.object_key).rpartition("/")[2]
+            index = catalogued_index(index, descriptor)
             self._upload_index(copy, index, self._aside.free(name) if copy.index_exists else "")
         if stat.etag != descriptor.etag:
             self._record(copy, stat.etag)

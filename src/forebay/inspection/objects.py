@@ -21,7 +21,7 @@ from forebay.format.frame import Verdict
 from forebay.format.segment import HEADER_BYTES, SegmentHeader, decode_header, index_name, segment_name
 from forebay.inspection.findings import UPGRADE, Report, Severity
 from forebay.inspection.recorded import METADATA
-from forebay.inspection.segments import REPAIR, damaged_places, log_file
+from forebay.inspection.segments import REPAIR, damaged_places, log_file, without_lookups
 from forebay.inspection.stores import Stores
 from forebay.records import Reason
 from forebay.wal.sealing import index_of
@@ -190,7 +190,7 @@ class ObjectExam:
         log = log_file(source, header, end=end, limit=min(size, descriptor.bytes))
         content, footer = index_of(log)
         if footer.content_hash.hex() == descriptor.content_hash and fits:
-            copy.index = content
+            copy.index = catalogued_index(content, descriptor)
             copy.name = segment_name(header.start, header.epoch)
             copy.intact = self._range_fits(copy, header, content)
             return
@@ -283,6 +283,17 @@ class ObjectExam:
             byte=byte,
             offsets=offsets or copy.offsets,
         )
+
+
+def catalogued_index(content: bytes, descriptor: SegmentDescriptor) -> bytes:
+    """The index of a segment in the form that it was catalogued in: with look-ups, or as it was before there were any.
+
+    The catalog knows its length, so that the one cannot stand for the other.
+    """
+    if len(content) == descriptor.index_bytes:
+        return content
+    plain = without_lookups(content)
+    return plain if len(plain) == descriptor.index_bytes else content
 
 
 def _index_flaw(copy: ObjectCopy, stored: bytes) -> tuple[str, str]:

@@ -20,6 +20,9 @@ from forebay.format.batch import Batch, decode
 from forebay.format.checksum import salted
 from forebay.format.control import decode_gap
 from forebay.format.frame import HEADER, Kind, Verdict, resync
+from forebay.format.hashing import Places
+from forebay.format.index import SectionKind
+from forebay.format.lookups import HeldPostings
 from forebay.format.scan import FrameTable
 from forebay.format.segment import HEADER_BYTES, SegmentHeader, index_name
 from forebay.format.stretch import batches_of
@@ -67,6 +70,8 @@ class LogFile:
         """Readers see frames below this byte only."""
         self.indexing = threading.Lock()
         """Held while `index` and `limit` move together."""
+        self._postings: dict[SectionKind, HeldPostings] = {}
+        self._posting = threading.Lock()
 
     @property
     def path(self) -> str:
@@ -122,6 +127,35 @@ class LogFile:
                     self.index = index
                     return
 
+    def find(self, kind: SectionKind, wanted: int, start: int = 0) -> Iterator[Places]:
+        """The offsets from `start` on of records that may have the key or tag with this hash, in rising pieces.
+
+        The first time all of the file is read for it, and later what was appended since.
+        """
+        with self._posting:
+            found = list(self._posted(kind).find(wanted, max(start, self.start) - self.start))
+        return (records + self.start for records in found)
+
+    def find_backwards(self, kind: SectionKind, wanted: int) -> Iterator[Places]:
+        """All of them, the newest piece first; inside each piece they rise."""
+        with self._posting:
+            found = list(self._posted(kind).find_backwards(wanted))
+        return (records + self.start for records in found)
+
+    def _posted(self, kind: SectionKind) -> HeldPostings:
+        """The postings of everything published. The caller holds `_posting`."""
+        # In this order: a file that grows meanwhile has moved its limit before its end.
+        end, limit = self.end, self.limit
+        held = self._postings.setdefault(kind, HeldPostings(kind, self.start))
+        if held.end < end:
+            position = self.index.position_of(held.end) or HEADER_BYTES
+            for step in self._steps(position, limit):
+                for batch in _stretched(step) if isinstance(step, Piece) else ():
+                    held.add(batch)
+            # Behind the last record there may be a hole.
+            held.end = max(held.end, end)
+        return held
+
     def _steps(self, position: int, limit: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Piece | Gap]:
         """The frames of `[position, limit)` and, where some are not whole, the damaged ranges between them."""
         expected = self.start
@@ -163,6 +197,15 @@ def _batches(piece: Piece) -> list[tuple[Batch, int]]:
     ]
 
 
+def _stretched(piece: Piece) -> Iterator[Batch]:
+    """The records of a piece, in few batches."""
+    for part in piece.parts():
+        if isinstance(part, FrameTable):
+            yield from (batch for batch, _ in batches_of(piece.buffer, part))
+        elif part[0].kind == Kind.DATA:
+            yield decode(piece.buffer, part[1], part[0])
+
+
 def _take(gathered: Gathered, piece: Piece) -> bool:
     """Add the frames of a piece to a page; true once the page is full."""
     for part in piece.parts():
@@ -200,9 +243,7 @@ class SealedFile(SealedSegment):
     """A sealed segment that lies in the shard's own directory, with its index beside it."""
 
     def __init__(self, disk: Disk, path: str, start: int, end: int) -> None:
-        super().__init__(
-            path, start, end, source=lambda: disk.open(path), index=lambda: _content(disk, index_name(path))
-        )
+        super().__init__(path, start, end, source=lambda: disk.open(path), index=lambda: disk.open(index_name(path)))
         self.path = path
         self.read_last = 0.0
         """When somebody last read from it, by the monotonic clock; 0 if nobody did."""
@@ -238,14 +279,6 @@ def read_footer(disk: Disk, path: str) -> index_format.Footer | None:
     if footer is Verdict.NEWER:
         raise UnsupportedFormat(f"{path} was written by a newer version: upgrade")
     return footer if isinstance(footer, index_format.Footer) else None
-
-
-def _content(disk: Disk, path: str) -> bytes:
-    file = disk.open(path)
-    try:
-        return file.read_at(file.size(), 0)
-    finally:
-        file.close()
 
 
 class FileList:

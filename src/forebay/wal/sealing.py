@@ -16,6 +16,7 @@ from forebay.format.batch import Batch, decode, encode_data_frame, merge
 from forebay.format.checksum import ContentHash, crc32
 from forebay.format.control import decode_gap
 from forebay.format.frame import FrameHead, Kind, Verdict, runs_of
+from forebay.format.lookups import LookupSections
 from forebay.format.scan import FrameTable
 from forebay.format.segment import HEADER_BYTES, index_name
 from forebay.format.stretch import batches_of
@@ -168,6 +169,8 @@ class _Walk:
     def __init__(self, log: LogFile) -> None:
         self.rows: list[tuple[int, int, int, int, int, int]] = []
         self.gaps: list[Gap] = []
+        self.lookups = LookupSections(log.start)
+        self.path = log.path
         self.end = log.start
         self.epoch_max = 0
         self.appended_max = 0
@@ -179,7 +182,11 @@ class _Walk:
         if head.kind == Kind.GAP:
             self.gap(decode_gap(buffer, position, head))
         elif head.kind == Kind.DATA:
-            times = decode(buffer, position, head).timestamps()
+            if head.base < self.end:
+                raise Corrupt(f'{self.path} goes back to offset {head.base} at byte {place}: run "forebay verify"')
+            batch = decode(buffer, position, head)
+            times = batch.timestamps()
+            self.lookups.add(batch)
             self.rows.append((head.base, place, head.length, head.count, int(times.min()), int(times.max())))
             self.end = head.end
 
@@ -226,7 +233,7 @@ def index_of(log: LogFile) -> tuple[bytes, index_format.Footer]:
         segment_crc=crc,
         content_hash=digest,
     )
-    return index_format.encode_index(footer, entries, walk.gaps), footer
+    return index_format.encode_index(footer, entries, walk.gaps, walk.lookups.sections()), footer
 
 
 def _sums(file: File, size: int) -> tuple[int, bytes]:

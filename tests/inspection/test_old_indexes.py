@@ -1,0 +1,76 @@
+"""Indexes written before there were look-ups are sound, and are mended as they were."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Final
+
+from forebay.disk import Disk
+from forebay.format.segment import index_name
+from forebay.inspection.directory import ShardPlace
+from forebay.inspection.recorded import ShardHistory
+from forebay.inspection.repair import repair_shard
+from forebay.inspection.shard import verify_shard
+from forebay.inspection.stores import Stores
+from forebay.settings import Settings, StorageSettings
+from forebay.storage.directory import FORMAT, LogDirectory, Marker
+from forebay.topics import TopicName, TopicSpec
+from tests.history.house import DIRECTORY, KEYS, SETTINGS, TOPIC, House, expected, history_of, stream
+from tests.log.test_indexes import make_old
+
+SPEC: Final = TopicSpec.create(TopicName("shop", "orders"), topic_id=TOPIC, created_at=0, durability="fsync")
+PLACE: Final = ShardPlace(f"{TOPIC}_0", "shop/orders[0]", DIRECTORY, SPEC, 0)
+
+
+def _exported() -> House:
+    """Two files exported with old indexes, and an active one."""
+    house = House()
+    for _ in range(2):
+        house.append(20)
+        house.seal()
+    for file in house.shard.wal.files.all[:2]:
+        make_old(house.disk, file.path)
+    house.append(5)
+    house.export()
+    house.shard.upkeep.close()
+    return house
+
+
+def _mended(house: House, *, apply: bool) -> tuple[list[str], int]:
+    """What is wrong, and how many steps a repair takes."""
+    settings = Settings(storage=StorageSettings(handoff_root="/store"))
+    directory = LogDirectory("/data", Marker(FORMAT, "me"), None)
+    with contextlib.closing(Stores(directory, settings, disk=house.disk, clock=house.clock)) as stores:
+        history = ShardHistory.of(PLACE, house.metadata, stores, KEYS.prefix)
+        assert history is not None
+        report = verify_shard(house.disk, PLACE, None, owned=False, history=history)
+        steps = repair_shard(PLACE, SETTINGS, disk=house.disk, clock=house.clock, apply=apply, history=history)
+    return [] if report.is_clean else [str(finding) for finding in report.findings], len(steps)
+
+
+def _flip(disk: Disk, path: str) -> bytes:
+    with contextlib.closing(disk.open(path, writable=True)) as file:
+        before = file.read_at(file.size(), 0)
+        file.write_at(bytes([before[70] ^ 0x10]), 70)
+        file.sync()
+    return before
+
+
+def test_old_indexes_are_sound_on_both_sides() -> None:
+    assert _mended(_exported(), apply=False) == ([], 0)
+
+
+def test_an_old_index_in_the_store_is_rebuilt_as_the_catalog_knows_it() -> None:
+    house = _exported()
+    path = f"/store/{index_name(house.catalog().descriptors()[1].object_key)}"
+    before = _flip(house.disk, path)
+    house.disk.unlink(f"/store/{house.catalog().descriptors()[0].object_key}")
+
+    wrong, _ = _mended(house, apply=True)
+
+    assert len(wrong) >= 2
+    assert _mended(house, apply=False) == ([], 0)
+    with contextlib.closing(house.disk.open(path)) as file:
+        assert file.read_at(file.size(), 0) == before
+    with history_of(house) as history:
+        assert stream(history) == expected(0, 40)
