@@ -13,7 +13,7 @@ from forebay.clock import SystemClock
 from forebay.disk import SystemDisk
 from forebay.engines import NewRecord
 from forebay.engines.rocksdb import RocksEngine
-from forebay.engines.rocksdb.database import Database
+from forebay.engines.rocksdb.database import Batch, Database, View
 from forebay.engines.rocksdb.layout import Keys
 from forebay.engines.seam import DeleteRange
 from forebay.errors import Closed, Conflict, Corrupt, ForebayError, Unavailable
@@ -184,6 +184,7 @@ def test_readers_beside_deletes_and_evictions_see_a_stream_without_a_hole(tmp_pa
         while not stop.is_set():
             steps = steps_of(engine, ref, records_max=50)
             records = [step for step in steps if isinstance(step, Record)]
+            assert {step.reason for step in steps if isinstance(step, Gap)} <= {Reason.CAP, Reason.DELETED}
             assert all(record.value == b"%d" % (record.offset % 100) for record in records)
             page = engine.read_by_key(ref, b"k3", history=True, records_max=10)
             assert all(batch.keys() == [b"k3"] for batch in page.batches)
@@ -192,6 +193,50 @@ def test_readers_beside_deletes_and_evictions_see_a_stream_without_a_hole(tmp_pa
     in_threads(4, work)
     engine.close()
     assert violations(home.path, ref) == []
+
+
+def test_a_floor_that_moves_before_the_view_is_taken_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = rocks_home(str(tmp_path / "rocksdb"), "disk")
+    engine, ref = home.open(), home.ref(cap_records=10)
+    engine.batch_write(ref, [NewRecord(b"v", 1)] * 30)
+    shard, view = engine.open_shard(ref), engine._database.view
+
+    def late() -> View:
+        monkeypatch.undo()
+        shard.evict(0)
+        return view()
+
+    monkeypatch.setattr(engine._database, "view", late)
+    page = shard.read(5)
+
+    assert (page.events, page.next) == ([Gap(5, 20, Reason.CAP)], 30)
+    engine.close()
+
+
+@pytest.mark.parametrize("durability", ["disk", "fsync"])
+def test_a_reservation_is_synced_with_the_records_it_is_for_and_class_fsync_always(
+    tmp_path: Path, durability: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings.load(overrides={"wal": {"reserve_records_min": 5, "free_bytes_min": 0}})
+    home = RocksHome(str(tmp_path / "rocksdb"), durability, settings=settings)
+    engine, ref = home.open(), home.ref()
+    shard = engine.open_shard(ref)
+    write, syncs = engine._database.write, list[bool]()
+
+    def watched(batch: Batch, *, sync: bool) -> None:
+        syncs.append(sync)
+        write(batch, sync=sync)
+
+    monkeypatch.setattr(engine._database, "write", watched)
+    for _ in range(13):
+        engine.write(ref, NewRecord(b"v", 1))
+    shard.delete(DeleteRange(0, 1))
+    engine.close()
+
+    always = durability == "fsync"
+    assert syncs == [always or number % 6 == 0 for number in range(13)] + [always, True]
 
 
 def test_reading_and_closing_at_once_ends_in_answers_or_in_closed(tmp_path: Path) -> None:

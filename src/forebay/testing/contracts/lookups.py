@@ -252,15 +252,15 @@ class LookupContract:
         if home.forgets:
             pytest.skip("records end with the engine")
         ref = home.ref()
-        for life, size in enumerate((1, 63, 64, 4_000, 130)):
+        for life, size in enumerate((1, 63, 64, 4_000, 130, 1)):
             engine = home.open()
             engine.batch_write(ref, [NewRecord(b"v", life)] * size)
             engine.close()
         engine = home.open()
 
-        firsts = [0, 1, 64, 128, 4_128]
-        assert [engine.get_offset_by_timestamp(ref, life) for life in range(5)] == firsts
-        assert engine.get_offset_by_timestamp(ref, 5) is None
+        firsts = [0, 1, 64, 128, 4_128, 4_258]
+        assert [engine.get_offset_by_timestamp(ref, life) for life in range(6)] == firsts
+        assert engine.get_offset_by_timestamp(ref, 6) is None
         engine.close()
 
     # Groups
