@@ -213,21 +213,22 @@ def test_readers_wait_before_a_load_until_all_shards_have_it() -> None:
 
 
 def test_a_time_look_up_never_leads_past_a_load_that_is_not_committed() -> None:
-    land, first, second = _two_owners()
-    first.offer(BROUGHT)
+    land = Land(partitions=2)
+    first, second = land.node("a"), land.node("b")
+    second.append(1)
+    first.offer({0: values(0, 10), 1: values(1, 1)})
     first.loads.attach(LOAD)
-    late = land.clock.now_ms() + 1_000_000
-    land.clock.jump(1_000_000)
-    first.append(1)
-    history = first.shard(1).archive.history
+    assert first.append(0) == [10]
+    shard = first.shard(0)
 
-    assert history.offset_at_time(5_004) == 0
-    assert first.shard(1).offset_at_time(late) == 12
-    piece = land.catalog(1).descriptors()[1]
-    assert (piece.start, piece.load_id) == (1, LOAD)
-    assert first.shard(1).read(1).next == 1
-    second.loads.abandon(LOAD)
-    assert first.shard(1).offset_at_time(late) == 12
+    assert shard.offset_at_time(5_004) == 4, "who begins there waits, and misses nothing"
+    assert shard.read(4).next == 4
+    assert shard.offset_at_time(5_010) == 10
+
+    LoadBook(land.inner, "/forebay").give_up(LOAD)
+    assert shard.offset_at_time(5_004) == 10
+    second.settle()
+    assert shard.offset_at_time(5_004) == 10
 
 
 def test_a_reader_at_the_end_is_woken_when_the_load_is_committed_elsewhere() -> None:

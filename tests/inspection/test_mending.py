@@ -27,6 +27,7 @@ from forebay.inspection.steps import CHANGES, Step
 from forebay.inspection.stores import Stores
 from forebay.prepared import LoadPlace, descriptors_of, manifest_of, write_segment
 from forebay.settings import Settings, StorageSettings
+from forebay.storage.directory import FORMAT, LogDirectory, Marker
 from forebay.testing.clock import ManualClock
 from forebay.testing.crashes import explore
 from forebay.testing.faults import Match
@@ -57,7 +58,7 @@ def _house(*, seed: int = 1) -> House:
 
 @contextlib.contextmanager
 def _history(house: House, disk: Disk) -> Iterator[ShardHistory]:
-    stores = Stores("me", ANYWHERE, disk=disk, clock=house.clock)
+    stores = Stores(LogDirectory("/data", Marker(FORMAT, "me"), None), ANYWHERE, disk=disk, clock=house.clock)
     with contextlib.closing(stores):
         found = ShardHistory.of(PLACE, house.metadata, stores, KEYS.prefix)
         assert found is not None

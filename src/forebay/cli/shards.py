@@ -155,7 +155,7 @@ def _salvages(
     here = LogDirectory.look(run.directory, run.disk)
     directory = here if source is None else LogDirectory.look(source, run.disk)
     clock = SystemClock()
-    stores = Stores(found.id, run.settings, disk=run.disk, clock=clock)
+    stores = Stores(found, run.settings, disk=run.disk, clock=clock)
     with metadata_of(here, run.settings, run.disk, clock) as metadata, contextlib.closing(stores):
         salvages = []
         for place in found.places():

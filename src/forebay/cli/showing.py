@@ -83,7 +83,7 @@ def _store_failure(run: Invocation, found: Inspected) -> str | None:
 
     if not run.settings.is_shared:
         return None
-    stores = Stores(found.id, run.settings, disk=run.disk, clock=SystemClock())
+    stores = Stores(found, run.settings, disk=run.disk, clock=SystemClock())
     with contextlib.closing(stores):
         try:
             stores.of(run.settings.store.name).stat("absent")

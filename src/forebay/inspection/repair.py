@@ -60,7 +60,7 @@ def repair(
         stack.callback(directory.release)
         store = stack.enter_context(metadata_of(directory, settings, disk, clock, read_only=not apply))
         found = inspected(path, settings, disk, store)
-        stores = stack.enter_context(contextlib.closing(Stores(found.id, settings, disk=disk, clock=clock)))
+        stores = stack.enter_context(contextlib.closing(Stores(found, settings, disk=disk, clock=clock)))
         places = [place for place in found.places() if topic is None or (place.spec and place.spec.name == topic)]
         if on_total is not None:
             on_total(segment_bytes(disk, found, topic) + object_bytes(found, topic))

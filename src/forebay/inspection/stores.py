@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from forebay.blobs import BlobStore, DirectoryStore, open_store
 from forebay.blobs.directory import UPLOADS
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.errors import ForebayError, Unavailable
 from forebay.settings import Settings
-from forebay.shard.places import LOCAL, local_name
+from forebay.shard.places import LOADS, LOCAL, loads_name, local_name
+from forebay.storage.directory import LOADS as LOADS_NAME
+
+
+class Home(Protocol):
+    """Which data directory it is, and where it lies."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def id(self) -> str: ...
 
 
 class Stores:
     """The stores that descriptors name, each opened when it is first asked for. Creates none."""
 
-    def __init__(self, directory_id: str, settings: Settings, *, disk: Disk, clock: Clock) -> None:
-        self._here = local_name(directory_id)
+    def __init__(self, directory: Home, settings: Settings, *, disk: Disk, clock: Clock) -> None:
+        self._directory = directory
+        self._here = local_name(directory.id)
         self._settings = settings
         self._disk = disk
         self._clock = clock
@@ -27,7 +41,7 @@ class Stores:
 
     def is_elsewhere(self, name: str) -> bool:
         """Whether it lies in another data directory, which only its owner can look into."""
-        return name.startswith(LOCAL) and not self.is_here(name)
+        return name.startswith((LOCAL, LOADS)) and name not in (self._here, loads_name(self._directory.id))
 
     def of(self, name: str) -> BlobStore:
         """The store. Raises the same each time if it cannot be opened: nobody waits for it twice."""
@@ -53,6 +67,8 @@ class Stores:
 
     def _open(self, name: str) -> BlobStore:
         settings = self._settings
+        if name == loads_name(self._directory.id):
+            return DirectoryStore(f"{self._directory.path}/{LOADS_NAME}", disk=self._disk, clock=self._clock)
         known = settings.store.name if settings.is_shared else "directory"
         root = settings.store.root if settings.is_shared else settings.storage.handoff_root
         if name != known or not root:

@@ -81,7 +81,7 @@ def verify(
         except Corrupt as error:
             report.add(Severity.ERROR, str(error), "then verify again", file=directory.metadata_path)
             return report
-        stores = stack.enter_context(contextlib.closing(Stores(found.id, settings, disk=disk, clock=clock)))
+        stores = stack.enter_context(contextlib.closing(Stores(found, settings, disk=disk, clock=clock)))
         if on_total is not None:
             on_total(segment_bytes(disk, found, topic) + (0 if quick else object_bytes(found, topic)))
         for place in _chosen(found, disk, topic):
