@@ -49,6 +49,10 @@ def test_a_load_lies_behind_what_was_appended_and_appends_go_on_behind_it(land: 
     ]
     assert {is_private(piece) for piece in land.catalog(0).descriptors()} == {not land.settings.is_shared}
     assert broken(land, node, brought) == []
+    state = land.catalog(0).state()
+    assert state is not None
+    assert state.state.next_offset == 105
+    assert state.state.reserved_end >= 105
     counters = node.shard().wal.counters
     assert (counters.pauses, node.paused()) == (1, [])
     ledger.count("loads attached", mode=land.settings.storage.mode)
@@ -386,11 +390,49 @@ def test_a_seal_that_comes_in_between_keeps_appends_out(land: Land, monkeypatch:
     with pytest.raises(Moved):
         node.loads.attach(LOAD)
 
-    with pytest.raises(Moved):
-        shard.wal.stage_many(encode_rows([(b"late", None, None, (), 0)]), None, Ticket())
-    assert not any(piece.load_id for piece in land.catalog(0).descriptors())
-    with pytest.raises(Moved):
-        node.loads.attach(LOAD)
+    for _ in range(2):
+        with pytest.raises(Moved):
+            shard.wal.stage_many(encode_rows([(b"late", None, None, (), 0)]), None, Ticket())
+        assert not any(piece.load_id for piece in land.catalog(0).descriptors())
+        with pytest.raises(Moved):
+            node.loads.attach(LOAD)
+
+
+def test_what_is_rewritten_in_between_stays_rewritten(land: Land, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another load is taken out of history just before the transaction."""
+    node = land.node()
+    node.offer({0: values(0, 5)}, "other")
+    with mock.patch.object(LoadBook, "commit", side_effect=Unavailable("not now")), pytest.raises(Unavailable):
+        node.loads.attach("other")
+    node.offer({0: values(0, 10)})
+    plain = attaching.Attaching._transaction
+    given_up: list[int] = []
+
+    def rewritten(*arguments: object) -> object:
+        made = plain(*arguments)  # type: ignore[arg-type]
+        if not given_up:
+            given_up.append(land.catalog(0).frontier().cur.generation)
+            node.loads.abandon("other")
+        return made
+
+    monkeypatch.setattr(attaching.Attaching, "_transaction", rewritten)
+    node.loads.attach(LOAD)
+
+    assert land.catalog(0).frontier().cur.generation == given_up[0] + 1
+    assert node.append() == [15]
+    assert broken(land, node, {0: values(0, 10)}) == []
+
+
+def test_an_attempt_that_comes_late_finds_the_load_attached(land: Land) -> None:
+    node = land.node()
+    brought = {0: values(0, 5)}
+    manifest = node.prepare(brought)
+    node.loads.offer(str(NAME), manifest, None)
+    for expected in (True, False):
+        done = node.archiving.alone_with(node.shard(), lambda shard: node.loads._of(shard).attach(LOAD, manifest))
+        assert (done is not None) is expected
+    node.settle()
+    assert broken(land, node, brought) == []
 
 
 def test_a_topic_with_a_load_is_sealed_and_moves(land: Land) -> None:
