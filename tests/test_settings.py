@@ -238,6 +238,7 @@ def test_each_mode_can_be_chosen() -> None:
 
     assert shared.is_shared and Settings.load(overrides=bucket).is_shared
     assert not Settings.load(overrides={"storage": {"handoff_root": "/srv"}}).is_shared
+    assert not Settings.load(overrides={"retention": {"evict_interval_s": 5}}).is_shared
     assert shared.retention.time_s == 86_400 and shared.retention.bytes_max == 10 * 1024**3
     assert shared.export.interval_s == 300 and shared.retention.check_interval_s == 300
 

@@ -69,10 +69,31 @@ def test_the_surface_is_that_of_the_embedded_log(tmp_path: Path) -> None:
 
 def test_every_method_of_the_embedded_log_is_there() -> None:
     for plain, other in ((Storage, AsyncLog), (forebay.Topic, AsyncTopic)):
-        offered = {name for name in vars(plain) if not name.startswith("_")}
-        inside = {"open", "read_only", "append_nowait", "following", "on_published", "loads"}
+        offered = {name for name in dir(plain) if not name.startswith("_")}
+        inside = {"open", "read_only", "append_nowait", "following", "on_published", "loads", "adopt"}
         inside |= {"before_fork", "after_fork_in_parent", "after_fork_in_child"}
         assert offered - inside <= {name for name in vars(other) if not name.startswith("_")} | {"spec"}
+
+
+def test_look_ups_deletes_and_alterations_are_those_of_the_embedded_log() -> None:
+    async def use(log: AsyncLog) -> None:
+        topic = await log.create_topic("t", cap_records=100)
+        for number in range(6):
+            await topic.append(b"%d" % number, key=b"k%d" % (number % 2), tag="odd" if number % 2 else "even")
+        assert values(await collected(topic.read_by_key(b"k1"))) == [b"5"]
+        assert values(await collected(topic.read_by_key(b"k1", history=True, partition=0))) == [b"1", b"3", b"5"]
+        assert values(await collected(topic.read_by_tag("even"))) == [b"0", b"2", b"4"]
+        assert await topic.delete_by_key(b"k0") == 3
+        assert await topic.delete_by_tag("even") == 0
+        assert await topic.delete_by_offset(3, 4) == 1
+        assert await topic.delete_before(2) == 1
+        assert values(await collected(topic.read())) == [b"5"]
+        assert (await log.alter_topic("t", partitions=3, cap_records=None)).cap_records is None
+        assert (topic.partitions, (await topic.offsets(2)).next) == (3, 0)
+        with pytest.raises(Invalid):
+            await collected(topic.read_by_key(None))  # type: ignore[arg-type]
+
+    run(":memory:", use)
 
 
 def test_appends_of_many_tasks_are_acknowledged_once_each(tmp_path: Path) -> None:

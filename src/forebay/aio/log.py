@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import PurePath
 from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 
 from forebay.aio.groups import AsyncGroup
 from forebay.aio.topic import AsyncTopic
@@ -18,7 +18,7 @@ from forebay.format.descriptor import ShardState
 from forebay.settings import Settings
 from forebay.storage import Storage, Topic
 from forebay.storage.store import Progress
-from forebay.topics import TopicSpec
+from forebay.topics import TopicChanges, TopicLimits, TopicSpec
 
 
 class AsyncLog:
@@ -57,6 +57,7 @@ class AsyncLog:
         engine: str | None = None,
         compression: str = "none",
         exist_ok: bool = False,
+        **limits: Unpack[TopicLimits],
     ) -> AsyncTopic:
         """See `Storage.create_topic`."""
         create = partial(
@@ -67,6 +68,7 @@ class AsyncLog:
             engine=engine,
             compression=compression,
             exist_ok=exist_ok,
+            **limits,
         )
         return AsyncTopic(await self._workers.run(_with_shards, create), self._log.settings, self._workers)
 
@@ -78,6 +80,12 @@ class AsyncLog:
     async def topics(self) -> list[TopicSpec]:
         """See `Storage.topics`."""
         return await self._workers.run(self._log.topics)
+
+    async def alter_topic(self, name: str, *, allow_loss: bool = False, **changes: Unpack[TopicChanges]) -> TopicSpec:
+        """See `Storage.alter_topic`. The shards of new partitions are open on return, for appends that do not block."""
+        spec = await self._workers.run(partial(self._log.alter_topic, name, allow_loss=allow_loss, **changes))
+        await self._workers.run(_with_shards, partial(self._log.topic, name))
+        return spec
 
     async def delete_topic(self, name: str) -> None:
         """See `Storage.delete_topic`."""

@@ -178,6 +178,31 @@ class AsyncTopic:
         begin = partial(self._topic.following, start, partition=partition, on_gap=on_gap)
         return AsyncStream(Followed(self._workers, begin, timeout))
 
+    def read_by_key(self, key: bytes, *, history: bool = False, partition: int | None = None) -> AsyncStream[Record]:
+        """See `Topic.read_by_key`."""
+        begin = partial(self._topic.read_by_key, key, history=history, partition=partition)
+        return AsyncStream(Paged(self._workers, begin))
+
+    def read_by_tag(self, tag: str, *, partition: int | None = None) -> AsyncStream[Record]:
+        """See `Topic.read_by_tag`."""
+        return AsyncStream(Paged(self._workers, partial(self._topic.read_by_tag, tag, partition=partition)))
+
+    async def delete_by_key(self, key: bytes, *, partition: int | None = None) -> int:
+        """See `Topic.delete_by_key`."""
+        return await self._run(self._topic.delete_by_key, key, partition=partition)
+
+    async def delete_by_tag(self, tag: str, *, partition: int | None = None) -> int:
+        """See `Topic.delete_by_tag`."""
+        return await self._run(self._topic.delete_by_tag, tag, partition=partition)
+
+    async def delete_by_offset(self, start: int, stop: int, partition: int | None = None) -> int:
+        """See `Topic.delete_by_offset`."""
+        return await self._run(self._topic.delete_by_offset, start, stop, partition)
+
+    async def delete_before(self, offset: int, partition: int | None = None) -> int:
+        """See `Topic.delete_before`."""
+        return await self._run(self._topic.delete_before, offset, partition)
+
     def reader(self, name: str) -> AsyncReader:
         """See `Topic.reader`."""
         return AsyncReader(self._topic.reader(name), self._workers)

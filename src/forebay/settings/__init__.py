@@ -70,7 +70,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def __post_init__(self) -> None:
         mode, store = self.storage.mode, self.store
         if mode == "local":
-            for group, given in (("store", store), ("export", self.export), ("retention", self.retention)):
+            local_copies = msgspec.structs.replace(
+                self.retention, evict_interval_s=RetentionSettings().evict_interval_s
+            )
+            for group, given in (("store", store), ("export", self.export), ("retention", local_copies)):
                 if given != type(given)():
                     raise Invalid(
                         f'storage.mode is "local", which has no {group}: leave the group {group} out, or set '

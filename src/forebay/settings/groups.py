@@ -213,7 +213,10 @@ class ExportSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class RetentionSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Local copies of what is in the store; never the only copy. Not for mode `local`, where there is no other."""
+    """Local copies of what is in the store, never the only copy: not for mode `local`, where there is no other.
+
+    And how often the limits of topics, which end records for good, are applied.
+    """
 
     group: ClassVar[str] = "retention"
 
@@ -223,6 +226,15 @@ class RetentionSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=
         int, within(0, 1024 * TIB, "Local copies of one shard beyond this size are removed, oldest first.")
     ] = 10 * GIB
     grace_s: Annotated[int, within(0, 86_400, "A local copy that was read since is kept so much longer.")] = 60
+    evict_interval_s: Annotated[
+        int,
+        within(
+            1,
+            86_400,
+            "How often caps and times to live of topics are applied, and changes by other processes looked for. "
+            "For every mode.",
+        ),
+    ] = 10
 
 
 class StoreSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -43,6 +43,8 @@ class Chores:
         self._clock = clock
         self._cleared_at = float("-inf")
         self._swept_at = clock.monotonic()
+        self.hear: Callable[[], None] = lambda: None
+        """Goes by what others have altered."""
 
     def look_for_moved(self) -> None:
         """A shard was given up or lost here: see to its files at the next step."""
@@ -55,6 +57,7 @@ class Chores:
         for shard in engine.shards():
             shard.check_owner()
         self._safely(self._loads.step)
+        self._safely(self.hear)
         now = self._clock.monotonic()
         if now - self._cleared_at >= self._settings.retention.check_interval_s:
             self._cleared_at = now

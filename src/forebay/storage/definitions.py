@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple, Unpack
+
 import msgspec
 
 from forebay.clock import Clock
-from forebay.errors import Conflict, UnknownTopic
+from forebay.errors import Conflict, Indeterminate, UnknownTopic
 from forebay.format.keys import deleted_key, late_key, topic_key, topics_prefix
-from forebay.format.value import decode_value, encode_value
-from forebay.metadata import Absent, Delete, Exists, MetadataStore, Operation, Put, RevisionIs
+from forebay.format.value import Unknown, decode_value, encode_value
+from forebay.metadata import Absent, Delete, Entry, Exists, MetadataStore, Operation, Put, RevisionIs, Watch
 from forebay.shard import ShardRef
-from forebay.topics import TopicName, TopicSpec
+from forebay.topics import TopicLimits, TopicName, TopicSpec
 
 
 class LateObjects(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +21,19 @@ class LateObjects(msgspec.Struct, frozen=True, kw_only=True):
     topic_id: str
     partitions: int
     swept_from: int
+
+
+class Defined(NamedTuple):
+    """A definition as found, with what is needed to change it."""
+
+    spec: TopicSpec
+    unknown: Unknown
+    revision: int
+
+    @classmethod
+    def of(cls, entry: Entry) -> Defined:
+        """As stored."""
+        return cls(*decode_value(entry.value, TopicSpec), entry.mod_revision)
 
 
 class Definitions:
@@ -37,6 +52,7 @@ class Definitions:
         durability: str | None,
         engine: str | None,
         compression: str,
+        **limits: Unpack[TopicLimits],
     ) -> TopicSpec:
         """The checked definition of a topic to be created, with an id of its own."""
         return TopicSpec.create(
@@ -47,6 +63,7 @@ class Definitions:
             durability=durability,
             engine=engine,
             compression=compression,
+            **limits,
         )
 
     def create(self, spec: TopicSpec, *, exist_ok: bool) -> TopicSpec:
@@ -59,25 +76,54 @@ class Definitions:
             return self.get(spec.name)
         raise Conflict(f"topic {spec.name} exists already: open it with topic(), or pass exist_ok=True")
 
-    def get(self, name: TopicName) -> TopicSpec:
-        """The definition; `UnknownTopic` only if the store says that there is none."""
+    def look(self, name: TopicName) -> Defined:
+        """The definition as stored; `UnknownTopic` only if the store says that there is none."""
         entry = self._store.get(topic_key(name.namespace, name.topic, prefix=self._prefix))
         if entry is None:
             raise UnknownTopic(f'there is no topic {name}: create it, or see "forebay topic list" for what there is')
-        return decode_value(entry.value, TopicSpec)[0]
+        return Defined.of(entry)
+
+    def get(self, name: TopicName) -> TopicSpec:
+        """The definition; see `look`."""
+        return self.look(name).spec
+
+    def replace(self, defined: Defined, spec: TopicSpec) -> bool:
+        """Change the definition, unless somebody has since it was looked at; look again if false."""
+        key = topic_key(spec.namespace, spec.topic, prefix=self._prefix)
+        put = Put(key, encode_value(spec, unknown=defined.unknown))
+        try:
+            # Commit point: from here on the topic is as altered, for whoever looks.
+            return self._store.transaction([RevisionIs(key, defined.revision)], [put]).succeeded
+        except Indeterminate:
+            return False
+
+    def watch(self) -> Watch:
+        """Changes to definitions from now on."""
+        return self._store.watch(topics_prefix(prefix=self._prefix))
+
+    def changed(self, watch: Watch) -> list[Defined]:
+        """The definitions that have changed since the last call."""
+        return [Defined.of(change.entry) for change in watch.poll(0) if change.entry is not None]
+
+    def current(self, spec: TopicSpec) -> TopicSpec | None:
+        """The definition that this very topic, and not another of its name, has now; `None` if it is gone."""
+        try:
+            found = self.get(spec.name)
+        except UnknownTopic:
+            return None
+        return found if found.topic_id == spec.topic_id else None
 
     def is_current(self, spec: TopicSpec) -> bool:
         """Whether this very topic, and not another of its name, still exists."""
-        try:
-            return self.get(spec.name).topic_id == spec.topic_id
-        except UnknownTopic:
-            return False
+        return self.current(spec) is not None
+
+    def all_defined(self) -> list[Defined]:
+        """Every definition as stored, by name."""
+        return [Defined.of(entry) for entry in self._store.range(topics_prefix(prefix=self._prefix))]
 
     def all(self) -> list[TopicSpec]:
         """Every definition, by name."""
-        return [
-            decode_value(entry.value, TopicSpec)[0] for entry in self._store.range(topics_prefix(prefix=self._prefix))
-        ]
+        return [defined.spec for defined in self.all_defined()]
 
     def begin_deletion(self, name: TopicName) -> None:
         """From here on the topic is unknown; what it leaves is noted, to be removed."""

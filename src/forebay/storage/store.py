@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import PurePath
 from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 
 from forebay.clock import Clock, SystemClock
 from forebay.disk import Disk, SystemDisk
 from forebay.engines import OpenShard
-from forebay.errors import Closed, Unavailable, UnknownTopic, Unsupported
+from forebay.errors import Closed, Unavailable, Unsupported
 from forebay.format.descriptor import ShardState
 from forebay.lifecycle import close_with_process, closed
 from forebay.progress import ProgressStore
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef
 from forebay.shard.handover import OnFile
+from forebay.storage.altering import Alterations
 from forebay.storage.building import IN_MEMORY, Parts, beside_parts, memory_parts, owner_parts
 from forebay.storage.chores import Chores
 from forebay.storage.commits import CachedCommits
@@ -27,11 +27,13 @@ from forebay.storage.definitions import Definitions, refs_of
 from forebay.storage.deletions import Deletions
 from forebay.storage.directory import LogDirectory
 from forebay.storage.groups import Group
+from forebay.storage.keeping import Keeping
 from forebay.storage.loads import Loads
 from forebay.storage.moves import Moves
+from forebay.storage.opened import OpenShards
 from forebay.storage.threads import Closing, committing
 from forebay.storage.topic import Topic
-from forebay.topics import Engine, TopicName, TopicSpec
+from forebay.topics import Engine, TopicChanges, TopicLimits, TopicName, TopicSpec
 
 logger = logging.getLogger(__name__)
 
@@ -50,17 +52,24 @@ class Storage:
         self._clock = clock
         self._committer = committing()
         self._definitions = Definitions(parts.metadata, settings.metadata.prefix, clock)
-        self._opened: dict[str, dict[int, OpenShard]] = {}
-        """The open shards of each topic id, shared by all its handles."""
-        self._changing = threading.RLock()
-        """Held while a topic is deleted and while a shard is opened: none is opened behind a deletion's back."""
+        self._shards = OpenShards(parts, self._definitions, self._check_open)
         self._closing = Closing()
         self._ended: str | None = None
         self._deletions = Deletions(parts, self._definitions, settings, clock, self._forget)
         self._progress = ProgressStore(parts.metadata, settings.metadata.prefix)
         self._commits = CachedCommits(self._progress, settings.progress, clock)
-        self._moves = Moves(parts, self._definitions, settings, self._forget, self._drop_closed)
-        self._loads = Loads(parts, self._definitions, settings, clock, self._open_shard)
+        self._moves = Moves(parts, self._definitions, settings, self._forget, self._shards.drop_closed)
+        self._loads = Loads(parts, self._definitions, settings, clock, self._shards.open)
+        self._alterations = Alterations(parts, self._definitions, self._shards, clock)
+        self._keeping = Keeping(
+            self._shards.all,
+            self._definitions,
+            self._alterations,
+            clock=clock,
+            interval_s=settings.retention.evict_interval_s,
+        )
+        self._alterations.on_adopted = self._keep
+        self._shards.on_opened = self._alterations.settle
         self._chores: Chores | None = None
         if parts.maintenance is not None and parts.archiving is not None and disk is not None:
             self._chores = Chores(
@@ -68,6 +77,7 @@ class Storage:
             )
             parts.maintenance.on_kept = self._after_upkeep
             parts.archiving.chores = self._chores.step
+            self._chores.hear = self._keeping.hear
             self._moves.on_moved = self._chores.look_for_moved
 
     @classmethod
@@ -133,10 +143,14 @@ class Storage:
         engine: str | None = None,
         compression: str = "none",
         exist_ok: bool = False,
+        **limits: Unpack[TopicLimits],
     ) -> Topic:
         """Create a topic and return it; `Conflict` if it exists, unless `exist_ok`, which then returns it as it is.
 
-        `durability` is `fsync`, `disk` (the default), `memory` or `ephemeral`; `compression` `none` or `zstd[:level]`.
+        `durability` is `fsync`, `disk` (the default), `memory` or `ephemeral`; `engine` `segment` (the default),
+        `rocksdb` or `memory`; `compression` `none` or `zstd[:level]`. Each partition keeps `cap_records`, `cap_bytes`
+        and `ttl_ms`; at a cap it discards old records, or with `on_full="reject_new"` refuses new ones. With
+        `cleanup="compact"` records older than `compact_lag_ms` end once a later one has their key.
         """
         self._check_writable()
         if self._parts.segment is None and durability is None and engine is None:
@@ -147,9 +161,10 @@ class Storage:
             durability=durability,
             engine=engine,
             compression=compression,
+            **limits,
         )
         self._parts.check_creation(spec)
-        with self._changing:
+        with self._shards.changing:
             self._deletions.finish()
             if any(gone.name == spec.name for gone in self._definitions.deleting()):
                 raise Unavailable(
@@ -160,7 +175,19 @@ class Storage:
     def topic(self, name: str) -> Topic:
         """A topic that exists; `UnknownTopic` if the metadata store says that it does not."""
         self._check_open()
-        return self._handle(self._definitions.get(TopicName.parse(name)))
+        defined = self._definitions.look(TopicName.parse(name))
+        self._alterations.adopt_changed(defined)
+        return self._handle(defined.spec)
+
+    def alter_topic(self, name: str, *, allow_loss: bool = False, **changes: Unpack[TopicChanges]) -> TopicSpec:
+        """Change a topic while it is used; its definition on return, which every handle in this process goes by.
+
+        What can change are the limits of `create_topic` (`None` takes one away) and `partitions`, which can only be
+        added: keys then hash anew, and older records stay where they are. `Conflict` if a limit would end records at
+        once, unless `allow_loss`. Other processes follow within `retention.evict_interval_s`.
+        """
+        self._check_writable()
+        return self._alterations.alter(name, changes, allow_loss=allow_loss)
 
     def topics(self) -> list[TopicSpec]:
         """The definitions of all topics, by name."""
@@ -173,7 +200,7 @@ class Storage:
         Files that cannot be removed now are removed later, at the latest when the directory is opened next.
         """
         self._check_writable()
-        with self._changing:
+        with self._shards.changing:
             self._definitions.begin_deletion(TopicName.parse(name))
             self._deletions.finish()
 
@@ -242,7 +269,7 @@ class Storage:
             if on_progress is not None:
                 on_progress(min(0.999, done / total))
 
-        with self._changing:
+        with self._shards.changing:
             refs = [ref for spec in self.topics() if spec.engine is Engine.SEGMENT for ref in refs_of(spec)]
             total = sum(engine.tail_bytes(ref) for ref in refs) or 1
             try:
@@ -262,8 +289,7 @@ class Storage:
         In the callback of an append it returns at once if somebody is closing already. In a signal handler that
         interrupted an append of this log, or its closing, it raises `Unavailable`: close when that is over.
         """
-        shards = [shard for opened in self._opened.copy().values() for shard in opened.copy().values()]
-        self._closing.run(self._close, shards, self._committer)
+        self._closing.run(self._close, self._shards.all(), self._committer)
 
     def _close(self) -> None:
         # Set first and looked at by nobody here: a closing that was interrupted is finished by the next call.
@@ -275,7 +301,7 @@ class Storage:
                 if part is not None:
                     last_first.callback(part.release if isinstance(part, LogDirectory) else part.close)
             last_first.callback(self._commits.end)
-            for thread in (parts.reserving, parts.archiving, parts.maintenance, self._committer):
+            for thread in (parts.reserving, parts.archiving, self._keeping, parts.maintenance, self._committer):
                 if thread is not None:
                     last_first.callback(thread.end)
         if parts.disk is not None:
@@ -300,11 +326,9 @@ class Storage:
         """In the child every handle says that it was opened before the fork, and nothing of the parent's is held."""
         self._ended = "was opened before a fork: open it anew in the child"
         # Whoever held one of these at the fork does not exist here.
-        self._closing, self._changing = Closing(), threading.RLock()
-        for opened in self._opened.values():
-            opened.clear()
-        self._committer.abandon()
-        self._commits.abandon()
+        self._closing = Closing()
+        for held_here in (self._shards, self._alterations, self._keeping, self._committer, self._commits):
+            held_here.abandon()
         parts = self._parts
         for part in (parts.maintenance, parts.archiving, parts.reserving, parts.segment, parts.rocksdb, parts.memory):
             if part is not None:
@@ -319,13 +343,13 @@ class Storage:
 
     def _handle(self, spec: TopicSpec) -> Topic:
         self._parts.engine_of(spec)
-        opened = self._opened.setdefault(spec.topic_id, {})
+        opened = self._shards.of(spec.topic_id)
 
         def shard(partition: int) -> OpenShard:
             found = opened.get(partition)
-            return found if found is not None else self._open_shard(ShardRef(spec, partition))
+            return found if found is not None else self._shards.open(ShardRef(topic.spec, partition))
 
-        return Topic(
+        topic = Topic(
             spec,
             self.settings.wal,
             clock=self._clock,
@@ -333,41 +357,22 @@ class Storage:
             commit_soon=self._committer.ask,
             progress=self._progress,
         )
+        self._alterations.note(topic)
+        return topic
 
-    def _open_shard(self, ref: ShardRef) -> OpenShard:
-        opened = self._opened.setdefault(ref.spec.topic_id, {})
-        with self._changing:
-            self._check_open()
-            # A handle may outlive its topic: what it names must not come to life again by being used.
-            if not self._definitions.is_current(ref.spec):
-                raise UnknownTopic(f"topic {ref.spec.name} was deleted: this handle has ended")
-            engine = self._parts.engine_of(ref.spec)
-            while True:
-                try:
-                    shard = opened[ref.partition] = engine.open_shard(ref)
-                except OSError as error:
-                    raise Unavailable(f"{ref} cannot be opened: {error}; once the disk works, try again") from error
-                # Whoever gives a shard up lets go of it in the engine first: then it is seen here, or taken out there.
-                if engine.has(ref, shard):
-                    return shard
-                opened.pop(ref.partition, None)
+    def _keep(self, spec: TopicSpec) -> None:
+        """See to it that limits are applied, and changes by others heard of, where nothing else does that."""
+        heard = self._parts.owned is not None and spec.engine is Engine.SEGMENT
+        if spec.is_limited or not (heard or self._parts.segment is None):
+            self._keeping.begin()
 
     def _forget(self, ref: ShardRef) -> None:
         """Stop all work on a shard in the background and let go of it; its next use opens it anew."""
-        self._opened.get(ref.spec.topic_id, {}).pop(ref.partition, None)
+        self._shards.let_go(ref)
+        self._keeping.forget()
         if self._parts.maintenance is not None and self._parts.archiving is not None:
             self._parts.maintenance.forget(ref.id)
             self._parts.archiving.forget(ref.id)
-
-    def _drop_closed(self, ref: ShardRef) -> None:
-        """Take out a shard that was closed, where somebody was quick enough to find it before that.
-
-        One that was opened anew since stays, and whoever works on it goes on.
-        """
-        opened = self._opened.get(ref.spec.topic_id, {})
-        shard = opened.get(ref.partition)
-        if shard is not None and self._parts.owned is not None and not self._parts.owned.has(ref, shard):
-            opened.pop(ref.partition, None)
 
     def _after_upkeep(self, shard: SegmentShard) -> None:
         """A shard was looked after: see what follows from how it stands now."""
@@ -377,7 +382,7 @@ class Storage:
             logger.warning("%s: this process has lost the shard: %s", shard.ref, shard.wal.fenced)
             self._forget(shard.ref)
             parts.owned.retire(shard.ref)
-            self._drop_closed(shard.ref)
+            self._shards.drop_closed(shard.ref)
             self._moves.on_moved()
             return
         parts.archiving.notice(shard)

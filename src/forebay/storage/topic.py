@@ -37,6 +37,7 @@ from forebay.storage.checks import (
     checked_timestamps,
     checked_values,
 )
+from forebay.storage.lookups import Lookups
 from forebay.storage.readers import Reader
 from forebay.storage.streams import Bounded, Following, Stream, Waiting, wake
 from forebay.topics import TopicSpec
@@ -52,7 +53,7 @@ _NEW: Final = tuple.__new__
 """Half the cost of calling a named tuple's class."""
 
 
-class Topic:
+class Topic(Lookups):
     """One topic. Safe for concurrent use by threads; made by `create_topic` or `topic` of a log."""
 
     def __init__(
@@ -82,6 +83,11 @@ class Topic:
     def partitions(self) -> int:
         """How many partitions the topic has."""
         return self.spec.partitions
+
+    def adopt(self, spec: TopicSpec) -> None:
+        """Go by this definition of the same topic from now on."""
+        self.spec = spec
+        self._partitioner.partitions = spec.partitions
 
     def __repr__(self) -> str:
         return f"<Topic {self.name}, {self.spec.partitions} partitions, {self.spec.durability}>"

@@ -1,0 +1,143 @@
+"""Topics that are altered while they are used: the definition changes in one transaction, handles and shards follow."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+
+from forebay.clock import Clock
+from forebay.engines import OpenShard
+from forebay.errors import Conflict, Unavailable
+from forebay.shard import ShardRef
+from forebay.storage.building import Parts
+from forebay.storage.definitions import Defined, Definitions, refs_of
+from forebay.storage.lookups import offering, offers
+from forebay.storage.opened import OpenShards
+from forebay.storage.topic import Topic
+from forebay.topics import OnFull, TopicChanges, TopicName, TopicSpec
+
+ATTEMPTS = 5
+
+
+class Alterations:
+    """Changes definitions, and tells everyone here of a change, whoever made it."""
+
+    def __init__(self, parts: Parts, definitions: Definitions, shards: OpenShards, clock: Clock) -> None:
+        self.on_adopted: Callable[[TopicSpec], None] = lambda spec: None
+        """Hears of each definition that handles here go by."""
+        self._parts = parts
+        self._definitions = definitions
+        self._shards = shards
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._newest: dict[str, Defined] = {}
+        self._handles: dict[str, weakref.WeakSet[Topic]] = {}
+
+    def note(self, topic: Topic) -> None:
+        """A handle that is to be told of changes; it goes by the newest definition on return."""
+        with self._lock:
+            self._handles.setdefault(topic.spec.topic_id, weakref.WeakSet()).add(topic)
+            newest = self._newest.get(topic.spec.topic_id)
+            if newest is not None:
+                topic.adopt(newest.spec)
+        self.on_adopted(topic.spec)
+
+    def settle(self, shard: OpenShard) -> None:
+        """A shard was opened: it goes by the newest definition on return."""
+        with self._lock:
+            newest = self._newest.get(shard.ref.spec.topic_id)
+            if newest is not None:
+                _tell(shard, newest.spec)
+
+    def adopt(self, defined: Defined) -> None:
+        """Have the handles and shards of the topic go by this definition, unless they know a newer one."""
+        topic_id = defined.spec.topic_id
+        with self._lock:
+            known = self._newest.get(topic_id)
+            if known is not None and known.revision >= defined.revision:
+                return
+            self._newest[topic_id] = defined
+            for topic in self._handles.get(topic_id, ()):
+                topic.adopt(defined.spec)
+            for shard in list(self._shards.of(topic_id).values()):
+                _tell(shard, defined.spec)
+        self.on_adopted(defined.spec)
+
+    def adopt_all(self) -> None:
+        """Look at every definition anew."""
+        for defined in self._definitions.all_defined():
+            self.adopt_changed(defined)
+
+    def adopt_changed(self, defined: Defined) -> None:
+        """Adopt a definition, if anything here goes by it."""
+        if defined.spec.topic_id in self._handles:
+            self.adopt(defined)
+
+    def alter(self, name: str, changes: TopicChanges, *, allow_loss: bool) -> TopicSpec:
+        """See `Storage.alter_topic`."""
+        for _ in range(ATTEMPTS):
+            defined = self._definitions.look(TopicName.parse(name))
+            spec = defined.spec.altered(**changes)
+            if spec != defined.spec:
+                self._parts.check_creation(spec)
+                if not allow_loss:
+                    self._check_loss(defined.spec, spec)
+                if not self._definitions.replace(defined, spec):
+                    continue
+                defined = self._definitions.look(TopicName.parse(name))
+            self.adopt(defined)
+            return spec
+        raise Unavailable(f"topic {name} changed {ATTEMPTS} times while it was being altered; try again")
+
+    def abandon(self) -> None:
+        """In a forked child: whoever held the lock does not exist."""
+        self._lock = threading.Lock()
+
+    def _check_loss(self, old: TopicSpec, new: TopicSpec) -> None:
+        """`Conflict` if a limit that is new would end records at once."""
+        tightened = {
+            what: getattr(new, what)
+            for what in ("cap_records", "cap_bytes", "ttl_ms")
+            if getattr(new, what) not in (None, getattr(old, what))
+            or (what != "ttl_ms" and getattr(new, what) is not None and new.on_full != old.on_full)
+        }
+        if new.on_full is OnFull.REJECT_NEW:
+            tightened.pop("cap_records", None)
+            tightened.pop("cap_bytes", None)
+        if tightened:
+            for ref in refs_of(old):
+                self._check_shard(ref, tightened)
+
+    def _check_shard(self, ref: ShardRef, tightened: dict[str, int]) -> None:
+        shard = offering(self._shards.open(ref), "holding")
+        held = shard.holding()
+        count = held.head - held.earliest
+        exceeded = {
+            "cap_records": f"holds {count} offsets" if count > tightened.get("cap_records", count) else "",
+            "cap_bytes": f"holds {held.bytes} bytes"
+            if held.bytes > tightened.get("cap_bytes", held.bytes) and count > 1
+            else "",
+            "ttl_ms": "holds older records" if self._is_expired(shard, tightened.get("ttl_ms")) else "",
+        }
+        for what, said in exceeded.items():
+            if said:
+                raise Conflict(
+                    f"{ref} {said}, and {what} {tightened[what]} would end the oldest at once: choose a higher limit, "
+                    "or allow it with allow_loss=True (--allow-loss)"
+                )
+
+    def _is_expired(self, shard: OpenShard, ttl_ms: int | None) -> bool:
+        """Whether the oldest record is too old for this time to live."""
+        at, end = shard.offsets().earliest, shard.published()
+        while ttl_ms is not None and at < end:
+            page = shard.read(at, 1)
+            if page.batches:
+                return page.batches[0].appended_at + ttl_ms <= self._clock.now_ms()
+            at = page.next
+        return False
+
+
+def _tell(shard: OpenShard, spec: TopicSpec) -> None:
+    if shard.ref.spec != spec and offers(shard, "adopt"):
+        offering(shard, "adopt").adopt(spec)

@@ -1,0 +1,139 @@
+"""Keeps topics to their definitions: applies caps and times to live, and hears of what others have altered."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from forebay.clock import Clock
+from forebay.engines import OpenShard
+from forebay.errors import ForebayError
+from forebay.metadata import Compacted, Watch
+from forebay.storage.altering import Alterations
+from forebay.storage.definitions import Definitions
+from forebay.storage.lookups import offering, offers
+from forebay.wal.hearing import deferred
+
+logger = logging.getLogger(__name__)
+
+
+class Keeping:
+    """In a thread that exists once there is something to keep; never inside an append."""
+
+    def __init__(
+        self,
+        shards: Callable[[], list[OpenShard]],
+        definitions: Definitions,
+        alterations: Alterations,
+        *,
+        clock: Clock,
+        interval_s: float,
+    ) -> None:
+        self._shards = shards
+        self._definitions = definitions
+        self._alterations = alterations
+        self._clock = clock
+        self._interval_s = interval_s
+        self._changed = threading.Condition()
+        self._stepping = threading.RLock()
+        self._watch: Watch | None = None
+        self._heard_at = float("-inf")
+        self._ended = False
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Step from now on, every interval."""
+        with self._changed:
+            if self._thread is None and not self._ended:
+                self._thread = threading.Thread(target=self._run, name="forebay-keeping", daemon=True)
+                self._thread.start()
+
+    def step(self) -> None:
+        """Hear of changes, and evict what the limits of open shards ask for."""
+        self.hear()
+        for shard in self._shards():
+            with deferred(), self._stepping:
+                if not self._ended:
+                    self._evict(shard)
+
+    def hear(self) -> None:
+        """Go by what others have altered, if it is time to look."""
+        with self._stepping:
+            now = self._clock.monotonic()
+            if self._ended or now - self._heard_at < self._interval_s:
+                return
+            self._heard_at = now
+            try:
+                self._hear()
+            except ForebayError as error:
+                self._watch = None
+                logger.warning("changes to topics are not seen for now: %s", error)
+
+    def forget(self) -> None:
+        """On return nothing works on a shard that was let go of before the call."""
+        with self._stepping:
+            pass
+
+    def end(self) -> None:
+        """Stop the thread and wait for its present step."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        if self._watch is not None:
+            self._watch.close()
+
+    def abandon(self) -> None:
+        """In a forked child: the thread is not there."""
+        self._thread, self._watch = None, None
+        self._ended = True
+        self._changed, self._stepping = threading.Condition(), threading.RLock()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._ended, self._interval_s)
+                if self._ended:
+                    return
+            try:
+                self.step()
+            except Exception:
+                logger.exception("the limits of topics were not applied and will be tried again")
+
+    def _hear(self) -> None:
+        if self._watch is None:
+            # First the watch, then the look: a change in between is seen twice rather than never.
+            self._watch = self._definitions.watch()
+            self._alterations.adopt_all()
+        try:
+            for defined in self._definitions.changed(self._watch):
+                self._alterations.adopt_changed(defined)
+        except Compacted:
+            self._watch.close()
+            self._watch = None
+            self._heard_at = float("-inf")
+
+    def _evict(self, shard: OpenShard) -> None:
+        if not shard.ref.spec.is_limited or not offers(shard, "evict"):
+            return
+        try:
+            evicted = offering(shard, "evict").evict(self._clock.now_ms())
+        except (ForebayError, OSError) as error:
+            logger.warning("%s: nothing is evicted for now: %s", shard.ref, error)
+            return
+        if evicted.reason is not None:
+            logger.info(
+                "%s: evicted %d records, %d bytes, up to offset %d (%s)",
+                shard.ref,
+                evicted.records,
+                evicted.bytes,
+                evicted.floor,
+                evicted.reason.name.lower(),
+            )
+        if evicted.held_back:
+            logger.warning(
+                "%s: more records are too old than may go at once: the rest goes next time; is the clock right?",
+                shard.ref,
+            )

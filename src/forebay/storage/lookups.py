@@ -1,0 +1,196 @@
+"""Look-ups and deletes of a topic, over its partitions; the rest of a topic is in `topic`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar, cast
+
+from forebay.engines import OpenShard
+from forebay.engines.operations import check_offset
+from forebay.engines.seam import DeleteBefore, DeleteKey, DeleteRange, DeleteTag, Deletion, LookedUpShard
+from forebay.errors import Closed, Indeterminate, Invalid, Unavailable, Unsupported
+from forebay.pages import Page
+from forebay.partitioning import Partitioner, partition_of_key
+from forebay.records import Record
+from forebay.storage.checks import checked_bytes, checked_partition, checked_tag
+from forebay.storage.streams import Stream
+from forebay.topics import TopicSpec
+
+T = TypeVar("T")
+
+
+def offers(shard: object, ability: str) -> bool:
+    """Whether a shard, or its class, has this ability of a `LookedUpShard`."""
+    return hasattr(shard, ability)
+
+
+def offering(shard: OpenShard, ability: str) -> LookedUpShard:
+    """The shard, if it has that ability; else `Unsupported` with the way out."""
+    if not offers(shard, ability):
+        engine = shard.ref.spec.engine
+        raise Unsupported(
+            f'{shard.ref} on engine "{engine}" has no {ability} here: copy its records to a topic that has it, as with '
+            f'"forebay topic copy {shard.ref.spec.name} NEW --engine rocksdb"'
+        )
+    return cast(LookedUpShard, shard)
+
+
+def partitions_of(spec: TopicSpec, key: bytes) -> list[int]:
+    """Where the records of a key are that went by its hash: today's partition first, then those of generations before.
+
+    Every generation only added partitions, so what a key has in an older place was appended earlier.
+    """
+    counts = (spec.partitions, *reversed(spec.earlier))
+    return list(dict.fromkeys(partition_of_key(key, count) for count in counts))
+
+
+class Lookups:
+    """Finds and deletes records by key, tag and offset."""
+
+    spec: TopicSpec
+    _shard: Callable[[int], OpenShard]
+    _partitioner: Partitioner
+
+    def read_by_key(self, key: bytes, *, history: bool = False, partition: int | None = None) -> Stream[Record]:
+        """The newest live record with exactly this key, or nothing; with `history` all of them, oldest first.
+
+        They are looked for where the hash of the key puts them, today and before partitions were added. Records
+        that were appended to a partition of the caller's choice are found by naming it.
+        """
+        wanted = _checked_key(key)
+        places = partitions_of(self.spec, wanted) if partition is None else [self._place(partition)]
+        if history:
+            places.reverse()
+        return Stream(
+            _Found(
+                [(place, self._ask(place, "read_by_key", _published)) for place in places],
+                lambda place, start: self._ask(
+                    place, "read_by_key", lambda shard: shard.read_by_key(wanted, start, history=history)
+                ),
+                one=not history,
+            )
+        )
+
+    def read_by_tag(self, tag: str, *, partition: int | None = None) -> Stream[Record]:
+        """The live records with exactly this tag, up to the end as it is now; partition after partition."""
+        wanted = _checked_tag(tag)
+        return Stream(
+            _Found(
+                [(place, self._ask(place, "read_by_tag", _published)) for place in self._places(partition)],
+                lambda place, start: self._ask(place, "read_by_tag", lambda shard: shard.read_by_tag(wanted, start)),
+            )
+        )
+
+    def delete_by_key(self, key: bytes, *, partition: int | None = None) -> int:
+        """Delete every record with exactly this key that is there now, in all partitions; how many there were.
+
+        On return it holds by the durability class of the topic. If it fails, some may be deleted: repeat it.
+        """
+        return self._delete(self._places(partition), DeleteKey(_checked_key(key)))
+
+    def delete_by_tag(self, tag: str, *, partition: int | None = None) -> int:
+        """Delete every record with exactly this tag, as `delete_by_key`."""
+        return self._delete(self._places(partition), DeleteTag(_checked_tag(tag)))
+
+    def delete_by_offset(self, start: int, stop: int, partition: int | None = None) -> int:
+        """Delete the records of `[start, stop)` in a partition; how many there were."""
+        check_offset(start)
+        check_offset(stop)
+        if stop < start:
+            raise Invalid(f"the range [{start}, {stop}) ends before it begins")
+        return self._delete([self._only(partition)], DeleteRange(start, stop))
+
+    def delete_before(self, offset: int, partition: int | None = None) -> int:
+        """Delete everything below `offset` in a partition, which then begins there; how many records there were."""
+        check_offset(offset)
+        return self._delete([self._only(partition)], DeleteBefore(offset))
+
+    def _delete(self, places: Sequence[int], what: Deletion) -> int:
+        # Asked of all before the first deletes: one that cannot must not leave the others half done.
+        for place in places:
+            offering(self._shard(place), "delete")
+        try:
+            return sum(self._ask(place, "delete", lambda shard: shard.delete(what)) for place in places)
+        except Unavailable as error:
+            if isinstance(error.__cause__, OSError):
+                raise Indeterminate(f"{error}: what was deleted stays so; repeat it") from error
+            raise
+
+    def _ask(self, partition: int, ability: str, call: Callable[[LookedUpShard], T]) -> T:
+        shard = self._shard(partition)
+        try:
+            return call(offering(shard, ability))
+        except Closed:
+            # Moved, deleted, or lost and taken again: asking for it anew says why, or gives the one to use now.
+            found = self._shard(partition)
+            if found is shard:
+                raise
+            return call(offering(found, ability))
+        except OSError as error:
+            raise Unavailable(f"{shard.ref} cannot be searched: {error}; try again") from error
+
+    def _place(self, partition: int) -> int:
+        return self._partitioner.choose(None, partition=checked_partition(partition))
+
+    def _places(self, partition: int | None) -> Sequence[int]:
+        return range(self.spec.partitions) if partition is None else [self._place(partition)]
+
+    def _only(self, partition: int | None) -> int:
+        if partition is None and self.spec.partitions > 1:
+            raise Invalid(
+                f"{self.spec.name} has {self.spec.partitions} partitions and an offset is a place in one of them: "
+                "name the partition"
+            )
+        return self._place(partition or 0)
+
+
+class _Found:
+    """The pages of a look-up, partition after partition; each `(partition, end)` up to where it ended at first."""
+
+    def __init__(
+        self, places: Sequence[tuple[int, int]], look_up: Callable[[int, int], Page], *, one: bool = False
+    ) -> None:
+        self._places = list(places)
+        self._look_up = look_up
+        self._start = 0
+        self._one = one
+
+    def next_page(self) -> list[Record]:
+        """See `Source`."""
+        while self._places:
+            place, end = self._places[0]
+            page = self._look_up(place, self._start)
+            # The newest record may have been appended meanwhile: it is the answer all the same.
+            batches = page.batches if self._one else page.clipped(end).batches
+            self._start = page.next
+            if page.next >= end:
+                self._places.pop(0)
+                self._start = 0
+            records = [record for batch in batches for record in batch.records(place)]
+            if records:
+                if self._one:
+                    self._places.clear()
+                return records
+        return []
+
+    def close(self) -> None:
+        """See `Source`."""
+        self._places.clear()
+
+
+def _published(shard: OpenShard) -> int:
+    return shard.published()
+
+
+def _checked_key(key: object) -> bytes:
+    found = checked_bytes("key", key)
+    if found is None:
+        raise Invalid("key is None: records without a key cannot be looked up by it")
+    return found
+
+
+def _checked_tag(tag: object) -> str:
+    found = checked_tag(tag)
+    if found is None:
+        raise Invalid("tag is None: records without a tag cannot be looked up by it")
+    return found

@@ -1,0 +1,77 @@
+"""The open shards of a log, shared by all handles of a topic."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from forebay.engines import OpenShard
+from forebay.errors import Unavailable, UnknownTopic
+from forebay.shard import ShardRef
+from forebay.storage.building import Parts
+from forebay.storage.definitions import Definitions
+
+
+class OpenShards:
+    """Opens each shard once, on the engine that its topic names."""
+
+    def __init__(self, parts: Parts, definitions: Definitions, check_open: Callable[[], None]) -> None:
+        self.changing = threading.RLock()
+        """Held while a topic is deleted and while a shard is opened: none is opened behind a deletion's back."""
+        self.on_opened: Callable[[OpenShard], None] = lambda shard: None
+        """Hears of each shard before its first use."""
+        self._parts = parts
+        self._definitions = definitions
+        self._check_open = check_open
+        self._opened: dict[str, dict[int, OpenShard]] = {}
+
+    def of(self, topic_id: str) -> dict[int, OpenShard]:
+        """The open shards of a topic, by partition; the same object at every call."""
+        return self._opened.setdefault(topic_id, {})
+
+    def all(self) -> list[OpenShard]:
+        """Every open shard."""
+        return [shard for opened in self._opened.copy().values() for shard in opened.copy().values()]
+
+    def open(self, ref: ShardRef) -> OpenShard:
+        """The shard, opened by the definition that its topic has now."""
+        opened = self.of(ref.spec.topic_id)
+        with self.changing:
+            self._check_open()
+            # A handle may outlive its topic: what it names must not come to life again by being used.
+            spec = self._definitions.current(ref.spec)
+            if spec is None:
+                raise UnknownTopic(f"topic {ref.spec.name} was deleted: this handle has ended")
+            ref = ShardRef(spec, ref.partition)
+            engine = self._parts.engine_of(spec)
+            while True:
+                try:
+                    shard = engine.open_shard(ref)
+                except OSError as error:
+                    raise Unavailable(f"{ref} cannot be opened: {error}; once the disk works, try again") from error
+                self.on_opened(shard)
+                opened[ref.partition] = shard
+                # Whoever gives a shard up lets go of it in the engine first: then it is seen here, or taken out there.
+                if engine.has(ref, shard):
+                    return shard
+                opened.pop(ref.partition, None)
+
+    def let_go(self, ref: ShardRef) -> None:
+        """The next use of the shard opens it anew."""
+        self.of(ref.spec.topic_id).pop(ref.partition, None)
+
+    def drop_closed(self, ref: ShardRef) -> None:
+        """Take out a shard that was closed, where somebody was quick enough to find it before that.
+
+        One that was opened anew since stays, and whoever works on it goes on.
+        """
+        opened = self.of(ref.spec.topic_id)
+        shard = opened.get(ref.partition)
+        if shard is not None and self._parts.owned is not None and not self._parts.owned.has(ref, shard):
+            opened.pop(ref.partition, None)
+
+    def abandon(self) -> None:
+        """In a forked child: whoever held the lock does not exist, and every use must ask anew."""
+        self.changing = threading.RLock()
+        for opened in self._opened.values():
+            opened.clear()

@@ -1,0 +1,350 @@
+"""Look-ups, deletes, limits and alterations of topics, through the log, on every engine that has them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import forebay
+from forebay import Conflict, Full, Gap, Invalid, Reason, Storage, Topic, Unsupported
+from forebay.partitioning import partition_of_key
+from forebay.settings import Settings
+from forebay.shard import SegmentShard
+from forebay.storage.lookups import offers
+from forebay.testing.clock import ManualClock
+from tests.storage.rig import QUICK, until, values
+
+ENGINES = ["memory", "rocksdb", *(["segment"] if offers(SegmentShard, "evict") else [])]
+OFFSETS_MAX = 2**63 - 1
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def log(tmp_path: Path, clock: ManualClock) -> Iterator[Storage]:
+    with Storage.open(tmp_path / "log", Settings.load(overrides=QUICK), clock=clock) as log:
+        yield log
+
+
+def filled(topic: Topic, count: int = 12) -> Topic:
+    """Records `0`, `1`, … with keys `k0` to `k3` and tags `a`, `a/b`, `c`."""
+    for number in range(count):
+        topic.append(b"%d" % number, key=b"k%d" % (number % 4), tag=("a", "a/b", "c")[number % 3])
+    return topic
+
+
+def test_read_by_key_and_read_by_tag_over_partitions(log: Storage, engine: str) -> None:
+    topic = filled(log.create_topic("t", engine=engine, partitions=3))
+
+    assert values(topic.read_by_key(b"k1")) == [b"9"]
+    assert values(topic.read_by_key(b"k1", history=True)) == [b"1", b"5", b"9"]
+    assert values(topic.read_by_key(b"k9")) == values(topic.read_by_key(b"", history=True)) == []
+    assert sorted(values(topic.read_by_tag("a")), key=int) == [b"0", b"3", b"6", b"9"]  # type: ignore[arg-type]
+    assert values(topic.read_by_tag("a/")) == []
+    place = partition_of_key(b"k1", 3)
+    other = (place + 1) % 3
+    assert values(topic.read_by_key(b"k1", partition=other, history=True)) == []
+    assert {record.partition for record in topic.read_by_key(b"k1", history=True)} == {place}
+    assert {record.partition for record in topic.read_by_tag("c", partition=other)} <= {other}
+
+
+def test_a_look_up_ends_where_the_topic_ended_when_it_began(log: Storage, engine: str) -> None:
+    topic = log.create_topic("t", engine=engine)
+    topic.append_many([b"x" * 1000] * 3000, keys=[b"k"] * 3000)
+    stream = topic.read_by_key(b"k", history=True)
+    first = next(stream)
+    topic.append(b"late", key=b"k")
+
+    rest = list(stream)
+
+    assert [record.offset for record in (first, *rest)] == list(range(3000)), "more than a page, each record once"
+    assert values(topic.read_by_key(b"k")) == [b"late"]
+
+
+def test_a_key_is_found_where_it_lay_before_partitions_were_added(log: Storage, engine: str) -> None:
+    topic = log.create_topic("t", engine=engine, partitions=2)
+    keys = [b"key-%d" % number for number in range(40)]
+    for key in keys:
+        topic.append(b"old", key=key)
+    for partitions in (3, 5, 9):
+        assert log.alter_topic("t", partitions=partitions).partitions == partitions
+        for key in keys[::2]:
+            topic.append(b"%d" % partitions, key=key)
+
+    for number, key in enumerate(keys):
+        expected = [b"old"] if number % 2 else [b"old", b"3", b"5", b"9"]
+        assert values(topic.read_by_key(key)) == expected[-1:], key
+        assert sorted(values(topic.read_by_key(key, history=True)), key=str) == sorted(expected, key=str)
+    assert topic.delete_by_key(keys[0]) == 4
+    assert (topic.spec.generation, topic.spec.earlier) == (4, (2, 3, 5))
+
+
+def test_deletes_are_counted_silent_and_point_in_time(log: Storage, engine: str) -> None:
+    topic = filled(log.create_topic("t", engine=engine))
+    gaps: list[Gap] = []
+
+    assert topic.delete_by_key(b"k0") == 3
+    assert topic.delete_by_key(b"k0") == topic.delete_by_key(b"none") == 0
+    assert topic.delete_by_tag("c") == 3
+    assert topic.delete_by_offset(9, 11) == 2
+    assert topic.delete_before(3) == 1
+
+    assert values(topic.read(0, on_gap=lambda _, gap: gaps.append(gap))) == [b"3", b"6", b"7"]
+    assert gaps == []
+    assert topic.offsets().earliest == 3
+    topic.append(b"new", key=b"k0", tag="c")
+    assert values(topic.read_by_key(b"k0")) == values(topic.read_by_tag("c")) == [b"new"]
+
+
+def test_delete_by_key_reaches_records_in_a_partition_of_the_callers_choice(log: Storage, engine: str) -> None:
+    topic = log.create_topic("t", engine=engine, partitions=4)
+    for partition in range(4):
+        topic.append(b"v", key=b"k", partition=partition)
+
+    assert topic.delete_by_key(b"k", partition=1) == 1
+    assert topic.delete_by_key(b"k") == 3
+    assert values(topic.read()) == []
+
+
+@pytest.mark.parametrize("lasting", ENGINES[1:])
+def test_deletes_and_floors_survive_a_restart(tmp_path: Path, lasting: str) -> None:
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        topic = filled(log.create_topic("t", engine=lasting, durability="fsync", cap_records=8))
+        topic.delete_by_key(b"k3")
+        log._keeping.step()
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        topic, gaps = log.topic("t"), list[Gap]()
+        found = values(topic.read(0, on_gap=lambda _, gap: gaps.append(gap)))
+        assert found == [b"4", b"5", b"6", b"8", b"9", b"10"]
+        assert gaps == [Gap(0, 4, Reason.CAP)]
+        assert topic.spec.cap_records == 8
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda t: t.read_by_key(None), "key is None"),
+        (lambda t: t.read_by_key("text"), "encode it first"),
+        (lambda t: t.read_by_key(b"k", partition=2), "partition is 2"),
+        (lambda t: t.read_by_tag(None), "tag is None"),
+        (lambda t: t.read_by_tag(""), "1 to 1024"),
+        (lambda t: t.delete_by_key(1), "not bytes"),
+        (lambda t: t.delete_by_tag(b"x"), "not str"),
+        (lambda t: t.delete_by_tag("x", partition="0"), "not int"),
+        (lambda t: t.delete_by_offset(5, 3, 0), "ends before it begins"),
+        (lambda t: t.delete_by_offset(0, 3), "name the partition"),
+        (lambda t: t.delete_before(-1, 0), "allowed: 0"),
+        (lambda t: t.delete_before(1), "name the partition"),
+        (lambda t: t.delete_before(OFFSETS_MAX + 1, 0), "allowed: 0"),
+    ],
+)
+def test_what_is_wrong_is_refused_and_nothing_deleted(log: Storage, call: object, told: str) -> None:
+    topic = filled(log.create_topic("t", engine="memory", partitions=2))
+    with pytest.raises(Invalid, match=told):
+        call(topic)  # type: ignore[operator]
+    assert len(list(topic.read())) == 12
+
+
+def test_what_an_engine_does_not_offer_names_the_way_out(log: Storage) -> None:
+    if offers(SegmentShard, "evict"):
+        return
+    topic = filled(log.create_topic("t"))
+    for call in (lambda: topic.read_by_key(b"k"), lambda: topic.delete_by_tag("a"), lambda: topic.delete_before(1)):
+        with pytest.raises(Unsupported, match="topic copy default/t"):
+            call()
+    with pytest.raises(Unsupported, match='for caps use engine "rocksdb"'):
+        log.create_topic("capped", cap_records=3)
+    with pytest.raises(Unsupported, match="for caps"):
+        log.alter_topic("t", ttl_ms=3)
+
+
+# Limits
+
+
+def test_limits_are_applied_in_the_background_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = {**QUICK, "retention": {"evict_interval_s": 1}}
+    caplog.set_level(logging.INFO, "forebay.storage.keeping")
+    with forebay.open(tmp_path / "log", settings) as log:
+        topics = [filled(log.create_topic(engine, engine=engine, cap_records=5)) for engine in ENGINES]
+        until(lambda: all(topic.offsets().evict_floor == 7 for topic in topics))
+        assert all(len(list(topic.read())) == 5 for topic in topics)
+    reported = [record.getMessage() for record in caplog.records]
+    for engine in ENGINES:
+        assert any(f"default/{engine}[0]: evicted 7 records" in line and "(cap)" in line for line in reported)
+
+
+def test_an_append_never_evicts(log: Storage, engine: str) -> None:
+    topic = filled(log.create_topic("t", engine=engine, cap_records=5))
+
+    assert topic.offsets().evict_floor == 0
+    log._keeping.step()
+    assert topic.offsets().evict_floor == 7
+
+
+def test_a_clock_that_jumps_takes_a_share_at_a_time_and_is_reported(
+    log: Storage, clock: ManualClock, engine: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = filled(log.create_topic("t", engine=engine, ttl_ms=60_000))
+    clock.jump(3_600_000)
+    left = []
+    for _ in range(3):
+        log._keeping.step()
+        left.append(len(list(topic.read())))
+
+    assert left == [6, 3, 2]
+    assert any("is the clock right?" in record.getMessage() for record in caplog.records)
+
+
+def test_a_topic_that_refuses_new_records_says_so_and_takes_them_again(log: Storage, engine: str) -> None:
+    topic = filled(log.create_topic("t", engine=engine, cap_records=12, on_full="reject_new"))
+
+    with pytest.raises(Full, match="cap_records 12"):
+        topic.append(b"too much")
+    log._keeping.step()
+    assert topic.offsets().earliest == 0
+    assert topic.delete_before(2) == 2
+    assert topic.append(b"fits") == 12
+
+
+# Alterations
+
+
+def test_every_handle_goes_by_what_was_altered(log: Storage, engine: str) -> None:
+    first, second = log.create_topic("t", engine=engine), log.topic("t")
+    filled(first)
+
+    altered = log.alter_topic("t", partitions=4, cap_records=20, ttl_ms=1000, cleanup="compact", compact_lag_ms=5)
+
+    assert first.spec == second.spec == log.topic("t").spec == altered
+    assert (second.partitions, second.spec.generation) == (4, 2)
+    assert second.append(b"v", partition=3) == 0
+    log.alter_topic("t", cap_records=14, on_full="reject_new")
+    with pytest.raises(Full):
+        first.append_many([b"v"] * 3, partition=0)
+    log.alter_topic("t", cap_records=None, on_full="discard_old")
+    assert first.append_many([b"v"] * 30, partition=0)[-1] == 41
+
+
+def test_an_alteration_that_changes_nothing_is_fine(log: Storage) -> None:
+    topic = log.create_topic("t", engine="memory", cap_records=5)
+    assert log.alter_topic("t") == log.alter_topic("t", partitions=1, cap_records=5) == topic.spec
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [({"cap_records": 11}, "holds 12 offsets"), ({"cap_bytes": 20}, "bytes"), ({"ttl_ms": 1000}, "older records")],
+)
+def test_what_would_lose_records_at_once_asks_for_a_word(
+    log: Storage, clock: ManualClock, engine: str, changes: dict[str, int], told: str
+) -> None:
+    topic = filled(log.create_topic("t", engine=engine))
+    clock.advance(1)
+
+    with pytest.raises(Conflict, match=f"{told}.*allow_loss=True"):
+        log.alter_topic("t", **changes)  # type: ignore[arg-type]
+    log._keeping.step()
+    assert len(list(topic.read())) == 12
+    for enough in ({"cap_records": 12}, {"cap_bytes": 10_000}, {"ttl_ms": 1001}):
+        log.alter_topic("t", **enough)  # type: ignore[arg-type]
+    log._keeping.step()
+    assert len(list(topic.read())) == 12
+    log.alter_topic("t", allow_loss=True, **changes)  # type: ignore[arg-type]
+    log._keeping.step()
+    assert len(list(topic.read())) < 12
+
+
+def test_a_cap_that_refuses_loses_nothing_until_it_discards(log: Storage, engine: str) -> None:
+    topic = filled(log.create_topic("t", engine=engine))
+    log.alter_topic("t", cap_records=3, on_full="reject_new")
+    log._keeping.step()
+    assert len(list(topic.read())) == 12
+    with pytest.raises(Conflict, match="holds 12 offsets"):
+        log.alter_topic("t", on_full="discard_old")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"partitions": 1}, "can only be added"),
+        ({"partitions": 1025}, "1 to 1024"),
+        ({"partitions": True}, "1 to 1024"),
+        ({"cap_records": 0}, "cap_records is 0"),
+        ({"cap_bytes": "1"}, "cap_bytes is '1'"),
+        ({"ttl_ms": -5}, "ttl_ms is -5"),
+        ({"on_full": "reject_new"}, "needs a cap"),
+        ({"on_full": "explode"}, "use one of discard_old, reject_new"),
+        ({"cleanup": "wash"}, "use one of delete, compact"),
+        ({"compact_lag_ms": None}, "compact_lag_ms is None"),
+        ({"engine": "memory"}, "engine of a topic cannot be changed"),
+    ],
+)
+def test_impossible_alterations_are_refused(log: Storage, changes: dict[str, object], told: str) -> None:
+    topic = log.create_topic("t", engine="memory", partitions=2)
+    before = topic.spec
+    with pytest.raises(Invalid, match=told):
+        log.alter_topic("t", **changes)  # type: ignore[arg-type]
+    assert log.topic("t").spec == before
+
+
+def test_of_many_that_alter_at_once_every_change_holds(log: Storage) -> None:
+    topic = log.create_topic("t", engine="memory")
+    names = ["cap_records", "cap_bytes", "ttl_ms", "compact_lag_ms"]
+    threads = [threading.Thread(target=log.alter_topic, args=("t",), kwargs={name: 1000}) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert [getattr(topic.spec, name) for name in names] == [1000] * 4
+    assert log.topic("t").spec == topic.spec
+
+
+def test_another_process_and_another_log_hear_of_it(tmp_path: Path) -> None:
+    settings = {**QUICK, "retention": {"evict_interval_s": 1}}
+    with forebay.open(tmp_path / "log", settings) as log:
+        log.create_topic("t")
+        with forebay.open(tmp_path / "log", settings, read_only=True) as beside:
+            topic = beside.topic("t")
+            assert topic.offsets().next == 0
+            log.alter_topic("t", partitions=2)
+            log.topic("t").append(b"v", partition=1)
+            until(lambda: topic.partitions == 2)
+            assert values(topic.read()) == [b"v"]
+            with pytest.raises(Unsupported, match="read-only"):
+                beside.alter_topic("t", partitions=3)
+
+
+def test_a_topic_on_segment_files_hears_by_its_own_upkeep(tmp_path: Path) -> None:
+    settings = {**QUICK, "metadata": {"path": str(tmp_path / "shared.sqlite")}, "retention": {"evict_interval_s": 1}}
+    with forebay.open(tmp_path / "a", settings) as here, forebay.open(tmp_path / "b", settings) as there:
+        topic = here.create_topic("t")
+        topic.append(b"v")
+        there.alter_topic("t", partitions=3)
+        until(lambda: topic.partitions == 3)
+
+
+def test_a_use_of_the_topic_does_no_metadata_look_up(log: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = filled(log.create_topic("t", engine="memory", cap_records=100))
+    asked: list[str] = []
+    found = log._parts.metadata.get
+
+    def get(key: str) -> object:
+        asked.append(key)
+        return found(key)
+
+    monkeypatch.setattr(log._parts.metadata, "get", get)
+    filled(topic)
+    list(topic.read_by_key(b"k1", history=True))
+    assert asked == []
