@@ -27,7 +27,7 @@ from forebay.engines.rocksdb.layout import (
 )
 from forebay.engines.rocksdb.times import NO_TIME, Changes, Edges, candidates, put_blocks
 from forebay.eviction import Stretch
-from forebay.format.batch import Batch
+from forebay.format.batch import Batch, ColumnBytes
 from forebay.records import Gap, Reason
 
 ENTRY_RECORDS = 256
@@ -52,22 +52,24 @@ class Shelf:
 
     # Writing
 
-    def add(self, changes: Changes, stance: Stance, batch: Batch) -> Stance:
-        """Write the next records, with their indexes; where the shard stands then."""
+    def add(self, changes: Changes, stance: Stance, batch: Batch, columns: ColumnBytes) -> Stance:
+        """Write the next records, which came as `columns`, with their indexes; where the shard stands then."""
         counters = stance.counters
         sizes = batch.sizes()
         size = int(sizes.sum())
         before = counters.total
         most = max(1, min(ENTRY_RECORDS, ENTRY_BYTES * batch.count // max(size, 1)))
-        for start in range(batch.base, batch.end, most):
-            piece = batch.slice(start, start + most)
-            self._put_live(changes, piece, before)
-            before += int(sizes[start - batch.base : start - batch.base + most].sum())
+        if batch.count <= most:
+            self._put_live(changes, batch, before, columns)
+        else:
+            for start in range(0, batch.count, most):
+                piece = batch.slice(batch.base + start, batch.base + start + most)
+                self._put_live(changes, piece, before + int(sizes[:start].sum()))
         for key in index_keys(self.keys, batch):
             changes.put(key, b"")
         edges, full = stance.edges.extended(batch.base, batch.timestamps())
         put_blocks(changes, self.keys, full)
-        moved = counters._replace(next=batch.end, live=counters.live + batch.count, total=before)
+        moved = counters._replace(next=batch.end, live=counters.live + batch.count, total=before + size)
         return Stance(moved, edges)
 
     def skip(self, changes: Changes, stance: Stance, gap: Gap) -> Stance:
@@ -123,9 +125,9 @@ class Shelf:
             changes.put(self.keys.entry(end), stub)
         return end, before
 
-    def _put_live(self, changes: Changes, batch: Batch, before: int) -> None:
+    def _put_live(self, changes: Changes, batch: Batch, before: int, columns: ColumnBytes | None = None) -> None:
         value = encode_live(
-            batch.columns_bytes(),
+            columns or batch.columns_bytes(),
             self.keys.salt_crc,
             base=batch.base,
             epoch=self._epoch,

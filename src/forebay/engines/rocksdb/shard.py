@@ -156,8 +156,9 @@ class RocksShard:
         appended_at, keys = self._clock.now_ms(), self._shelf.keys
         batch, stance = self._database.batch(), self.stance
         for frame in frames:
-            found = batch_of(frame.encode(), base=frame.base, epoch=self.epoch, appended_at=appended_at)
-            stance = self._shelf.add(batch, stance, found)
+            columns = frame.encode()
+            found = batch_of(columns, base=frame.base, epoch=self.epoch, appended_at=appended_at)
+            stance = self._shelf.add(batch, stance, found, columns)
         put_runs(batch, keys, frames, self._window, self._settings)
         bounds = self._bounds
         if bounds.epoch != self.epoch or bounds.clean or stance.counters.next > bounds.reserved_end:
