@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import msgspec
@@ -79,6 +80,8 @@ class Exporter:
         """The frontier as last seen."""
         self.objects = 0
         self.bytes = 0
+        self.publishing: Callable[[int], AbstractContextManager[None]] = lambda end: nullcontext()
+        """Entered before history is extended up to an offset, left when that is done or has failed."""
 
     def export(self, files: FileList, *, producers: int = 0, files_max: int | None = None) -> int:
         """Make sealed files behind the frontier history, oldest first, all or up to `files_max`; how many were.
@@ -108,8 +111,9 @@ class Exporter:
 
     def export_gap(self, gap: Gap) -> None:
         """Make a hole at the end of the log history, where no later file will name it."""
-        self._catalog.extend(self.origin.epoch, [self._gap(gap)])
-        self.exported = gap.stop
+        with self.publishing(gap.stop):
+            self._catalog.extend(self.origin.epoch, [self._gap(gap)])
+            self.exported = gap.stop
 
     def lag(self, files: FileList) -> Lag:
         """How much is sealed and not exported yet, as far as the frontier is known here."""
@@ -169,8 +173,9 @@ class Exporter:
         gap = file.leading_gap
         additions = [self._gap(gap)] if gap is not None and gap.stop > self.exported else []
         additions.append(self._descriptor(file, footer, key, etag, index_bytes=len(index), producers=producers))
-        self._catalog.extend(self.origin.epoch, additions)
-        self.exported = file.end
+        with self.publishing(file.end):
+            self._catalog.extend(self.origin.epoch, additions)
+            self.exported = file.end
         self.objects += 1
         self.bytes += footer.segment_bytes
         logger.info("%s: offsets [%d, %d) are history as %s", self._catalog.keys, file.start, file.end, key)

@@ -219,6 +219,7 @@ LIVE: Final = live.Live(4, 3, 42, 4416, 150, 153, 77)
 SHARD_STATE: Final = descriptor.ShardState(
     incarnation=TOPIC_ID, epoch=4, owner="session-1", holder="directory-1", holder_since=3, reserved_end=65_578
 )
+FLOORED_STATE: Final = msgspec.structs.replace(SHARD_STATE, earliest=40, evict_floor=17, floor_reason=5, deletes=3)
 DESCRIPTOR: Final = descriptor.SegmentDescriptor(
     kind=descriptor.DescriptorKind.FRAMES,
     topic_id=TOPIC_ID,
@@ -330,6 +331,8 @@ def artefacts() -> dict[str, Artefact]:
         "index.idx": Artefact(packed, read_index, (found_footer, entries.tolist(), [GAP])),
         "checkpoint": Artefact(checkpoint.encode_checkpoint(CHECKPOINT), checkpoint.decode_checkpoint, CHECKPOINT),
         "live": Artefact(live.encode_live(*LIVE), live.decode_live, LIVE),
-        "shard-state.json": _stored(SHARD_STATE),
+        # Written before there were floors and deletes in it.
+        "shard-state.json": _stored(SHARD_STATE)._replace(stable=False),
+        "shard-state-floors.json": _stored(FLOORED_STATE),
         "descriptor.json": _stored(DESCRIPTOR),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from forebay.catalog.removals import NO_FLOOR
 from forebay.errors import ForebayError
 from forebay.format.control import Floor
 from forebay.format.offsets import OffsetSet
@@ -13,7 +14,7 @@ from forebay.testing.damage import Damage
 from forebay.testing.invariants import Violation
 from forebay.testing.trace import Note
 from forebay.topics import Durability
-from forebay.wal.removing import NO_FLOOR, Removals, write_removals
+from forebay.wal.removing import Removals, write_removals
 from tests.log.rig import Simulated
 
 NOTE: Final = "removal"

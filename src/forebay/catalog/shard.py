@@ -19,7 +19,15 @@ from forebay.format.descriptor import (
     SegmentDescriptor,
     ShardState,
 )
-from forebay.format.keys import cur_key, load_key, segment_key, segments_prefix, state_key
+from forebay.format.keys import (
+    cur_key,
+    deletes_key,
+    deletes_prefix,
+    load_key,
+    segment_key,
+    segments_prefix,
+    state_key,
+)
 from forebay.format.value import Unknown, decode_value, encode_value
 from forebay.metadata import Absent, Compare, Delete, Entry, MetadataStore, Operation, Put, RevisionIs
 
@@ -56,6 +64,14 @@ class ShardKeys(NamedTuple):
     def segment(self, start: int) -> str:
         """The key of the descriptor that starts at this offset."""
         return segment_key(self.namespace, self.topic, self.partition, start, prefix=self.prefix)
+
+    @property
+    def deletes(self) -> str:
+        return deletes_prefix(self.namespace, self.topic, self.partition, prefix=self.prefix)
+
+    def vector(self, start: int) -> str:
+        """The key of the deletion vector of the window that starts at this offset."""
+        return deletes_key(self.namespace, self.topic, self.partition, start, prefix=self.prefix)
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.topic}[{self.partition}]"
@@ -102,13 +118,13 @@ class ShardCatalog:
 
     def __init__(self, store: MetadataStore, keys: ShardKeys, topic_id: str, manifest: Manifest | None = None) -> None:
         self.keys = keys
-        self._store = store
+        self.store = store
         self._topic_id = topic_id
         self._manifest = manifest
 
     def state(self) -> StoredState | None:
         """The shard's state; `None` only if the store says that there is none."""
-        entry = self._store.get(self.keys.state)
+        entry = self.store.get(self.keys.state)
         if entry is None:
             return None
         state, unknown = self._decoded(entry, ShardState)
@@ -116,11 +132,11 @@ class ShardCatalog:
 
     def frontier(self) -> Frontier:
         """The end of catalogued history."""
-        return self._frontier_of(self._store.get(self.keys.cur))
+        return self._frontier_of(self.store.get(self.keys.cur))
 
     def descriptors(self) -> list[SegmentDescriptor]:
         """The whole history in order, manifests opened. Raises `Corrupt` if it has a hole or an overlap."""
-        frontier, pieces, _ = self._standing()
+        frontier, pieces, _ = self.standing()
         found = [piece.descriptor for piece in pieces if piece.descriptor.start < frontier.next]
         opened = [inner for descriptor in found for inner in self._opened(descriptor)]
         start = opened[0].start if opened else frontier.next
@@ -131,7 +147,7 @@ class ShardCatalog:
 
     def load_status(self, load_id: str) -> LoadStatus:
         """How far a bulk load that the history names has come; `Corrupt` if nobody knows of it."""
-        entry = self._store.get(load_key(load_id, prefix=self.keys.prefix))
+        entry = self.store.get(load_key(load_id, prefix=self.keys.prefix))
         standing = self._decoded(entry, LoadStanding)[0] if entry is not None else None
         if standing is None or standing.topic_id != self._topic_id:
             raise Corrupt(
@@ -142,7 +158,7 @@ class ShardCatalog:
 
     def pieces(self) -> list[Piece]:
         """What stands in the store, in order; a replacement hides what it replaced, and no manifest is opened."""
-        return self._standing().pieces
+        return self.standing().pieces
 
     def extend(self, epoch: int, additions: Sequence[SegmentDescriptor]) -> None:
         """Add to the end of history, all or nothing, as the owner in `epoch`.
@@ -151,7 +167,7 @@ class ShardCatalog:
         Raises `Fenced` once another epoch owns the shard.
         """
         for _ in range(ATTEMPTS):
-            state = self._owned(epoch)
+            state = self.owned(epoch)
             frontier = self.frontier()
             if self._recorded(frontier, additions):
                 return
@@ -173,7 +189,7 @@ class ShardCatalog:
             puts: list[Operation] = [Put(self.keys.segment(p.start), encode_value(p)) for p in additions]
             puts.append(Put(self.keys.cur, encode_value(cur, unknown=frontier.unknown)))
             # Commit point: before it the objects are orphans, after it they are history.
-            if self._done(compares, puts):
+            if self.done(compares, puts):
                 return
         raise Unavailable(f"{self.keys}: the catalog changed {ATTEMPTS} times while it was being extended; try again")
 
@@ -188,7 +204,7 @@ class ShardCatalog:
         if flaw is not None or (new.start, new.end) != (first.start, last.end):
             raise Conflict(f"{self.keys}: [{new.start}, {new.end}) does not replace what stands there: {flaw}")
         for _ in range(ATTEMPTS):
-            frontier, pieces, _ = self._standing()
+            frontier, pieces, _ = self.standing()
             there = [piece for piece in pieces if new.start <= piece.descriptor.start < new.end]
             if [piece.descriptor for piece in there] != [new]:
                 if there != list(old):
@@ -204,16 +220,16 @@ class ShardCatalog:
     def sweep_hidden(self) -> int:
         """Remove descriptors that a replacement hides; how many. May be repeated and interrupted at will."""
         removed = 0
-        for hider, hidden in groupby(self._standing().hidden, key=lambda pair: pair[0]):
+        for hider, hidden in groupby(self.standing().hidden, key=lambda pair: pair[0]):
             stale = [piece for _, piece in hidden]
             for first in range(0, len(stale), SWEEP_KEYS):
                 part = stale[first : first + SWEEP_KEYS]
                 removed += len(part) if self._swept(hider, part) else 0
         return removed
 
-    def _standing(self) -> Standing:
+    def standing(self) -> Standing:
         """All of it as of one revision: pages read one by one would miss what is replaced and swept between them."""
-        entries = self._store.range(self.keys.segments)
+        entries = self.store.range(self.keys.segments)
         cur = entries.pop() if entries and entries[-1].key == self.keys.cur else None
         pieces: list[Piece] = []
         hidden: list[tuple[Piece, Piece]] = []
@@ -244,12 +260,12 @@ class ShardCatalog:
             Put(self.keys.cur, encode_value(cur, unknown=frontier.unknown)),
         ]
         # Commit point: one descriptor now answers for the whole range.
-        return self._done(compares, puts)
+        return self.done(compares, puts)
 
     def _swept(self, hider: Piece, hidden: Sequence[Piece]) -> bool:
         # While it stands, whatever lies under it is hidden.
         deletes = [Delete(self.keys.segment(piece.descriptor.start)) for piece in hidden]
-        return self._store.transaction([self._unchanged(hider)], deletes).succeeded
+        return self.store.transaction([self._unchanged(hider)], deletes).succeeded
 
     def _unchanged(self, piece: Piece) -> RevisionIs:
         return RevisionIs(self.keys.segment(piece.descriptor.start), piece.revision)
@@ -261,7 +277,8 @@ class ShardCatalog:
             raise Unavailable(f"{self.keys}: its catalog names a manifest object and no store is given to read it")
         return self._manifest(descriptor)
 
-    def _owned(self, epoch: int) -> StoredState:
+    def owned(self, epoch: int) -> StoredState:
+        """The shard's state, which `epoch` owns; else `Fenced`."""
         stored = self.state()
         if stored is None or stored.state.epoch != epoch or stored.state.incarnation != self._topic_id:
             now = "gone" if stored is None else f"in epoch {stored.state.epoch}"
@@ -273,15 +290,15 @@ class ShardCatalog:
         if frontier.next < additions[-1].end:
             return False
         for piece in additions:
-            entry = self._store.get(self.keys.segment(piece.start))
+            entry = self.store.get(self.keys.segment(piece.start))
             if entry is None or not _same(self._decoded(entry, SegmentDescriptor)[0], piece):
                 return False
         return True
 
-    def _done(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
+    def done(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
         """Try once; an unknown outcome counts as not done, for the caller looks again before it repeats."""
         try:
-            return self._store.transaction(compares, operations).succeeded
+            return self.store.transaction(compares, operations).succeeded
         except Indeterminate:
             return False
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from forebay.format.control import reason_of
+from forebay.format.control import Floor, reason_of
 from forebay.format.index import FrameEntries, find_offset
 from forebay.format.keys import cur_key, segment_key, segments_prefix, state_key
 from forebay.records import Gap
@@ -148,7 +148,9 @@ class ShardState(msgspec.Struct, frozen=True, kw_only=True):
 
     `holder` is the directory that has the local log, since epoch `holder_since`; `next_offset` is where the last
     seal ended. A sealed shard with a `target` is promised to the directory of that name. With `reserved_in_log` only
-    the holder's log tells how far its offsets went, and `reserved_end` does not.
+    the holder's log tells how far its offsets went, and `reserved_end` does not. The floors are at least as far as
+    they reach into history, `floor_reason` is why `evict_floor` moved last. `deletes` counts the changes to the
+    deletion vectors; 0 if there are none.
     """
 
     incarnation: str
@@ -163,6 +165,15 @@ class ShardState(msgspec.Struct, frozen=True, kw_only=True):
     sealed_at: int | None = None
     target: str | None = None
     reserved_in_log: bool = False
+    earliest: int = 0
+    evict_floor: int = 0
+    floor_reason: int = 0
+    deletes: int = 0
+
+    @property
+    def floor(self) -> Floor:
+        """The watermarks, as far as history must know them."""
+        return Floor(self.earliest, self.evict_floor, reason_of(self.floor_reason) if self.floor_reason else None)
 
 
 def gap_descriptor(gap: Gap, *, topic_id: str, epoch: int, created_at: int) -> SegmentDescriptor:

@@ -24,6 +24,7 @@ from forebay.export import Exporter, Lag, Origin
 from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.history import History
 from forebay.records import Gap
+from forebay.shard.deletes import Deletes
 from forebay.shard.places import is_private
 from forebay.shard.surroundings import ShardRef, Surroundings
 from forebay.wal.files import SealedFile
@@ -74,6 +75,7 @@ class Archive:
         origin = around.origin(ref, epoch)
         self._exporter = Exporter(origin, self.catalog, self._store, disk=disk, clock=clock)
         self._exporter.exported = frontier
+        self._floor: Callable[[], int] = lambda: 0
         self._working = threading.Lock()
         """One at a time: the thread in the background, or whoever asks for it now."""
         self.exported_at = clock.monotonic() - settings.export.interval_s
@@ -82,6 +84,11 @@ class Archive:
         """History may still lie in this directory alone."""
         self.error: str | None = None
         self.errors = 0
+
+    def heed(self, deletes: Deletes) -> None:
+        """Nothing becomes history before what ended in it is recorded; what lies below the floors may go."""
+        self._exporter.publishing = deletes.publishing
+        self._floor = lambda: deletes.floor.earliest
 
     @cached_property
     def history(self) -> History:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypedDict
 
 from forebay.catalog import ShardCatalog
+from forebay.catalog.removals import RecordedRemovals
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.errors import Corrupt, Fenced, Unsupported
@@ -15,11 +16,14 @@ from forebay.records import Gap, Offsets
 from forebay.settings import WalSettings
 from forebay.shard.archive import Archive
 from forebay.shard.decision import RecoveryDecision, Situation, Source, decide
+from forebay.shard.deletes import Deletes, PastRemovals
+from forebay.shard.extents import Extents
 from forebay.shard.inheritance import inherited_window
 from forebay.shard.places import is_local
 from forebay.shard.reservation import reserve_in_state, tell_reserved
 from forebay.shard.surroundings import ShardRef, Surroundings
 from forebay.shard.tiers import Tiers
+from forebay.shard.visible import Visible
 from forebay.topics import Durability, parse_compression
 from forebay.wal.begin import Start, begin
 from forebay.wal.log import Wal
@@ -63,16 +67,21 @@ class SegmentShard:
         self.stage_many = wal.stage_many
         self.settle = wal.settle
         self.commit = wal.commit
-        self.read = wal.read
-        self.offset_at_time = wal.offset_at_time
+        visible = Visible(wal, lambda: wal.head)
+        self.deletes = Deletes(wal, visible, Extents(wal.files))
+        self.read, self.offset_at_time = visible.read, visible.offset_at_time
         self.flush = wal.flush
         self.rotate = wal.rotate
 
-    def keep_history(self, archive: Archive, around: Surroundings) -> None:
-        """From now on what the log does not have is read from history."""
+    def keep_history(self, archive: Archive, around: Surroundings, before: ShardState | None) -> None:
+        """From now on what the log does not have is read from history. `before` is what was recorded of the shard."""
         self._archive, self._still_owner = archive, around.still_owner
-        tiers = Tiers(self.wal, archive)
-        self.read, self.offset_at_time = tiers.read, tiers.offset_at_time
+        visible = Visible(Tiers(self.wal, archive), lambda: self.wal.head)
+        past = PastRemovals(RecordedRemovals(archive.catalog), self.epoch, lambda: archive.exported)
+        extents = Extents(self.wal.files, archive.catalog, around.places)
+        self.deletes = Deletes(self.wal, visible, extents, past, before)
+        self.read, self.offset_at_time = visible.read, visible.offset_at_time
+        archive.heed(self.deletes)
 
     @property
     def archive(self) -> Archive:
@@ -193,7 +202,8 @@ class SegmentShard:
         if around is not None and catalog is not None:
             # What was told to history above reaches up to where the log begins.
             frontier = decision.next_offset if decision.source is Source.CATALOG else here.frontier
-            shard.keep_history(Archive(wal, around, ref, epoch, disk=disk, clock=clock, frontier=frontier), around)
+            archive = Archive(wal, around, ref, epoch, disk=disk, clock=clock, frontier=frontier)
+            shard.keep_history(archive, around, before)
         return shard
 
 

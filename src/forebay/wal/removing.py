@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from forebay.catalog.removals import NO_FLOOR, higher
 from forebay.errors import Fenced, Indeterminate, Unavailable
 from forebay.format.control import Floor, decode_delete, decode_floor, encode_delete, encode_floor
 from forebay.format.frame import FrameHead, Kind
@@ -17,14 +18,7 @@ from forebay.wal.staging import INSIDE
 if TYPE_CHECKING:
     from forebay.wal.log import Wal
 
-NO_FLOOR = Floor(0, 0, None)
 KINDS = (Kind.DELETE, Kind.FLOOR)
-
-
-def higher(one: Floor, other: Floor) -> Floor:
-    """Both watermarks where the further of the two has them; the reason goes with `evict_floor`."""
-    top = other if other.evict_floor > one.evict_floor else one
-    return Floor(max(one.earliest, other.earliest), top.evict_floor, top.reason)
 
 
 class Removals:

@@ -1,0 +1,153 @@
+"""What ended in a shard's history: deletion vectors and floors, in the metadata store, and pieces that leave it.
+
+Every change compares the shard's state, so that only its owner makes one. Vectors may be there before the records
+that they name are history: an offset is never given out twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from forebay.catalog.shard import ATTEMPTS, SWEEP_KEYS, Piece, ShardCatalog, StoredState
+from forebay.errors import Corrupt, Unavailable
+from forebay.format.control import Floor
+from forebay.format.descriptor import DescriptorKind, ShardState
+from forebay.format.offsets import WINDOW, OffsetSet
+from forebay.format.value import Unknown, encode_value
+from forebay.format.vectors import DeletionVector, decode_vector, deleted_by, encode_vector, merge
+from forebay.metadata import Compare, Delete, Entry, Operation, Put, RevisionIs
+
+VECTORS_MAX: Final = 2
+"""Changed in one transaction: more might not fit."""
+NO_FLOOR: Final = Floor(0, 0, None)
+
+
+def higher(one: Floor, other: Floor) -> Floor:
+    """Both watermarks where the further of the two has them; the reason goes with `evict_floor`."""
+    top = other if other.evict_floor > one.evict_floor else one
+    return Floor(max(one.earliest, other.earliest), top.evict_floor, top.reason)
+
+
+class _Stored(NamedTuple):
+    vector: DeletionVector
+    unknown: Unknown
+    revision: int
+
+
+class RecordedRemovals:
+    """The deletes and floors of one shard's history. Stateless: every call asks the store."""
+
+    def __init__(self, catalog: ShardCatalog) -> None:
+        self._catalog = catalog
+        self._store = catalog.store
+        self._keys = catalog.keys
+
+    def deleted(self) -> OffsetSet:
+        """Every offset that a vector names."""
+        return deleted_by(self._decoded(entry).vector for entry in self._store.range(self._keys.deletes))
+
+    def record(self, epoch: int, deleted: OffsetSet, floor: Floor = NO_FLOOR) -> None:
+        """On return these offsets are in vectors and the floors are at least so far; as the owner in `epoch`.
+
+        Harmless when repeated. Raises `Fenced` once another epoch owns the shard. If it fails, some of it may hold.
+        """
+        windows = [start for start, _ in deleted.windows()]
+        for first in range(0, max(1, len(windows)), VECTORS_MAX):
+            self._record(epoch, windows[first : first + VECTORS_MAX], deleted, floor)
+
+    def _record(self, epoch: int, windows: Sequence[int], deleted: OffsetSet, floor: Floor) -> None:
+        for _ in range(ATTEMPTS):
+            state = self._catalog.owned(epoch)
+            compares: list[Compare] = [RevisionIs(self._keys.state, state.revision)]
+            puts: list[Operation] = []
+            for start in windows:
+                key = self._keys.vector(start)
+                entry = self._store.get(key)
+                stored = self._decoded(entry) if entry is not None else None
+                merged = merge(stored.vector if stored is not None else None, deleted, start)
+                if merged is not None:
+                    compares.append(RevisionIs(key, stored.revision if stored is not None else 0))
+                    puts.append(Put(key, encode_vector(merged, stored.unknown if stored is not None else None)))
+            changed = _moved(state, floor, counted=bool(puts))
+            if changed == state.state:
+                return
+            puts.append(Put(self._keys.state, encode_value(changed, unknown=state.unknown)))
+            # Commit point: from here on whoever takes over knows that they are gone.
+            if self._catalog.done(compares, puts):
+                return
+        raise Unavailable(f"{self._keys}: the shard changed {ATTEMPTS} times while a delete was recorded; try again")
+
+    def drop_below(self, epoch: int, offset: int) -> int:
+        """Take pieces that lie wholly below `offset` out of the catalog, oldest first, and their vectors; how many.
+
+        The newest piece that was born in the log stays, for it tells who goes on what must not be repeated.
+        """
+        self._catalog.sweep_hidden()
+        dropped = 0
+        while pieces := self._droppable(offset):
+            if not self._drop(epoch, pieces[:SWEEP_KEYS]):
+                raise Unavailable(f"{self._keys}: the catalog changed while its front was dropped; try again")
+            dropped += len(pieces[:SWEEP_KEYS])
+        self._drop_vectors(epoch, offset)
+        return dropped
+
+    def _droppable(self, offset: int) -> list[Piece]:
+        _, pieces, hidden = self._catalog.standing()
+        if hidden:
+            # What a dropped piece hides would come to light again.
+            return []
+        kept = [place for place, piece in enumerate(pieces) if _is_needed(piece)]
+        last = min(kept[-1] if kept else len(pieces), len(pieces) - 1)
+        return [piece for piece in pieces[: max(last, 0)] if piece.descriptor.end <= offset]
+
+    def _drop(self, epoch: int, pieces: Sequence[Piece]) -> bool:
+        state, frontier = self._catalog.owned(epoch), self._catalog.frontier()
+        cur = msgspec.structs.replace(frontier.cur, generation=frontier.cur.generation + 1)
+        compares: list[Compare] = [
+            RevisionIs(self._keys.state, state.revision),
+            RevisionIs(self._keys.cur, frontier.revision),
+            *(RevisionIs(self._keys.segment(piece.descriptor.start), piece.revision) for piece in pieces),
+        ]
+        operations: list[Operation] = [Delete(self._keys.segment(piece.descriptor.start)) for piece in pieces]
+        operations.append(Put(self._keys.cur, encode_value(cur, unknown=frontier.unknown)))
+        return self._catalog.done(compares, operations)
+
+    def _drop_vectors(self, epoch: int, offset: int) -> None:
+        """Vectors of windows wholly below `offset` are of no use any more."""
+        state = self._catalog.owned(epoch)
+        if not state.state.deletes:
+            return
+        first = self._keys.vector(offset & -WINDOW)
+        stale = [entry.key for entry in self._store.range(self._keys.deletes) if entry.key < first]
+        for at in range(0, len(stale), SWEEP_KEYS):
+            gone = [Delete(key) for key in stale[at : at + SWEEP_KEYS]]
+            self._store.transaction([RevisionIs(self._keys.state, state.revision)], gone)
+
+    def _decoded(self, entry: Entry) -> _Stored:
+        try:
+            return _Stored(*decode_vector(entry.value), entry.mod_revision)
+        except Corrupt as error:
+            raise Corrupt(f"{entry.key}: {error}") from error
+
+
+def _moved(stored: StoredState, floor: Floor, *, counted: bool) -> ShardState:
+    state = stored.state
+    moved = higher(state.floor, floor)
+    return msgspec.structs.replace(
+        state,
+        earliest=moved.earliest,
+        evict_floor=moved.evict_floor,
+        floor_reason=int(moved.reason or 0),
+        deletes=state.deletes + counted,
+    )
+
+
+def _is_needed(piece: Piece) -> bool:
+    """Whether a take-over may have to look into it."""
+    found = piece.descriptor
+    if found.kind is DescriptorKind.MANIFEST:
+        return found.load_id is None
+    return found.kind is DescriptorKind.FRAMES and found.header_start is None

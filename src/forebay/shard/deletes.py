@@ -1,0 +1,168 @@
+"""Deletes and floors of one shard, as its owner makes them: durable first, then in effect.
+
+What lies above the end of history is told to the log, what lies below it to the metadata store. Whoever extends
+history does so inside `publishing`, which first records what ended up to there: no record becomes history alive
+that was deleted before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from forebay.catalog.removals import NO_FLOOR, RecordedRemovals, higher
+from forebay.errors import Fenced
+from forebay.format.control import Floor
+from forebay.format.descriptor import ShardState
+from forebay.format.offsets import WINDOW, OffsetSet
+from forebay.records import OFFSET_MAX, Reason
+from forebay.shard.extents import Extents
+from forebay.shard.visible import NOTHING, Ended, Visible
+from forebay.wal.log import Wal
+from forebay.wal.removing import Removals, write_removals
+
+
+class PastRemovals(NamedTuple):
+    """How the owner in `epoch` records what ended in history, which ends at `exported`."""
+
+    recorded: RecordedRemovals
+    epoch: int
+    exported: Callable[[], int]
+
+
+class Deletes:
+    """What ended in one shard. Safe for concurrent use."""
+
+    def __init__(
+        self,
+        wal: Wal,
+        visible: Visible,
+        extents: Extents,
+        past: PastRemovals | None = None,
+        before: ShardState | None = None,
+    ) -> None:
+        """`before` is the recorded state that the shard was opened with."""
+        self._wal = wal
+        self._visible = visible
+        self._extents = extents
+        self._past = past
+        self._reach = 0
+        """History may end here, though nobody has said so yet."""
+        self._changing = threading.RLock()
+        """Held from looking where history ends to having written what follows from it."""
+        deleted, removals = wal.writer.removals.deletes, wal.writer.removals
+        if past is not None:
+            # What the log says of history is recorded already: it was, before it became history.
+            removals.deletes = deleted.clipped(self._reached(), OFFSET_MAX)
+            if before is not None:
+                removals.floor = higher(removals.floor, before.floor)
+                deleted |= past.recorded.deleted() if before.deletes else OffsetSet()
+        self._show(deleted)
+
+    @property
+    def floor(self) -> Floor:
+        """The watermarks."""
+        return self._wal.writer.removals.floor
+
+    @property
+    def deleted(self) -> OffsetSet:
+        """Every deleted offset from `earliest` on."""
+        return self._visible.ended.deleted
+
+    def live(self, start: int, stop: int) -> OffsetSet:
+        """The offsets of `[start, stop)` that stand for live records."""
+        start, stop = max(start, self.floor.earliest), min(stop, self._wal.head)
+        if start >= stop:
+            return OffsetSet()
+        return self._extents.within(start, stop) - self.deleted
+
+    def delete_range(self, start: int, stop: int) -> int:
+        """End the published records of `[start, stop)`; how many were live. Durable as the class asks on return."""
+        self._begin()
+        with self._changing:
+            return self._delete(self.live(start, stop))
+
+    def delete(self, offsets: OffsetSet) -> int:
+        """End the published records at these offsets; how many were live. Durable as the class asks on return."""
+        windows = [start for start, _ in offsets.windows()]
+        if not windows:
+            return 0
+        self._begin()
+        with self._changing:
+            # Both hold few windows where the other does not matter: take away what is not live.
+            return self._delete(offsets - (offsets - self.live(min(offsets), windows[-1] + WINDOW)))
+
+    def delete_before(self, offset: int) -> int:
+        """Move `earliest` to `offset`, or to the head; how many live records that ended."""
+        self._begin()
+        with self._changing:
+            offset = min(offset, self._wal.head)
+            if offset <= self.floor.earliest:
+                return 0
+            ended = len(self.live(0, offset))
+            self.move(self.floor._replace(earliest=offset))
+            return ended
+
+    def evict_below(self, offset: int, reason: Reason) -> None:
+        """Move both floors to `offset`, for `reason`."""
+        with self._changing:
+            self.move(Floor(max(offset, self.floor.earliest), max(offset, self.floor.evict_floor), reason))
+
+    def move(self, floor: Floor) -> None:
+        """Move the floors; on return it is durable and in effect."""
+        with self._changing:
+            if self._past is not None and self.floor.earliest < self._reached():
+                self._record(OffsetSet(), floor)
+                self._wal.writer.removals.add(Removals(floor=floor))
+            else:
+                write_removals(self._wal, Removals(floor=floor))
+            self._show()
+
+    @contextlib.contextmanager
+    def publishing(self, end: int) -> Iterator[None]:
+        """Inside, history may be extended up to `end`: what ended below it is recorded, and nothing more can end."""
+        with self._changing:
+            self._reach = max(self._reach, end)
+            removals = self._wal.writer.removals
+            if removals.is_some:
+                self._record(removals.deletes.clipped(0, end), removals.floor)
+            yield
+            removals.deletes = removals.deletes.clipped(end, OFFSET_MAX)
+
+    def _begin(self) -> None:
+        """What was acknowledged is published. Before any lock: in a forked child whoever held one does not exist."""
+        self._wal.check_open()
+        self._wal.bring_up()
+
+    def _delete(self, offsets: OffsetSet) -> int:
+        reach = self._reached()
+        below, above = offsets.clipped(0, reach), offsets.clipped(reach, OFFSET_MAX)
+        if len(below):
+            self._record(below, NO_FLOOR)
+            self._show(below)
+        if len(above):
+            write_removals(self._wal, Removals(above))
+            self._show(above)
+        return len(offsets)
+
+    def _reached(self) -> int:
+        return 0 if self._past is None else max(self._reach, self._past.exported())
+
+    def _record(self, deleted: OffsetSet, floor: Floor) -> None:
+        assert self._past is not None
+        try:
+            self._past.recorded.record(self._past.epoch, deleted, floor)
+        except Fenced as error:
+            self._wal.fence(str(error))
+            raise
+
+    def _show(self, more: OffsetSet | None = None) -> None:
+        """Let readers see what ended, `more` included."""
+        removals = self._wal.writer.removals
+        deleted = (self._visible.ended.deleted | removals.deletes | (more or OffsetSet())).clipped(
+            removals.floor.earliest, OFFSET_MAX
+        )
+        ended = Ended(deleted, removals.floor)
+        self._visible.ended = ended if ended != NOTHING else NOTHING
