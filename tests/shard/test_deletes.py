@@ -18,7 +18,7 @@ from forebay.testing.metadata import Fault
 from forebay.testing.moves import commits_of
 from forebay.topics import Durability
 from tests.ledger import Ledger
-from tests.protocol.world import KEYS, MODES, Node, World
+from tests.protocol.world import GRACE_S, KEYS, MODES, Node, World
 
 STREAMS: Final = 400 if os.environ.get("FOREBAY_SOAK") else 40
 
@@ -220,6 +220,107 @@ def test_an_export_that_lands_late_brings_no_deleted_record_back(landing: int) -
     assert set(live(other)) & {0, 1, 2} == set()
 
 
+def pieces(node: Node) -> list[tuple[int, int]]:
+    """What the catalog names."""
+    return [(piece.start, piece.end) for piece in node.world.catalog.descriptors()]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_the_floor_has_passed_leaves_the_catalog_the_directory_and_the_store(mode: str) -> None:
+    world = World(mode)
+    node = world.node("a")
+    for _ in range(5):
+        node.append(3)
+        node.rotate()
+    node.export()
+    node.append()
+    node.shard.deletes.delete_range(1, 5)
+    node.shard.deletes.delete_before(8)
+
+    assert node.shard.archive.retain() >= 2
+    world.clock.advance(2 * GRACE_S)
+    node.shard.archive.sweep()
+
+    assert pieces(node) == [(6, 9), (9, 12), (12, 15)]
+    assert node.shard.wal.files.begins in (6, 15)
+    assert sum(path.endswith(".seg") for path in world.objects()) == (3 if mode == "shared_fs" else 0)
+    assert node.shard.archive.retain() == 0
+    for _ in range(2):
+        assert live(node) == list(range(8, 16))
+        assert holes(node) == [Gap(0, 8, Reason.DELETED)]
+        assert node.shard.decision.damage == ()
+        node = reopened(node)
+    node.shard.deletes.delete_before(15)
+    node.shard.archive.retain()
+    assert pieces(node) == [(12, 15)], "the newest stays"
+    node.seal("b")
+    assert live(world.node("b")) == [15]
+
+
+def test_vectors_of_windows_below_the_floor_go_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World("shared_fs")
+    node = world.node("a")
+    for _ in range(3):
+        node.append(3)
+        node.rotate()
+    node.export()
+    node.shard.deletes.delete_range(4, 5)
+    monkeypatch.setattr("forebay.catalog.removals.WINDOW", 4)
+    node.shard.deletes.delete_before(8)
+    node.shard.archive.retain()
+
+    assert [entry.key for entry in world.inner.range(KEYS.deletes)] == []
+    assert live(reopened(node)) == [8]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_fault_of_dropping_leaves_a_hole(mode: str, ledger: Ledger) -> None:
+    for fault, method in [
+        (Fault.FAIL_BEFORE, "get"),
+        (Fault.FAIL_BEFORE, "range"),
+        *((f, "transaction") for f in Fault),
+    ]:
+        for index in range(8):
+            world = World(mode)
+            node = world.node("a")
+            for _ in range(4):
+                node.append(3)
+                node.rotate()
+            node.export()
+            node.append()
+            node.shard.deletes.delete_before(8)
+            world.faulty.inject(fault, method=method, after=index)
+            with contextlib.suppress(ForebayError):
+                node.shard.archive.retain()
+            world.faulty.heal()
+            assert pieces(node)[-1] == (9, 12)
+            assert live(node) == list(range(8, 13))
+            node = reopened(node)
+            world.faulty.land()
+            assert live(node) == list(range(8, 13))
+            node.shard.archive.retain()
+            assert pieces(node)[0] == (6, 9)
+            ledger.count("metadata faults", fault=fault.value, method=method)
+
+
+def test_a_directory_that_gave_a_shard_up_clears_away_what_has_ended_since() -> None:
+    world = World("shared_fs")
+    node = world.node("a")
+    for _ in range(3):
+        node.append(3)
+        node.rotate()
+    node.seal("b")
+    other = world.node("b")
+    other.append()
+    other.shard.deletes.delete_before(8)
+    other.shard.archive.retain()
+    assert pieces(other)[0] == (6, 9)
+
+    node.engine.clear_moved(world.ref)
+
+    assert world.log_files("a") == {}
+
+
 class Model:
     """What must be live, by the operations that were acknowledged."""
 
@@ -250,6 +351,8 @@ class Model:
         elif roll == 9:
             node.export()
             node.shard.archive.retain()
+            node.world.clock.advance(2 * GRACE_S)
+            node.shard.archive.sweep()
         elif roll == 10:
             node.engine.close()
             return reopened(node)

@@ -17,6 +17,7 @@ import msgspec
 
 from forebay import manifests
 from forebay.blobs import BlobStore
+from forebay.catalog.removals import RecordedRemovals
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.errors import Fenced, ForebayError, Unavailable
@@ -76,6 +77,8 @@ class Archive:
         self._exporter = Exporter(origin, self.catalog, self._store, disk=disk, clock=clock)
         self._exporter.exported = frontier
         self._floor: Callable[[], int] = lambda: 0
+        self._dropped = 0
+        """What lies wholly below has been let go of."""
         self._working = threading.Lock()
         """One at a time: the thread in the background, or whoever asks for it now."""
         self.exported_at = clock.monotonic() - settings.export.interval_s
@@ -166,9 +169,32 @@ class Archive:
         self._exporter.note_end(end)
 
     def retain(self) -> int:
-        """Remove local copies that are old or too many and that history has, verified; how many."""
-        if self._store is None:
+        """Remove local files that nobody needs: what lies below the floors, and copies that history has; how many.
+
+        Copies go when they are old or too many, and verified.
+        """
+        ended = self._drop_ended()
+        return ended if self._store is None else ended + self._drop_copies(self._store)
+
+    def _drop_ended(self) -> int:
+        """What lies wholly below the floors leaves the catalog, then the directory; its objects are orphans then."""
+        floor = min(self._floor(), self.exported)
+        if floor <= self._dropped:
             return 0
+        with self._working:
+            self._noting(lambda: RecordedRemovals(self.catalog).drop_below(self.origin.epoch, floor))
+            pieces = self.catalog.pieces()
+            kept = min(pieces[0].descriptor.start if pieces else floor, floor)
+            count = 0
+            for file in self._wal.files.all[:-1]:
+                if not isinstance(file, SealedFile) or file.end > kept:
+                    break
+                drop_file(self._disk, self._wal.files, file)
+                count += 1
+            self._dropped = floor
+            return count
+
+    def _drop_copies(self, store: BlobStore) -> int:
         retention = self._settings.retention
         with self._working:
             chosen = expired(
@@ -185,7 +211,7 @@ class Archive:
             copies = {piece.start: piece for piece in self.catalog.descriptors()}
             dropped = 0
             for file in chosen:
-                if not self._has_copy(self._store, file, copies.get(file.start)):
+                if not self._has_copy(store, file, copies.get(file.start)):
                     break
                 drop_file(self._disk, self._wal.files, file)
                 dropped += 1

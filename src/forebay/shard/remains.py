@@ -15,7 +15,7 @@ from forebay.blobs import BlobStore
 from forebay.catalog import ShardCatalog
 from forebay.disk import Disk
 from forebay.errors import Indeterminate, Unavailable
-from forebay.format.descriptor import Phase, SegmentDescriptor
+from forebay.format.descriptor import Phase
 from forebay.format.segment import parse_segment_name
 from forebay.format.value import encode_value
 from forebay.metadata import DeleteRange, MetadataStore, Put, RevisionIs
@@ -94,7 +94,7 @@ def drop_history(disk: Disk, directory: str, catalog: ShardCatalog, settings: Wa
     facts = survey(disk, directory, settings, writable=False)
     for scan in facts.logs:
         scan.file.close()
-    if not facts.is_empty and not _is_history(facts, catalog.descriptors()):
+    if not facts.is_empty and not _is_history(facts, catalog):
         return False
     names = disk.list_directory(directory)
     segments = sorted(name for name in names if parse_segment_name(name) is not None)
@@ -110,10 +110,14 @@ def drop_history(disk: Disk, directory: str, catalog: ShardCatalog, settings: Wa
     return True
 
 
-def _is_history(facts: Survey, pieces: list[SegmentDescriptor]) -> bool:
-    """Whether every record of these files is in history, byte for byte, and not only here."""
-    known = {(piece.start, piece.end): piece for piece in pieces}
+def _is_history(facts: Survey, catalog: ShardCatalog) -> bool:
+    """Whether every record of these files is in history, byte for byte, and not only here; or has ended there."""
+    stored = catalog.state()
+    earliest = stored.state.earliest if stored is not None else 0
+    known = {(piece.start, piece.end): piece for piece in catalog.descriptors()}
     for file in facts.sealed:
+        if file.end <= earliest:
+            continue
         piece = known.get((file.start, file.end))
         if piece is None or is_private(piece) or piece.content_hash != file.footer.content_hash.hex():
             return False
