@@ -11,8 +11,12 @@ from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from itertools import islice
+from typing import NamedTuple
 
 from forebay.blobs import BlobChanged, BlobMissing, BlobStore
+from forebay.blobs.ranges import ObjectBytes, Range
 from forebay.catalog import ShardCatalog
 from forebay.errors import Corrupt, Unsupported
 from forebay.format.descriptor import DescriptorKind, LoadStatus, SegmentDescriptor
@@ -32,10 +36,23 @@ BUDGET_BYTES = 64 * 1024 * 1024
 """What all readers of one store hold in blocks, whatever their number."""
 READERS_KNOWN = 64
 SEGMENTS_OPEN = 8
+"""Of so many segments bytes are held."""
+SEGMENTS_KNOWN = 64
+"""Of so many what was read of the index is."""
+SPOT = 1
+"""Who asks for no more bytes wants the frame at one place and does not read on: nothing else is fetched for it."""
 
 OpenSegment = Callable[[SegmentDescriptor], SealedSegment]
-Range = Callable[[int, int], bytes]
-"""The bytes `[start, stop)` of one object."""
+
+
+class Stretch(NamedTuple):
+    """Offsets `[start, stop)` of history, all in one segment."""
+
+    start: int
+    stop: int
+    segment: Callable[[], SealedSegment]
+    waits: bool
+    """They were loaded, and count once the load is committed."""
 
 
 class History:
@@ -88,6 +105,8 @@ class History:
         if gap is not None:
             return Page([], [gap._replace(start=offset)], gap.stop)
         segment = self._segment(descriptor)
+        if bytes_max <= SPOT:
+            return segment.read_one(offset).clipped(descriptor.end)
         page = segment.read(offset, self._page_bytes(offset, bytes_max)).clipped(descriptor.end)
         with self._lock:
             self._ends.append(page.next)
@@ -107,6 +126,20 @@ class History:
                 if found is not None:
                     return found
         return None
+
+    def stretches(self, start: int, stop: int) -> list[Stretch]:
+        """What there is of `[start, stop)` to be looked into, in order; holes are left out."""
+        if stop > self.end:
+            self.refresh()
+        with self._lock:
+            pieces = [piece for piece in self._descriptors if piece.end > start and piece.start < stop]
+        found = []
+        for piece in pieces:
+            if piece.gap is None and not self._is_given_up(piece):
+                low, high = max(start, piece.start), min(stop, piece.end)
+                waits = piece.load_id is not None and self._load_status(piece.load_id) is LoadStatus.OFFERED
+                found.append(Stretch(low, high, partial(self._segment, piece), waits))
+        return found
 
     def is_waiting(self, offset: int) -> bool:
         """Whether this offset can be read only once a bulk load is committed."""
@@ -167,8 +200,10 @@ class History:
             if segment is None:
                 segment = self._open_segment(descriptor)
             self._segments[place] = segment
-            while len(self._segments) > SEGMENTS_OPEN:
+            while len(self._segments) > SEGMENTS_KNOWN:
                 self._segments.popitem(last=False)[1].close()
+            for idle in islice(self._segments.values(), max(0, len(self._segments) - SEGMENTS_OPEN)):
+                idle.rest()
             return segment
 
 
@@ -313,24 +348,6 @@ class ReadAhead:
         run.stop = stop
 
 
-class _IndexObject:
-    """The bytes of an index in a store; each read is one of it."""
-
-    def __init__(self, store: BlobStore, key: str, size: int) -> None:
-        self._store = store
-        self._key = key
-        self._size = size
-
-    def size(self) -> int:
-        return self._size
-
-    def read_at(self, length: int, position: int) -> bytes:
-        return self._store.get_range(self._key, position, min(position + length, self._size))
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
 class Objects:
     """Segments in an object store, opened as `History` asks for them. Holds the threads that read ahead."""
 
@@ -345,28 +362,30 @@ class Objects:
 
     def segment(self, descriptor: SegmentDescriptor) -> SealedSegment:
         """The segment that a descriptor names; its object must still be the one that was catalogued."""
-        key = descriptor.object_key
-
+        index = partial(self._store.get_range, index_name(descriptor.object_key))
         return SealedSegment(
-            key,
+            descriptor.object_key,
             descriptor.start,
             descriptor.end,
             source=lambda: self.source(descriptor),
-            index=lambda: _IndexObject(self._store, index_name(key), descriptor.index_bytes),
+            spot=lambda: ObjectBytes(self._range(descriptor), descriptor.bytes),
+            index=lambda: ObjectBytes(index, descriptor.index_bytes),
             shift=0 if descriptor.header_start is None else descriptor.start - descriptor.header_start,
         )
 
     def source(self, descriptor: SegmentDescriptor) -> ByteSource:
         """Its bytes alone."""
-        key, etag = descriptor.object_key, descriptor.etag
         return ReadAhead(
-            lambda start, stop: self._store.get_range(key, start, stop, etag=etag),
+            self._range(descriptor),
             descriptor.bytes,
             pool=self._pool,
             block_bytes=self._block_bytes,
             blocks_ahead=self._blocks_ahead,
             budget=self._budget,
         )
+
+    def _range(self, descriptor: SegmentDescriptor) -> Range:
+        return partial(self._store.get_range, descriptor.object_key, etag=descriptor.etag)
 
     def close(self) -> None:
         """End the threads."""

@@ -135,6 +135,13 @@ class SealedSegment:
 
     def read(self, offset: int, bytes_max: int) -> Page:
         """Frames from the one that covers `offset`, at least one, up to about `bytes_max`."""
+        return self._read(offset, bytes_max, self._opened)
+
+    def read_one(self, offset: int) -> Page:
+        """The frame or hole that covers `offset`, from there on; no other byte is read for it."""
+        return self._read(offset, 1, self._open_spot or self._opened)
+
+    def _read(self, offset: int, bytes_max: int, opened: Callable[[], ByteSource]) -> Page:
         _, entries, gaps = self.index()
         first = index_format.find_offset(entries, offset)
         gathered = Gathered(offset, bytes_max, self._shift)
@@ -145,7 +152,7 @@ class SealedSegment:
         origin = int(entries["position"][first])
         size = int(entries["position"][stop - 1]) + int(entries["length"][stop - 1]) - origin
         try:
-            source = self._opened()
+            source = opened()
             salt_crc = self._salted(source)
             buffer = source.read_at(size, origin)
         except Corrupt:

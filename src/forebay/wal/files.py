@@ -35,7 +35,7 @@ from forebay.wal.sparse import SparseIndex
 READ_BYTES = 1024 * 1024
 READ_BYTES_MIN = 4096
 READ_ATTEMPTS = 3
-_REPLACED = (errno.ESTALE, errno.ENOENT, errno.EBADF)
+REPLACED = (errno.ESTALE, errno.ENOENT, errno.EBADF)
 """How a file answers that has been replaced by another with the same records."""
 
 
@@ -325,9 +325,9 @@ class FileList:
             try:
                 return self._read(offset, bytes_max)
             except OSError as error:
-                if error.errno not in _REPLACED or attempt + 1 == READ_ATTEMPTS:
+                if error.errno not in REPLACED or attempt + 1 == READ_ATTEMPTS:
                     raise
-                self._await_replacement()
+                self.await_replacement()
         raise AssertionError
 
     def _read(self, offset: int, bytes_max: int) -> Page:
@@ -350,7 +350,7 @@ class FileList:
         stop = gap.start if gap is not None else follower.start
         return Page([], [Gap(offset, stop, Reason.DAMAGED)], stop)
 
-    def _await_replacement(self) -> None:
+    def await_replacement(self) -> None:
         """Whatever took a file's name is listed on return."""
         with self.replacing:
             pass
@@ -362,9 +362,9 @@ class FileList:
                 found = (file.offset_at_time(timestamp) for file in self.all)
                 return next((offset for offset in found if offset is not None), None)
             except OSError as error:
-                if error.errno not in _REPLACED or attempt + 1 == READ_ATTEMPTS:
+                if error.errno not in REPLACED or attempt + 1 == READ_ATTEMPTS:
                     raise
-                self._await_replacement()
+                self.await_replacement()
         raise AssertionError
 
 

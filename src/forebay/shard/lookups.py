@@ -1,0 +1,361 @@
+"""Records of one shard by key and tag, over all tiers.
+
+Each file, hot or sealed, tells where a hash occurs; history is asked for what the local files do not have. A hash
+is only a hint: the key or tag itself is compared on the record. What cannot be read of a match is told as a hole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+
+from forebay.blobs import BlobChanged, BlobMissing
+from forebay.errors import Corrupt
+from forebay.format.batch import Batch
+from forebay.format.control import Floor
+from forebay.format.hashing import Places, hash_bytes
+from forebay.format.index import SectionKind
+from forebay.format.offsets import OffsetSet
+from forebay.history import SPOT
+from forebay.pages import Page
+from forebay.records import Gap, Reason
+from forebay.shard.tiers import ELSEWHERE, PAGE_BYTES, Past
+from forebay.wal.files import READ_ATTEMPTS, REPLACED, FileList, LogFile, SealedFile
+
+_T = TypeVar("_T")
+
+PAGE_RECORDS = 10_000
+NEAR_OFFSETS = 64
+"""Matches no further apart are read together."""
+NEAR_BYTES = 64 * 1024
+
+Match: TypeAlias = Batch | Gap
+"""Consecutive records that match, or a hole where one may have been."""
+
+
+class Sought(NamedTuple):
+    """What a record must have: a key, or a tag as utf8."""
+
+    kind: SectionKind
+    entry: bytes
+    hash: int
+
+    @classmethod
+    def of_key(cls, key: bytes) -> Sought:
+        """Exactly this key."""
+        return cls(SectionKind.KEY_POSTINGS, key, hash_bytes(key))
+
+    @classmethod
+    def of_tag(cls, tag: str) -> Sought:
+        """Exactly this tag."""
+        entry = tag.encode("utf-8", "surrogatepass")
+        return cls(SectionKind.TAG_POSTINGS, entry, hash_bytes(entry))
+
+
+class Ended(Protocol):
+    """What ended in the shard, as of one moment."""
+
+    @property
+    def deleted(self) -> OffsetSet:
+        """Offsets of deleted records."""
+
+    @property
+    def floor(self) -> Floor:
+        """Below `earliest` nothing lives."""
+
+
+class SearchedLog(Protocol):
+    """The hot tiers of a shard."""
+
+    files: FileList
+    head: int
+
+    def check_open(self) -> None:
+        """`Closed` if the log is."""
+
+    def bring_up(self) -> None:
+        """Publish what was acknowledged already."""
+
+
+class Searched(Protocol):
+    """A file or segment that tells where a hash occurs."""
+
+    def find(self, kind: SectionKind, wanted: int, start: int = 0) -> Iterator[Places]:
+        """The offsets from `start` on, in rising pieces."""
+
+    def find_backwards(self, kind: SectionKind, wanted: int) -> Iterator[Places]:
+        """All offsets, the newest piece first."""
+
+
+class _Tract(NamedTuple):
+    """Offsets `[start, stop)`, and who tells what is where in them."""
+
+    start: int
+    stop: int
+    searched: Callable[[], Searched]
+    waits: bool = False
+
+    def own(self, offsets: Places, start: int) -> Places:
+        """Those of this tract from `start` on."""
+        low, high = np.searchsorted(offsets, [max(start, self.start), self.stop])
+        return offsets[low:high]
+
+
+class _Waiting(Exception):  # no error: readers stand here until a bulk load is committed
+    def __init__(self, offset: int) -> None:
+        super().__init__(offset)
+        self.offset = offset
+
+
+class Lookups:
+    """Looks up records of one shard. Safe for concurrent use, as its tiers are."""
+
+    def __init__(
+        self,
+        log: SearchedLog,
+        read: Callable[[int, int], Page],
+        ended: Callable[[], Ended],
+        past: Past | None = None,
+    ) -> None:
+        """`read` gives pages over all tiers, of records that ended too."""
+        self._log = log
+        self._read = read
+        self._ended = ended
+        self._past = past
+
+    def read_by_key(
+        self,
+        key: bytes,
+        start: int = 0,
+        *,
+        history: bool = False,
+        records_max: int = PAGE_RECORDS,
+        bytes_max: int = PAGE_BYTES,
+    ) -> Page:
+        """The newest live record with exactly this key, or with `history` all of them, page by page."""
+        sought = Sought.of_key(key)
+        if history:
+            return self._tried(lambda: self._page(sought, start, records_max, bytes_max))
+        return self._tried(lambda: self._newest(sought, start))
+
+    def read_by_tag(
+        self, tag: str, start: int = 0, *, records_max: int = PAGE_RECORDS, bytes_max: int = PAGE_BYTES
+    ) -> Page:
+        """All live records with exactly this tag, page by page."""
+        sought = Sought.of_tag(tag)
+        return self._tried(lambda: self._page(sought, start, records_max, bytes_max))
+
+    def offsets(self, sought: Sought) -> OffsetSet:
+        """Where all live records that match are, of those published before the call."""
+
+        def found() -> OffsetSet:
+            head, ended = self._now()
+            matches = self._matches(sought, ended, 0, head, waiting=False)
+            runs = [np.arange(run.base, run.end) for run in matches if isinstance(run, Batch)]
+            return OffsetSet.of(np.concatenate(runs)) if runs else OffsetSet()
+
+        return self._tried(found)
+
+    def _now(self) -> tuple[int, Ended]:
+        """The head, with everything acknowledged below it, and what ended."""
+        self._log.check_open()
+        self._log.bring_up()
+        return self._log.head, self._ended()
+
+    def _tried(self, look: Callable[[], _T]) -> _T:
+        """Look, and look again where files or objects were replaced meanwhile."""
+        attempt = 0
+        while True:
+            attempt += 1
+            floor = self._ended().floor
+            try:
+                found = look()
+                # Else what is missing may have been removed under it.
+                if attempt == READ_ATTEMPTS or self._ended().floor.earliest == floor.earliest:
+                    return found
+            except OSError as error:
+                if error.errno not in REPLACED or attempt == READ_ATTEMPTS:
+                    raise
+                self._log.files.await_replacement()
+            except (BlobMissing, BlobChanged) as error:
+                if attempt == READ_ATTEMPTS or self._past is None:
+                    raise Corrupt(f'history is not there: {error}; run "forebay verify"') from error
+                self._past.history.refresh()
+
+    # Pages
+
+    def _page(self, sought: Sought, start: int, records_max: int, bytes_max: int) -> Page:
+        head, ended = self._now()
+        found = _Found(records_max, bytes_max)
+        told = _tombstone(start, ended.floor)
+        try:
+            for match in self._matches(sought, ended, start, head, waiting=True):
+                if not found.take(match):
+                    return found.page(told, found.end)
+        except _Waiting as waiting:
+            return found.page(told, max(start, waiting.offset))
+        return found.page(told, max(start, head))
+
+    def _newest(self, sought: Sought, start: int) -> Page:
+        head, ended = self._now()
+        events: list[Gap] = []
+        batches: list[Batch] = []
+        for offset in self._backwards(sought, ended, start, head):
+            match = next(self._verified(sought, np.array([offset])), None)
+            if isinstance(match, Batch):
+                batches.append(match)
+                break
+            if match is not None:
+                # A damaged frame is told from each match on that was in it.
+                events = [match, *(event for event in events if event.stop != match.stop)]
+        return Page(batches, [*_tombstone(start, ended.floor), *events], max(start, head))
+
+    # Where matches are
+
+    def _matches(self, sought: Sought, ended: Ended, start: int, head: int, *, waiting: bool) -> Iterator[Match]:
+        """The live matches of `[start, head)` in order; with `waiting` raises `_Waiting` before a load."""
+        start = max(start, ended.floor.earliest)
+        for tract in self._tracts(start, head):
+            if tract.waits:
+                if waiting:
+                    raise _Waiting(tract.start)
+                continue
+            for piece in tract.searched().find(sought.kind, sought.hash, max(start, tract.start)):
+                own = tract.own(piece, start)
+                yield from self._verified(sought, _live(own, ended.deleted))
+                if len(own) < len(piece):
+                    break
+
+    def _backwards(self, sought: Sought, ended: Ended, start: int, head: int) -> Iterator[int]:
+        """The offsets of live records that may match, the newest first."""
+        start = max(start, ended.floor.earliest)
+        for tract in self._tracts(start, head, backwards=True):
+            for piece in () if tract.waits else tract.searched().find_backwards(sought.kind, sought.hash):
+                own = tract.own(piece, start)
+                yield from reversed(_live(own, ended.deleted).tolist())
+                if len(piece) and int(piece[0]) < max(start, tract.start):
+                    break
+
+    def _tracts(self, start: int, head: int, *, backwards: bool = False) -> Iterator[_Tract]:
+        """Everything of `[start, head)`, in order or from its end; nothing is read before it is come to."""
+        spans: list[tuple[int, int, LogFile | SealedFile | None]] = []
+        at = start
+        for file in self._log.files.all:
+            if file.start > at:
+                spans.append((at, min(file.start, head), None))
+            spans.append((max(at, file.start), min(file.end, head), file))
+            at = max(at, file.end)
+        spans.append((at, head, None))
+        for low, high, holder in reversed(spans) if backwards else spans:
+            if low < high:
+                tracts = self._of_history(low, high) if holder is None else self._of_file(holder, low, high)
+                yield from reversed(tracts) if backwards else tracts
+
+    def _of_file(self, file: LogFile | SealedFile, start: int, stop: int) -> list[_Tract]:
+        """A local file, and history where the file has a hole that it may fill."""
+        found: list[_Tract] = []
+        gaps = file.gaps if isinstance(file, LogFile) else file.index().gaps
+        for gap in sorted(gap for gap in gaps if gap.reason in ELSEWHERE and gap.stop > start and gap.start < stop):
+            if gap.start > start:
+                found.append(_Tract(start, gap.start, lambda: file))
+            found += self._of_history(max(start, gap.start), min(stop, gap.stop))
+            start = gap.stop
+        return [*found, _Tract(start, stop, lambda: file)] if start < stop else found
+
+    def _of_history(self, start: int, stop: int) -> list[_Tract]:
+        if self._past is None:
+            return []
+        stretches = self._past.history.stretches(start, stop)
+        return [_Tract(low, high, segment, waits) for low, high, segment, waits in stretches]
+
+    # What is there
+
+    def _verified(self, sought: Sought, offsets: Places) -> Iterator[Match]:
+        """The records at these rising offsets that do match, in order, and holes where some cannot be read."""
+        place = 0
+        while place < len(offsets):
+            offset = int(offsets[place])
+            near = place + 1 < len(offsets) and int(offsets[place + 1]) - offset <= NEAR_OFFSETS
+            page = self._read(offset, NEAR_BYTES if near else SPOT)
+            stop = max(page.next, offset + 1)
+            until = place + int(np.searchsorted(offsets[place:], stop))
+            found: list[Match] = [gap for gap in page.events if _is_told(gap, offsets[place:until])]
+            for batch in page.batches:
+                found += _matching(sought, batch, offsets[place:until])
+            yield from sorted(found, key=_first)
+            place = until
+
+
+class _Found:
+    """A page of matches in the making."""
+
+    def __init__(self, records_max: int, bytes_max: int) -> None:
+        self._records_left = records_max
+        self._bytes_left = bytes_max
+        self._batches: list[Batch] = []
+        self._events: list[Gap] = []
+
+    @property
+    def end(self) -> int:
+        """Behind the last record."""
+        return self._batches[-1].end
+
+    def take(self, match: Match) -> bool:
+        """Add what there is room for; false if that is not all of it. The first record always comes in."""
+        if isinstance(match, Gap):
+            self._events.append(match)
+            return True
+        totals = match.sizes().cumsum()
+        room = min(self._records_left, int(np.searchsorted(totals, self._bytes_left, side="right")))
+        if not self._batches:
+            room = max(1, room)
+        if room > 0:
+            self._batches.append(match.slice(match.base, match.base + room))
+            self._records_left -= self._batches[-1].count
+            self._bytes_left -= int(totals[self._batches[-1].count - 1])
+        return room >= match.count
+
+    def page(self, told: Iterable[Gap], following: int) -> Page:
+        """What was found; `following` is where to go on."""
+        return Page(self._batches, [*told, *(gap for gap in self._events if gap.start < following)], following)
+
+
+def _tombstone(start: int, floor: Floor) -> list[Gap]:
+    """What a reader at `start` is told of eviction."""
+    return [Gap(start, floor.evict_floor, floor.reason or Reason.CAP)] if start < floor.evict_floor else []
+
+
+def _live(offsets: Places, deleted: OffsetSet) -> Places:
+    if not len(offsets) or not deleted.count_in(int(offsets[0]), int(offsets[-1]) + 1):
+        return offsets
+    return np.array([offset for offset in offsets.tolist() if offset not in deleted], dtype=np.int64)
+
+
+def _is_told(gap: Gap, offsets: Places) -> bool:
+    """Whether a match may have been in this hole."""
+    low, high = np.searchsorted(offsets, [gap.start, gap.stop])
+    return bool(high > low)
+
+
+def _matching(sought: Sought, batch: Batch, offsets: Places) -> Iterator[Batch]:
+    """The records of a batch at these offsets that have what is sought, consecutive ones together."""
+    strip = batch.key_strip() if sought.kind is SectionKind.KEY_POSTINGS else batch.tag_strip()
+    if strip is None:
+        return
+    low, high = np.searchsorted(offsets, [batch.base, batch.end])
+    rows = offsets[low:high] - batch.base
+    rows = rows[strip.offsets[rows + 1] - strip.offsets[rows] == len(sought.entry)]
+    if strip.present is not None:
+        rows = rows[strip.present[rows]]
+    places = zip(rows.tolist(), strip.offsets[rows].tolist(), strict=True)
+    size = len(sought.entry)
+    same = np.array([row for row, place in places if strip.filling[place : place + size] == sought.entry], np.int64)
+    for run in np.split(same, np.flatnonzero(np.diff(same) != 1) + 1):
+        if len(run):
+            yield batch.slice(batch.base + int(run[0]), batch.base + int(run[-1]) + 1)
+
+
+def _first(match: Match) -> int:
+    return match.base if isinstance(match, Batch) else match.start

@@ -1,0 +1,361 @@
+"""Look-ups by key and tag over the tiers of a shard: growing, rotated, sealed and dropped files, history, loads."""
+
+from __future__ import annotations
+
+import contextlib
+import random  # noqa: TID251  # seeded: the same run again
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from forebay.disk import replace_file
+from forebay.errors import Corrupt
+from forebay.format import lookups as posted
+from forebay.format.batch import ColumnBytes, Columns, encode_columns
+from forebay.format.control import Floor
+from forebay.format.descriptor import LoadStanding, LoadStatus
+from forebay.format.hashing import Hashes
+from forebay.format.index import SectionKind
+from forebay.format.keys import load_key
+from forebay.format.offsets import OffsetSet
+from forebay.format.segment import index_name
+from forebay.format.value import encode_value
+from forebay.history import History, Objects
+from forebay.metadata import Put
+from forebay.pages import Page
+from forebay.prepared import LoadPlace, descriptors_of, manifest_of, write_segment
+from forebay.records import Bytes, Gap, Reason
+from forebay.shard import lookups as shard_lookups
+from forebay.shard.lookups import Lookups, Sought
+from forebay.shard.tiers import Tiers
+from forebay.testing.contracts.lookups import offsets_of, paged
+from forebay.wal.files import LogFile, SealedFile
+from forebay.wal.retention import drop_file
+from forebay.wal.staging import Ticket
+from tests.history.house import KEYS, TOPIC, House
+from tests.log.test_indexes import make_old
+
+ENTRIES: Final = (b"", b"a", b"a\0", b"ab", b"k" * 1_024, b"k" * 1_025, b"k" * 1_024 + b"l", b"rare")
+TAGS: Final = ("", "a", "a/b", "á", "t" * 2_000)
+NONE_EVICTED: Final = Floor(0, 0, None)
+
+
+class Ended(NamedTuple):
+    """What ended, as the look-ups are told."""
+
+    deleted: OffsetSet = OffsetSet()
+    floor: Floor = NONE_EVICTED
+
+
+class Past(NamedTuple):
+    """History that is known in full."""
+
+    exported: int
+    history: History
+
+
+class Written(NamedTuple):
+    """What a record was appended with."""
+
+    key: bytes | None
+    tag: str | None
+
+
+class Library:
+    """A shard with records of known keys and tags, and look-ups over it."""
+
+    def __init__(self, seed: int = 1) -> None:
+        self.house = House()
+        self.written: dict[int, Written] = {}
+        self.ended = Ended()
+        self.chance = random.Random(seed)
+        objects = Objects(self.house.store, read_ahead_bytes=4096)
+        self.close = objects.close
+        self.history = History(self.house.catalog(), objects.segment)
+
+    @property
+    def lookups(self) -> Lookups:
+        wal = self.house.shard.wal
+        past = Past(self.house.catalog().frontier().next, self.history)
+        return Lookups(wal, Tiers(wal, past).read, lambda: self.ended, past)
+
+    def some(self, count: int) -> list[Written]:
+        """Records to append, with few of the last key."""
+        return [
+            Written(self.chance.choice((None, *ENTRIES[:-1])), self.chance.choice((None, *TAGS))) for _ in range(count)
+        ]
+
+    def append(self, written: list[Written]) -> None:
+        """One append."""
+        wal = self.house.shard.wal
+        first = wal.head
+        ticket = wal.stage_many(columns_of(written, first), None, Ticket())
+        assert wal.settle(ticket) == first
+        self.written.update(enumerate(written, first))
+
+    def fill(self, files: int, appends: int = 12) -> None:
+        """So many sealed files, of frames of many sizes."""
+        for _ in range(files):
+            for _ in range(appends):
+                self.append(self.some(self.chance.choice((1, 1, 3, 40))))
+            self.house.seal()
+
+    def drop(self, files: int) -> None:
+        """Let the first local files go, whose records are history."""
+        for file in self.house.shard.wal.files.all[:files]:
+            assert isinstance(file, SealedFile)
+            drop_file(self.house.disk, self.house.shard.wal.files, file)
+
+    def load(self, written: list[Written], status: LoadStatus) -> int:
+        """Attach records behind everything, as a load of two segments; the first of their offsets."""
+        house = self.house
+        house.seal()
+        house.export()
+        half = len(written) // 2
+        segments = []
+        start = house.catalog().frontier().next
+        for token, part in (("a", written[:half]), ("b", written[half:])):
+            columns = columns_of(part, start if token == "a" else start + half)
+            segment = write_segment(house.store, LoadPlace("load", TOPIC, 0), token, [columns], clock=house.clock)
+            assert segment is not None
+            segments.append((0, segment))
+        manifest = manifest_of("load", TOPIC, segments)
+        pieces = descriptors_of(manifest, 0, start, epoch=1, store="directory", leader="me", created_at=0)
+        self.conclude(status)
+        house.catalog().extend(1, pieces)
+        house.shard.wal.skip_to_history(start + len(written))
+        return start
+
+    def conclude(self, status: LoadStatus) -> None:
+        """Say how the load stands."""
+        standing = encode_value(LoadStanding(status=status, topic_id=TOPIC))
+        self.house.metadata.transaction([], [Put(load_key("load", prefix=KEYS.prefix), standing)])
+
+    def offsets(self, chosen: Callable[[Written], bool], start: int = 0) -> list[int]:
+        """Where such records are."""
+        return [offset for offset, written in self.written.items() if offset >= start and chosen(written)]
+
+    def check(self) -> None:
+        """Every look-up gives what was written, and nothing else."""
+        look, head = self.lookups, self.house.shard.wal.head
+        for key in (*ENTRIES, b"unknown"):
+            expected = self.offsets(lambda written, key=key: written.key == key)  # type: ignore[misc]
+            assert self.found(partial(look.read_by_key, key, history=True)) == expected
+            newest = look.read_by_key(key)
+            assert newest.next == head
+            assert [(batch.base, batch.count) for batch in newest.batches] == [(place, 1) for place in expected[-1:]]
+            assert list(look.offsets(Sought.of_key(key))) == expected
+        for tag in (*TAGS, "b"):
+            expected = self.offsets(lambda written, tag=tag: written.tag == tag)  # type: ignore[misc]
+            records_max = self.chance.choice((1, 7, 1_000))
+            assert self.found(partial(look.read_by_tag, tag, records_max=records_max)) == expected
+
+    def found(self, look_up: Callable[[int], Page], start: int = 0) -> list[int]:
+        """The offsets of all pages, where the records are as they were written and no hole is told."""
+        records, gaps = paged(look_up, start)
+        assert gaps == []
+        for record in records:
+            assert (record.key, record.tag) == self.written[record.offset]
+            assert record.value == b"%d" % record.offset
+        return offsets_of(records)
+
+
+def columns_of(written: list[Written], first: int) -> ColumnBytes:
+    """The columns of an append at `first`."""
+    values = [b"%d" % offset for offset in range(first, first + len(written))]
+    keys, tags = zip(*written, strict=True)
+    return encode_columns(Columns(values=values, timestamps=[1] * len(values), keys=keys, tags=tags))
+
+
+@pytest.fixture
+def library() -> Iterator[Library]:
+    found = Library()
+    yield found
+    found.close()
+
+
+def test_look_ups_over_growing_rotated_and_sealed_files(library: Library) -> None:
+    library.check()
+    library.append([Written(b"rare", "a")])
+    library.check()
+    library.fill(4)
+    library.append(library.some(30))
+    library.check()
+    library.house.shard.rotate()
+    library.append(library.some(50))
+    assert sum(isinstance(file, LogFile) for file in library.house.shard.wal.files.all) == 2
+    library.check()
+    library.house.reopen()
+    library.append(library.some(1))
+    library.check()
+
+
+def test_look_ups_go_on_in_history_where_local_files_are_gone(library: Library) -> None:
+    library.append([Written(b"rare", None)])
+    library.fill(12, appends=4)
+    library.house.export()
+    library.append(library.some(20))
+    for _ in range(4):
+        library.drop(3)
+        library.check()
+    assert library.house.shard.wal.files.begins != 0
+
+
+def test_look_ups_find_what_was_indexed_before_there_were_postings(library: Library) -> None:
+    library.fill(3)
+    for file in library.house.shard.wal.files.all[:3]:
+        make_old(library.house.disk, file.path)
+        file.close()
+    library.check()
+    library.house.export()
+    library.drop(2)
+    library.check()
+
+
+@pytest.mark.parametrize("dropped", [0, 2])
+def test_look_ups_find_loaded_records_at_the_offsets_that_they_were_given(library: Library, dropped: int) -> None:
+    library.fill(2)
+    brought = [*library.some(50), Written(b"rare", "a")]
+    start = library.load(brought, LoadStatus.COMMITTED)
+    library.written.update(enumerate(brought, start))
+    library.append(library.some(30))
+    library.drop(dropped)
+
+    library.check()
+
+    assert library.found(partial(library.lookups.read_by_key, b"rare", history=True)) == [start + 50]
+
+
+def test_look_ups_stand_before_a_load_that_is_not_committed(library: Library) -> None:
+    library.append([Written(b"k", "t")])
+    brought = [Written(b"k", "t")] * 4
+    start = library.load(brought, LoadStatus.OFFERED)
+    library.append([Written(b"k", "t"), Written(b"other", None)])
+    look = library.lookups
+
+    assert library.found(partial(look.read_by_tag, "t")) == [0]
+    assert look.read_by_key(b"k", history=True).next == start
+    assert look.read_by_key(b"k", start, history=True) == Page([], [], start)
+    assert look.read_by_key(b"k").batches[0].base == start + 4
+    assert list(look.offsets(Sought.of_key(b"k"))) == [0, start + 4]
+
+    library.conclude(LoadStatus.COMMITTED)
+    library.written.update(enumerate(brought, start))
+    assert library.found(partial(look.read_by_tag, "t")) == list(range(6))
+
+
+def test_look_ups_pass_a_load_that_was_abandoned(library: Library) -> None:
+    library.append([Written(b"k", "t")])
+    start = library.load([Written(b"k", "t")] * 4, LoadStatus.ABANDONED)
+    library.append([Written(b"k", "t")])
+
+    assert library.found(partial(library.lookups.read_by_tag, "t")) == [0, start + 4]
+
+
+def test_keys_that_share_a_hash_are_told_apart(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    def columns(_: Bytes, offsets: npt.NDArray[np.int32]) -> Hashes:
+        return np.full(len(offsets) - 1, 7, dtype=np.uint64)
+
+    monkeypatch.setattr(posted, "hash_column", columns)
+    monkeypatch.setattr(shard_lookups, "hash_bytes", lambda _: 7)
+    library.append([Written(b"rare", "rare")])
+    library.fill(3)
+    library.house.export()
+    library.drop(1)
+    library.append(library.some(40))
+
+    library.check()
+
+
+def test_ended_records_are_not_found_and_eviction_is_told(library: Library) -> None:
+    library.append([Written(b"k", "t")] * 10)
+    library.house.seal()
+    library.append([Written(b"k", "t")] * 10)
+    look = library.lookups
+    library.ended = Ended(OffsetSet.of([0, 12, 18, 19]))
+    assert library.found(partial(look.read_by_tag, "t", records_max=3)) == [*range(1, 12), *range(13, 18)]
+    assert look.read_by_key(b"k").batches[0].base == 17
+    assert look.read_by_key(b"k", 18) == Page([], [], 20)
+    assert list(look.offsets(Sought.of_tag("t"))) == [*range(1, 12), *range(13, 18)]
+
+    library.ended = Ended(OffsetSet.of([12]), Floor(11, 10, Reason.TTL))
+    records, gaps = paged(partial(look.read_by_key, b"k", history=True))
+    assert (offsets_of(records), gaps) == ([11, *range(13, 20)], [Gap(0, 10, Reason.TTL)])
+    assert look.read_by_key(b"k", 4).events == [Gap(4, 10, Reason.TTL)]
+    assert look.read_by_key(b"k", 10).events == []
+
+    library.ended = Ended(floor=Floor(20, 0, None))
+    assert look.read_by_tag("t") == Page([], [], 20)
+    assert look.read_by_key(b"k") == Page([], [], 20)
+
+
+def test_a_match_that_cannot_be_read_is_told_unless_history_has_it(library: Library) -> None:
+    library.append([Written(b"k", "t")] * 3)
+    library.house.seal()
+    library.append([Written(b"k", "t")])
+    path = library.house.shard.wal.files.all[0].path
+    library.house.shard.upkeep.close()
+    with contextlib.closing(library.house.disk.open(path, writable=True)) as raw:
+        before = raw.read_at(8, raw.size() - 8)
+        raw.write_at(bytes(8), raw.size() - 8)
+    library.house.reopen()
+
+    records, gaps = paged(partial(library.lookups.read_by_tag, "t"))
+    assert (offsets_of(records), gaps) == ([3], [Gap(0, 3, Reason.DAMAGED)])
+    assert library.lookups.read_by_key(b"k").events == []
+    library.ended = Ended(OffsetSet.of([3]))
+    assert library.lookups.read_by_key(b"k") == Page([], [Gap(0, 3, Reason.DAMAGED)], 4)
+
+    library.ended = Ended()
+    for content in (before, bytes(8)):
+        with contextlib.closing(library.house.disk.open(path, writable=True)) as raw:
+            raw.write_at(content, raw.size() - 8)
+        library.house.export()
+    assert library.found(partial(library.lookups.read_by_tag, "t")) == [0, 1, 2, 3]
+
+
+def test_a_file_that_goes_away_under_a_look_up_is_found_in_history(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library.fill(2)
+    library.house.export()
+    library.append(library.some(5))
+    plain = SealedFile.find
+    gone: list[str] = []
+
+    def going(file: SealedFile, kind: SectionKind, wanted: int, start: int = 0) -> Iterator[npt.NDArray[np.int64]]:
+        if not gone:
+            gone.append(file.path)
+            drop_file(library.house.disk, library.house.shard.wal.files, file)
+        return plain(file, kind, wanted, start)
+
+    monkeypatch.setattr(SealedFile, "find", going)
+    expected = library.offsets(lambda written: written.key == b"a")
+    assert library.found(partial(library.lookups.read_by_key, b"a", history=True)) == expected
+    assert gone
+
+
+def test_history_that_is_not_there_is_an_error_and_no_answer(library: Library) -> None:
+    library.fill(2)
+    library.house.export()
+    library.drop(1)
+    first = library.house.catalog().descriptors()[0]
+    library.house.disk.unlink(f"/store/{index_name(first.object_key)}")
+
+    with pytest.raises(Corrupt, match="forebay verify"):
+        library.lookups.read_by_key(b"a", history=True)
+
+
+def test_postings_that_are_damaged_are_an_error_and_no_answer(library: Library) -> None:
+    library.fill(1)
+    file = library.house.shard.wal.files.all[0]
+    with contextlib.closing(library.house.disk.open(index_name(file.path))) as raw:
+        content = raw.read_at(raw.size(), 0)
+    replace_file(library.house.disk, index_name(file.path), content[:-140] + bytes(12) + content[-128:])
+
+    with pytest.raises(Corrupt):
+        library.lookups.read_by_tag("a")
