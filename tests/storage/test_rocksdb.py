@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 
 import forebay
-from forebay.errors import Closed, Conflict, Unsupported
+from forebay.engines import RocksShard
+from forebay.engines.seam import DeleteKey
+from forebay.errors import Closed, Conflict, Indeterminate, Unavailable, Unsupported
 from forebay.records import Record
 
 
@@ -132,6 +135,43 @@ log.close()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout.strip(), done.returncode) == ("[b'v', b'w']", 0), done.stderr
+
+
+def test_a_signal_inside_a_write_may_not_append_and_wait_nor_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handler runs in the thread that writes, whose locks let it in: it must be refused by name."""
+    refused: list[str] = []
+    with forebay.open(tmp_path / "log") as log:
+        topic = log.create_topic("rocks", engine="rocksdb")
+        shard = topic._shard(0)
+        assert isinstance(shard, RocksShard)
+        topic.append(b"before")
+        publish = shard._publish
+
+        def interrupted(*args: object, **named: object) -> None:
+            monkeypatch.undo()
+            signal.raise_signal(signal.SIGUSR1)
+            publish(*args, **named)  # type: ignore[arg-type]
+
+        def answer(number: int, frame: object) -> None:
+            for act in (lambda: topic.append(b"inside"), shard.commit, lambda: shard.delete(DeleteKey(b"k")), close):
+                with pytest.raises((Unavailable, Indeterminate)) as caught:
+                    act()
+                refused.append(type(caught.value).__name__)
+
+        engine = log._parts.rocksdb
+        assert engine is not None
+        close = engine.close
+        monkeypatch.setattr(shard, "_publish", interrupted)
+        before = signal.signal(signal.SIGUSR1, answer)
+        try:
+            assert topic.append(b"outside") == 1
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert refused == ["Indeterminate", "Unavailable", "Unavailable", "Unavailable"]
+        assert topic.append(b"behind") == 3
+        assert values(topic.read()) == [b"before", b"outside", b"inside", b"behind"]
 
 
 def test_a_database_that_was_lost_is_a_conflict_and_no_new_beginning(tmp_path: Path) -> None:

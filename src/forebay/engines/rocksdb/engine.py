@@ -71,7 +71,9 @@ class RocksEngine(LookupEngine[RocksShard]):
         check_installed()
 
     def close(self) -> None:
-        """See `StorageEngine`."""
+        """See `StorageEngine`. `Unavailable` inside a write of this thread, which a signal handler has interrupted."""
+        for shard in self.shards():
+            shard.refuse_inside()
         self._syncing.end()
         super().close()
         self._database.close()

@@ -89,6 +89,7 @@ class RocksShard:
         self._commits = Commits(str(ref), staging, clock, write=self._write, head=lambda: self.stance.counters.next)
         self.settle = self._commits.settle
         self.commit_within = self._commits.commit_within
+        self.refuse_inside = self._commits.refuse_inside
 
     @property
     def failure(self) -> str | None:
