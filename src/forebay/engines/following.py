@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from forebay.catalog.removals import higher
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.engines.operations import ShardedEngine
@@ -15,13 +16,30 @@ from forebay.engines.seam import PAGE_BYTES
 from forebay.errors import Closed, UnknownTopic, Unsupported
 from forebay.format.batch import ColumnBytes
 from forebay.pages import Page
-from forebay.records import Offsets
+from forebay.records import Offsets, Reason
 from forebay.settings import Settings
 from forebay.shard import RecoveryDecision, ShardRef, Source, Surroundings
-from forebay.shard.recorded import Recorded
+from forebay.shard.recorded import LOOK_SECONDS, Recorded
 from forebay.shard.tiers import Tiers
+from forebay.shard.visible import Ended, Visible
 from forebay.wal.follow import POLL_SECONDS, FollowedLog
 from forebay.wal.staging import Entry, Producing, Ticket
+
+
+class _Sources:
+    """All that is stored of a shard, as far as it can be read here."""
+
+    def __init__(self, log: FollowedLog, past: Recorded) -> None:
+        self._past = past
+        self._tiers = Tiers(log, past)
+
+    def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page:
+        """From history alone where another directory has the shard."""
+        return (self._past.history if self._past.is_elsewhere else self._tiers).read(offset, bytes_max)
+
+    def offset_at_time(self, timestamp: int) -> int | None:
+        """The first record at or after the time."""
+        return (self._past.history if self._past.is_elsewhere else self._tiers).offset_at_time(timestamp)
 
 
 class FollowedShard:
@@ -39,8 +57,9 @@ class FollowedShard:
         self.wakers: set[Callable[[], None]] = set()
         self.log = log
         self._past = past
-        self._tiers = Tiers(log, past)
+        self._visible = Visible(_Sources(log, past), self._reach)
         self._clock = clock
+        self._looked_at = float("-inf")
         self._is_known = is_known
         self._lock = threading.Lock()
         self._closed: str | None = None
@@ -80,9 +99,13 @@ class FollowedShard:
         """See `OpenShard`. Raises `UnknownTopic` once the owner has deleted the topic."""
         with self._lock:
             self._check_open()
-            elsewhere = self._past.is_elsewhere
-            page = self._past.history.read(offset, bytes_max) if elsewhere else self._tiers.read(offset, bytes_max)
-            if (elsewhere or self.log.head == 0) and not self._is_known(self.ref):
+            self._look()
+            page = self._visible.read(offset, bytes_max)
+            if any(gap.reason is Reason.DAMAGED for gap in page.events):
+                # It may have ended meanwhile, and be removed for that.
+                self._look(again=True)
+                page = self._visible.read(offset, bytes_max)
+            if (self._past.is_elsewhere or self.log.head == 0) and not self._is_known(self.ref):
                 raise UnknownTopic(f"{self.ref}: the topic was deleted by the process that owns the directory")
             return page
 
@@ -102,14 +125,18 @@ class FollowedShard:
         """See `OpenShard`."""
         with self._lock:
             self._check_open()
-            tier = self._past.history if self._past.is_elsewhere else self._tiers
-            return tier.offset_at_time(timestamp)
+            self._look()
+            return self._visible.offset_at_time(timestamp)
 
     def offsets(self) -> Offsets:
         """See `OpenShard`."""
         with self._lock:
             self._check_open()
-            return self._past.beside(self.log.offsets())
+            self._look()
+            floor = self._visible.ended.floor
+            return self._past.beside(self.log.offsets())._replace(
+                earliest=floor.earliest, evict_floor=floor.evict_floor
+            )
 
     def published(self) -> int:
         """See `OpenShard`."""
@@ -134,6 +161,22 @@ class FollowedShard:
         """In a forked child: descriptors go with the disk, and whoever held the lock does not exist."""
         self._lock = threading.Lock()
         self._closed = reason
+
+    def _look(self, *, again: bool = False) -> None:
+        """See what has ended, at times, or now. The log first: what it no longer says is recorded by then."""
+        now = self._clock.monotonic()
+        if not again and now - self._looked_at < LOOK_SECONDS:
+            return
+        self.log.refresh()
+        self._past.look()
+        self._looked_at = now
+        local, past = self.log.removals, self._past.ended
+        ended = Ended(past.deleted | local.deletes, higher(past.floor, local.floor))
+        if ended != self._visible.ended:
+            self._visible.ended = ended
+
+    def _reach(self) -> int:
+        return max(self._past.history.end, self.log.head)
 
     def _reaches(self, offset: int) -> bool:
         """Whether something at or above `offset` can be read."""

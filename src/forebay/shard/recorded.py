@@ -5,10 +5,13 @@ from __future__ import annotations
 from functools import cached_property
 
 from forebay.catalog import ShardCatalog
+from forebay.catalog.removals import RecordedRemovals, higher
 from forebay.clock import Clock
+from forebay.format.descriptor import ShardState
 from forebay.history import History
 from forebay.records import Offsets
 from forebay.shard.places import Places
+from forebay.shard.visible import NOTHING, Ended
 
 LOOK_SECONDS = 0.2
 
@@ -23,6 +26,9 @@ class Recorded:
         self._clock = clock
         self._looked_at = float("-inf")
         self._is_elsewhere = False
+        self.ended = NOTHING
+        """What ended in history, as of the last look."""
+        self._deletes = 0
 
     @cached_property
     def history(self) -> History:
@@ -56,10 +62,24 @@ class Recorded:
         if "history" in vars(self):
             self.history.close()
 
+    def look(self) -> None:
+        """Look at everything that is recorded, now."""
+        stored = self._catalog.state()
+        self._is_elsewhere = stored is not None and stored.state.holder not in (None, self._holder)
+        if stored is not None:
+            self._take(stored.state)
+        self.history.refresh()
+        self._looked_at = self._clock.monotonic()
+
     def _look(self) -> None:
-        now = self._clock.monotonic()
-        if now - self._looked_at >= LOOK_SECONDS:
-            stored = self._catalog.state()
-            self._is_elsewhere = stored is not None and stored.state.holder not in (None, self._holder)
-            self.history.refresh()
-            self._looked_at = now
+        if self._clock.monotonic() - self._looked_at >= LOOK_SECONDS:
+            self.look()
+
+    def _take(self, state: ShardState) -> None:
+        deleted = self.ended.deleted
+        if state.deletes != self._deletes:
+            deleted |= RecordedRemovals(self._catalog).deleted()
+            self._deletes = state.deletes
+        elif state.floor == self.ended.floor:
+            return
+        self.ended = Ended(deleted, higher(self.ended.floor, state.floor))

@@ -22,6 +22,7 @@ from forebay.records import Offsets
 from forebay.settings import WalSettings
 from forebay.wal.files import FileList, LogFile, SealedFile, walked
 from forebay.wal.live import read_live
+from forebay.wal.removing import Removals
 from forebay.wal.scan import LogScan
 from forebay.wal.survey import Survey, indexed_files, survey
 from forebay.wal.window import ProducerWindow
@@ -42,6 +43,8 @@ class FollowedLog:
         self.files = FileList()
         self.head = 0
         self.durable = 0
+        self.removals = Removals()
+        """What the log was ever seen to say of deletes and floors; the newest file says all that history does not."""
         self._disk = disk
         self._clock = clock
         self._directory = directory
@@ -145,6 +148,7 @@ class FollowedLog:
         self._show(_files_of(facts))
         self.head = self.durable = facts.end
         self._live, self._scan = live, facts.last
+        self._note(facts.last)
         return True
 
     def _go_by_marks(self, segments: list[str]) -> bool:
@@ -174,6 +178,7 @@ class FollowedLog:
         self._show(_files_of(facts))
         self.head = self.durable = min(facts.end, max(self.head, proven))
         self._live, self._scan, self._unpublished = None, None, found
+        self._note(facts.last)
         return True
 
     def _sync(self, segment: str) -> None:
@@ -205,8 +210,13 @@ class FollowedLog:
                 opened.pop_all()
         self._show(files)
         self._scan, self._live = scan, live
+        self._note(scan)
         self.head, self.durable = live.end, live.durable
         return True
+
+    def _note(self, newest: LogScan | None) -> None:
+        if newest is not None and newest.removals.is_some:
+            self.removals.add(newest.removals)
 
     def _show(self, files: Sequence[LogFile | SealedFile]) -> None:
         """Read from these from now on, and give back what only the ones before needed."""
