@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from forebay.catalog.removals import NO_FLOOR
 from forebay.disk import replace_file
 from forebay.errors import Corrupt
 from forebay.format import lookups as posted
@@ -32,6 +33,7 @@ from forebay.records import Bytes, Gap, Reason
 from forebay.shard import lookups as shard_lookups
 from forebay.shard.lookups import Lookups, Sought
 from forebay.shard.tiers import Tiers
+from forebay.shard.visible import NOTHING, Ended
 from forebay.testing.contracts.lookups import offsets_of, paged
 from forebay.wal.files import LogFile, SealedFile
 from forebay.wal.retention import drop_file
@@ -41,14 +43,6 @@ from tests.log.test_indexes import make_old
 
 ENTRIES: Final = (b"", b"a", b"a\0", b"ab", b"k" * 1_024, b"k" * 1_025, b"k" * 1_024 + b"l", b"rare")
 TAGS: Final = ("", "a", "a/b", "á", "t" * 2_000)
-NONE_EVICTED: Final = Floor(0, 0, None)
-
-
-class Ended(NamedTuple):
-    """What ended, as the look-ups are told."""
-
-    deleted: OffsetSet = OffsetSet()
-    floor: Floor = NONE_EVICTED
 
 
 class Past(NamedTuple):
@@ -71,7 +65,7 @@ class Library:
     def __init__(self, seed: int = 1) -> None:
         self.house = House()
         self.written: dict[int, Written] = {}
-        self.ended = Ended()
+        self.ended = NOTHING
         self.chance = random.Random(seed)
         objects = Objects(self.house.store, read_ahead_bytes=4096)
         self.close = objects.close
@@ -276,7 +270,7 @@ def test_ended_records_are_not_found_and_eviction_is_told(library: Library) -> N
     library.house.seal()
     library.append([Written(b"k", "t")] * 10)
     look = library.lookups
-    library.ended = Ended(OffsetSet.of([0, 12, 18, 19]))
+    library.ended = Ended(OffsetSet.of([0, 12, 18, 19]), NO_FLOOR)
     assert library.found(partial(look.read_by_tag, "t", records_max=3)) == [*range(1, 12), *range(13, 18)]
     assert look.read_by_key(b"k").batches[0].base == 17
     assert look.read_by_key(b"k", 18) == Page([], [], 20)
@@ -288,7 +282,7 @@ def test_ended_records_are_not_found_and_eviction_is_told(library: Library) -> N
     assert look.read_by_key(b"k", 4).events == [Gap(4, 10, Reason.TTL)]
     assert look.read_by_key(b"k", 10).events == []
 
-    library.ended = Ended(floor=Floor(20, 0, None))
+    library.ended = Ended(OffsetSet(), Floor(20, 0, None))
     assert look.read_by_tag("t") == Page([], [], 20)
     assert look.read_by_key(b"k") == Page([], [], 20)
 
@@ -307,10 +301,10 @@ def test_a_match_that_cannot_be_read_is_told_unless_history_has_it(library: Libr
     records, gaps = paged(partial(library.lookups.read_by_tag, "t"))
     assert (offsets_of(records), gaps) == ([3], [Gap(0, 3, Reason.DAMAGED)])
     assert library.lookups.read_by_key(b"k").events == []
-    library.ended = Ended(OffsetSet.of([3]))
+    library.ended = Ended(OffsetSet.of([3]), NO_FLOOR)
     assert library.lookups.read_by_key(b"k") == Page([], [Gap(0, 3, Reason.DAMAGED)], 4)
 
-    library.ended = Ended()
+    library.ended = NOTHING
     for content in (before, bytes(8)):
         with contextlib.closing(library.house.disk.open(path, writable=True)) as raw:
             raw.write_at(content, raw.size() - 8)
@@ -359,3 +353,13 @@ def test_postings_that_are_damaged_are_an_error_and_no_answer(library: Library) 
 
     with pytest.raises(Corrupt):
         library.lookups.read_by_tag("a")
+
+
+def test_an_open_shard_finds_what_is_not_deleted(library: Library) -> None:
+    shard = library.house.shard
+    library.append([Written(b"k", "t")] * 5)
+
+    assert shard.deletes.delete(shard.lookups.offsets(Sought.of_key(b"k")) - OffsetSet.of([1, 2])) == 3
+
+    assert library.found(partial(shard.read_by_tag, "t")) == [1, 2]
+    assert shard.read_by_key(b"k").batches[0].base == 2

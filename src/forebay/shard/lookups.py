@@ -22,6 +22,7 @@ from forebay.history import SPOT
 from forebay.pages import Page
 from forebay.records import Gap, Reason
 from forebay.shard.tiers import ELSEWHERE, PAGE_BYTES, Past
+from forebay.shard.visible import Ended
 from forebay.wal.files import READ_ATTEMPTS, REPLACED, FileList, LogFile, SealedFile
 
 _T = TypeVar("_T")
@@ -52,18 +53,6 @@ class Sought(NamedTuple):
         """Exactly this tag."""
         entry = tag.encode("utf-8", "surrogatepass")
         return cls(SectionKind.TAG_POSTINGS, entry, hash_bytes(entry))
-
-
-class Ended(Protocol):
-    """What ended in the shard, as of one moment."""
-
-    @property
-    def deleted(self) -> OffsetSet:
-        """Offsets of deleted records."""
-
-    @property
-    def floor(self) -> Floor:
-        """Below `earliest` nothing lives."""
 
 
 class SearchedLog(Protocol):

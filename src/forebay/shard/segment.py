@@ -19,6 +19,7 @@ from forebay.shard.decision import RecoveryDecision, Situation, Source, decide
 from forebay.shard.deletes import Deletes, PastRemovals
 from forebay.shard.extents import Extents
 from forebay.shard.inheritance import inherited_window
+from forebay.shard.lookups import Lookups
 from forebay.shard.places import is_local
 from forebay.shard.reservation import reserve_in_state, tell_reserved
 from forebay.shard.surroundings import ShardRef, Surroundings
@@ -70,17 +71,22 @@ class SegmentShard:
         visible = Visible(wal, lambda: wal.head)
         self.deletes = Deletes(wal, visible, Extents(wal.files))
         self.read, self.offset_at_time = visible.read, visible.offset_at_time
+        self.lookups = Lookups(wal, wal.read, lambda: visible.ended)
+        self.read_by_key, self.read_by_tag = self.lookups.read_by_key, self.lookups.read_by_tag
         self.flush = wal.flush
         self.rotate = wal.rotate
 
     def keep_history(self, archive: Archive, around: Surroundings, before: ShardState | None) -> None:
         """From now on what the log does not have is read from history. `before` is what was recorded of the shard."""
         self._archive, self._still_owner = archive, around.still_owner
-        visible = Visible(Tiers(self.wal, archive), lambda: self.wal.head)
+        tiers = Tiers(self.wal, archive)
+        visible = Visible(tiers, lambda: self.wal.head)
         past = PastRemovals(RecordedRemovals(archive.catalog), self.epoch, lambda: archive.exported)
         extents = Extents(self.wal.files, archive.catalog, around.places)
         self.deletes = Deletes(self.wal, visible, extents, past, before)
         self.read, self.offset_at_time = visible.read, visible.offset_at_time
+        self.lookups = Lookups(self.wal, tiers.read, lambda: visible.ended, archive)
+        self.read_by_key, self.read_by_tag = self.lookups.read_by_key, self.lookups.read_by_tag
         archive.heed(self.deletes)
 
     @property
