@@ -17,7 +17,8 @@ from forebay.errors import Closed
 from forebay.format.descriptor import ShardState
 from forebay.settings import Settings
 from forebay.storage import Storage, Topic
-from forebay.storage.store import Progress
+from forebay.storage.copying import Copied, OnRecords
+from forebay.storage.opened import Progress
 from forebay.topics import TopicChanges, TopicLimits, TopicSpec
 
 
@@ -102,6 +103,10 @@ class AsyncLog:
     async def export_topic(self, name: str) -> None:
         """See `Storage.export_topic`."""
         await self._workers.run(self._log.export_topic, name)
+
+    async def copy_topic(self, source: str, target: str, *, on_records: OnRecords | None = None) -> Copied:
+        """See `Storage.copy_topic`; `on_records` is called in another thread."""
+        return await self._workers.run(partial(self._log.copy_topic, source, target, on_records=on_records))
 
     async def clear_moved(self) -> None:
         """See `Storage.clear_moved`."""

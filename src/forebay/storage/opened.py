@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from forebay.engines import OpenShard
+from forebay.engines import OpenShard, SegmentEngine
 from forebay.errors import Unavailable, UnknownTopic
 from forebay.shard import ShardRef
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions
+
+Progress = Callable[[float], None]
 
 
 class OpenShards:
@@ -75,3 +77,19 @@ class OpenShards:
         self.changing = threading.RLock()
         for opened in self._opened.values():
             opened.clear()
+
+
+def open_all(engine: SegmentEngine, refs: Sequence[ShardRef], on_progress: Progress) -> None:
+    """Open these shards now; `on_progress` hears 0.0 to 1.0, by bytes walked."""
+    done, total = 0, sum(engine.tail_bytes(ref) for ref in refs) or 1
+
+    def on_bytes(count: int) -> None:
+        nonlocal done
+        done += count
+        on_progress(min(0.999, done / total))
+
+    try:
+        engine.open_many(refs, on_bytes)
+    except OSError as error:
+        raise Unavailable(f"not every shard could be opened: {error}; once the disk works, try again") from error
+    on_progress(1.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import PurePath
 from types import TracebackType
@@ -23,6 +22,7 @@ from forebay.storage.altering import Alterations
 from forebay.storage.building import IN_MEMORY, Parts, beside_parts, memory_parts, owner_parts
 from forebay.storage.chores import Chores
 from forebay.storage.commits import CachedCommits
+from forebay.storage.copying import Copied, OnRecords, copy_records
 from forebay.storage.definitions import Definitions, refs_of
 from forebay.storage.deletions import Deletions
 from forebay.storage.directory import LogDirectory
@@ -30,14 +30,12 @@ from forebay.storage.groups import Group
 from forebay.storage.keeping import Keeping
 from forebay.storage.loads import Loads
 from forebay.storage.moves import Moves
-from forebay.storage.opened import OpenShards
+from forebay.storage.opened import OpenShards, Progress, open_all
 from forebay.storage.threads import Closing, committing
 from forebay.storage.topic import Topic
 from forebay.topics import Engine, TopicChanges, TopicLimits, TopicName, TopicSpec
 
 logger = logging.getLogger(__name__)
-
-Progress = Callable[[float], None]
 
 
 class Storage:
@@ -224,6 +222,16 @@ class Storage:
         self._check_writable()
         self._moves.export(self.topic(name), on_file)
 
+    def copy_topic(self, source: str, target: str, *, on_records: OnRecords | None = None) -> Copied:
+        """Bring every record that `source` has now, with key, tag, headers and time, into `target`, which exists.
+
+        Offsets are given anew; with as many partitions each record stays in its own, else keys hash. Once each,
+        whatever interrupts it: a repetition goes on, and later brings what has come since.
+        """
+        self._check_writable()
+        bytes_max = self.settings.wal.frame_bytes_max // 2
+        return copy_records(self.topic(source), self.topic(target), bytes_max=bytes_max, on_records=on_records)
+
     @property
     def directory_id(self) -> str | None:
         """The name by which states and moves know this data directory; `None` in memory."""
@@ -258,28 +266,10 @@ class Storage:
     def recover(self, on_progress: Progress | None = None) -> None:
         """Open every shard now rather than at its first use; `on_progress` hears 0.0 to 1.0, by bytes walked."""
         self._check_open()
-        engine = self._parts.owned
-        if engine is None:
-            return
-        done, total = 0, 1
-
-        def on_bytes(count: int) -> None:
-            nonlocal done
-            done += count
-            if on_progress is not None:
-                on_progress(min(0.999, done / total))
-
-        with self._shards.changing:
-            refs = [ref for spec in self.topics() if spec.engine is Engine.SEGMENT for ref in refs_of(spec)]
-            total = sum(engine.tail_bytes(ref) for ref in refs) or 1
-            try:
-                engine.open_many(refs, on_bytes)
-            except OSError as error:
-                raise Unavailable(
-                    f"not every shard could be opened: {error}; once the disk works, try again"
-                ) from error
-        if on_progress is not None:
-            on_progress(1.0)
+        if self._parts.owned is not None:
+            with self._shards.changing:
+                refs = [ref for spec in self.topics() if spec.engine is Engine.SEGMENT for ref in refs_of(spec)]
+                open_all(self._parts.owned, refs, on_progress or (lambda done: None))
 
     # Ending
 
