@@ -167,6 +167,7 @@ def test_a_deleted_shard_leaves_nothing_in_the_database(tmp_path: Path) -> None:
     database.close()
 
 
+@pytest.mark.slow
 def test_readers_beside_deletes_and_evictions_see_a_stream_without_a_hole(tmp_path: Path) -> None:
     """Readers take no lock: a floor that moves while they read must not look like damage."""
     home = RocksHome(str(tmp_path / "rocksdb"), "disk", waiting=SystemClock())

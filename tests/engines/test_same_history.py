@@ -168,6 +168,7 @@ def compared(root: str, durability: str) -> list[LookupHome]:
     return [RocksHome(f"{root}/rocksdb", durability, settings=SMALL)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("caps", CAPS)
 def test_engines_with_look_ups_tell_the_same_history(caps: str, ledger: Ledger) -> None:
     """I29: appends, look-ups, deletes, evictions, clock jumps and restarts."""

@@ -30,7 +30,7 @@ K = TypeVar("K", bytes, str)
 class Held:
     """What was appended at once. `batch` is `None` once all of it is deleted."""
 
-    __slots__ = ("base", "batch", "bytes", "deleted", "end", "size", "sizes", "top")
+    __slots__ = ("_sizes", "base", "batch", "bytes", "deleted", "end", "size", "top")
 
     def __init__(self, base: int, batch: Batch | None, size: int, sizes: npt.NDArray[np.int64]) -> None:
         self.base = base
@@ -38,12 +38,24 @@ class Held:
         self.batch = batch
         self.size = size
         """What it takes in memory."""
-        self.sizes = sizes
-        """What each record counts for."""
         self.bytes = int(sizes.sum())
+        self._sizes = sizes if batch is None else None
         self.deleted = 0
         self.top = NO_TIME if batch is None else int(batch.timestamps().max())
         """The newest time of a live record."""
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """What each record counts for."""
+        if self._sizes is not None:
+            return self._sizes
+        assert self.batch is not None
+        return self.batch.sizes()
+
+    def empty(self) -> None:
+        """Let go of the records: all of them are deleted."""
+        self._sizes = self.sizes
+        self.batch, self.size, self.top = None, 0, NO_TIME
 
 
 class HeldRecords:
@@ -220,7 +232,7 @@ class HeldRecords:
         held.deleted += len(offsets)
         if held.deleted == held.end - held.base:
             self.size -= held.size
-            held.batch, held.size, held.top = None, 0, NO_TIME
+            held.empty()
         else:
             held.top = _newest(batch, self._deleted.mask(batch.base, batch.count))
 
@@ -241,9 +253,10 @@ class HeldRecords:
         batch = held.batch.slice(start, stop) if held.batch is not None else None
         part = Held(start, batch, 0, held.sizes[start - held.base : stop - held.base])
         part.deleted = self._deleted.count_in(start, stop)
-        if part.deleted == stop - start:
-            part.batch = None
-        part.top = NO_TIME if part.batch is None else _newest(part.batch, self._deleted.mask(start, stop - start))
+        if part.batch is not None and part.deleted == stop - start:
+            part.empty()
+        elif part.batch is not None:
+            part.top = _newest(part.batch, self._deleted.mask(start, stop - start))
         return part
 
     def _forget_below(self, offset: int, dropped: list[Held]) -> None:
