@@ -115,7 +115,7 @@ class _TellingBlobs(SimulatedBlobs):
 
 
 def _epoch_not_compared(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ShardCatalog, "_owned", lambda catalog, epoch: catalog.state())
+    patch.setattr(ShardCatalog, "owned", lambda catalog, epoch: catalog.state())
 
 
 def _reservation_outlives_a_seal(patch: pytest.MonkeyPatch) -> None:

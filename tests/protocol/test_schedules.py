@@ -168,7 +168,7 @@ class Play:
         self.chance = random.Random(seed)
         self.schedule = LockStep()
         self.blobs = SimulatedBlobs(clock=ManualClock())
-        self.world = World("local" if seed % 4 == 3 else "shared_fs", blobs=self.blobs, seed=seed)
+        self.world = World("local" if seed % 5 == 4 else "shared_fs", blobs=self.blobs, seed=seed)
         self.world.on_commit = self._committed
         self.violations: list[Violation] = []
         self.players = {name: Player(self, name) for name in "abc"}
