@@ -34,11 +34,13 @@ class LocalFiles:
     names: list[str] = field(default_factory=list)
     files: list[Examined] = field(default_factory=list)
     holes: list[tuple[int, int]] = field(default_factory=list)
+    earliest: int = 0
+    """What is recorded of the floor."""
 
     @property
     def floor(self) -> int:
         """Nothing below is kept any more."""
-        return max((file.earliest for file in self.files), default=0)
+        return max([self.earliest, *(file.earliest for file in self.files)])
 
     def twin_of(self, piece: SegmentDescriptor) -> Examined | None:
         """The file that has exactly the bytes that were catalogued, if there is one."""

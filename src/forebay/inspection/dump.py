@@ -19,7 +19,7 @@ from forebay.format import index as index_format
 from forebay.format.batch import decode
 from forebay.format.checkpoint import Checkpoint, decode_checkpoint
 from forebay.format.checksum import salted
-from forebay.format.control import decode_gap, decode_mark, decode_state, reason_of
+from forebay.format.control import decode_delete, decode_floor, decode_gap, decode_mark, decode_state, reason_of
 from forebay.format.descriptor import Cur, SegmentDescriptor, ShardState
 from forebay.format.frame import HEADER, Codec, Column, FrameHead, Kind, Verdict, resync, runs_of
 from forebay.format.live import Live, decode_live
@@ -199,6 +199,14 @@ def _frame(header: SegmentHeader, piece: Piece, head: FrameHead, place: int, *, 
             item["gap"] = _gap(decode_gap(piece.buffer, place, head))
         elif head.kind == Kind.MARK:
             item["clean"] = decode_mark(piece.buffer, place, head)
+        elif head.kind == Kind.DELETE:
+            windows = list(decode_delete(piece.buffer, place, head).windows())
+            item["deletes"] = sum(len(bitmap) for _, bitmap in windows)
+            item |= {"first": windows[0][0] + windows[0][1].min(), "last": windows[-1][0] + windows[-1][1].max()}
+        elif head.kind == Kind.FLOOR:
+            floor = decode_floor(piece.buffer, place, head)
+            item |= {"earliest": floor.earliest, "evict_floor": floor.evict_floor}
+            item |= {"reason": floor.reason.name.lower()} if floor.reason is not None else {}
     except Corrupt as error:
         item["error"] = str(error)
     yield item

@@ -12,6 +12,7 @@ from forebay.errors import Corrupt, UnsupportedFormat
 from forebay.format.descriptor import Cur, Phase, SegmentDescriptor, ShardState
 from forebay.format.keys import shard_prefix
 from forebay.format.value import decode_value
+from forebay.format.vectors import decode_vector
 from forebay.inspection.directory import BadEntry, ShardPlace
 from forebay.inspection.findings import UPGRADE, HistorySummary, Report, Severity
 from forebay.inspection.stores import Stores
@@ -115,6 +116,10 @@ def recorded(entries: list[Entry], keys: ShardKeys) -> Recorded:
                 if entry.key != keys.segment(descriptor.start):
                     raise Corrupt(f"a descriptor of [{descriptor.start}, {descriptor.end}) stands under this key")
                 found.take(descriptor, entry.mod_revision)
+            elif entry.key.startswith(keys.deletes):
+                vector, _ = decode_vector(entry.value)
+                if entry.key != keys.vector(vector.start):
+                    raise Corrupt(f"the deletes from {vector.start} on stand under this key")
         except (Corrupt, UnsupportedFormat) as error:
             found.bad.append(BadEntry(entry.key, error))
     return found

@@ -182,7 +182,7 @@ class SegmentExam:
             frames=scan.frames,
             sealed=False,
             epoch=scan.state_epoch,
-            earliest=scan.state.earliest if scan.state is not None else 0,
+            earliest=scan.removals.floor.earliest,
             torn_bytes=scan.torn_bytes,
             content_hash=content_hash,
             bytes=log.limit,

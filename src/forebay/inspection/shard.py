@@ -126,7 +126,8 @@ class ShardExam:
         if published is not None:
             self._live = self._decoded_live(published)
         files = self._examine(segments, set(names))
-        self.local = LocalFiles(names, files)
+        state = self.found.state
+        self.local = LocalFiles(names, files, earliest=state.earliest if state is not None else 0)
         self._link(files)
         if summary is not None:
             self._checkpoint(summary, files)

@@ -1,0 +1,71 @@
+"""What `verify` and `dump` make of deletes, floors, and a history whose front has gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forebay.metadata import Put
+from forebay.records import Reason
+from forebay.shard import SegmentShard
+from forebay.storage import Storage
+from tests.cli.rig import Shell
+from tests.moves.rig import Land, local, metadata_of, shard_of, shared_fs
+
+
+def _shard(log: Storage) -> SegmentShard:
+    return shard_of(log.topic("shop/orders"))
+
+
+@pytest.fixture(params=[local, shared_fs])
+def land(request: pytest.FixtureRequest, tmp_path: Path) -> Land:
+    """A log with deletes on both sides of the frontier, and its front gone."""
+    land: Land = request.param(tmp_path)
+    with land.open("a") as log:
+        topic = log.create_topic("shop/orders", partitions=1)
+        for number in range(6):
+            topic.append_many([b"%d.%d" % (number, place) for place in range(5)])
+            _shard(log).rotate()
+        log.export_topic("shop/orders")
+        topic.append(b"last")
+        shard = _shard(log)
+        assert shard.deletes.delete_range(28, 31) == 3
+        shard.deletes.evict_below(11, Reason.TTL)
+        assert shard.archive.retain() == 2
+    return land
+
+
+def _run(land: Land, *words: str) -> list[dict[str, object]]:
+    settings = [
+        f"metadata.path={land.settings.metadata.path}",
+        f"storage.mode={land.settings.storage.mode}",
+        f"store.root={land.settings.store.root}" if land.settings.store.root else "",
+        f"storage.handoff_root={land.settings.storage.handoff_root}" if land.settings.storage.handoff_root else "",
+    ]
+    given = [word for setting in settings if setting for word in ("--set", setting)]
+    return Shell(land.root / "a").run(*words, "--json", *given).items
+
+
+def test_a_history_whose_front_has_ended_is_sound(land: Land) -> None:
+    summary = _run(land, "verify")[-1]
+
+    assert (summary["clean"], summary["findings"]) == (True, 0)
+
+
+def test_a_vector_that_contradicts_itself_is_named(land: Land) -> None:
+    with land.open("b", read_only=False) as log:
+        store = metadata_of(log)
+        (entry,) = store.range("/forebay/storage/topics/shop/orders/0/deletes/")
+        store.transaction([], [Put(entry.key, entry.value.replace(b'"count":', b'"count":1'))])
+
+    wrong = [str(item) for item in _run(land, "verify") if item.get("severity") == "error"]
+
+    assert any("deletes/" in item for item in wrong), wrong
+
+
+def test_frames_of_deletes_and_floors_are_shown(land: Land) -> None:
+    newest = max((land.root / "a" / "shards").glob("*/*.seg"))
+    frames = {item["kind"]: item for item in _run(land, "dump", str(newest))}
+
+    assert (frames["delete"]["deletes"], frames["delete"]["first"], frames["delete"]["last"]) == (1, 30, 30)
