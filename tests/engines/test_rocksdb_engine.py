@@ -15,12 +15,12 @@ from forebay.engines import NewRecord
 from forebay.engines.rocksdb import RocksEngine
 from forebay.engines.rocksdb.database import Batch, Database, View
 from forebay.engines.rocksdb.layout import Keys
-from forebay.engines.seam import DeleteRange
 from forebay.errors import Closed, Conflict, Corrupt, ForebayError, Unavailable
 from forebay.format.control import WindowEntry
 from forebay.records import Gap, Reason, Record
 from forebay.settings import Settings
 from forebay.shard import ShardRef
+from forebay.shard.deletion import DeleteRange
 from forebay.testing.contracts.engines import append_by, in_threads, steps_of
 from forebay.testing.contracts.lookups import keyed, offsets_of
 from forebay.wal.window import ProducerWindow

@@ -13,9 +13,9 @@ import pytest
 
 import forebay
 from forebay.engines import RocksShard
-from forebay.engines.seam import DeleteKey
 from forebay.errors import Closed, Conflict, Indeterminate, Unavailable, Unsupported
 from forebay.records import Record
+from forebay.shard.deletion import DeleteKey
 
 
 def values(records: object) -> list[bytes | None]:

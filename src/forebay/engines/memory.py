@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from forebay.clock import Clock
 from forebay.engines.holding import HeldRecords
 from forebay.engines.operations import LookupEngine, joined, tombstone, wanted
-from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS, DeleteBefore, DeleteKey, DeleteTag, Deletion
+from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
 from forebay.errors import Closed, Full, Invalid, Unavailable
 from forebay.eviction import Evicted, Holding, Limits, plan
 from forebay.format.batch import Batch, ColumnBytes, batch_of, encode_row
@@ -25,6 +25,7 @@ from forebay.records import Gap, Offsets, Reason
 from forebay.sealed import Gathered
 from forebay.settings import Settings
 from forebay.shard import Owner, RecoveryDecision, ShardRef, Source, acquire
+from forebay.shard.deletion import DeleteBefore, DeleteKey, DeleteTag, Deletion
 from forebay.shard.reservation import reserve_in_state
 from forebay.topics import Durability, TopicSpec
 from forebay.wal.hearing import is_inside

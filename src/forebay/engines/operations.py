@@ -6,18 +6,7 @@ import threading
 from abc import abstractmethod
 from typing import Generic, TypeVar
 
-from forebay.engines.seam import (
-    PAGE_BYTES,
-    PAGE_RECORDS,
-    DeleteBefore,
-    DeleteKey,
-    DeleteRange,
-    DeleteTag,
-    LookedUpShard,
-    NewRecord,
-    OpenShard,
-    ShardStatus,
-)
+from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS, LookedUpShard, NewRecord, OpenShard, ShardStatus
 from forebay.errors import Closed, Invalid
 from forebay.format.batch import Columns, encode_columns
 from forebay.format.descriptor import state_key
@@ -27,6 +16,7 @@ from forebay.progress import Progress, ProgressStore, ReaderName
 from forebay.records import OFFSET_MAX, Gap, Reason
 from forebay.settings import Settings
 from forebay.shard import ShardRef, Wanted
+from forebay.shard.deletion import DeleteBefore, DeleteKey, DeleteRange, DeleteTag
 from forebay.wal.hearing import deferred
 from forebay.wal.staging import Entry, Ticket, record_bytes
 

@@ -8,7 +8,7 @@ use. Every engine answers alike to the last detail: one contract suite in `foreb
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol
 
 from forebay.eviction import Evicted, Holding
 from forebay.format.batch import ColumnBytes
@@ -16,6 +16,7 @@ from forebay.pages import Page
 from forebay.progress import Progress
 from forebay.records import Headers, Offsets
 from forebay.shard import RecoveryDecision, ShardRef
+from forebay.shard.deletion import Deletion
 from forebay.topics import Durability, TopicSpec
 from forebay.wal.staging import Entry, Producing, Ticket
 
@@ -38,34 +39,6 @@ class ShardStatus(NamedTuple):
 
     ref: ShardRef
     offsets: Offsets
-
-
-class DeleteRange(NamedTuple):
-    """Delete the records with offsets in `[start, stop)`."""
-
-    start: int
-    stop: int
-
-
-class DeleteKey(NamedTuple):
-    """Delete every record with exactly this key."""
-
-    key: bytes
-
-
-class DeleteTag(NamedTuple):
-    """Delete every record with exactly this tag."""
-
-    tag: str
-
-
-class DeleteBefore(NamedTuple):
-    """Delete everything below `offset`: `earliest` moves there."""
-
-    offset: int
-
-
-Deletion: TypeAlias = DeleteRange | DeleteKey | DeleteTag | DeleteBefore
 
 
 class OpenShard(Protocol):

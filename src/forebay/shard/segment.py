@@ -17,9 +17,10 @@ from forebay.settings import WalSettings
 from forebay.shard.archive import Archive
 from forebay.shard.decision import RecoveryDecision, Situation, Source, decide
 from forebay.shard.deletes import Deletes, PastRemovals
+from forebay.shard.deletion import DeleteBefore, DeleteKey, DeleteRange, DeleteTag, Deletion
 from forebay.shard.extents import Extents
 from forebay.shard.inheritance import inherited_window
-from forebay.shard.lookups import Lookups
+from forebay.shard.lookups import Lookups, Sought
 from forebay.shard.places import is_local
 from forebay.shard.reservation import reserve_in_state, tell_reserved
 from forebay.shard.surroundings import ShardRef, Surroundings
@@ -124,6 +125,21 @@ class SegmentShard:
         """The watermarks now."""
         offsets = self.wal.offsets()
         return offsets if self._archive is None else offsets._replace(exported=self._archive.exported)
+
+    def delete(self, what: Deletion) -> int:
+        """How many live records it ended: of those published before the call, and no later one.
+
+        On return it holds by the durability class of the topic. What is not there is no error.
+        """
+        match what:
+            case DeleteRange(start, stop):
+                return self.deletes.delete_range(start, stop)
+            case DeleteBefore(offset):
+                return self.deletes.delete_before(offset)
+            case DeleteKey(key):
+                return self.deletes.delete(self.lookups.offsets(Sought.of_key(key)))
+            case DeleteTag(tag):
+                return self.deletes.delete(self.lookups.offsets(Sought.of_tag(tag)))
 
     @property
     def failure(self) -> str | None:

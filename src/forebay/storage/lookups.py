@@ -7,11 +7,12 @@ from typing import TypeVar, cast
 
 from forebay.engines import OpenShard
 from forebay.engines.operations import check_offset
-from forebay.engines.seam import DeleteBefore, DeleteKey, DeleteRange, DeleteTag, Deletion, LookedUpShard
+from forebay.engines.seam import LookedUpShard
 from forebay.errors import Closed, Indeterminate, Invalid, Unavailable, Unsupported
 from forebay.pages import Page
 from forebay.partitioning import Partitioner, partition_of_key
 from forebay.records import Record
+from forebay.shard.deletion import DeleteBefore, DeleteKey, DeleteRange, DeleteTag, Deletion
 from forebay.storage.checks import checked_bytes, checked_partition, checked_tag
 from forebay.storage.streams import Stream
 from forebay.topics import TopicSpec

@@ -18,7 +18,7 @@ from forebay.engines.rocksdb.layout import Bounds, Counters
 from forebay.engines.rocksdb.pages import Pages
 from forebay.engines.rocksdb.producers import put_runs
 from forebay.engines.rocksdb.removal import Making, Removal
-from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS, DeleteBefore, DeleteKey, DeleteTag, Deletion
+from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
 from forebay.errors import Closed, Corrupt, Full, Unavailable
 from forebay.eviction import Evicted, Holding, Limits, plan
 from forebay.format.batch import ColumnBytes, batch_of
@@ -26,6 +26,7 @@ from forebay.pages import Page
 from forebay.records import Offsets
 from forebay.settings import WalSettings
 from forebay.shard import RecoveryDecision, ShardRef
+from forebay.shard.deletion import DeleteBefore, DeleteKey, DeleteTag, Deletion
 from forebay.topics import Durability, TopicSpec
 from forebay.wal.hearing import wake_all
 from forebay.wal.refusals import check_space
