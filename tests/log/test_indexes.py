@@ -8,15 +8,27 @@ import pytest
 
 from forebay.disk import Disk, replace_file
 from forebay.errors import Corrupt
-from forebay.format.batch import Columns, encode_columns
+from forebay.format.batch import Columns, decode, encode_columns
+from forebay.format.frame import Kind
 from forebay.format.hashing import hash_bytes, hash_text
-from forebay.format.index import FOOTER_BYTES, SectionKind, decode_index, decode_sizes, encode_index, read_sections
-from forebay.format.segment import index_name
+from forebay.format.index import (
+    FOOTER_BYTES,
+    SectionKind,
+    decode_index,
+    decode_sizes,
+    encode_index,
+    frame_entries,
+    read_sections,
+)
+from forebay.format.lookups import LookupSections
+from forebay.format.segment import HEADER_BYTES, index_name
 from forebay.sealed import INDEX_BYTES_FRONT, INDEX_BYTES_WHOLE, SealedSegment
 from forebay.settings import WalSettings
 from forebay.testing.disk import SimulatedDisk, SimulatedFile
 from forebay.topics import Durability
 from forebay.wal.files import LogFile, SealedFile
+from forebay.wal.scan import pieces_of
+from forebay.wal.sealing import index_of
 from forebay.wal.staging import Ticket, record_bytes
 from tests.log.rig import Rig, Simulated, simulated
 
@@ -31,7 +43,9 @@ def _opened(disk: SimulatedDisk | None = None, settings: WalSettings = WIDE) -> 
 def append(rig: Simulated, keys: list[bytes | None], tags: list[str | None] | None = None) -> None:
     """One append; the value of each record is its place in it."""
     values = [b"%d" % place for place in range(len(keys))]
-    columns = Columns(values=values, timestamps=[1] * len(keys), keys=keys, tags=tags)
+    columns = Columns(
+        values=values, timestamps=[len(key or b"") + 7 * rig.wal.head for key in keys], keys=keys, tags=tags
+    )
     rig.wal.settle(rig.wal.stage_many(encode_columns(columns), None, Ticket()))
 
 
@@ -108,6 +122,34 @@ def test_an_index_has_the_bytes_of_all_records() -> None:
         record_bytes(b"0", b"k", None, ()),
     ]
     assert int(sizes[-1]) == sum(expected)
+
+
+def test_an_index_of_many_small_frames_is_that_of_each_by_itself() -> None:
+    rig = _opened()
+    keys: list[bytes | None] = [b"k%d" % number for number in range(40)]
+    alone: list[list[bytes | None]] = [[key] for key in keys]
+    groups: list[list[bytes | None]] = [*alone, keys, [None, b"x"], *alone, [None], [b"y"]]
+    for group in groups:
+        append(rig, group)
+    log = rig.wal.files.all[-1]
+    assert isinstance(log, LogFile)
+    content = index_of(log)[0]
+    rows, lookups = [], LookupSections(0)
+    for piece in pieces_of(log.file, log.salt_crc, HEADER_BYTES, log.limit):
+        assert piece.scan.is_table
+        for head, place in zip(piece.heads, piece.positions, strict=True):
+            if head.kind == Kind.DATA:
+                batch = decode(piece.buffer, place, head)
+                times = batch.timestamps().tolist()
+                rows.append((head.base, piece.origin + place, head.length, head.count, min(times), max(times)))
+                lookups.add(batch)
+    assert len(rows) == 84
+
+    decoded = decode_index(content)
+
+    assert isinstance(decoded, tuple)
+    assert decoded[1].tolist() == frame_entries(rows).tolist()
+    assert content == encode_index(decoded[0], frame_entries(rows), [], lookups.sections())
 
 
 def test_opening_and_reading_reads_no_postings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,9 +39,11 @@ from forebay.wal.files import LogFile, SealedFile
 from forebay.wal.retention import drop_file
 from forebay.wal.staging import Ticket
 from tests.history.house import KEYS, TOPIC, House
+from tests.ledger import Ledger
 from tests.log.test_indexes import make_old
 
 ENTRIES: Final = (b"", b"a", b"a\0", b"ab", b"k" * 1_024, b"k" * 1_025, b"k" * 1_024 + b"l", b"rare")
+FRAME_ROWS: Final = 240
 TAGS: Final = ("", "a", "a/b", "á", "t" * 2_000)
 
 
@@ -363,3 +365,54 @@ def test_an_open_shard_finds_what_is_not_deleted(library: Library) -> None:
 
     assert library.found(partial(shard.read_by_tag, "t")) == [1, 2]
     assert shard.read_by_key(b"k").batches[0].base == 2
+
+
+def test_a_cold_look_up_reads_a_hundredth_of_history_at_most(
+    library: Library, monkeypatch: pytest.MonkeyPatch, ledger: Ledger
+) -> None:
+    house, files = library.house, 20
+    for file in range(files):
+        for frame in range(24):
+            house.shard.settle(house.shard.stage_many(_customers(file * 24 + frame), None, Ticket()))
+        house.seal()
+    house.export()
+    library.drop(files)
+    total = sum(piece.bytes for piece in house.catalog().descriptors())
+    read: list[int] = []
+    plain = house.store.get_range
+
+    def counted(key: str, start: int, stop: int, *, etag: str | None = None) -> bytes:
+        found = plain(key, start, stop, etag=etag)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(house.store, "get_range", counted)
+    look, shares = library.lookups, []
+    for number in (0, FRAME_ROWS - 1, 50_000, files * 24 * FRAME_ROWS - 1):
+        key = b"customer-%07d" % number
+        for look_up, count in (
+            (partial(look.read_by_key, key), 1),
+            (partial(look.read_by_key, key, history=True), 1),
+            (partial(look.read_by_tag, f"tag-{number // 10}"), 10),
+            (partial(look.read_by_key, b"nobody"), 0),
+        ):
+            library.history.close()
+            read.clear()
+            assert len(paged(look_up)[0]) == count
+            shares.append(sum(read) / total)
+    assert max(shares) < 0.01
+    ledger.count("cold look-ups in 20 segments", n=len(shares))
+    ledger.count("bytes that the dearest of them read, of a million", n=round(1e6 * max(shares)))
+
+
+def _customers(frame: int) -> ColumnBytes:
+    """A frame of records of about 1 KiB."""
+    numbers = range(frame * FRAME_ROWS, (frame + 1) * FRAME_ROWS)
+    return encode_columns(
+        Columns(
+            values=[b"v" * 1_000] * FRAME_ROWS,
+            timestamps=[1] * FRAME_ROWS,
+            keys=[b"customer-%07d" % number for number in numbers],
+            tags=[f"tag-{number // 10}" for number in numbers],
+        )
+    )

@@ -28,11 +28,12 @@ class LookupSections:
         self._tags: list[tuple[Hashes, Records]] = []
         self._sizes: list[int] = []
 
-    def add(self, batch: Batch) -> None:
-        """Take in the records of the next data frame."""
+    def add(self, batch: Batch, *, each: bool = False) -> None:
+        """Take in the records of the next data frame; with `each` every one of them was a frame of its own."""
         assert batch.base >= self._end, "frames come in order"
         self._end = batch.end
-        self._sizes.append(int(batch.sizes().sum()))
+        sizes = batch.sizes()
+        self._sizes += sizes.tolist() if each else [int(sizes.sum())]
         if self._end - self._start > RECORDS_MAX:
             return
         for strip, found in ((batch.key_strip(), self._keys), (batch.tag_strip(), self._tags)):

@@ -182,13 +182,33 @@ class _Walk:
         if head.kind == Kind.GAP:
             self.gap(decode_gap(buffer, position, head))
         elif head.kind == Kind.DATA:
-            if head.base < self.end:
-                raise Corrupt(f'{self.path} goes back to offset {head.base} at byte {place}: run "forebay verify"')
             batch = decode(buffer, position, head)
             times = batch.timestamps()
-            self.lookups.add(batch)
-            self.rows.append((head.base, place, head.length, head.count, int(times.min()), int(times.max())))
-            self.end = head.end
+            self._add(batch, [(head.base, place, head.length, head.count, int(times.min()), int(times.max()))])
+
+    def take_table(self, table: FrameTable, buffer: bytes, origin: int) -> None:
+        """Note many data frames; `buffer` begins at byte `origin` of the file."""
+        self.epoch_max = max(self.epoch_max, int(table.epoch.max()))
+        self.appended_max = max(self.appended_max, int(table.appended_at.max()))
+        heads = zip(table.base.tolist(), (table.position + origin).tolist(), table.length.tolist(), strict=True)
+        frame = 0
+        for batch, _ in batches_of(buffer, table):
+            times = batch.timestamps()
+            if int(table.count[frame]) == batch.count:
+                self._add(batch, [(*next(heads), batch.count, int(times.min()), int(times.max()))])
+                frame += 1
+            else:
+                # Frames of one record each were put together.
+                self._add(batch, [(*next(heads), 1, time, time) for time in times.tolist()])
+                frame += batch.count
+
+    def _add(self, batch: Batch, rows: list[tuple[int, int, int, int, int, int]]) -> None:
+        """Note the records of one frame, or of one frame for each."""
+        if batch.base < self.end:
+            raise Corrupt(f'{self.path} goes back to offset {batch.base} at byte {rows[0][1]}: run "forebay verify"')
+        self.rows += rows
+        self.lookups.add(batch, each=len(rows) > 1)
+        self.end = batch.end
 
     def gap(self, gap: Gap) -> None:
         """Note a hole."""
@@ -203,8 +223,12 @@ def _walk(log: LogFile) -> _Walk:
     while position < log.limit:
         verdict = Verdict.WHOLE
         for piece in pieces_of(log.file, log.salt_crc, position, log.limit):
-            for head, place in zip(piece.heads, piece.positions, strict=True):
-                walk.take(head, piece.buffer, place, piece.origin + place)
+            for part in piece.parts():
+                if isinstance(part, FrameTable):
+                    walk.take_table(part, piece.buffer, piece.origin)
+                else:
+                    head, place = part
+                    walk.take(head, piece.buffer, place, piece.origin + place)
             position, verdict = piece.stop, piece.verdict
         if verdict is not Verdict.WHOLE:
             gap, position = log.damage(position, walk.end)
