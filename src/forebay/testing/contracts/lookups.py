@@ -249,8 +249,6 @@ class LookupContract:
             assert engine.get_offset_by_timestamp(ref, asked) == expected
 
     def test_a_time_is_exact_among_thousands_in_one_millisecond_across_lives(self, home: LookupHome) -> None:
-        if home.forgets:
-            pytest.skip("records end with the engine")
         ref = home.ref()
         for life, size in enumerate((1, 63, 64, 4_000, 130, 1)):
             engine = home.open()
@@ -258,7 +256,7 @@ class LookupContract:
             engine.close()
         engine = home.open()
 
-        firsts = [0, 1, 64, 128, 4_128, 4_258]
+        firsts = [None] * 6 if home.forgets else [0, 1, 64, 128, 4_128, 4_258]
         assert [engine.get_offset_by_timestamp(ref, life) for life in range(6)] == firsts
         assert engine.get_offset_by_timestamp(ref, 6) is None
         engine.close()
