@@ -25,7 +25,7 @@ from forebay.format.keys import load_key
 from forebay.format.offsets import OffsetSet
 from forebay.format.segment import index_name
 from forebay.format.value import encode_value
-from forebay.history import History, Objects
+from forebay.history import History, Objects, ReadAhead
 from forebay.metadata import Put
 from forebay.pages import Page
 from forebay.prepared import LoadPlace, descriptors_of, manifest_of, write_segment
@@ -38,6 +38,7 @@ from forebay.testing.contracts.lookups import offsets_of, paged
 from forebay.wal.files import LogFile, SealedFile
 from forebay.wal.retention import drop_file
 from forebay.wal.staging import Ticket
+from forebay.wal.survey import CHECKPOINT_NAME
 from tests.history.house import KEYS, TOPIC, House
 from tests.ledger import Ledger
 from tests.log.test_indexes import make_old
@@ -69,7 +70,7 @@ class Library:
         self.written: dict[int, Written] = {}
         self.ended = NOTHING
         self.chance = random.Random(seed)
-        objects = Objects(self.house.store, read_ahead_bytes=4096)
+        objects = Objects(self.house.store)
         self.close = objects.close
         self.history = History(self.house.catalog(), objects.segment)
 
@@ -147,8 +148,8 @@ class Library:
             assert list(look.offsets(Sought.of_key(key))) == expected
         for tag in (*TAGS, "b"):
             expected = self.offsets(lambda written, tag=tag: written.tag == tag)  # type: ignore[misc]
-            records_max = self.chance.choice((1, 7, 1_000))
-            assert self.found(partial(look.read_by_tag, tag, records_max=records_max)) == expected
+            limits = self.chance.choice(({"records_max": 1}, {"records_max": 7}, {"bytes_max": 1}, {"bytes_max": 500}))
+            assert self.found(partial(look.read_by_tag, tag, **limits)) == expected
 
     def found(self, look_up: Callable[[int], Page], start: int = 0) -> list[int]:
         """The offsets of all pages, where the records are as they were written and no hole is told."""
@@ -265,6 +266,43 @@ def test_keys_that_share_a_hash_are_told_apart(library: Library, monkeypatch: py
     library.append(library.some(40))
 
     library.check()
+
+
+def test_a_tag_of_thousands_is_found_in_every_tier(library: Library) -> None:
+    for _ in range(2):
+        library.append([Written(None, "a"), Written(b"a", "a"), Written(b"b", None)] * 2_000)
+        library.house.seal()
+    library.house.export()
+    library.drop(1)
+    library.append([Written(None, "a")] * 10)
+    look = library.lookups
+
+    expected = library.offsets(lambda written: written.tag == "a")
+    assert library.found(partial(look.read_by_tag, "a")) == expected
+    assert library.found(partial(look.read_by_tag, "a"), 5_500) == library.offsets(lambda w: w.tag == "a", 5_500)
+    library.ended = Ended(OffsetSet.of_range(3_000, 12_000), NO_FLOOR)
+    assert look.read_by_key(b"a").batches[0].base == 2_998
+
+
+def test_what_a_log_file_has_lost_is_found_in_history(library: Library) -> None:
+    for _ in range(3):
+        library.append([Written(b"k", "t")] * 4)
+        library.append([Written(b"other", None)] * 4)
+    library.house.seal()
+    library.house.export()
+    path = library.house.shard.wal.files.all[0].path
+    library.append([Written(b"k", "t")])
+    library.house.shard.upkeep.close()
+    for name in (index_name(path), f"{path.rpartition('/')[0]}/{CHECKPOINT_NAME}"):
+        library.house.disk.unlink(name)
+    with contextlib.closing(library.house.disk.open(path, writable=True)) as raw:
+        raw.write_at(bytes(8), raw.size() // 2)
+    library.house.reopen()
+
+    file = library.house.shard.wal.files.all[0]
+    assert isinstance(file, LogFile) and Reason.DAMAGED in {gap.reason for gap in file.gaps}
+    library.check()
+    assert library.found(partial(library.lookups.read_by_tag, "t")) == [0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24]
 
 
 def test_ended_records_are_not_found_and_eviction_is_told(library: Library) -> None:
@@ -388,7 +426,7 @@ def test_a_cold_look_up_reads_a_hundredth_of_history_at_most(
 
     monkeypatch.setattr(house.store, "get_range", counted)
     look, shares = library.lookups, []
-    for number in (0, FRAME_ROWS - 1, 50_000, files * 24 * FRAME_ROWS - 1):
+    for number in (1, FRAME_ROWS - 1, 50_000, files * 24 * FRAME_ROWS - 1):
         key = b"customer-%07d" % number
         for look_up, count in (
             (partial(look.read_by_key, key), 1),
@@ -401,6 +439,9 @@ def test_a_cold_look_up_reads_a_hundredth_of_history_at_most(
             assert len(paged(look_up)[0]) == count
             shares.append(sum(read) / total)
     assert max(shares) < 0.01
+    # Two frames that adjoin: nothing is read ahead of them.
+    monkeypatch.delattr(ReadAhead, "read_at")
+    assert look.read_by_key(b"often", history=True, records_max=1).next == 1
     ledger.count("cold look-ups in 20 segments", n=len(shares))
     ledger.count("bytes that the dearest of them read, of a million", n=round(1e6 * max(shares)))
 
@@ -412,7 +453,7 @@ def _customers(frame: int) -> ColumnBytes:
         Columns(
             values=[b"v" * 1_000] * FRAME_ROWS,
             timestamps=[1] * FRAME_ROWS,
-            keys=[b"customer-%07d" % number for number in numbers],
+            keys=[b"often", *(b"customer-%07d" % number for number in numbers[1:])],
             tags=[f"tag-{number // 10}" for number in numbers],
         )
     )

@@ -329,15 +329,16 @@ def _is_told(gap: Gap, offsets: Places) -> bool:
 
 
 def _matching(sought: Sought, batch: Batch, offsets: Places) -> Iterator[Batch]:
-    """The records of a batch at these offsets that have what is sought, consecutive ones together."""
+    """The records of a batch at these offsets that have what is sought, consecutive ones together.
+
+    The offsets are of records that have a key, or a tag: those without are in no postings.
+    """
     strip = batch.key_strip() if sought.kind is SectionKind.KEY_POSTINGS else batch.tag_strip()
     if strip is None:
         return
     low, high = np.searchsorted(offsets, [batch.base, batch.end])
     rows = offsets[low:high] - batch.base
     rows = rows[strip.offsets[rows + 1] - strip.offsets[rows] == len(sought.entry)]
-    if strip.present is not None:
-        rows = rows[strip.present[rows]]
     places = zip(rows.tolist(), strip.offsets[rows].tolist(), strict=True)
     size = len(sought.entry)
     same = np.array([row for row, place in places if strip.filling[place : place + size] == sought.entry], np.int64)
