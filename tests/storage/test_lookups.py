@@ -11,6 +11,7 @@ import pytest
 
 import forebay
 from forebay import Conflict, Full, Gap, Invalid, Reason, Storage, Topic, Unsupported
+from forebay.engines.memory import MemoryShard
 from forebay.partitioning import partition_of_key
 from forebay.settings import Settings
 from forebay.shard import SegmentShard
@@ -157,17 +158,18 @@ def test_what_is_wrong_is_refused_and_nothing_deleted(log: Storage, call: object
     assert len(list(topic.read())) == 12
 
 
-def test_what_an_engine_does_not_offer_names_the_way_out(log: Storage) -> None:
-    if offers(SegmentShard, "evict"):
-        return
-    topic = filled(log.create_topic("t"))
+def test_what_a_shard_does_not_offer_names_the_way_out(log: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = filled(log.create_topic("t", engine="memory"))
+    for ability in ("read_by_key", "read_by_tag", "delete", "evict"):
+        monkeypatch.delattr(MemoryShard, ability)
+    monkeypatch.delattr(SegmentShard, "evict", raising=False)
     for call in (lambda: topic.read_by_key(b"k"), lambda: topic.delete_by_tag("a"), lambda: topic.delete_before(1)):
         with pytest.raises(Unsupported, match="topic copy default/t"):
             call()
     with pytest.raises(Unsupported, match='for caps use engine "rocksdb"'):
         log.create_topic("capped", cap_records=3)
-    with pytest.raises(Unsupported, match="for caps"):
-        log.alter_topic("t", ttl_ms=3)
+    log._keeping.step()
+    assert len(list(topic.read())) == 12
 
 
 # Limits

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from forebay.cli import consume, doctor, inspecting, produce, shards, topics
+from forebay.cli import consume, doctor, groups, inspecting, lookups, produce, shards, topics, usage
 from forebay.cli.commands import Commands
 from forebay.cli.invocation import (
     AssignmentsOption,
@@ -73,8 +73,11 @@ def common(
 
 app.add_typer(topics.app, name="topic")
 app.add_typer(shards.app, name="shard")
+app.add_typer(lookups.app, name="records")
+app.add_typer(groups.app, name="group")
 produce.register(app)
 consume.register(app)
+usage.register(app)
 inspecting.register(app)
 doctor.register(app)
 

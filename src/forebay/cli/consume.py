@@ -102,9 +102,9 @@ def consume(
         raise Invalid("--timeout is a number of seconds to wait with --follow")
     if count is not None and count < 0:
         raise Invalid(f"--count is {count}; give 0 or more")
-    with run.reader() as log:
+    with run.reader_of(name) as log:
         topic = log.topic(name)
-        printer = _Printer(topic, output, fail_on_loss=fail_on_loss)
+        printer = Printer(topic, output, fail_on_loss=fail_on_loss)
         stream = _Stream(topic, partition, printer.gap)
         records = stream.follow(first, last, timeout) if follow else stream.read(first, last)
         left = count
@@ -174,7 +174,7 @@ def _is_behind(record: Record, until: Position) -> bool:
     return (record.offset if until.kind == "offset" else record.timestamp) >= until.value
 
 
-class _Printer:
+class Printer:
     """Writes records and gaps in the format asked for."""
 
     def __init__(self, topic: Topic, output: OutputFormat, *, fail_on_loss: bool) -> None:

@@ -17,7 +17,7 @@ END: Final = Position("end")
 _FORMS: Final = "an offset (1234), a time (2031-05-06T07:08:09Z, or 1935903600000ms)"
 
 
-def parse_start(text: str) -> Position:
+def parse_start(text: str, option: str = "--from") -> Position:
     """Where to begin: `earliest`, `latest`, an offset or a time."""
     if text == "earliest":
         return EARLIEST
@@ -25,8 +25,16 @@ def parse_start(text: str) -> Position:
         return LATEST
     found = _offset_or_time(text)
     if found is None:
-        raise Invalid(f"--from is {text!r:.80}; give earliest, latest, {_FORMS}")
+        raise Invalid(f"{option} is {text!r:.80}; give earliest, latest, {_FORMS}")
     return found
+
+
+def parse_time(text: str, option: str) -> int:
+    """A time, as milliseconds since 1970."""
+    found = _offset_or_time(text)
+    if found is None or found.kind != "time":
+        raise Invalid(f"{option} is {text!r:.80}; give a time: 2031-05-06T07:08:09Z, or 1935903600000ms")
+    return found.value
 
 
 def parse_stop(text: str) -> Position:

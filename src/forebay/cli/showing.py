@@ -61,6 +61,18 @@ def spec_item(spec: TopicSpec) -> dict[str, Any]:
     return {"name": str(spec.name), **fields}
 
 
+def limits_line(item: dict[str, Any]) -> str:
+    """How much of a topic is kept, for people."""
+    kept = [
+        f"{item['cap_records']} offsets" if item["cap_records"] is not None else "",
+        readable_bytes(item["cap_bytes"]) if item["cap_bytes"] is not None else "",
+        f"for {item['ttl_ms'] / 1000:g} s" if item["ttl_ms"] is not None else "",
+    ]
+    limits = ", ".join(text for text in kept if text) or "everything"
+    compacted = f", compacted after {item['compact_lag_ms'] / 1000:g} s" if item["cleanup"] == "compact" else ""
+    return f"keeps {limits} ({item['on_full']}){compacted}"
+
+
 def _spec(log: Storage, name: str) -> TopicSpec:
     from forebay.topics import TopicName
 
@@ -144,6 +156,7 @@ def _say_topic(item: dict[str, Any]) -> None:
     say(f"{item['name']}")
     for field in ("partitions", "durability", "engine", "compression", "generation", "topic_id", "mode"):
         say(f"  {field:12} {item[field]}")
+    say(f"  {'limits':12} {limits_line(item)}")
     say(f"  {'created':12} {readable_time(item['created_at'])}")
     say(f"  {'owner':12} {'another process has the directory open' if item['owned'] else 'none at present'}")
     if item["store_failure"] is not None:

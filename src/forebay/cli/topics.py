@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
-from forebay.cli import moving, showing
+from forebay.cli import altering, moving, showing
+from forebay.cli.asking import YesOption, confirm
 from forebay.cli.commands import Commands, command
 from forebay.cli.invocation import Invocation
+from forebay.cli.limits import (
+    CapBytesOption,
+    CapRecordsOption,
+    CleanupOption,
+    CompactLagOption,
+    OnFullOption,
+    TtlOption,
+    parse_limits,
+)
 from forebay.cli.showing import spec_item
 from forebay.cli.terminal import readable_time, say, say_json, say_table
-from forebay.errors import Conflict, Invalid
+from forebay.errors import Conflict
 
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Create, list, show, seal, move and delete topics.",
+    help="Create, list, show, alter, copy, seal, move and delete topics.",
 )
 
 Name = Annotated[str, typer.Argument(metavar="TOPIC", help="namespace/topic, or topic for default/topic.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
+DurabilityOption = Annotated[
+    str | None,
+    typer.Option(help="fsync, disk (the default), memory or ephemeral: when an append returns.", show_default=False),
+]
+EngineOption = Annotated[str | None, typer.Option(help="segment (the default), rocksdb or memory.", show_default=False)]
 
 
 @command(
@@ -31,6 +45,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
     examples=[
         "forebay topic create shop/orders --partitions 4 --durability fsync",
         "forebay topic create logs/web --compression zstd:3 --exist-ok",
+        "forebay topic create shop/carts --engine rocksdb --ttl 7d --cap-bytes 10GiB",
     ],
 )
 def create(
@@ -38,22 +53,24 @@ def create(
     *,
     name: Name,
     partitions: Annotated[int, typer.Option(help="How many partitions.")] = 1,
-    durability: Annotated[
-        str | None,
-        typer.Option(
-            help="fsync, disk (the default), memory or ephemeral: when an append returns.", show_default=False
-        ),
-    ] = None,
-    engine: Annotated[str | None, typer.Option(help="segment (the default) or memory.", show_default=False)] = None,
+    durability: DurabilityOption = None,
+    engine: EngineOption = None,
     compression: Annotated[str, typer.Option(help="none, zstd or zstd:LEVEL.")] = "none",
+    cap_records: CapRecordsOption = None,
+    cap_bytes: CapBytesOption = None,
+    ttl: TtlOption = None,
+    on_full: OnFullOption = None,
+    cleanup: CleanupOption = None,
+    compact_lag: CompactLagOption = None,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Fine if it exists; it stays as it is.")] = False,
 ) -> None:
     """Create a topic, and the data directory if there is none yet."""
     from forebay.topics import TopicName, TopicSpec
 
     parsed = TopicName.parse(name)
+    limits = parse_limits(cap_records, cap_bytes, ttl, on_full, cleanup, compact_lag)
     # Checked before anything is made: a wrong name must not leave a new directory behind.
-    TopicSpec.create(
+    spec = TopicSpec.create(
         parsed,
         topic_id="0" * 32,
         created_at=0,
@@ -61,6 +78,7 @@ def create(
         durability=durability,
         engine=engine,
         compression=compression,
+        **limits,
     )
     with run.writer(create=True) as log:
         if not exist_ok and any(spec.name == parsed for spec in log.topics()):
@@ -68,10 +86,11 @@ def create(
         topic = log.create_topic(
             name,
             partitions=partitions,
-            durability=durability,
-            engine=engine,
+            durability=spec.durability,
+            engine=spec.engine,
             compression=compression,
             exist_ok=exist_ok,
+            **limits,
         )
     say(f"{topic.name}: {topic.partitions} partitions, {topic.spec.durability}, id {topic.spec.topic_id}")
 
@@ -98,18 +117,16 @@ def delete(
     run: Invocation,
     *,
     name: Name,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask. Needed where nobody can be asked.")] = False,
+    yes: YesOption = False,
 ) -> None:
     """Delete a topic with all its records. There is no way back."""
     with run.writer() as log:
         spec = log.topic(name).spec
-        if not yes and not sys.stdin.isatty():
-            raise Invalid(f"{spec.name} with all its records would be deleted: add --yes to do it")
-        if not yes:
-            typer.confirm(f"Delete {spec.name} with all its records?", abort=True, err=True)
+        confirm(f"{spec.name} with all its records", yes=yes)
         log.delete_topic(name)
     say(f"{spec.name} is deleted")
 
 
 showing.register(app)
+altering.register(app)
 moving.register(app)

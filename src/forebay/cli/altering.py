@@ -1,0 +1,178 @@
+"""`forebay topic alter` and `forebay topic copy`: a topic with other limits, more partitions, or on another engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from forebay.cli.commands import command
+from forebay.cli.failures import PROBLEM, complain
+from forebay.cli.invocation import Invocation
+from forebay.cli.limits import (
+    CapBytesOption,
+    CapRecordsOption,
+    CleanupOption,
+    CompactLagOption,
+    OnFullOption,
+    TtlOption,
+    parse_limits,
+)
+from forebay.cli.showing import limits_line, spec_item
+from forebay.cli.terminal import meter, say, say_json
+from forebay.errors import Invalid, Unsupported
+
+if TYPE_CHECKING:
+    from forebay.storage import Storage, Topic
+    from forebay.topics import TopicChanges, TopicSpec
+
+Name = Annotated[str, typer.Argument(metavar="TOPIC", help="namespace/topic, or topic for default/topic.")]
+Source = Annotated[str, typer.Argument(metavar="SOURCE", help="The topic whose records are copied.")]
+Target = Annotated[str, typer.Argument(metavar="TARGET", help="The topic that gets them; made if there is none.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
+PartitionsOption = Annotated[int | None, typer.Option(help="More partitions than now.", show_default=False)]
+LossOption = Annotated[bool, typer.Option("--allow-loss", help="Even if records end at once by a new limit.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    command(
+        app,
+        "alter",
+        examples=[
+            "forebay topic alter shop/orders --ttl 30d --cap-bytes 50GiB",
+            "forebay topic alter shop/orders --cap-bytes none",
+            "forebay topic alter shop/orders --partitions 8",
+        ],
+    )(alter)
+    command(
+        app,
+        "copy",
+        examples=[
+            "forebay topic copy shop/orders shop/orders-by-key --engine rocksdb",
+            "forebay topic copy shop/orders shop/wider --partitions 16",
+        ],
+    )(copy)
+
+
+def alter(
+    run: Invocation,
+    *,
+    name: Name,
+    partitions: PartitionsOption = None,
+    cap_records: CapRecordsOption = None,
+    cap_bytes: CapBytesOption = None,
+    ttl: TtlOption = None,
+    on_full: OnFullOption = None,
+    cleanup: CleanupOption = None,
+    compact_lag: CompactLagOption = None,
+    allow_loss: LossOption = False,
+    as_json: AsJson = False,
+) -> None:
+    """Change the limits of a topic, or add partitions to it.
+
+    A limit that would end records at once is refused without --allow-loss. Partitions can only be added, and keys
+    then hash anew: new records of a key may go to another partition than its older ones, which stay where they are.
+    """
+    limits = parse_limits(cap_records, cap_bytes, ttl, on_full, cleanup, compact_lag)
+    changes = cast("TopicChanges", limits)
+    if partitions is not None:
+        changes["partitions"] = partitions
+    if not changes:
+        raise Invalid("nothing is to be changed: give --partitions, --cap-records, --cap-bytes, --ttl or a policy")
+    with run.writer() as log:
+        before = log.topic(name).spec
+        spec = log.alter_topic(name, allow_loss=allow_loss, **changes)
+    if spec.partitions > before.partitions:
+        complain(
+            f"{spec.name}: keys hash anew over {spec.partitions} partitions: the order of a key's records holds from "
+            "here on, not across the change"
+        )
+    if as_json:
+        say_json(spec_item(spec))
+    else:
+        say(f"{spec.name}: {spec.partitions} partitions, {limits_line(spec_item(spec))}")
+
+
+def copy(
+    run: Invocation,
+    *,
+    source: Source,
+    target: Target,
+    engine: Annotated[str | None, typer.Option(help="Of a new target: segment or rocksdb.", show_default=False)] = None,
+    durability: Annotated[str | None, typer.Option(help="Of a new target: fsync or disk.", show_default=False)] = None,
+    partitions: Annotated[int | None, typer.Option(help="Of a new target.", show_default=False)] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Copy the records of a topic, with keys, tags, headers and times, into another topic on any engine.
+
+    A new target is like the source, but for what is said here. May be interrupted at any moment: the same command again
+    goes on, doubles nothing, and later brings what has come since. Offsets are given anew. Ends with code 1 if the
+    counts differ in the end.
+    """
+    with run.writer() as log:
+        spec = log.topic(source).spec
+        made = _target(log, spec, target, engine=engine, durability=durability, partitions=partitions)
+        with meter(f"copy {spec.name}", in_bytes=False) as shown:
+            done = log.copy_topic(source, target, on_records=shown.advance)
+    item: dict[str, Any] = {
+        "source": str(spec.name),
+        "target": made.name,
+        "copied": done.copied,
+        "records": {"source": done.source, "target": done.target},
+        "gaps": [
+            {"partition": number, "start": gap.start, "stop": gap.stop, "reason": gap.reason.name.lower()}
+            for number, gap in done.gaps
+        ],
+    }
+    if as_json:
+        say_json(item)
+    else:
+        say(f"{spec.name} to {made.name}: {done.copied} copied; {done.source} records there, {done.target} here")
+        for number, gap in done.gaps:
+            complain(f"gap {spec.name}[{number}] {gap}")
+    if done.source != done.target:
+        complain(
+            f"{spec.name} has {done.source} records and {made.name} {done.target}: others append to the target or "
+            "delete; else repeat the copy into a new topic"
+        )
+        return PROBLEM
+    return 0
+
+
+def _target(
+    log: Storage,
+    spec: TopicSpec,
+    name: str,
+    *,
+    engine: str | None,
+    durability: str | None,
+    partitions: int | None,
+) -> Topic:
+    """The topic that gets the records. One that exists must be what was asked for."""
+    from forebay.topics import Engine, TopicName
+
+    if Engine.MEMORY in (spec.engine, engine):
+        raise Unsupported(
+            "records in memory end with their process: copy them there, with copy_topic() of the log it has open"
+        )
+    found = next((known for known in log.topics() if known.name == TopicName.parse(name)), None)
+    if found is not None:
+        for what, asked in (("engine", engine), ("durability", durability), ("partitions", partitions)):
+            if asked not in (None, getattr(found, what)):
+                raise Invalid(f"{found.name} exists with {what} {getattr(found, what)}: leave --{what} out")
+        return log.topic(name)
+    same = engine in (None, spec.engine)
+    return log.create_topic(
+        name,
+        engine=engine or spec.engine,
+        durability=durability or (spec.durability if same else None),
+        partitions=partitions or spec.partitions,
+        compression=spec.compression,
+        cap_records=spec.cap_records,
+        cap_bytes=spec.cap_bytes,
+        ttl_ms=spec.ttl_ms,
+        on_full=spec.on_full,
+        cleanup=spec.cleanup,
+        compact_lag_ms=spec.compact_lag_ms,
+    )

@@ -1,0 +1,106 @@
+"""`forebay group`: where consumer groups and readers stand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forebay.cli.asking import YesOption, confirm
+from forebay.cli.commands import Commands, command
+from forebay.cli.invocation import Invocation
+from forebay.cli.positions import parse_start
+from forebay.cli.terminal import say, say_json, say_table
+from forebay.errors import Conflict, Unsupported
+
+if TYPE_CHECKING:
+    from forebay.storage import GroupOffset
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="List, show, reset and delete consumer groups.",
+)
+
+Name = Annotated[str, typer.Argument(metavar="GROUP", help="The name of the group or reader.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
+
+
+@command(app, "list", examples=["forebay group list", "forebay group list --json"])
+def list_groups(run: Invocation, *, as_json: AsJson = False) -> None:
+    """List the groups and readers that have a place in any topic."""
+    with run.reader() as log:
+        names = log.groups()
+    for name in names:
+        if as_json:
+            say_json({"group": name})
+        else:
+            say(name)
+
+
+@command(app, "show", examples=["forebay group show billing", "forebay group show billing --json"])
+def show(run: Invocation, *, name: Name, as_json: AsJson = False) -> None:
+    """Show how far a group has come in each partition: everything below its offset is done, the lag is not."""
+    places = _places(run, name)
+    if as_json:
+        for place in places:
+            say_json({"group": name, **place._asdict(), "lag": place.lag})
+    elif places:
+        rows = [(place.topic, place.partition, place.offset, place.end, place.lag, place.note) for place in places]
+        say_table(("topic", "partition", "offset", "end", "lag", "note"), rows)
+
+
+@command(
+    app,
+    "reset",
+    examples=[
+        "forebay group reset billing shop/orders --to earliest",
+        "forebay group reset billing shop/orders --to 2031-05-06T00:00:00Z --partition 2",
+    ],
+)
+def reset(
+    run: Invocation,
+    *,
+    name: Name,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
+    to: Annotated[str, typer.Option(metavar="PLACE", help="earliest, latest, an offset or a time.")],
+    partition: Annotated[int | None, typer.Option(help="This partition alone.", show_default=False)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Set the place of a group in a topic, also to an earlier one: it then reads again from there."""
+    position = parse_start(to, "--to")
+    with run.writer() as log:
+        group, handle = log.group(name), log.topic(topic)
+        for number in range(handle.partitions) if partition is None else [partition]:
+            # Checked in all before it is set in the first.
+            end, offset = handle.offsets(number).next, handle.resolve(position, number)
+            if offset > end:
+                raise Conflict(f"{handle.name}[{number}] ends at {end}, before {offset}: name a place up to there")
+        standing = group.reset(topic, position, partition)
+    for number, offset in standing.items():
+        item: dict[str, Any] = {"group": name, "topic": handle.name, "partition": number, "offset": offset}
+        if as_json:
+            say_json(item)
+        else:
+            say(f"{name} stands at {offset} in {handle.name}[{number}]")
+
+
+@command(app, "delete", examples=["forebay group delete billing --yes"])
+def delete(run: Invocation, *, name: Name, yes: YesOption = False) -> None:
+    """Forget every place of a group, in all topics. Its readers begin anew."""
+    with run.writer() as log:
+        group = log.group(name)
+        confirm(f"every place of {name}", yes=yes)
+        count = group.delete()
+    say(f"{name}: {count} places forgotten")
+
+
+def _places(run: Invocation, name: str) -> list[GroupOffset]:
+    try:
+        with run.reader() as log:
+            return log.group(name).offsets()
+    except Unsupported:
+        # Some topic of it can be seen by the owner of the directory alone: be that, if nobody is.
+        with run.writer() as log:
+            return log.group(name).offsets()
