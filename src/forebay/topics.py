@@ -272,8 +272,13 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_limited(self) -> bool:
-        """Whether records end by themselves."""
+        """Whether records are evicted."""
         return (self.cap_records, self.cap_bytes, self.ttl_ms) != (None, None, None)
+
+    @property
+    def ends_records(self) -> bool:
+        """Whether records end by themselves, by eviction or compaction."""
+        return self.is_limited or self.cleanup is Cleanup.COMPACT
 
 
 def _engine_and_durability(engine: str | None, durability: str | None) -> tuple[Engine, Durability]:

@@ -15,6 +15,7 @@ from forebay.engines.memory import MemoryShard
 from forebay.partitioning import partition_of_key
 from forebay.settings import Settings
 from forebay.shard import SegmentShard
+from forebay.storage import compaction
 from forebay.storage.lookups import offers
 from forebay.testing.clock import ManualClock
 from tests.storage.rig import QUICK, until, values
@@ -166,7 +167,7 @@ def test_what_a_shard_does_not_offer_names_the_way_out(log: Storage, monkeypatch
     for call in (lambda: topic.read_by_key(b"k"), lambda: topic.delete_by_tag("a"), lambda: topic.delete_before(1)):
         with pytest.raises(Unsupported, match="topic copy default/t"):
             call()
-    with pytest.raises(Unsupported, match='for caps use engine "rocksdb"'):
+    with pytest.raises(Unsupported, match='for limits use engine "rocksdb"'):
         log.create_topic("capped", cap_records=3)
     log._keeping.step()
     assert len(list(topic.read())) == 12
@@ -218,6 +219,52 @@ def test_a_topic_that_refuses_new_records_says_so_and_takes_them_again(log: Stor
     assert topic.offsets().earliest == 0
     assert topic.delete_before(2) == 2
     assert topic.append(b"fits") == 12
+
+
+def test_superseded_records_end_once_they_are_old_and_never_the_newest(
+    log: Storage, clock: ManualClock, engine: str
+) -> None:
+    topic = log.create_topic("t", engine=engine, cleanup="compact", compact_lag_ms=60_000)
+    filled(topic, 8)
+    topic.append(b"keyless")
+    log._keeping.step()
+    assert len(list(topic.read())) == 9, "none is old enough"
+    clock.advance(30)
+    topic.append_many([b"8", b"9"], keys=[b"k0", b"k1"])
+    clock.advance(30)
+    log._keeping.step()
+
+    assert values(topic.read()) == [b"6", b"7", b"keyless", b"8", b"9"]
+    assert values(topic.read_by_key(b"k0", history=True)) == [b"8"]
+    topic.append(b"young", key=b"k2")
+    log._keeping.step()
+    assert values(topic.read_by_key(b"k2", history=True)) == [b"6", b"young"], "it goes when the young one is old"
+    clock.advance(60)
+    log._keeping.step()
+    assert values(topic.read()) == [b"7", b"keyless", b"8", b"9", b"young"]
+
+
+def test_compaction_is_reported_goes_page_by_page_and_begins_anew_with_each_life(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "forebay.storage.keeping")
+    monkeypatch.setattr(compaction, "PASS_PAGES", 1)
+    settings = Settings.load(overrides=QUICK)
+    with Storage.open(tmp_path / "log", settings, clock=clock) as log:
+        topic = log.create_topic("t", engine="rocksdb", cleanup="compact", compact_lag_ms=0)
+        for _ in range(30):
+            topic.append_many([b"x" * 100_000] * 2, keys=[b"a", b"b"])
+    with Storage.open(tmp_path / "log", settings, clock=clock) as log:
+        topic = log.topic("t")
+        log._keeping.step()
+        assert topic.offsets().next == 60, "opened"
+        left = [len(list(topic.read()))]
+        while left[-1] > 2:
+            log._keeping.step()
+            left.append(len(list(topic.read())))
+            assert left[-1] < left[-2]
+    assert len(left) > 3
+    assert any("compacted" in record.getMessage() for record in caplog.records)
 
 
 # Alterations

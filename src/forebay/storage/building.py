@@ -77,9 +77,9 @@ class Parts:
             raise Unsupported(f'this log keeps everything in memory: create {spec.name} with durability "ephemeral"')
         if spec.engine is Engine.ROCKSDB:
             check_installed()
-        if spec.engine is Engine.SEGMENT and spec.is_limited and not offers(SegmentShard, "evict"):
+        if spec.engine is Engine.SEGMENT and spec.ends_records and not offers(SegmentShard, "evict"):
             raise Unsupported(
-                f'{spec.name}: engine "segment" keeps everything: for caps use engine "rocksdb" or "memory"'
+                f'{spec.name}: engine "segment" keeps everything: for limits use engine "rocksdb" or "memory"'
             )
 
 

@@ -8,9 +8,11 @@ from collections.abc import Callable
 
 from forebay.clock import Clock
 from forebay.engines import OpenShard
-from forebay.errors import ForebayError
+from forebay.engines.seam import LookedUpShard
+from forebay.errors import Closed, ForebayError
 from forebay.metadata import Compacted, Watch
 from forebay.storage.altering import Alterations
+from forebay.storage.compaction import Compaction
 from forebay.storage.definitions import Definitions
 from forebay.storage.lookups import offering, offers
 from forebay.wal.hearing import deferred
@@ -35,6 +37,7 @@ class Keeping:
         self._alterations = alterations
         self._clock = clock
         self._interval_s = interval_s
+        self._compaction = Compaction()
         self._changed = threading.Condition()
         self._stepping = threading.RLock()
         self._watch: Watch | None = None
@@ -50,12 +53,12 @@ class Keeping:
                 self._thread.start()
 
     def step(self) -> None:
-        """Hear of changes, and evict what the limits of open shards ask for."""
+        """Hear of changes, and end what the limits of open shards ask for."""
         self.hear()
         for shard in self._shards():
             with deferred(), self._stepping:
                 if not self._ended:
-                    self._evict(shard)
+                    self._keep(shard)
 
     def hear(self) -> None:
         """Go by what others have altered, if it is time to look."""
@@ -115,14 +118,23 @@ class Keeping:
             self._watch = None
             self._heard_at = float("-inf")
 
-    def _evict(self, shard: OpenShard) -> None:
-        if not shard.ref.spec.is_limited or not offers(shard, "evict"):
-            return
+    def _keep(self, shard: OpenShard) -> None:
+        """Apply the limits of a shard. Its trouble is logged and does not stop the others."""
         try:
-            evicted = offering(shard, "evict").evict(self._clock.now_ms())
-        except (ForebayError, OSError) as error:
-            logger.warning("%s: nothing is evicted for now: %s", shard.ref, error)
+            if shard.ref.spec.is_limited and offers(shard, "evict"):
+                self._evict(offering(shard, "evict"))
+            compacted = self._compaction.step(shard, self._clock.now_ms())
+        except Closed:
+            # It was closed since it was listed.
             return
+        except (ForebayError, OSError) as error:
+            logger.warning("%s: its limits are not applied for now: %s", shard.ref, error)
+            return
+        if compacted:
+            logger.info("%s: compacted %d superseded records away", shard.ref, compacted)
+
+    def _evict(self, shard: LookedUpShard) -> None:
+        evicted = shard.evict(self._clock.now_ms())
         if evicted.reason is not None:
             logger.info(
                 "%s: evicted %d records, %d bytes, up to offset %d (%s)",

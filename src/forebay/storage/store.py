@@ -353,7 +353,7 @@ class Storage:
     def _keep(self, spec: TopicSpec) -> None:
         """See to it that limits are applied, and changes by others heard of, where nothing else does that."""
         heard = self._parts.owned is not None and spec.engine is Engine.SEGMENT
-        if spec.is_limited or not (heard or self._parts.segment is None):
+        if spec.ends_records or not (heard or self._parts.segment is None):
             self._keeping.begin()
 
     def _forget(self, ref: ShardRef) -> None:
