@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from forebay.errors import Corrupt
 from forebay.format import index as index_format
@@ -178,6 +179,14 @@ class SealedSegment:
         first = int(entries["offset"][place])
         page = self.read(first, 1)
         return first_at_time(page.batches, timestamp) if page.batches else first
+
+    def totals(self) -> npt.NDArray[np.int64] | None:
+        """What all records up to the end of each frame count for; `None` where the index does not say."""
+        section = self._known()[1].get(SectionKind.SIZES)
+        if section is None:
+            return None
+        with closing(self._open_index()) as source:
+            return index_format.decode_sizes(source.read_at(section.length, section.position), section).astype(np.int64)
 
     def find(self, kind: SectionKind, wanted: int, start: int = 0) -> Iterator[Places]:
         """The offsets from `start` on of records that may have the key or tag with this hash, in rising pieces.

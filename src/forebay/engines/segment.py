@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 
 from forebay.clock import Clock
 from forebay.disk import Disk, make_directories
-from forebay.engines.operations import ShardedEngine, wanted
+from forebay.engines.operations import LookupEngine, wanted
 from forebay.errors import Conflict, Fenced, ForebayError, Moved
 from forebay.format.descriptor import Phase, ShardState
 from forebay.metadata import MetadataStore, Session
+from forebay.progress import ProgressStore
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef, Surroundings, acquire, read_state
 from forebay.shard.conclusion import Ended, end_reservations, export_tails
@@ -25,7 +26,7 @@ from forebay.wal.survey import tail_bytes
 logger = logging.getLogger(__name__)
 
 
-class SegmentEngine(ShardedEngine[SegmentShard]):
+class SegmentEngine(LookupEngine[SegmentShard]):
     """Shards below the directory `shards`, owned by this process."""
 
     def __init__(
@@ -40,7 +41,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         places: Places,
         on_open: Callable[[SegmentShard], None],
     ) -> None:
-        super().__init__()
+        super().__init__(ProgressStore(metadata, settings.metadata.prefix))
         self.directory = shards
         self.places = places
         self._settings = settings

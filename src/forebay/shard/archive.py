@@ -25,6 +25,7 @@ from forebay.export import Exporter, Lag, Origin
 from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.history import History
 from forebay.records import Gap
+from forebay.sealed import SealedSegment
 from forebay.shard.deletes import Deletes
 from forebay.shard.places import is_private
 from forebay.shard.surroundings import ShardRef, Surroundings
@@ -97,6 +98,11 @@ class Archive:
     def history(self) -> History:
         """What is catalogued, for readers."""
         return History(self.catalog, self._places.segment)
+
+    def segments(self, start: int, stop: int) -> list[tuple[int, int, SealedSegment]]:
+        """What history has of `[start, stop)`, in order: each segment with the part of the range that is in it."""
+        found = self.history.stretches(start, stop)
+        return [(low, high, segment()) for low, high, segment, waits in found if not waits]
 
     @property
     def exported(self) -> int:

@@ -11,6 +11,7 @@ from forebay.catalog.removals import RecordedRemovals
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.errors import Corrupt, Fenced, Unsupported
+from forebay.eviction import Limits
 from forebay.format.descriptor import ShardState, gap_descriptor
 from forebay.records import Gap, Offsets
 from forebay.settings import WalSettings
@@ -18,6 +19,7 @@ from forebay.shard.archive import Archive
 from forebay.shard.decision import RecoveryDecision, Situation, Source, decide
 from forebay.shard.deletes import Deletes, PastRemovals
 from forebay.shard.deletion import DeleteBefore, DeleteKey, DeleteRange, DeleteTag, Deletion
+from forebay.shard.evicting import Evicting, InHistory, Read, Weights
 from forebay.shard.extents import Extents
 from forebay.shard.inheritance import inherited_window
 from forebay.shard.lookups import Lookups, Sought
@@ -26,7 +28,7 @@ from forebay.shard.reservation import reserve_in_state, tell_reserved
 from forebay.shard.surroundings import ShardRef, Surroundings
 from forebay.shard.tiers import Tiers
 from forebay.shard.visible import Visible
-from forebay.topics import Durability, parse_compression
+from forebay.topics import Durability, TopicSpec, parse_compression
 from forebay.wal.begin import Start, begin
 from forebay.wal.log import Wal
 from forebay.wal.sealing import Sealer
@@ -73,6 +75,7 @@ class SegmentShard:
         self.deletes = Deletes(wal, visible, Extents(wal.files))
         self.read, self.offset_at_time = visible.read, visible.offset_at_time
         self.lookups = Lookups(wal, wal.read, lambda: visible.ended)
+        self._limit(wal.read, lambda start, stop: [])
         self.read_by_key, self.read_by_tag = self.lookups.read_by_key, self.lookups.read_by_tag
         self.flush = wal.flush
         self.rotate = wal.rotate
@@ -87,8 +90,23 @@ class SegmentShard:
         self.deletes = Deletes(self.wal, visible, extents, past, before)
         self.read, self.offset_at_time = visible.read, visible.offset_at_time
         self.lookups = Lookups(self.wal, tiers.read, lambda: visible.ended, archive)
+        self._limit(tiers.read, archive.segments)
         self.read_by_key, self.read_by_tag = self.lookups.read_by_key, self.lookups.read_by_tag
         archive.heed(self.deletes)
+
+    def _limit(self, read: Read, in_history: InHistory) -> None:
+        """Heed the caps and the time to live of the topic."""
+        weights = Weights(self.wal.files, read, in_history)
+        self._evicting = Evicting(self.wal, self.deletes, Limits.of(self.ref.spec), read, weights)
+        self.evict, self.holding = self._evicting.evict, self._evicting.holding
+        self.adopt(self.ref.spec)
+
+    def adopt(self, spec: TopicSpec) -> None:
+        """Go by this definition of the same topic from now on: its limits have changed, or its partitions."""
+        self.ref, limits = ShardRef(spec, self.ref.partition), Limits.of(spec)
+        self._evicting.limits = limits
+        gate = self._evicting if limits.rejects else self.wal
+        self.stage_one, self.stage_many = gate.stage_one, gate.stage_many
 
     @property
     def archive(self) -> Archive:

@@ -1,0 +1,225 @@
+"""The caps and the time to live of one shard: what goes, and which appends find no room.
+
+Which records end is decided by `eviction`; this tells it what the shard holds, and moves the floors. Bytes are
+counted by the indexes of sealed files where they tell them, else by the records.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from forebay.errors import Full
+from forebay.eviction import Evicted, Holding, Limits, Stretch, plan
+from forebay.format.batch import Batch, ColumnBytes, batch_of
+from forebay.format.index import find_offset
+from forebay.format.offsets import OffsetSet
+from forebay.pages import Page
+from forebay.records import Gap
+from forebay.sealed import SealedSegment
+from forebay.shard.deletes import Deletes
+from forebay.wal.files import FileList, SealedFile
+from forebay.wal.log import Wal
+from forebay.wal.staging import Entry, Producing, Ticket
+
+PAGE_BYTES = 1024 * 1024
+
+Read: TypeAlias = Callable[[int, int], Page]
+"""Pages over all tiers, of records that ended too."""
+InHistory: TypeAlias = Callable[[int, int], list[tuple[int, int, SealedSegment]]]
+"""The segments that history has for `[start, stop)`, each with the part of the range that is in it."""
+
+
+class Weights:
+    """How many bytes the records of a range count for. Remembers the last answer. One thread at a time."""
+
+    def __init__(self, files: FileList, read: Read, in_history: InHistory) -> None:
+        self._files = files
+        self._read = read
+        self._in_history = in_history
+        self._start = self._stop = self._bytes = 0
+
+    def between(self, start: int, stop: int) -> int:
+        """What `[start, stop)` counts for. Cheap where `start` is the same as before and `stop` a little further on."""
+        if start != self._start or stop < self._stop:
+            self._start = self._stop = start
+            self._bytes = 0
+        self._bytes += self._weigh(self._stop, stop)
+        self._stop = stop
+        return self._bytes
+
+    def move(self, start: int, bytes_gone: int) -> None:
+        """The range begins at `start` from now on, so much lighter: whoever let the front go knows by how much."""
+        self._start, self._bytes = start, self._bytes - bytes_gone
+
+    def _weigh(self, start: int, stop: int) -> int:
+        total, at = 0, start
+        for low, high, segment in self._sealed(start, stop):
+            total += self._by_records(at, low) + self._by_index(low, high, segment)
+            at = high
+        return total + self._by_records(at, stop)
+
+    def _sealed(self, start: int, stop: int) -> Iterator[tuple[int, int, SealedSegment]]:
+        """The parts of the range whose bytes an index may tell, in order."""
+        begins = self._files.begins
+        edge = stop if begins is None else min(max(begins, start), stop)
+        if start < edge:
+            yield from self._in_history(start, edge)
+        for file in self._files.all:
+            low, high = max(file.start, edge), min(file.end, stop)
+            if isinstance(file, SealedFile) and low < high:
+                yield low, high, file
+
+    def _by_index(self, start: int, stop: int, segment: SealedSegment) -> int:
+        totals = segment.totals()
+        entries = segment.index().entries
+        if totals is None or not len(entries):
+            return self._by_records(start, stop)
+        bases = entries["offset"].tolist()
+        ends = (entries["offset"] + entries["count"]).tolist()
+        first, last = find_offset(entries, start), find_offset(entries, stop)
+        # Whole frames by the index, and by their records those that the range begins or ends in.
+        whole_from = first if first == len(bases) or bases[first] >= start else first + 1
+        if last <= whole_from:
+            return self._by_records(start, stop)
+        total = int(totals[last - 1]) - (int(totals[whole_from - 1]) if whole_from else 0)
+        if whole_from > first:
+            total += self._by_records(start, ends[first])
+        if last < len(bases) and bases[last] < stop:
+            total += self._by_records(bases[last], stop)
+        return total
+
+    def _by_records(self, start: int, stop: int) -> int:
+        total = 0
+        while start < stop:
+            page = self._read(start, PAGE_BYTES).clipped(stop)
+            if page.next == start:
+                break
+            total += sum(int(batch.sizes().sum()) for batch in page.batches)
+            start = page.next
+        return total
+
+
+class Evicting:
+    """Applies the limits of one shard."""
+
+    def __init__(self, wal: Wal, deletes: Deletes, limits: Limits, read: Read, weights: Weights) -> None:
+        self._wal = wal
+        self._deletes = deletes
+        self.limits = limits
+        self._read = read
+        self._weights = weights
+        self._counting = threading.Lock()
+        self._staged: list[tuple[int, int, int]] = []
+        """Start, end and bytes of appends that may not be published yet."""
+
+    def evict(self, now_ms: int) -> Evicted:
+        """See `LookedUpShard`."""
+        limits = self.limits
+        self._wal.check_open()
+        if limits.cap_records is None and limits.cap_bytes is None and limits.ttl_ms is None:
+            return Evicted(self._deletes.floor.evict_floor)
+        self._wal.bring_up()
+        with self._counting:
+            holding = self._holding(live=limits.ttl_ms is not None, sizes=limits.cap_bytes is not None)
+            at, evicted = plan(limits, holding, lambda: self._stretches(holding.earliest, holding.head), now_ms)
+            if evicted.reason is not None:
+                self._deletes.evict_below(at, evicted.reason)
+                self._weights.move(at, evicted.bytes)
+            return evicted
+
+    def holding(self) -> Holding:
+        """See `LookedUpShard`."""
+        self._wal.check_open()
+        self._wal.bring_up()
+        with self._counting:
+            return self._holding(live=True, sizes=True)
+
+    def _holding(self, *, live: bool, sizes: bool) -> Holding:
+        """What is held; live records and bytes are counted only if asked for."""
+        floor, head = self._deletes.floor, self._wal.head
+        count = len(self._deletes.live(floor.earliest, head)) if live else 0
+        held = self._weights.between(floor.earliest, head) if sizes else 0
+        return Holding(floor.evict_floor, floor.earliest, head, count, held)
+
+    def stage_one(self, entry: Entry, size: int) -> Ticket:
+        """As the log does, unless there is no room: `Full` then."""
+        with self._counting:
+            self._check_room(1, size, entry.producing)
+            return self._noted(self._wal.stage_one(entry, size), 1, size)
+
+    def stage_many(self, columns: ColumnBytes, producing: Producing | None, ticket: Ticket) -> Ticket:
+        """As the log does, unless there is no room: `Full` then."""
+        size = int(batch_of(columns, base=0, epoch=0, appended_at=0).sizes().sum())
+        with self._counting:
+            self._check_room(columns.count, size, producing)
+            return self._noted(self._wal.stage_many(columns, producing, ticket), columns.count, size)
+
+    def _check_room(self, count: int, size: int, producing: Producing | None) -> None:
+        try:
+            self._check_limits(count, size)
+        except Full:
+            # A repeat needs no room.
+            if producing is None or not self._is_known(producing):
+                raise
+
+    def _is_known(self, producing: Producing) -> bool:
+        """Whether this append was acknowledged before."""
+        self._wal.bring_up()
+        last = self._wal.writer.window.last_sequence(producing.producer)
+        return last is not None and producing.sequence <= last
+
+    def _check_limits(self, count: int, size: int) -> None:
+        earliest, head, following = self._deletes.floor.earliest, self._wal.head, self._wal.staging.next
+        held = 0
+        if self.limits.cap_bytes is not None:
+            self._staged = [part for part in self._staged if head < part[1] <= following]
+            held = self._weights.between(earliest, head) + sum(part[2] for part in self._staged)
+        self.limits.check_room(self._wal.writer.place, following + count - earliest, held + size)
+
+    def _noted(self, ticket: Ticket, count: int, size: int) -> Ticket:
+        if self.limits.cap_bytes is not None:
+            self._staged = [part for part in self._staged if part[1] <= ticket.offset]
+            self._staged.append((ticket.offset, ticket.offset + count, size))
+        return ticket
+
+    def _stretches(self, start: int, stop: int) -> Iterator[Stretch]:
+        """Everything of `[start, stop)`, frame by frame; read only as far as it is asked for."""
+        deleted = self._deletes.deleted
+        size = 1
+        while start < stop:
+            page = self._read(start, size).clipped(stop)
+            if page.next == start:
+                return
+            pieces: list[Batch | Gap] = [*page.batches, *page.events]
+            for piece in sorted(pieces, key=_start):
+                yield from [_of_gap(piece)] if isinstance(piece, Gap) else _of_batch(piece, deleted)
+            start, size = page.next, PAGE_BYTES
+
+
+def _start(piece: Batch | Gap) -> int:
+    return piece.start if isinstance(piece, Gap) else piece.base
+
+
+def _of_gap(gap: Gap) -> Stretch:
+    return Stretch(gap.start, gap.stop, False, None, 0, lambda: np.zeros(gap.stop - gap.start, np.int64))
+
+
+def _of_batch(batch: Batch, deleted: OffsetSet) -> Iterator[Stretch]:
+    sizes = batch.sizes()
+    gone = deleted.mask(batch.base, batch.count)
+    edges = [0, *(np.flatnonzero(gone[1:] != gone[:-1]) + 1).tolist(), batch.count]
+    for first, last in pairwise(edges):
+        part = sizes[first:last]
+        yield Stretch(
+            batch.base + first, batch.base + last, not gone[first], batch.appended_at, int(part.sum()), _giving(part)
+        )
+
+
+def _giving(sizes: npt.NDArray[np.int64]) -> Callable[[], npt.NDArray[np.int64]]:
+    return lambda: sizes

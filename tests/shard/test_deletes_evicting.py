@@ -1,0 +1,84 @@
+"""Eviction of a shard with history: bytes are counted exactly in every tier, and floors survive whatever comes."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from forebay.errors import Full
+from forebay.format.batch import Columns, encode_columns
+from forebay.records import Gap, Reason
+from forebay.shard.evicting import Weights
+from forebay.topics import OnFull
+from forebay.wal.staging import Ticket, record_bytes
+from tests.protocol.world import MODES, Node, World
+
+COUNTS = (1, 4, 2, 7, 3, 1, 5, 2, 6, 4)
+
+
+def _append(node: Node, count: int) -> list[int]:
+    """Records whose sizes differ; those sizes."""
+    first = node.shard.offsets().next
+    values = [b"x" * (offset * 7 % 31) for offset in range(first, first + count)]
+    columns = encode_columns(Columns(values=values, timestamps=[1] * count))
+    node.shard.settle(node.shard.stage_many(columns, None, Ticket()))
+    node.shard.commit()
+    return [record_bytes(value, None, None, ()) for value in values]
+
+
+def _weights(node: Node) -> Weights:
+    """One that remembers nothing yet."""
+    counted = node.shard._evicting._weights
+    return Weights(counted._files, counted._read, counted._in_history)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_bytes_are_counted_exactly_in_every_tier(mode: str) -> None:
+    node = World(mode).node("a")
+    sizes: list[int] = []
+    for number, count in enumerate(COUNTS):
+        sizes += _append(node, count)
+        if number % 3 == 2:
+            node.shard.rotate()
+        if number == 5:
+            node.export()
+            node.shard.archive.retain()
+        if number == 8:
+            node.rotate()
+
+    for start in range(len(sizes)):
+        for stop in range(start, len(sizes) + 1):
+            assert _weights(node).between(start, stop) == sum(sizes[start:stop]), (start, stop)
+    growing = _weights(node)
+    for stop in range(5, len(sizes) + 1):
+        assert growing.between(3, stop) == sum(sizes[3:stop])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_limits_that_change_are_gone_by_at_once(mode: str) -> None:
+    node = World(mode).node("a")
+    spec = node.world.ref.spec
+    sizes = [size for count in COUNTS for size in _append(node, count)]
+    node.export()
+    sizes += _append(node, 5)
+    head = len(sizes)
+    shard = node.shard
+    assert shard.evict(0).floor == 0
+    assert (shard.holding().live, shard.holding().bytes) == (head, sum(sizes))
+
+    shard.adopt(msgspec.structs.replace(spec, cap_bytes=sum(sizes[20:])))
+    assert shard.evict(0) == (20, 20, sum(sizes[:20]), Reason.CAP, False)
+    shard.adopt(msgspec.structs.replace(spec, cap_records=head - 30))
+    assert shard.evict(0) == (30, 10, sum(sizes[20:30]), Reason.CAP, False)
+    shard.archive.retain()
+    assert (shard.holding().live, shard.holding().bytes) == (head - 30, sum(sizes[30:]))
+    shard.adopt(msgspec.structs.replace(spec, cap_records=head - 30, on_full=OnFull.REJECT_NEW))
+    with pytest.raises(Full):
+        _append(node, 1)
+    shard.adopt(spec)
+    _append(node, 1)
+
+    node.die()
+    again = node.world.node("a").shard
+    assert again.offsets()[:2] == (30, 30)
+    assert again.read(7).events == [Gap(7, 30, Reason.CAP)]
