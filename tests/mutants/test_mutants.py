@@ -127,11 +127,12 @@ def _flip_an_offset(durability: Durability) -> list[Violation]:
     rig = Rig(simulated(), durability).open()
     for _ in range(4):
         rig.append()
-    rig.wal.cache.clear()
     active = rig.wal.writer.active
     assert active is not None
-    second = _first_record(rig) + (active.limit - _first_record(rig)) // 4
-    _overwrite(rig, active.path, second)
+    # The record behind the first one, of the same size.
+    (first,) = rig.wal.cache.frames_from(0, 1)
+    rig.wal.cache.clear()
+    _overwrite(rig, active.path, _first_record(rig) + len(first.data))
     history = rig.history()
     return [*check_log(history, rig.reading()), *damage_is_reported(history, rig.reading(), 4)]
 
@@ -178,7 +179,7 @@ def _overwrite(rig: Simulated, path: str, position: int) -> None:
 
 
 def _ack_before_sync(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Wal, "_timed_sync", lambda wal: None)
+    patch.setattr(Wal, "timed_sync", lambda wal: None)
 
 
 def _no_directory_sync(patch: pytest.MonkeyPatch) -> None:

@@ -28,11 +28,11 @@ def test_a_topic_deleted_between_look_and_use_stays_deleted_and_its_name_is_free
     with Storage.open(tmp_path / "A", settings) as a, Storage.open(tmp_path / "B", settings) as b:
         old = a.create_topic("orders")
 
-        def looked(spec: TopicSpec) -> bool:
+        def looked(spec: TopicSpec) -> TopicSpec:
             b.delete_topic(str(spec.name))
-            return True
+            return spec
 
-        monkeypatch.setattr(a._definitions, "is_current", looked)
+        monkeypatch.setattr(a._definitions, "current", looked)
 
         with pytest.raises(UnknownTopic, match="was deleted"):
             old.append(b"0")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import forebay
+from forebay.engines import OpenShard
 from forebay.storage import Storage
 from forebay.storage.streams import REST, STOP_CHECK_SECONDS, Following, Stream, Waiting
 from forebay.testing.clock import ManualClock
@@ -29,11 +30,15 @@ class Bell(threading.Event):
         return False
 
 
+def _nowhere(partition: int) -> OpenShard:
+    raise AssertionError("there is no shard to ask")
+
+
 class Nothing(Following[bytes]):
     """A topic that stays empty, one look at which takes a while."""
 
     def __init__(self, clock: ManualClock, look_seconds: float, poll_seconds: float | None) -> None:
-        super().__init__([], [], lambda batch, partition: [], lambda partition: None)
+        super().__init__([], [], lambda batch, partition: [], _nowhere)
         self.poll_seconds = poll_seconds
         self.looks = 0
         self._clock = clock

@@ -18,6 +18,8 @@ from forebay.metadata import Absent, Compare, Delete, MetadataStore, Operation, 
 BATCH_SHARDS = 30
 """Three comparisons each stay below the limit of a transaction."""
 ATTEMPTS = 5
+CHANGES_ATTEMPTS = 64
+"""Reservations of the owner itself may come between again and again."""
 
 
 class Owner(NamedTuple):
@@ -49,7 +51,7 @@ def change_state(store: MetadataStore, key: str, epoch: int, change: Callable[[S
 
     Raises `Fenced` once a newer epoch owns the shard. An answer that got lost is looked up.
     """
-    for _ in range(ATTEMPTS):
+    for _ in range(CHANGES_ATTEMPTS):
         stored = read_state(store, key)
         if stored is None or stored.state.epoch != epoch:
             raise Fenced(f"{key} has a newer owner than epoch {epoch}: this one stops")
@@ -62,7 +64,7 @@ def change_state(store: MetadataStore, key: str, epoch: int, change: Callable[[S
                 return state
         except Indeterminate:
             continue
-    raise Unavailable(f"{key} changed {ATTEMPTS} times while it was being written; try again")
+    raise Unavailable(f"{key} changed {CHANGES_ATTEMPTS} times while it was being written; try again")
 
 
 class Wanted(NamedTuple):
