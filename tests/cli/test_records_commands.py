@@ -93,6 +93,22 @@ def test_erase_says_where_bytes_remain(shell: Shell) -> None:
     assert shell.run("records", "get", TOPIC, "--key", "2").code == 1
 
 
+def test_erase_names_exactly_the_files_that_had_the_key(tmp_path: Path) -> None:
+    with forebay.open(str(tmp_path / "log")) as log:
+        topic = log.create_topic(TOPIC)
+        for key in (b"a", b"b", b"a", b"c"):
+            topic.append_many([b"v"] * 50, keys=[key] * 50)
+            topic.rotate()
+    shell = Shell(tmp_path / "log")
+    files = [str(path) for path in shell.segments()]
+
+    erased = shell.ok("records", "erase", TOPIC, "--key", "a", "--yes", "--json").items[0]
+
+    assert erased["deleted"] == 100
+    assert [place["place"] for place in erased["remains"]] == [files[0], files[2]]
+    assert {(place["until"], place["partition"]) for place in erased["remains"]} == {("compaction", 0)}
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -52,7 +52,10 @@ class Destination:
     def checked(cls, run: Invocation, spec: TopicSpec, path: str) -> Destination:
         """The directory, made if it is missing. Raises what speaks against it; the topic is untouched."""
         if spec.engine is not Engine.SEGMENT:
-            raise Unsupported(f"{spec.name} lives in the memory of its owner: it has no history that could move")
+            where = "in the memory of its owner" if spec.engine is Engine.MEMORY else "in a RocksDB database"
+            raise Unsupported(
+                f'{spec.name} lives {where}: it has no history that could move; copy it to a topic on engine "segment"'
+            )
         source = look_at(run)
         if os.path.realpath(path) == os.path.realpath(source.path):
             raise Invalid(f"{path} is the directory that {spec.name} is to leave: name another with --to")

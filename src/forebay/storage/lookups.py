@@ -55,8 +55,9 @@ class Lookups:
     def read_by_key(self, key: bytes, *, history: bool = False, partition: int | None = None) -> Stream[Record]:
         """The newest live record with exactly this key, or nothing; with `history` all of them, oldest first.
 
-        They are looked for where the hash of the key puts them, today and before partitions were added. Records
-        that were appended to a partition of the caller's choice are found by naming it.
+        They are looked for where the hash of the key puts them, today and before partitions were added: partition
+        after partition, today's last. Records that were appended to a partition of the caller's choice are found by
+        naming it.
         """
         wanted = _checked_key(key)
         places = partitions_of(self.spec, wanted) if partition is None else [self._place(partition)]
