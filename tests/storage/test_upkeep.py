@@ -271,3 +271,13 @@ def test_low_space_refuses_appends_and_goes_on_by_itself(tmp_path: Path) -> None
 
 def _entry() -> Entry:
     return Entry(b"v", None, None, (), 1, None, Ticket())
+
+
+def test_a_rotation_gets_through_between_syncs_that_follow_one_another(tmp_path: Path) -> None:
+    settings = {"wal": {"sync_interval_ms": 1, "free_bytes_min": 0}, "runtime": {"maintenance_interval_ms": 1}}
+    with Storage.open(str(tmp_path / "log"), Settings.load(overrides=settings)) as log:
+        topic = log.create_topic("t")
+        for number in range(100):
+            topic.append(b"%d" % number)
+            topic.rotate()
+        assert values(topic.read()) == [b"%d" % number for number in range(100)]

@@ -96,7 +96,7 @@ def _drained(shard: SegmentShard) -> int:
     """Everything accepted is in sealed files; where the log ends."""
     wal = shard.wal
     wal.flush()
-    wal.rotate()
+    shard.rotate()
     shard.upkeep.seal_rotated()
     unsealed = [file.path for file in shard.upkeep.rotated()]
     if unsealed:

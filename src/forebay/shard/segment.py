@@ -10,7 +10,7 @@ from forebay.catalog import ShardCatalog
 from forebay.catalog.removals import RecordedRemovals
 from forebay.clock import Clock
 from forebay.disk import Disk
-from forebay.errors import Corrupt, Fenced, Unsupported
+from forebay.errors import Corrupt, Fenced, Unavailable, Unsupported
 from forebay.eviction import Limits
 from forebay.format.descriptor import ShardState, gap_descriptor
 from forebay.records import Gap, Offsets
@@ -42,6 +42,7 @@ from forebay.wal.writer import ShardPlace
 logger = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 0.001
+ROTATE_ATTEMPTS = 20
 LOAD_POLL_SECONDS = 0.05
 
 
@@ -78,7 +79,6 @@ class SegmentShard:
         self._limit(wal.read, lambda start, stop: [])
         self.read_by_key, self.read_by_tag = self.lookups.read_by_key, self.lookups.read_by_tag
         self.flush = wal.flush
-        self.rotate = wal.rotate
 
     def keep_history(self, archive: Archive, around: Surroundings, before: ShardState | None) -> None:
         """From now on what the log does not have is read from history. `before` is what was recorded of the shard."""
@@ -119,6 +119,17 @@ class SegmentShard:
         """Stop for ever if the session in which the shard was acquired has ended."""
         if self.wal.fenced is None and not self._still_owner():
             self.wal.fence("the session in which it was acquired has ended")
+
+    def rotate(self) -> None:
+        """Begin a new file, if the present one has records."""
+        for _ in range(ROTATE_ATTEMPTS):
+            try:
+                return self.wal.rotate()
+            except Unavailable:
+                if not self.wal.writer.syncing:
+                    raise
+                # The upkeep was quicker with its next sync: it does not last.
+        return self.wal.rotate()
 
     def reserve_ahead(self) -> None:
         """Ask for more offsets before they are needed, so that no append waits for it."""
