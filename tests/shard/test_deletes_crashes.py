@@ -1,0 +1,116 @@
+"""Crash states of deletes, floors, exports and drops: the disk and the metadata store as of any moment.
+
+Recovered by the same directory or, where that is possible, by another.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import pytest
+
+from forebay.records import Reason
+from forebay.testing.crashes import CrashState, explore
+from forebay.testing.damage import Damage
+from forebay.testing.trace import Note
+from forebay.topics import Durability
+from tests.ledger import Ledger
+from tests.protocol.world import GRACE_S, MODES, Node, World
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
+
+STATES_MAX: Final = 16 if os.environ.get("FOREBAY_SOAK") else 2
+NAMES_MAX: Final = 8 if os.environ.get("FOREBAY_SOAK") else 2
+NOTE: Final = "ended"
+
+
+class Ended(NamedTuple):
+    """Offsets that were to end, or have."""
+
+    offsets: range
+    acked: bool
+
+
+def _end(node: Node, offsets: range, work: Callable[[], object]) -> None:
+    node.world.disk.note(NOTE, Ended(offsets, False))
+    work()
+    node.world.disk.note(NOTE, Ended(offsets, True))
+
+
+def _delete(node: Node, start: int, stop: int) -> None:
+    bound = min(stop, node.shard.wal.head)
+    _end(node, range(start, bound), lambda: node.shard.deletes.delete_range(start, stop))
+
+
+def _run(node: Node) -> None:
+    """Ends records on both sides of the frontier, and moves it, and lets the front go."""
+    _delete(node, 1, 3)
+    node.append(2)
+    _delete(node, 5, 6)
+    node.export()
+    _delete(node, 3, 4)
+    node.append(3)
+    _delete(node, 6, 10)
+    _end(node, range(5), lambda: node.shard.deletes.evict_below(5, Reason.CAP))
+    node.export()
+    node.append()
+    node.shard.archive.retain()
+    node.world.clock.advance(2 * GRACE_S)
+    node.shard.archive.sweep()
+    _end(node, range(10), lambda: node.shard.deletes.delete_before(11))
+
+
+def _expected(notes: tuple[Note, ...], durability: Durability) -> tuple[set[int], set[int]]:
+    """What must be gone, and what may be."""
+    promised, begun = set[int](), set[int]()
+    for note in notes:
+        if note.kind == NOTE and isinstance(note.payload, Ended):
+            begun |= set(note.payload.offsets)
+            if note.payload.acked:
+                promised |= set(note.payload.offsets)
+        elif note.kind == "crash" and durability is Durability.DISK and note.payload != Damage.KILLED.value:
+            promised.clear()
+    return promised, begun
+
+
+def _violations(state: CrashState, mode: str, durability: Durability, name: str) -> list[str]:
+    world = World.after(state, mode, durability)
+    promised, begun = _expected(tuple(world.disk.trace.notes()), durability)
+    node = world.node(name)
+    first = node.reading()
+    alive = {offset for offset, _ in first.records}
+    broken = [f"I23: back are {sorted(alive & promised)}"] if alive & promised else []
+    acked = {offset for append in world.history().acked for offset, _ in append.records}
+    told = {offset for gap in first.gaps for offset in range(gap.start, gap.stop) if gap.reason is not Reason.DELETED}
+    if durability is Durability.FSYNC and acked - begun - alive - (told if name == "b" else set()):
+        broken.append(f"I23: nobody deleted {sorted(acked - begun - alive)}")
+    if [gap for gap in first.gaps if gap.reason is Reason.DAMAGED]:
+        broken.append(f"I12: {first.gaps}")
+    node.append()
+    node.export()
+    node.die()
+    back = {offset for offset, _ in world.node(name).reading().records} & (begun - alive)
+    if back:
+        broken.append(f"I23: back at the second recovery are {sorted(back)}")
+    return broken
+
+
+@pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.DISK])
+@pytest.mark.parametrize("mode", MODES)
+def test_no_crash_brings_a_record_back_or_ends_another(mode: str, durability: Durability, ledger: Ledger) -> None:
+    """I23, I24."""
+    world = World(mode, durability)
+    node = world.node("a")
+    node.append(4)
+    begun = len(world.disk.trace)
+    _run(node)
+
+    broken: list[str] = []
+    trace = world.disk.trace
+    for state in explore(trace, range(begun, len(trace) + 1), states_max=STATES_MAX, names_max=NAMES_MAX):
+        for name in ("a", "b") if mode == "shared_fs" else ("a",):
+            ledger.count("crash states", scenario=f"deletes in {mode}, by {name}", damage=state.damage.value)
+            broken += [f"{state}: {violation}" for violation in _violations(state, mode, durability, name)]
+    assert broken[:10] == []
