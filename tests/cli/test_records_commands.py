@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 import forebay
-from forebay.shard import SegmentShard
-from forebay.storage.lookups import offers
 from tests.cli.rig import Shell, one_line, snapshot
 
-ENGINES = ["rocksdb", *(["segment"] if offers(SegmentShard, "delete") else [])]
+ENGINES = ["rocksdb", "segment"]
 TOPIC = "shop/orders"
 
 

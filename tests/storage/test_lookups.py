@@ -11,16 +11,13 @@ import pytest
 
 import forebay
 from forebay import Conflict, Full, Gap, Invalid, Reason, Storage, Topic, Unsupported
-from forebay.engines.memory import MemoryShard
 from forebay.partitioning import partition_of_key
 from forebay.settings import Settings
-from forebay.shard import SegmentShard
 from forebay.storage import compaction
-from forebay.storage.lookups import offers
 from forebay.testing.clock import ManualClock
 from tests.storage.rig import QUICK, until, values
 
-ENGINES = ["memory", "rocksdb", *(["segment"] if offers(SegmentShard, "evict") else [])]
+ENGINES = ["memory", "rocksdb", "segment"]
 OFFSETS_MAX = 2**63 - 1
 
 
@@ -162,18 +159,20 @@ def test_what_is_wrong_is_refused_and_nothing_deleted(log: Storage, call: object
     assert len(list(topic.read())) == 12
 
 
-def test_what_a_shard_does_not_offer_names_the_way_out(log: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    topic = filled(log.create_topic("t", engine="memory"))
-    for ability in ("read_by_key", "read_by_tag", "delete", "evict"):
-        monkeypatch.delattr(MemoryShard, ability)
-    monkeypatch.delattr(SegmentShard, "evict", raising=False)
-    for call in (lambda: topic.read_by_key(b"k"), lambda: topic.delete_by_tag("a"), lambda: topic.delete_before(1)):
-        with pytest.raises(Unsupported, match="topic copy default/t"):
-            call()
-    with pytest.raises(Unsupported, match='for limits use engine "rocksdb"'):
-        log.create_topic("capped", cap_records=3)
-    log._keeping.step()
-    assert len(list(topic.read())) == 12
+def test_beside_the_owner_nothing_is_deleted_evicted_or_altered(tmp_path: Path) -> None:
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        topic = filled(log.create_topic("t", cap_records=5, cleanup="compact", compact_lag_ms=0))
+        with forebay.open(tmp_path / "log", QUICK, read_only=True) as beside:
+            theirs = beside.topic("t")
+            assert len(list(theirs.read())) == 12
+            with pytest.raises(Unsupported, match="the process that owns the directory"):
+                theirs.delete_by_tag("a")
+            with pytest.raises(Unsupported, match="the process that owns the directory"):
+                theirs.delete_before(1)
+            with pytest.raises(Unsupported, match="read-only"):
+                beside.alter_topic("t", partitions=3)
+            beside._keeping.step()
+        assert len(list(topic.read())) == 12
 
 
 # Limits

@@ -21,7 +21,6 @@ from forebay.shard.places import Places
 from forebay.storage.archiving import Archiving
 from forebay.storage.definitions import Definitions
 from forebay.storage.directory import LogDirectory, is_owned, refuse_lost_metadata
-from forebay.storage.lookups import offers
 from forebay.storage.threads import Maintenance, Rounds
 from forebay.topics import Engine, TopicSpec
 
@@ -77,10 +76,6 @@ class Parts:
             raise Unsupported(f'this log keeps everything in memory: create {spec.name} with durability "ephemeral"')
         if spec.engine is Engine.ROCKSDB:
             check_installed()
-        if spec.engine is Engine.SEGMENT and spec.ends_records and not offers(SegmentShard, "evict"):
-            raise Unsupported(
-                f'{spec.name}: engine "segment" keeps everything: for limits use engine "rocksdb" or "memory"'
-            )
 
 
 def memory_parts(settings: Settings, clock: Clock) -> Parts:

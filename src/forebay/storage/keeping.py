@@ -57,7 +57,8 @@ class Keeping:
         self.hear()
         for shard in self._shards():
             with deferred(), self._stepping:
-                if not self._ended:
+                # Beside the owner nothing ends records but the owner.
+                if not self._ended and offers(shard, "evict"):
                     self._keep(shard)
 
     def hear(self) -> None:
@@ -121,7 +122,7 @@ class Keeping:
     def _keep(self, shard: OpenShard) -> None:
         """Apply the limits of a shard. Its trouble is logged and does not stop the others."""
         try:
-            if shard.ref.spec.is_limited and offers(shard, "evict"):
+            if shard.ref.spec.is_limited:
                 self._evict(offering(shard, "evict"))
             compacted = self._compaction.step(shard, self._clock.now_ms())
         except Closed:

@@ -26,12 +26,10 @@ def offers(shard: object, ability: str) -> bool:
 
 
 def offering(shard: OpenShard, ability: str) -> LookedUpShard:
-    """The shard, if it has that ability; else `Unsupported` with the way out."""
+    """The shard, if it has that ability; else `Unsupported`: beside its owner a shard has fewer."""
     if not offers(shard, ability):
-        engine = shard.ref.spec.engine
         raise Unsupported(
-            f'{shard.ref} on engine "{engine}" has no {ability} here: copy its records to a topic that has it, as with '
-            f'"forebay topic copy {shard.ref.spec.name} NEW --engine rocksdb"'
+            f"{shard.ref} is opened read-only and has no {ability} here: ask the process that owns the directory"
         )
     return cast(LookedUpShard, shard)
 
