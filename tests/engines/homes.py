@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from forebay.blobs import DirectoryStore
 from forebay.clock import Clock, SystemClock
 from forebay.disk import Disk, make_directories
 from forebay.engines import MemoryEngine, SegmentEngine
@@ -94,15 +95,22 @@ class SegmentHome:
             clock=self._clock,
             metadata=self.metadata,
             membership=self._owners.next(),
-            places=Places(
-                disk=self._disk,
-                clock=self._clock,
-                directory=LogDirectory(self._root, Marker(FORMAT, "here"), None),
-                holder="here",
-                store=None,
-                store_name="",
-            ),
+            places=self._places(),
             on_open=self.shards.append,
+        )
+
+    def _places(self) -> Places:
+        """Where history lies: beside the log, or in a store of its own if the settings share it."""
+        store = None
+        if self._settings.is_shared:
+            store = DirectoryStore(f"{self._root}/store", disk=self._disk, clock=self._clock).open()
+        return Places(
+            disk=self._disk,
+            clock=self._clock,
+            directory=LogDirectory(self._root, Marker(FORMAT, "here"), None),
+            holder="here",
+            store=store,
+            store_name=self._settings.store.name if store else "",
         )
 
     def ref(self, partition: int = 0) -> ShardRef:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from forebay.clock import Clock, SystemClock
-from forebay.disk import SystemDisk
-from forebay.engines import MemoryEngine
+from forebay.disk import Disk, SystemDisk
+from forebay.engines import MemoryEngine, SegmentEngine
 from forebay.engines.rocksdb import RocksEngine
 from forebay.metadata import MemoryMetadata, MetadataStore
 from forebay.settings import Settings
-from forebay.shard import ShardRef
+from forebay.shard import SegmentShard, ShardRef
 from forebay.testing.clock import ManualClock
 from forebay.topics import TopicName, TopicSpec
-from tests.engines.homes import SETTINGS, TOPIC_ID, Owners
+from forebay.wal.staging import Ticket
+from tests.engines.homes import SETTINGS, TOPIC_ID, Owners, SegmentHome
 
 
 def limited_spec(engine: str, durability: str, **limits: int | str | None) -> TopicSpec:
@@ -85,6 +86,46 @@ class RocksHome:
 
     def ref(self, partition: int = 0, **limits: int | str | None) -> ShardRef:
         return ShardRef(limited_spec("rocksdb", self._durability, **limits), partition)
+
+
+class LookupSegmentHome(SegmentHome):
+    """The segment engine in a directory, of the machine if no other disk is given."""
+
+    def __init__(self, path: str, durability: str, *, settings: Settings = SETTINGS, disk: Disk | None = None) -> None:
+        self.clock = ManualClock()
+        super().__init__(disk or SystemDisk(), path, durability, settings=settings, clock=self.clock)
+
+    def open(self) -> SegmentEngine:
+        engine = super().open()
+        engine._on_open = self._opened
+        return engine
+
+    def _opened(self, shard: SegmentShard) -> None:
+        settle = shard.settle
+
+        def settled(ticket: Ticket) -> int:
+            offset = settle(ticket)
+            self.settled(shard)
+            return offset
+
+        shard.settle = settled
+
+    def settled(self, shard: SegmentShard) -> None:
+        """What time would do to class `memory`: no thread is here for it."""
+        if self._durability == "memory":
+            shard.commit()
+
+    def ref(self, partition: int = 0, **limits: int | str | None) -> ShardRef:
+        return ShardRef(limited_spec("segment", self._durability, **limits), partition)
+
+
+class RestlessHome(LookupSegmentHome):
+    """The same, but each append is sealed and made history before the next: all is read from sealed files."""
+
+    def settled(self, shard: SegmentShard) -> None:
+        shard.rotate()
+        shard.upkeep.seal_rotated()
+        shard.archive.catch_up()
 
 
 def rocks_home(path: str, durability: str) -> RocksHome:

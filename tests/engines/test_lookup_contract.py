@@ -8,7 +8,7 @@ import pytest
 
 from forebay.testing.contracts.lookups import LookupContract
 from forebay.testing.contracts.removals import RemovalContract
-from tests.engines.lookup_homes import LookupMemoryHome, RocksHome
+from tests.engines.lookup_homes import LookupMemoryHome, LookupSegmentHome, RestlessHome, RocksHome
 
 
 class TestMemoryEngine(LookupContract, RemovalContract):
@@ -21,3 +21,15 @@ class TestRocksEngine(LookupContract, RemovalContract):
     @pytest.fixture(params=["disk", "fsync"])
     def home(self, request: pytest.FixtureRequest, tmp_path: Path) -> RocksHome:
         return RocksHome(str(tmp_path / "rocksdb"), request.param)
+
+
+class TestSegmentEngine(LookupContract, RemovalContract):
+    @pytest.fixture(params=["memory", "disk", "fsync"])
+    def home(self, request: pytest.FixtureRequest, tmp_path: Path) -> LookupSegmentHome:
+        return LookupSegmentHome(str(tmp_path), request.param)
+
+
+class TestSegmentEngineAllSealed(RemovalContract, LookupContract):
+    @pytest.fixture
+    def home(self, tmp_path: Path) -> LookupSegmentHome:
+        return RestlessHome(str(tmp_path), "disk")
