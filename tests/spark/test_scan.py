@@ -336,3 +336,25 @@ def test_what_lies_elsewhere_is_refused_by_name_and_never_left_out(path: Path, t
         assert [row["value"] for row in _read(path, startingOffsets='{"shop/orders": {"0": 2}}')] == [b"back again"]
         with pytest.raises(Unavailable, match="offset 0 is not in the local files, which begin at 2"):
             _read(path)
+
+
+def test_a_topic_with_removed_records_is_refused_until_they_can_be_left_out(path: Path, log: forebay.Storage) -> None:
+    topic = log.create_topic("shop/orders")
+    topic.append_many([b"a", b"b", b"c"])
+    assert len(_read(path)) == 3
+    assert topic.delete_by_offset(1, 2) == 1
+    with pytest.raises(Unsupported, match=r"shop/orders\[0\] has deleted or evicted records, .*forebay topic copy"):
+        look(_options(path))
+    log.export_topic("shop/orders")
+    with pytest.raises(Unsupported, match="has deleted or evicted records"):
+        look(_options(path))
+    log.create_topic("shop/left")
+    log.copy_topic("shop/orders", "shop/left")
+    asked = _options(path, topic="shop/left")
+    rows = [
+        row
+        for split in plan(look(asked), asked, asked.columns)
+        for batch in read_split(split)
+        for row in batch.to_pylist()
+    ]
+    assert [row["value"] for row in rows] == [b"a", b"c"]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from forebay.catalog.removals import NO_FLOOR
 from forebay.clock import SystemClock
 from forebay.disk import Disk, SystemDisk
 from forebay.errors import Invalid, Unsupported
@@ -70,7 +71,7 @@ def look(options: ReadOptions) -> Snapshot:
                 '"segment"; copy the records to one'
             )
         _refuse_moved(store, directory, spec)
-    bounds = [_bounds(disk, path, spec.topic_id, partition) for partition in range(spec.partitions)]
+    bounds = [_bounds(disk, path, spec, partition) for partition in range(spec.partitions)]
     ranges = resolve(
         str(spec.name), bounds, options.starting, options.ending, fail_on_data_loss=options.fail_on_data_loss
     )
@@ -127,13 +128,24 @@ def _refuse_moved(store: MetadataStore, directory: LogDirectory, spec: TopicSpec
                 f"{spec.name}[{partition}] is held by directory {stored.state.holder} and not by {directory.path}: "
                 "read it by the path of that directory"
             )
+        if stored is not None and (stored.state.deletes or stored.state.floor != NO_FLOOR):
+            raise _shows_removed(spec, partition)
 
 
-def _bounds(disk: Disk, path: str, topic_id: str, partition: int) -> Bounds:
-    if not disk.exists(shard_directory(disk, path, topic_id, partition)):
+def _shows_removed(spec: TopicSpec, partition: int) -> Unsupported:
+    return Unsupported(
+        f"{spec.name}[{partition}] has deleted or evicted records, which this source would show again: copy what is "
+        'left with "forebay topic copy" and read that, or use read_arrow() of the topic'
+    )
+
+
+def _bounds(disk: Disk, path: str, spec: TopicSpec, partition: int) -> Bounds:
+    if not disk.exists(shard_directory(disk, path, spec.topic_id, partition)):
         return Bounds(0, 0)  # nothing was ever appended to it
-    with followed(disk, path, topic_id, partition) as log:
+    with followed(disk, path, spec.topic_id, partition) as log:
         offsets = log.offsets()
+        if log.removals.is_some:
+            raise _shows_removed(spec, partition)
         return Bounds(offsets.earliest, offsets.next)
 
 
