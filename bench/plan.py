@@ -33,6 +33,8 @@ class Sizes:
     growth: tuple[int, ...] = (750_000, 1_500_000, 3_000_000)
     topics: tuple[int, ...] = (1, 100, 10_000)
     idle_seconds: float = 2.0
+    looked_up: int = 10_000_000
+    lookups: int = 200
     rounds: int = 5
 
 
@@ -52,6 +54,8 @@ TOY = Sizes(
     growth=(1_000, 2_000, 4_000),
     topics=(1, 5),
     idle_seconds=0.05,
+    looked_up=4_000,
+    lookups=5,
     rounds=1,
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from bench.cases import append, durable, export, history, latency, memory, move, read, recovery, scale
+from bench.cases import append, durable, engines, export, history, latency, lookup, memory, move, read, recovery, scale
 from bench.plan import Plan
 from bench.results import Result
 
@@ -19,4 +19,6 @@ CASES: dict[str, Callable[[Plan], Iterator[Result]]] = {
     "move": move.run,
     "scale": scale.run,
     "memory": memory.run,
+    "engines": engines.run,
+    "lookup": lookup.run,
 }
