@@ -47,6 +47,9 @@ class Straight:
     def restart(self) -> None:
         raise AssertionError("not in this stream")
 
+    def tidy(self, partition: int, depth: int) -> None:
+        raise AssertionError("not in this stream")
+
 
 def change_for_ever(directory: str, durability: str, seed: str) -> None:
     """Change a shard, and say how many steps are done."""

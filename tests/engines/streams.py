@@ -1,4 +1,4 @@
-"""Streams of operations on engines with look-ups, and what an engine answers: made by hypothesis, or from a seed."""
+"""Streams of operations on engines with look-ups, and what an engine answers to them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from random import Random  # noqa: TID251  # seeded: the same run again
 from typing import NamedTuple, Protocol
-
-import hypothesis.strategies as st
 
 from forebay.engines import LookedUpEngine, NewRecord
 from forebay.engines.operations import joined
@@ -21,7 +19,6 @@ from forebay.testing.contracts.lookups import paged
 
 KEYS = (b"", b"a", b"a\0", b"b", b"c" * 300)
 TAGS = ("x", "x/y", "xx", "\N{SNOWMAN}")
-OFFSETS = 200
 
 
 class Step(NamedTuple):
@@ -43,35 +40,54 @@ class Life(Protocol):
     def restart(self) -> None:
         """End the engine in order and go on with the next; nothing where records end with the engine."""
 
+    def tidy(self, partition: int, depth: int) -> None:
+        """Rotate; from depth 1 on seal, from 2 on make it history, from 3 on drop copies. No reader may notice."""
 
-records = st.builds(
-    NewRecord,
-    st.none() | st.binary(max_size=120),
-    st.integers(-5, 60),
-    st.none() | st.sampled_from(KEYS),
-    st.none() | st.sampled_from(TAGS),
-    st.sampled_from([(), (("h", b"1"), ("h", None))]),
-)
-offsets = st.integers(0, OFFSETS)
-steps = st.one_of(
-    st.builds(Step, st.just("write"), st.integers(0, 1), st.tuples(records)),
-    st.builds(Step, st.just("batch"), st.integers(0, 1), st.tuples(st.lists(records, max_size=90))),
-    st.builds(Step, st.just("produce"), st.integers(0, 1), st.tuples(st.integers(1, 4), st.integers(0, 8))),
-    st.builds(Step, st.just("read"), st.integers(0, 1), st.tuples(offsets, st.integers(1, 30), st.integers(1, 2_000))),
-    st.builds(Step, st.just("by_key"), st.integers(0, 1), st.tuples(st.sampled_from(KEYS), offsets, st.integers(1, 9))),
-    st.builds(Step, st.just("newest"), st.integers(0, 1), st.tuples(st.sampled_from(KEYS), offsets)),
-    st.builds(Step, st.just("by_tag"), st.integers(0, 1), st.tuples(st.sampled_from(TAGS), offsets, st.integers(1, 9))),
-    st.builds(Step, st.just("at_time"), st.integers(0, 1), st.tuples(st.integers(-6, 61))),
-    st.builds(Step, st.just("delete_key"), st.integers(0, 1), st.tuples(st.sampled_from(KEYS))),
-    st.builds(Step, st.just("delete_tag"), st.integers(0, 1), st.tuples(st.sampled_from(TAGS))),
-    st.builds(Step, st.just("delete_range"), st.integers(0, 1), st.tuples(offsets, st.integers(0, 70))),
-    st.builds(Step, st.just("delete_before"), st.integers(0, 1), st.tuples(offsets)),
-    st.builds(Step, st.just("evict"), st.integers(0, 1), st.just(())),
-    st.builds(Step, st.just("jump"), st.just(0), st.tuples(st.integers(-3_000, 9_000))),
-    st.builds(Step, st.just("group"), st.integers(0, 1), st.tuples(st.sampled_from(["g", "h"]), offsets)),
-    st.just(Step("restart")),
-)
-scripts = st.lists(steps, max_size=30)
+
+APPENDS = ("write", "batch", "produce")
+LOOK_UPS = ("read", "by_key", "newest", "by_tag", "at_time")
+DELETES = ("delete_key", "delete_tag", "delete_range", "delete_before")
+OTHERS = ("evict", "jump", "group", "tidy", "restart")
+
+
+def mixed(seed: str, length: int) -> list[Step]:
+    """A stream of every operation on two partitions, with a few hundred records in each."""
+    chance = Random(seed)
+    kinds = APPENDS + LOOK_UPS + DELETES + OTHERS
+    weights = [4, 8, 4] + [2] * len(LOOK_UPS) + [1] * len(DELETES) + [4, 4, 1, 4, 2]
+    script: list[Step] = []
+    heads = [0, 0]
+    for _ in range(length):
+        kind, partition = chance.choices(kinds, weights)[0], chance.randrange(2)
+        step = Step(kind, partition, _arguments(chance, kind, heads[partition]))
+        if kind == "batch":
+            heads[partition] += len(step.what[0])  # type: ignore[arg-type]
+        script.append(step)
+    return script + chance.choice([[], [Step("restart")]])
+
+
+def _arguments(chance: Random, kind: str, head: int) -> tuple[object, ...]:
+    """What such an operation is asked for; `head` is about where the partition ends."""
+    offset = chance.randrange(head + 10)
+    key, tag, most = chance.choice(KEYS), chance.choice(TAGS), chance.randrange(1, 30)
+    asked: dict[str, Callable[[], tuple[object, ...]]] = {
+        "write": lambda: (_record(chance, chance.randbytes(chance.randrange(120))),),
+        "batch": lambda: ([_record(chance, b"%d" % n * n) for n in range(chance.choice([0, 1, 2, 9, 30, 90]))],),
+        "produce": lambda: (chance.randrange(1, 5), chance.randrange(9)),
+        "read": lambda: (offset, most, chance.choice([1, 100, 2_000])),
+        "by_key": lambda: (key, offset, most),
+        "newest": lambda: (key, offset),
+        "by_tag": lambda: (tag, offset, most),
+        "at_time": lambda: (chance.randrange(-6, 103),),
+        "delete_key": lambda: (key,),
+        "delete_tag": lambda: (tag,),
+        "delete_range": lambda: (offset, chance.choice([0, 1, 5, 70])),
+        "delete_before": lambda: (offset // 2,),
+        "jump": lambda: (chance.choice([-3_000, -1, 10, 1_000, 2_000, 9_000]),),
+        "group": lambda: (chance.choice(["g", "h"]), offset),
+        "tidy": lambda: (chance.randrange(4),),
+    }
+    return asked.get(kind, tuple)()
 
 
 def seeded(seed: int, length: int) -> list[Step]:
@@ -126,6 +142,7 @@ def answer(life: Life, step: Step) -> object:
             engine.get_offset_by_group(ref, group),
         ),
         "restart": life.restart,
+        "tidy": partial(life.tidy, step.partition),
     }
     try:
         return answers[step.kind](*step.what)
@@ -151,7 +168,7 @@ def _found(look_up: Callable[..., Page], start: int, most: int) -> object:
 def standing(engine: LookedUpEngine, ref: ShardRef) -> list[object]:
     """Everything that can be asked of a shard."""
     offsets = engine.open_shard(ref).offsets()
-    told: list[object] = [seen(engine, ref, bytes_max=500), offsets._replace(durable=0)]
+    told: list[object] = [seen(engine, ref, bytes_max=500), offsets._replace(durable=0, exported=0)]
     told += [_found(partial(engine.read_by_key, ref, key, history=True), 0, 50) for key in KEYS]
     told += [_found(partial(engine.read_by_tag, ref, tag), 0, 50) for tag in TAGS]
     told += [engine.get_offset_by_timestamp(ref, time) for time in range(-6, 101, 3)]
