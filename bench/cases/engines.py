@@ -96,8 +96,8 @@ def _measured(
 def _looked_up(name: str, store: IndexedStore, stream: Stream, times: int) -> Figures:
     """The median of each kind of look-up, then of deletes, each answer checked."""
     chance = random.Random(1)
-    # Of other keys each: what is deleted once is not there again.
-    offsets = chance.sample(range(stream.keys), times)
+    # All over the log, and of other keys each: what is deleted once is not there again.
+    offsets = [chance.choice(stream.with_key(first)) for first in chance.sample(range(stream.keys), times)]
 
     def timed(ask: Callable[[int], object], expected: Callable[[int], object]) -> float:
         taken = []
