@@ -66,7 +66,7 @@ def test_set_that_others_were_made_of_stays_as_it_was() -> None:
 
 
 @given(st.lists(st.integers(0, 70_000), max_size=40), st.integers(0, 60_000), st.integers(0, 9_000))
-def test_equal_sets_take_equally_many_bytes_however_they_came_about(
+def test_equal_sets_are_stored_as_the_same_bytes_however_they_came_about(
     offsets: list[int], start: int, length: int
 ) -> None:
     stop = start + length
@@ -77,8 +77,8 @@ def test_equal_sets_take_equally_many_bytes_however_they_came_about(
     with_detour = (at_once | OffsetSet.of_range(0, 80_000)) - (OffsetSet.of_range(0, 80_000) - at_once)
 
     assert at_once == piecemeal == with_detour
-    sizes = [[len(encode_bitmap(bitmap)) for _, bitmap in each.windows()] for each in (at_once, piecemeal, with_detour)]
-    assert sizes[0] == sizes[1] == sizes[2]
+    stored = [[encode_bitmap(bitmap) for _, bitmap in each.windows()] for each in (at_once, piecemeal, with_detour)]
+    assert stored[0] == stored[1] == stored[2]
 
 
 def test_range_put_together_from_single_offsets_is_stored_as_a_range() -> None:
