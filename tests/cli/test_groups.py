@@ -9,6 +9,8 @@ import pytest
 import forebay
 from tests.cli.rig import Shell, one_line
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(params=["segment", "rocksdb"])
 def shell(request: pytest.FixtureRequest, tmp_path: Path) -> Shell:

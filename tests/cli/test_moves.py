@@ -16,6 +16,8 @@ from tests.cli.house import TOPIC, House, child
 from tests.cli.rig import Shell, one_line, snapshot
 from tests.ledger import Ledger
 
+pytestmark = pytest.mark.slow
+
 MODES = ["local", "shared_fs"]
 TRANSACTIONS = 8
 """So many a move of this topic has at least."""

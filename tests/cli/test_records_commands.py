@@ -9,6 +9,8 @@ import pytest
 import forebay
 from tests.cli.rig import Shell, one_line, snapshot
 
+pytestmark = pytest.mark.slow
+
 ENGINES = ["rocksdb", "segment"]
 TOPIC = "shop/orders"
 

@@ -13,6 +13,8 @@ from tests.cli.house import TOPIC, House, child
 from tests.cli.rig import Outcome, Shell, flip, one_line, snapshot
 from tests.ledger import Ledger
 
+pytestmark = pytest.mark.slow
+
 SLOW_WAL: dict[str, object] = {
     "free_bytes_min": 0,
     "reserve_records_min": 64,

@@ -23,12 +23,14 @@ class TestRocksEngine(LookupContract, RemovalContract):
         return RocksHome(str(tmp_path / "rocksdb"), request.param)
 
 
+@pytest.mark.slow
 class TestSegmentEngine(LookupContract, RemovalContract):
     @pytest.fixture(params=["memory", "disk", "fsync"])
     def home(self, request: pytest.FixtureRequest, tmp_path: Path) -> LookupSegmentHome:
         return LookupSegmentHome(str(tmp_path), request.param)
 
 
+@pytest.mark.slow
 class TestSegmentEngineAllSealed(RemovalContract, LookupContract):
     @pytest.fixture
     def home(self, tmp_path: Path) -> LookupSegmentHome:

@@ -23,6 +23,8 @@ from forebay.wal.staging import Paused, Ticket
 from tests.history.attached import LOAD, Land, Node, broken, tolerated, values
 from tests.ledger import Ledger
 
+pytestmark = pytest.mark.slow
+
 SOAK: Final = bool(os.environ.get("FOREBAY_SOAK"))
 EVERY: Final = 1 if SOAK else 3
 """Of the pairs of faults, every so many-th."""

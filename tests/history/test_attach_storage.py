@@ -25,6 +25,8 @@ from tests.moves import rig
 from tests.moves.rig import TOPIC, Land, id_of, metadata_of, shard_of
 from tests.storage.rig import until
 
+pytestmark = pytest.mark.slow
+
 LANDS: dict[str, Callable[[Path], Land]] = {"local": rig.local, "shared_fs": rig.shared_fs}
 RECORDS = 20_000
 

@@ -57,6 +57,8 @@ from tests.history.loads import (
 )
 from tests.ledger import Ledger
 
+pytestmark = pytest.mark.slow
+
 KEYS = ShardKeys("shop", "orders", 0, "/forebay")
 _ARTEFACTS = artefacts()
 

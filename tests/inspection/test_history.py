@@ -18,6 +18,8 @@ from tests.cli.rig import Outcome, changed, flip
 from tests.inspection.exported import KEYS, Exported, HistoryShell
 from tests.ledger import Ledger
 
+pytestmark = pytest.mark.slow
+
 Harm = Callable[[Path], None]
 Change = Callable[[SegmentDescriptor], SegmentDescriptor]
 

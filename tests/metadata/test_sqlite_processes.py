@@ -23,6 +23,8 @@ from tests.children import Child, hear, tell
 from tests.ledger import Ledger
 from tests.metadata.children import ACTS, open_store
 
+pytestmark = pytest.mark.slow
+
 Start: TypeAlias = Callable[..., Child]
 
 ROOT = Path(__file__).parents[2]

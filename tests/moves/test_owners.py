@@ -21,6 +21,8 @@ from tests.moves.conftest import WITH_SERVERS
 from tests.moves.rig import RESERVED, TOPIC, Land, clear_up, id_of, numbers, pieces_of, state_of, told
 from tests.storage.rig import until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(params=["sqlite", pytest.param("etcd", marks=WITH_SERVERS)])
 def endpoints(request: pytest.FixtureRequest) -> tuple[str, ...]:

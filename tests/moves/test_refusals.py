@@ -16,6 +16,8 @@ from forebay.testing.moves import Operations
 from tests.moves import rig
 from tests.moves.rig import TOPIC, id_of, keys_of, metadata_of, numbers, pieces_of, shard_of, state_of, told
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_local_topic_without_a_place_to_meet_is_refused_before_it_is_sealed(tmp_path: Path) -> None:
     land = rig.local(tmp_path, handoff=False)

@@ -25,6 +25,8 @@ from tests.moves import rig
 from tests.moves.rig import TOPIC, Land, id_of, numbers, pieces_of, shard_of, state_of, told
 from tests.storage.rig import WatchedDisk, until
 
+pytestmark = pytest.mark.slow
+
 CALLS: Final = ("get", "range", "transaction")
 
 

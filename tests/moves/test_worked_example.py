@@ -23,6 +23,8 @@ from tests.moves.rig import (
     told,
 )
 
+pytestmark = pytest.mark.slow
+
 OWNERS = ("A", "B", "C")
 
 

@@ -43,6 +43,8 @@ from tests.history.house import KEYS, TOPIC, House
 from tests.ledger import Ledger
 from tests.log.test_indexes import make_old
 
+pytestmark = pytest.mark.slow
+
 ENTRIES: Final = (b"", b"a", b"a\0", b"ab", b"k" * 1_024, b"k" * 1_025, b"k" * 1_024 + b"l", b"rare")
 FRAME_ROWS: Final = 240
 TAGS: Final = ("", "a", "a/b", "á", "t" * 2_000)

@@ -17,6 +17,8 @@ from forebay.storage import copying
 from tests.ledger import Ledger
 from tests.storage.rig import QUICK, values
 
+pytestmark = pytest.mark.slow
+
 ENGINES = ["memory", "rocksdb", "segment"]
 
 

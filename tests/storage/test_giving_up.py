@@ -5,9 +5,13 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import pytest
+
 import forebay
 from forebay import Closed, Moved
 from tests.storage.rig import QUICK
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_handle_used_while_its_topic_is_sealed_never_sees_a_closed_shard(tmp_path: Path) -> None:

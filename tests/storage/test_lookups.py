@@ -17,6 +17,8 @@ from forebay.storage import compaction
 from forebay.testing.clock import ManualClock
 from tests.storage.rig import QUICK, until, values
 
+pytestmark = pytest.mark.slow
+
 ENGINES = ["memory", "rocksdb", "segment"]
 OFFSETS_MAX = 2**63 - 1
 
