@@ -1,0 +1,89 @@
+"""Who covers an offset: holes of the local log are filled from history where that has the records, and only there."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+from forebay.errors import Unavailable
+from forebay.format.batch import Batch, Columns, batch_of, encode_columns
+from forebay.history import History
+from forebay.pages import Page
+from forebay.records import Gap, Reason
+from forebay.shard.tiers import Tiers
+from forebay.wal.files import FileList
+
+
+def _batch(start: int, stop: int) -> Batch:
+    count = stop - start
+    return batch_of(
+        encode_columns(Columns(values=[b"v"] * count, timestamps=[0] * count)), base=start, epoch=1, appended_at=0
+    )
+
+
+class Log:
+    """Ten offsets in one file, with a hole in the middle."""
+
+    head = 10
+
+    def __init__(self, reason: Reason) -> None:
+        self.files = FileList()
+        self._pieces = [_batch(0, 3), Gap(3, 6, reason), _batch(6, 10)]
+
+    def read(self, offset: int, bytes_max: int = 0) -> Page:
+        batches = [p.slice(max(offset, p.base), p.end) for p in self._pieces if isinstance(p, Batch) and p.end > offset]
+        gaps = [p._replace(start=max(offset, p.start)) for p in self._pieces if isinstance(p, Gap) and p.stop > offset]
+        return Page(batches, gaps, self.head) if offset < self.head else Page([], [], offset)
+
+    def offset_at_time(self, timestamp: int) -> int | None:
+        return None
+
+
+class Past:
+    """A history that has everything below its end, or does not answer."""
+
+    def __init__(self, exported: int, *, away: bool = False) -> None:
+        self.exported = exported
+        self._away = away
+
+    @property
+    def history(self) -> History:
+        return cast("History", self)
+
+    def read(self, offset: int, bytes_max: int = 0) -> Page:
+        if self._away:
+            raise Unavailable("the store is away")
+        if offset >= self.exported:
+            return Page([], [], offset)
+        return Page([_batch(offset, self.exported)], [], self.exported)
+
+
+def _stream(tiers: Tiers) -> list[tuple[int, int] | Gap]:
+    pieces: list[tuple[int, int] | Gap] = []
+    offset = 0
+    while (page := tiers.read(offset)).next > offset:
+        pieces += [(batch.base, batch.end) for batch in page.batches]
+        pieces += page.events
+        offset = page.next
+    return pieces
+
+
+@pytest.mark.parametrize("reason", [Reason.DAMAGED, Reason.HISTORY])
+def test_a_hole_in_the_middle_of_a_page_is_filled_from_history(reason: Reason) -> None:
+    assert _stream(Tiers(Log(reason), Past(8))) == [(0, 3), (3, 6), (6, 10)]
+
+
+def test_a_hole_that_history_does_not_have_stays_and_is_told() -> None:
+    hole = Gap(3, 6, Reason.DAMAGED)
+    assert _stream(Tiers(Log(Reason.DAMAGED), Past(2))) == [(0, 3), (6, 10), hole]
+    assert _stream(Tiers(Log(Reason.DAMAGED), Past(8, away=True))) == [(0, 3), (6, 10), hole]
+
+
+def test_what_only_history_holds_is_never_taken_for_empty() -> None:
+    with pytest.raises(Unavailable, match="the store is away"):
+        _stream(Tiers(Log(Reason.HISTORY), Past(8, away=True)))
+
+
+def test_a_lost_range_is_no_business_of_history() -> None:
+    assert _stream(Tiers(Log(Reason.LOST), Past(8))) == [(0, 3), (6, 10), Gap(3, 6, Reason.LOST)]
