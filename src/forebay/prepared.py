@@ -21,6 +21,7 @@ from forebay.format.checksum import SALT_BYTES, ContentHash, crc32, salted
 from forebay.format.descriptor import DescriptorKind, LoadStatus, SegmentDescriptor, SparseEntry, Status, sparse_index
 from forebay.format.frame import HEAD_SIZE
 from forebay.format.index import Footer, FrameEntries, encode_index, frame_entries
+from forebay.format.lookups import LookupSections
 from forebay.format.segment import SEGMENT_SUFFIX, SegmentHeader, encode_header, index_name
 from forebay.manifests import ManifestRef, load_value, store_value
 from forebay.topics import shard_id
@@ -122,13 +123,17 @@ class PreparedSegment:
         self._zstd_level = zstd_level
         self._salt_crc = salted(header.salt)
         self._rows: list[tuple[int, int, int, int, int, int]] = []
+        self._lookups = LookupSections(header.start)
         self._next = header.start
         self._bytes = 0
         self._crc = 0
         self._digest = ContentHash()
 
     def chunks(self, batches: Iterable[ColumnBytes]) -> Iterator[bytes]:
-        """The segment of these records, frame by frame; holds no more than one batch and one frame at a time."""
+        """The segment of these records, frame by frame.
+
+        Holds no more than one batch and one frame at a time, and for the index 12 bytes per key and per tag.
+        """
         yield self._counted(encode_header(self._header))
         for columns in _frames_of(batches):
             frame = encode_data_frame(
@@ -144,6 +149,7 @@ class PreparedSegment:
             )
             times = columns.time_min, columns.time_max
             self._rows.append((self._next, self._bytes, len(frame), columns.count, *times))
+            self._lookups.add(batch_of(columns, base=self._next, epoch=0, appended_at=0))
             self._next += columns.count
             yield self._counted(frame)
 
@@ -164,7 +170,7 @@ class PreparedSegment:
             segment_crc=self._crc,
             content_hash=self._digest.digest(),
         )
-        return encode_index(footer, entries, []), footer, entries
+        return encode_index(footer, entries, [], self._lookups.sections()), footer, entries
 
     def _counted(self, chunk: bytes) -> bytes:
         self._bytes += len(chunk)

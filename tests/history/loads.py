@@ -10,14 +10,18 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from forebay.format.batch import Row, encode_rows
 from forebay.format.descriptor import gap_descriptor
 from forebay.format.segment import SegmentHeader
 from forebay.format.value import encode_value
+from forebay.inspection.segments import without_lookups
 from forebay.manifests import CatalogManifest, store_value
 from forebay.pages import Page
 from forebay.prepared import (
     LoadPlace,
+    Prepared,
     PreparedSegment,
     descriptors_of,
     manifest_of,
@@ -88,12 +92,20 @@ def expected(rows: Iterable[Row], start: int) -> list[Record]:
     ]
 
 
+def _old_segment(store: SimulatedBlobs) -> Prepared:
+    """A segment of a load whose index has no look-ups."""
+    segment = write_segment(store, PLACE, "3-0", [encode_rows(FULL_ROWS)], clock=ManualClock(seed=1))
+    assert segment is not None
+    index = without_lookups(store.contents[segment.index_key])
+    store.upload(segment.index_key, [index])
+    return msgspec.structs.replace(segment, index_bytes=len(index))
+
+
 def artefacts() -> dict[str, bytes]:
     """One small artefact of every kind, by the name of its golden file."""
     content, index = prepared_bytes([FULL_ROWS, ONE_ROW])
     store = SimulatedBlobs()
-    segment = write_segment(store, PLACE, "3-0", [encode_rows(FULL_ROWS)], clock=ManualClock(seed=1))
-    assert segment is not None
+    segment = _old_segment(store)
     manifest = manifest_of(PLACE.load_id, TOPIC, [(0, segment), (2, segment)])
     ref = write_manifest(store, manifest)
     load = offer_of(manifest, ref, namespace="shop", topic="orders", store="store", created_at=5)
@@ -102,7 +114,8 @@ def artefacts() -> dict[str, bytes]:
     listed = store_value(store, "", CatalogManifest((*placed, hole)))
     return {
         "prepared.seg": content,
-        "prepared.idx": index,
+        "prepared.idx": without_lookups(index),
+        "prepared-lookups.idx": index,
         "load.manifest": store.contents[ref.object_key],
         "load.json": encode_value(load),
         "catalog.manifest": store.contents[listed.object_key],

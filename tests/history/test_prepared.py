@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from unittest import mock
 
 import msgspec
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay import prepared
 from forebay.catalog import ShardCatalog, ShardKeys
+from forebay.disk import replace_file
 from forebay.errors import Corrupt, ForebayError, Invalid
-from forebay.format.batch import ColumnBytes, Row, encode_rows
+from forebay.format.arrow import ARROW_SCHEMA
+from forebay.format.batch import ColumnBytes, Row, encode_arrow, encode_rows
 from forebay.format.checksum import content_hash
 from forebay.format.descriptor import DESCRIPTOR_BYTES_MAX, LoadStanding, LoadStatus, ShardState
 from forebay.format.frame import HEAD_SIZE
-from forebay.format.index import encode_index
+from forebay.format.hashing import hash_bytes
+from forebay.format.index import SectionKind, encode_index
 from forebay.format.keys import load_key
 from forebay.format.value import decode_value, encode_value
 from forebay.history import History, Objects
+from forebay.inspection.segments import log_file
 from forebay.manifests import CatalogManifest, ManifestRef
 from forebay.metadata import MemoryMetadata, Put
 from forebay.metadata.seam import TRANSACTION_BYTES_MAX
@@ -42,6 +48,9 @@ from forebay.records import Gap, Reason, Record
 from forebay.sealed import SealedSegment
 from forebay.testing.blobs import Fault, SimulatedBlobs
 from forebay.testing.clock import ManualClock
+from forebay.testing.disk import SimulatedDisk
+from forebay.wal.sealing import index_of
+from forebay.wal.staging import record_bytes
 from tests.format.samples import FULL_ROWS, ONE_ROW, ROWS
 from tests.history.loads import (
     GOLDEN,
@@ -88,6 +97,75 @@ def test_what_was_prepared_is_read_at_its_place_from_any_offset_on(
 
     assert records == expected(rows, start)[offset - start :]
     assert gaps == []
+
+
+@given(st.lists(ROWS, min_size=1, max_size=6), st.integers(0, 2**40), st.integers(48, 600))
+def test_what_was_prepared_is_looked_up_by_its_index_alone(batches: list[list[Row]], start: int, size: int) -> None:
+    rows = [row for batch in batches for row in batch]
+    with mock.patch.object(prepared, "FRAME_BYTES", size):
+        content, index = prepared_bytes(batches)
+    unread = opened(b"", index, start, len(rows))
+
+    found = looked_up(unread, rows)
+
+    assert found == places_of(rows, start)
+    assert index == sealed_index(content, len(rows))
+    totals = unread.totals()
+    assert totals is not None
+    assert totals[-1] == sum(record_bytes(value, key, tag, headers) for value, key, tag, headers, _ in rows)
+
+
+@given(ROWS, st.data())
+def test_record_batches_are_prepared_as_their_rows_are(rows: list[Row], chosen: st.DataObject) -> None:
+    values, keys, tags, headers, times = zip(*rows, strict=True)
+    pairs = [[{"key": name, "value": value} for name, value in row] or None for row in headers]
+    columns = {"value": values, "key": keys, "tag": tags, "headers": pairs, "timestamp": times}
+    types = {**{name: ARROW_SCHEMA.field(name).type for name in columns}, "timestamp": pa.int64()}
+    whole = pa.RecordBatch.from_pydict({name: pa.array(column, types[name]) for name, column in columns.items()})
+    cut = chosen.draw(st.integers(0, len(rows)))
+    batches = [part for part in (whole[:cut], whole[cut:]) if part.num_rows]
+    segment = PreparedSegment(HEADER)
+
+    content = b"".join(segment.chunks(encode_arrow(batch, 0) for batch in batches))
+
+    assert (content, segment.index()[0]) == prepared_bytes([rows])
+
+
+def looked_up(segment: SealedSegment, rows: Sequence[Row]) -> dict[tuple[SectionKind, bytes], list[int]]:
+    """Where the segment says that each key and tag of these rows is, and one of each that none has."""
+    sought = {*entries_of(rows), (SectionKind.KEY_POSTINGS, b"none of them"), (SectionKind.TAG_POSTINGS, b"none")}
+    return {
+        (kind, entry): [offset for piece in segment.find(kind, hash_bytes(entry)) for offset in piece.tolist()]
+        for kind, entry in sought
+    }
+
+
+def entries_of(rows: Sequence[Row]) -> Iterator[tuple[SectionKind, bytes]]:
+    for _, key, tag, _, _ in rows:
+        if key is not None:
+            yield SectionKind.KEY_POSTINGS, key
+        if tag is not None:
+            yield SectionKind.TAG_POSTINGS, tag.encode()
+
+
+def places_of(rows: Sequence[Row], start: int) -> dict[tuple[SectionKind, bytes], list[int]]:
+    """Where each key and tag is, and that what none has is nowhere."""
+    found: dict[tuple[SectionKind, bytes], list[int]] = {
+        (SectionKind.KEY_POSTINGS, b"none of them"): [],
+        (SectionKind.TAG_POSTINGS, b"none"): [],
+    }
+    for offset, row in enumerate(rows, start):
+        for entry in entries_of([row]):
+            found.setdefault(entry, []).append(offset)
+    return found
+
+
+def sealed_index(content: bytes, records: int) -> bytes:
+    """The index that sealing would write for the same bytes in a file."""
+    disk = SimulatedDisk()
+    replace_file(disk, "/a.seg", content)
+    with contextlib.closing(disk.open("/a.seg")) as file:
+        return index_of(log_file(file, HEADER, end=records, limit=len(content)))[0]
 
 
 @given(
@@ -140,7 +218,7 @@ def test_no_flipped_bit_gives_another_record(ledger: Ledger) -> None:
     with mock.patch.object(prepared, "FRAME_BYTES", 300):
         content, index = prepared_bytes([FULL_ROWS, numbered(3, 6)])
     whole = expected(rows, 40)
-    outcomes = {"named": 0, "damaged": 0}
+    outcomes = {"named": 0, "damaged": 0, "named by a look-up": 0}
 
     for place in range((len(content) + len(index)) * 8):
         flipped = bytearray(content + index)
@@ -150,6 +228,12 @@ def test_no_flipped_bit_gives_another_record(ledger: Ledger) -> None:
             records, gaps = walked(segment, 40)
         except ForebayError:
             outcomes["named"] += 1
+            continue
+        if not gaps:
+            assert records == whole, place
+            with pytest.raises(Corrupt, match="section"):
+                looked_up(segment, rows), segment.totals()
+            outcomes["named by a look-up"] += 1
             continue
         missing = {offset for gap in gaps for offset in range(gap.start, gap.stop)}
         assert records == [record for record in whole if record.offset not in missing], place
@@ -327,13 +411,23 @@ def test_golden_bytes_are_still_written_the_same(name: str) -> None:
     assert {path.name for path in GOLDEN.iterdir()} == set(_ARTEFACTS)
 
 
+@pytest.mark.parametrize("name", ["prepared.idx", "prepared-lookups.idx"])
+def test_golden_segments_are_read_and_looked_up(name: str) -> None:
+    rows = [*FULL_ROWS, *ONE_ROW]
+    content, index = (GOLDEN / "prepared.seg").read_bytes(), (GOLDEN / name).read_bytes()
+
+    segment = opened(content, index, 9, 4)
+
+    assert walked(segment, 9) == (expected(rows, 9), [])
+    assert looked_up(segment, rows) == places_of(rows, 9)
+    assert (segment.totals() is None) == (name == "prepared.idx")
+
+
 def test_golden_files_are_read() -> None:
-    content, index = (GOLDEN / "prepared.seg").read_bytes(), (GOLDEN / "prepared.idx").read_bytes()
     load = decode_value((GOLDEN / "load.json").read_bytes(), Load)[0]
     manifest = decode_value((GOLDEN / "load.manifest").read_bytes(), LoadManifest)[0]
     listed = decode_value((GOLDEN / "catalog.manifest").read_bytes(), CatalogManifest)[0].descriptors
 
-    assert walked(opened(content, index, 9, 4), 9) == (expected([*FULL_ROWS, *ONE_ROW], 9), [])
     assert (load.status, load.manifest.bytes) == ("offered", (GOLDEN / "load.manifest").stat().st_size)
     assert [(shard.partition, shard.records) for shard in manifest.shards] == [(0, 3), (2, 3)]
     assert [(piece.kind, piece.start, piece.end) for piece in listed] == [("frames", 42, 45), ("gap", 45, 50)]
