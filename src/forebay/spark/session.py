@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from forebay.errors import Unsupported
 from forebay.spark.java import find_java
@@ -18,6 +18,8 @@ from forebay.spark.java import find_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+Session: TypeAlias = "SparkSession"
+"""For rooms that pass a session on and know nothing else of Spark."""
 QUIET: Final = Path(__file__).with_name("log4j2.properties")
 SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -42,19 +44,26 @@ def session(
 
     Raises `Unavailable` before anything is started if there is no Java to run on.
     """
-    try:
-        from pyspark.sql import SparkSession
-    except ImportError as error:
-        raise Unsupported(f'Spark is not installed ({error}): pip install "forebay[spark]"') from error
-    running = SparkSession.getActiveSession()
-    if running is not None:
-        return running
+    found = running()
+    if found is not None:
+        return found
+    from pyspark.sql import SparkSession
+
     local = master.startswith("local")
     _prepare(os.environ, local=local)
     builder = SparkSession.builder.appName(app_name).master(master)
     for name, value in {**SETTINGS, **(LOCAL_SETTINGS if local else {}), **(settings or {})}.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def running() -> SparkSession | None:
+    """The Spark session of this process, if there is one."""
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise Unsupported(f'Spark is not installed ({error}): pip install "forebay[spark]"') from error
+    return SparkSession.getActiveSession()
 
 
 def _prepare(environment: MutableMapping[str, str], *, local: bool) -> None:

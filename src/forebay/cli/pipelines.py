@@ -1,0 +1,14 @@
+"""`forebay pipeline`: the work that Spark does. Each command has a module of its own and is added here."""
+
+from __future__ import annotations
+
+import typer
+
+from forebay.cli.commands import Commands
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Run pipelines and jobs over topics and their history on Spark.",
+)

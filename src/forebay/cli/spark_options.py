@@ -1,0 +1,81 @@
+"""What the commands below `forebay pipeline` share: how Spark is started, where the records are, how answers look."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from forebay.cli.invocation import DIRECTORY_VARIABLE, Invocation
+from forebay.errors import Invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from forebay.spark.location import Location
+    from forebay.spark.session import Session
+
+MASTER_DEFAULT = "local[*]"
+
+MasterOption = Annotated[
+    str,
+    typer.Option(metavar="URL", help="Where Spark runs: local[*], spark://HOST:PORT, yarn, k8s://…"),
+]
+ConfOption = Annotated[
+    list[str] | None,
+    typer.Option("--conf", metavar="NAME=VALUE", help="One of Spark's own settings.", show_default=False),
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
+
+
+def parse_conf(given: Sequence[str] | None) -> dict[str, str]:
+    """`--conf spark.executor.memory=4g` as a mapping; later ones win."""
+    settings = {}
+    for one in given or ():
+        name, equals, value = one.partition("=")
+        if not equals or not name.strip():
+            raise Invalid(f"--conf {one!r:.100} is not NAME=VALUE, as in --conf spark.executor.memory=4g")
+        settings[name.strip()] = value.strip()
+    return settings
+
+
+@contextmanager
+def spark_session(app_name: str, master: str, conf: Sequence[str] | None) -> Iterator[Session]:
+    """A Spark session for the block, stopped behind it unless it was there before.
+
+    Where Spark or Java is missing the block is not entered, and the error says what to install.
+    """
+    settings = parse_conf(conf)
+    from forebay.spark import session
+    from forebay.spark.session import running
+
+    before = running()
+    spark = session(app_name, master=master, settings=settings)
+    try:
+        yield spark
+    finally:
+        if before is None:
+            spark.stop()
+
+
+def location_of(run: Invocation) -> Location:
+    """Where the records are: the data directory, unless only settings that share a store are given."""
+    from forebay.spark.location import Location
+
+    options: dict[str, str] = {}
+    given = run.options
+    named = given.directory if given.directory is not None else os.environ.get(DIRECTORY_VARIABLE)
+    if named or given.settings_file is None:
+        options["path"] = run.directory
+    if given.settings_file is not None:
+        options["settings"] = given.settings_file
+    for assignment in given.assignments:
+        name, equals, value = assignment.partition("=")
+        if not equals or "." not in name:
+            raise Invalid(f"--set {assignment!r:.100} is not NAME=VALUE, as in --set store.bucket=events")
+        options[name.strip()] = value.strip()
+    return Location.parse(options)
