@@ -1,0 +1,121 @@
+"""Units over executors: every one done, results in order, and a failure that costs its own unit alone."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NamedTuple
+
+import msgspec
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+
+from forebay.errors import Corrupt
+from forebay.inspection.findings import Finding, Severity
+from forebay.spark.jobs.reports import Part, Report, summed
+from forebay.spark.jobs.units import spread
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # no tests there
+
+
+class Unit(NamedTuple):
+    """A number to square."""
+
+    number: int
+    name: str
+
+
+class Seen:
+    """Progress, noted."""
+
+    def __init__(self) -> None:
+        self.whole = 0
+        self.done = 0
+
+    def total(self, amount: int) -> None:
+        self.whole = amount
+
+    def advance(self, amount: int) -> None:
+        self.done += amount
+
+
+def square(unit: Unit) -> Part:
+    if unit.name == "bad":
+        raise Corrupt(f"unit {unit.number} is bad")
+    return Part(topic=unit.name, figures={"square": unit.number**2, "pid": os.getpid()})
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_each_unit_is_done_elsewhere_and_a_failure_is_its_own(spark: SparkSession) -> None:
+    units = [Unit(number, "bad" if number == 5 else "good") for number in range(10)]
+    seen = Seen()
+
+    outcomes = list(
+        spread(
+            spark,
+            units,
+            square,
+            unit_type=Unit,
+            result_type=Part,
+            progress=seen,
+            weight=lambda unit: unit.number,
+            wave_units=4,
+        )
+    )
+
+    assert [outcome.unit for outcome in outcomes] == units
+    results = [outcome.result.figures["square"] if outcome.result else None for outcome in outcomes]
+    assert results == [number**2 if number != 5 else None for number in range(10)]
+    assert [outcome.error for outcome in outcomes if outcome.error] == ["Corrupt: unit 5 is bad"]
+    assert all(outcome.result.figures["pid"] != os.getpid() for outcome in outcomes if outcome.result)
+    assert seen.whole == seen.done == 45
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_a_unit_that_ends_its_task_is_told_of_and_other_waves_go_on(spark: SparkSession) -> None:
+    units = [Unit(number, "") for number in range(4)]
+
+    outcomes = list(
+        spread(
+            spark,
+            units,
+            lambda unit: os._exit(3) if unit.number == 0 else unit,
+            unit_type=Unit,
+            result_type=Unit,
+            wave_units=2,
+        )
+    )
+
+    assert [outcome.result for outcome in outcomes[2:]] == units[2:]
+    assert all("ended before its result was known: Python worker" in (outcome.error or "") for outcome in outcomes[:2])
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_no_units_are_no_work(spark: SparkSession) -> None:
+    assert list(spread(spark, [], square, unit_type=Unit, result_type=Part)) == []
+
+
+def test_a_report_reads_as_lines_and_as_json() -> None:
+    parts = (
+        Part(topic="shop/orders", partition=0, figures={"records": 1200, "bytes": 10, "format": "frames"}),
+        Part(topic="shop/orders", partition=1, figures={"records": 30, "ratio": 0.5, "sound": True}),
+    )
+    finding = Finding(severity=Severity.ERROR, what="the object is missing", next_step="restore it", shard="a/b[0]")
+    report = Report(
+        job="scrub", summary="1 damaged", dry_run=True, figures=summed(parts), parts=parts, findings=(finding,)
+    )
+
+    assert report.lines() == [
+        "error: a/b[0]: the object is missing; restore it",
+        "shop/orders[0]: records 1,200, bytes 10, format frames",
+        "shop/orders[1]: records 30, ratio 0.5, sound yes",
+        "records 1,230, bytes 10, ratio 0.5",
+        "scrub: 1 damaged (dry run: nothing was changed), 0.0 s",
+    ]
+    assert msgspec.json.decode(report.json(), type=Report) == report
+    assert not report.is_clean
+    assert Report(job="scrub", summary="sound").is_clean
