@@ -8,7 +8,7 @@ Knows nothing of topics, disks or stores.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -108,6 +108,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         sources.append(("the environment", environment_tree(environment)))
         if overrides is not None:
             sources.append(("overrides", expand(overrides, "overrides", environment)))
+        return cls.of(sources)
+
+    @classmethod
+    def of(cls, sources: Sequence[tuple[str, Mapping[object, object]]]) -> Settings:
+        """The settings of these trees, each with the name of where it comes from; later ones win."""
         values: dict[str, dict[str, object]] = {group: {} for group in GROUPS}
         for source, tree in sources:
             for setting, value in parse_tree(tree, source):

@@ -38,6 +38,11 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def read_yaml(path: str) -> object:
+    return parse_yaml(read_file(path), f"settings file {path}")
+
+
+def read_file(path: str) -> bytes:
+    """The content of a settings file; `Invalid` if it cannot be one."""
     try:
         with open(path, "rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)
@@ -45,10 +50,19 @@ def read_yaml(path: str) -> object:
         raise Invalid(f"cannot read settings file {path}: {error.strerror or error}") from error
     if len(content) > FILE_BYTES_MAX:
         raise Invalid(f"settings file {path} is larger than {FILE_BYTES_MAX} bytes: is it the right file?")
+    return content
+
+
+def parse_yaml(content: str | bytes, source: str) -> object:
     try:
         return yaml.load(content, _UniqueKeys)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise Invalid(f"settings file {path} is not YAML: {error}") from error
+        raise Invalid(f"{source} is not YAML: {error}") from error
+
+
+def variables_in(text: str) -> set[str]:
+    """The environment variables that a text refers to."""
+    return {match.group(1) for match in _REFERENCE.finditer(text) if match.group(1) is not None}
 
 
 def expand(tree: object, source: str, environment: Mapping[str, str]) -> Mapping[object, object]:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from obstore.store import AzureStore, GCSStore, MemoryStore, S3Store
 
+from forebay.blobs.objects.options import CONNECTION, OPEN
 from forebay.blobs.objects.refusals import LIBRARY_ERRORS, told_by
 from forebay.blobs.seam import check_key
 from forebay.errors import Invalid
@@ -20,23 +21,6 @@ Library: TypeAlias = AzureStore | GCSStore | MemoryStore | S3Store
 
 _SERVICES: Mapping[str, Any] = {"s3": S3Store, "gcs": GCSStore, "azure": AzureStore}
 _SCHEMES = {"s3": "s3", "gcs": "gs", "azure": "az"}
-_CONNECTION = frozenset(
-    {
-        "allow_http",
-        "allow_invalid_certificates",
-        "connect_timeout",
-        "pool_idle_timeout",
-        "pool_max_idle_per_host",
-        "proxy_ca_certificate",
-        "proxy_excludes",
-        "proxy_url",
-        "randomize_addresses",
-        "read_timeout",
-        "root_certificate",
-        "user_agent",
-    }
-)
-_OPEN = frozenset({"endpoint", "region", "default_region", "base_url", "account_name", "bucket", "container_name"})
 _SECRET_LENGTH_MIN = 4
 CONNECT_TIMEOUT_MS_MAX = 5_000
 BACKOFF_S_FIRST = 0.1
@@ -48,13 +32,13 @@ def build(settings: StoreSettings, *, retries: int) -> Library:
     if settings.backend == "memory":
         return MemoryStore()
     bucket, prefix = place(settings)
-    config = {name: _text(value) for name, value in settings.options.items() if name not in _CONNECTION}
+    config = {name: _text(value) for name, value in settings.options.items() if name not in CONNECTION}
     connect_ms = min(CONNECT_TIMEOUT_MS_MAX, settings.request_timeout_ms)
     client: dict[str, object] = {
         "timeout": timedelta(milliseconds=settings.request_timeout_ms),
         "connect_timeout": timedelta(milliseconds=connect_ms),
     }
-    client |= {name: value for name, value in settings.options.items() if name in _CONNECTION}
+    client |= {name: value for name, value in settings.options.items() if name in CONNECTION}
     retry = {
         "max_retries": retries,
         "retry_timeout": timedelta(milliseconds=settings.retry_timeout_ms),
@@ -91,7 +75,7 @@ def name_of(settings: StoreSettings) -> str:
 
 def secrets_of(settings: StoreSettings) -> tuple[str, ...]:
     """Values that no message may repeat. All but a few well-known ones count as secret."""
-    values = (str(value) for name, value in settings.options.items() if name not in _OPEN | _CONNECTION)
+    values = (str(value) for name, value in settings.options.items() if name not in OPEN | CONNECTION)
     return tuple(value for value in values if len(value) >= _SECRET_LENGTH_MIN)
 
 
