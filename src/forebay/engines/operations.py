@@ -17,6 +17,7 @@ from forebay.records import OFFSET_MAX, Gap, Reason
 from forebay.settings import Settings
 from forebay.shard import ShardRef, Wanted
 from forebay.shard.deletion import DeleteBefore, DeleteKey, DeleteRange, DeleteTag
+from forebay.topics import TopicSpec
 from forebay.wal.hearing import deferred
 from forebay.wal.staging import Entry, Ticket, record_bytes
 
@@ -81,6 +82,10 @@ class ShardedEngine(Generic[S]):
         self._lock = threading.Lock()
         for shard in self.shards():
             self._abandon(shard)
+
+    def prepare(self, spec: TopicSpec) -> None:
+        """See `StorageEngine`."""
+        self._check_open()
 
     def create_shard(self, ref: ShardRef) -> None:
         """See `StorageEngine`."""

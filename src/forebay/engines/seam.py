@@ -156,6 +156,12 @@ class LookedUpShard(OpenShard, Protocol):
 class StorageEngine(Protocol):
     """Shards by name. Deleting or listing what is not there is fine; a shard is made when it is first used."""
 
+    def prepare(self, spec: TopicSpec) -> None:
+        """On return the engine has what it needs to open shards of this topic at their first use. It opens none.
+
+        `Unavailable` if it has not yet.
+        """
+
     def create_shard(self, ref: ShardRef) -> None:
         """On return the shard exists and is empty, or exists as before."""
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from forebay.clock import Clock
 from forebay.disk import Disk, make_directories
 from forebay.engines.operations import LookupEngine, wanted
-from forebay.errors import Conflict, Fenced, ForebayError, Moved
+from forebay.errors import Conflict, Fenced, ForebayError, Moved, Unavailable
 from forebay.format.descriptor import Phase, ShardState
 from forebay.metadata import MetadataStore, Session
 from forebay.progress import ProgressStore
@@ -20,6 +20,7 @@ from forebay.shard.membership import Membership
 from forebay.shard.ownership import Acquired, Owner, StoredState, give_back, is_promised
 from forebay.shard.places import Places
 from forebay.shard.remains import clear_away, drop_history, remove_files
+from forebay.topics import TopicSpec
 from forebay.wal.hearing import deferred
 from forebay.wal.survey import tail_bytes
 
@@ -54,6 +55,12 @@ class SegmentEngine(LookupEngine[SegmentShard]):
         """Hears of each shard that is given up before it is closed."""
         self._given_up: dict[str, ShardState] = {}
         """Shards that were sealed here, as they stood then."""
+
+    def prepare(self, spec: TopicSpec) -> None:
+        """See `StorageEngine`."""
+        super().prepare(spec)
+        if not self._disk.exists(self.directory):
+            raise Unavailable(f"{self.directory}, where the log files lie, is not there: see that its disk is mounted")
 
     def directory_of(self, ref: ShardRef) -> str:
         """Where the files of the shard lie."""

@@ -31,9 +31,14 @@ def late_key(topic_id: str, *, prefix: str = PREFIX) -> str:
     return f"{prefix}/late/{topic_id}"
 
 
+def shards_prefix(namespace: str, topic: str, *, prefix: str = PREFIX) -> str:
+    """Everything stored about the shards of one topic."""
+    return f"{prefix}/storage/topics/{namespace}/{topic}/"
+
+
 def shard_prefix(namespace: str, topic: str, partition: int, *, prefix: str = PREFIX) -> str:
     """Everything stored about one shard."""
-    return f"{prefix}/storage/topics/{namespace}/{topic}/{partition}/"
+    return f"{shards_prefix(namespace, topic, prefix=prefix)}{partition}/"
 
 
 def state_key(namespace: str, topic: str, partition: int, *, prefix: str = PREFIX) -> str:

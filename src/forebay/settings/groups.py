@@ -136,6 +136,12 @@ class MetadataSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=T
     request_timeout_ms: Annotated[
         int, within(100, 600_000, "How long to wait for etcd's answer before the call has failed.")
     ] = 5_000
+    topic_visible_timeout_s: Annotated[
+        int, within(0, 3_600, "How long creating a topic waits until reads show what was registered.")
+    ] = 30
+    shard_visible_timeout_s: Annotated[
+        int, within(0, 3_600, "How long it then waits until the shards of the topic can be made.")
+    ] = 3
     tls_ca: Annotated[
         str | None, Meta(description="Certificates (PEM) that etcd's are checked against. Left out: the system's.")
     ] = None

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import NamedTuple, Unpack
 
 import msgspec
 
 from forebay.clock import Clock
-from forebay.errors import Conflict, Indeterminate, UnknownTopic
+from forebay.errors import Conflict, Indeterminate, Unavailable, UnknownTopic
 from forebay.format.keys import deleted_key, late_key, topic_key, topics_prefix
 from forebay.format.value import Unknown, decode_value, encode_value
-from forebay.metadata import Absent, Delete, Entry, Exists, MetadataStore, Operation, Put, RevisionIs, Watch
+from forebay.metadata import Absent, Delete, Entry, Exists, MetadataStore, Operation, Put, RevisionIs, ValueIs, Watch
 from forebay.shard import ShardRef
 from forebay.topics import TopicLimits, TopicName, TopicSpec
+
+ATTEMPTS = 3
 
 
 class LateObjects(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,14 +70,30 @@ class Definitions:
         )
 
     def create(self, spec: TopicSpec, *, exist_ok: bool) -> TopicSpec:
-        """Record the definition; the one in force on return."""
+        """Record the definition; the one in force on return. An answer that got lost is asked for again."""
         key = topic_key(spec.namespace, spec.topic, prefix=self._prefix)
-        # Commit point: from here on the topic exists. Its shards get their state when first opened.
-        if self._store.transaction([Absent(key)], [Put(key, encode_value(spec))]).succeeded:
-            return spec
-        if exist_ok:
-            return self.get(spec.name)
-        raise Conflict(f"topic {spec.name} exists already: open it with topic(), or pass exist_ok=True")
+        unsure = False
+        for _ in range(ATTEMPTS):
+            try:
+                # Commit point: from here on the topic exists. Its shards get their state when first opened.
+                if self._store.transaction([Absent(key)], [Put(key, encode_value(spec))]).succeeded:
+                    return spec
+            except Indeterminate:
+                unsure = True
+                continue
+            found = self.get(spec.name) if exist_ok or unsure else None
+            if found is not None and (exist_ok or found.topic_id == spec.topic_id):
+                return found
+            raise Conflict(f"topic {spec.name} exists already: open it with topic(), or pass exist_ok=True")
+        raise Indeterminate(
+            f"topic {spec.name} may exist now: the metadata store was asked {ATTEMPTS} times and did not say; once it "
+            "answers, create it again with exist_ok=True"
+        )
+
+    def is_registered(self, spec: TopicSpec) -> bool:
+        """Whether the topic is still as it was created, whatever a read that lags behind would show."""
+        key = topic_key(spec.namespace, spec.topic, prefix=self._prefix)
+        return self._store.transaction([ValueIs(key, encode_value(spec))], []).succeeded
 
     def look(self, name: TopicName) -> Defined:
         """The definition as stored; `UnknownTopic` only if the store says that there is none."""
@@ -136,6 +155,21 @@ class Definitions:
         # Commit point: the name is free and the topic gone for everyone; files follow.
         if not self._store.transaction([RevisionIs(key, entry.mod_revision)], [Delete(key), note]).succeeded:
             raise Conflict(f"topic {name} was changed at the same time: look at it again before deleting it")
+
+    def withdraw(self, spec: TopicSpec) -> None:
+        """On return this very topic is unknown; what it may have left is noted, to be removed. Fine if it is gone."""
+        key = topic_key(spec.namespace, spec.topic, prefix=self._prefix)
+        value = encode_value(spec)
+        for _ in range(ATTEMPTS):
+            note = Put(deleted_key(spec.topic_id, prefix=self._prefix), value)
+            with contextlib.suppress(Indeterminate):
+                if self._store.transaction([ValueIs(key, value)], [Delete(key), note]).succeeded:
+                    return
+            entry = self._store.get(key)
+            if entry is None or Defined.of(entry).spec.topic_id != spec.topic_id:
+                return
+            value = entry.value
+        raise Unavailable(f"topic {spec.name} changed {ATTEMPTS} times while it was being taken back")
 
     def deleting(self) -> list[TopicSpec]:
         """Topics whose deletion has begun and not ended."""

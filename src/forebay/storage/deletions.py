@@ -38,13 +38,19 @@ class Deletions:
         self._forget = forget
         """Stops all work on a shard and lets go of it."""
 
-    def finish(self) -> None:
-        """Remove what deleted topics left. What cannot be removed now is logged and tried again later."""
+    def finish(self) -> list[TopicSpec]:
+        """Remove what deleted topics left. What cannot be removed now is logged and tried again later.
+
+        The topics of which something is left are returned.
+        """
+        left = []
         for spec in self._definitions.deleting():
             try:
                 self._finish(spec)
             except (OSError, ForebayError) as error:
                 logger.warning("%s is deleted, but not all of it could be removed yet: %s", spec.name, error)
+                left.append(spec)
+        return left
 
     def sweep_late(self) -> None:
         """Remove objects of deleted topics that landed late, once their grace is over."""

@@ -11,7 +11,7 @@ from typing import Self, Unpack
 from forebay.clock import Clock, SystemClock
 from forebay.disk import Disk, SystemDisk
 from forebay.engines import OpenShard
-from forebay.errors import Closed, Unavailable, Unsupported
+from forebay.errors import Closed, Unsupported
 from forebay.format.descriptor import ShardState
 from forebay.lifecycle import close_with_process, closed
 from forebay.progress import ProgressStore
@@ -23,6 +23,7 @@ from forebay.storage.building import IN_MEMORY, Parts, beside_parts, memory_part
 from forebay.storage.chores import Chores
 from forebay.storage.commits import CachedCommits
 from forebay.storage.copying import Copied, OnRecords, copy_records
+from forebay.storage.creating import Creations
 from forebay.storage.definitions import Definitions, refs_of
 from forebay.storage.deletions import Deletions
 from forebay.storage.directory import LogDirectory
@@ -54,6 +55,7 @@ class Storage:
         self._closing = Closing()
         self._ended: str | None = None
         self._deletions = Deletions(parts, self._definitions, settings, clock, self._forget)
+        self._creations = Creations(parts, self._definitions, self._deletions, self._shards, settings, clock)
         self._progress = ProgressStore(parts.metadata, settings.metadata.prefix)
         self._commits = CachedCommits(self._progress, settings.progress, clock)
         self._moves = Moves(parts, self._definitions, settings, self._forget, self._shards.drop_closed)
@@ -148,7 +150,8 @@ class Storage:
         `durability` is `fsync`, `disk` (the default), `memory` or `ephemeral`; `engine` `segment` (the default),
         `rocksdb` or `memory`; `compression` `none` or `zstd[:level]`. Each partition keeps `cap_records`, `cap_bytes`
         and `ttl_ms`; at a cap it discards old records, or with `on_full="reject_new"` refuses new ones. With
-        `cleanup="compact"` records older than `compact_lag_ms` end once a later one has their key.
+        `cleanup="compact"` records older than `compact_lag_ms` end once a later one has their key. If it fails, the
+        topic is not there.
         """
         self._check_writable()
         if self._parts.segment is None and durability is None and engine is None:
@@ -162,13 +165,7 @@ class Storage:
             **limits,
         )
         self._parts.check_creation(spec)
-        with self._shards.changing:
-            self._deletions.finish()
-            if any(gone.name == spec.name for gone in self._definitions.deleting()):
-                raise Unavailable(
-                    f"{spec.name}: the files of the deleted topic of that name are not gone yet; try again"
-                )
-            return self._handle(self._definitions.create(spec, exist_ok=exist_ok))
+        return self._handle(self._creations.create(spec, exist_ok=exist_ok))
 
     def topic(self, name: str) -> Topic:
         """A topic that exists; `UnknownTopic` if the metadata store says that it does not."""

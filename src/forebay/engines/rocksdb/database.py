@@ -132,9 +132,23 @@ class Database:
         self._views = 0
         self._ended: str | None = None
 
+    @property
+    def is_made(self) -> bool:
+        """Whether there is such a database: else nothing is in it."""
+        return self._rocks is not None or self.disk.exists(f"{self.path}/CURRENT")
+
+    def open(self) -> None:
+        """Open the files, or make them; nothing happens if they are open. Every use does so by itself."""
+        if self._rocks is not None:
+            return
+        with self._lock:
+            self._check_open()
+            if self._rocks is None:
+                self._open_files()
+
     def batch(self) -> Batch:
         """An empty batch."""
-        self._open()
+        self.open()
         from rocksdict import WriteBatch  # noqa: PLC0415 - an optional package
 
         return Batch(WriteBatch(raw_mode=True), self._handle)
@@ -149,7 +163,7 @@ class Database:
 
     def sync(self) -> None:
         """On return everything written before is durable."""
-        self._open()
+        self.open()
         try:
             self._rocks.flush_wal(sync=True)
         except Exception as error:
@@ -157,7 +171,7 @@ class Database:
 
     def get(self, key: bytes) -> bytes | None:
         """The value of a key."""
-        self._open()
+        self.open()
         try:
             value: bytes | None = self._family.get(key)
         except Exception as error:
@@ -193,13 +207,15 @@ class Database:
         """In a forked child: RocksDB's threads are not there, and to end it would wait for them for ever."""
         self._ended = "was opened before a fork: open it anew in the child"
         self._lock = threading.Condition()
+        if self._rocks is not None:
+            _end_without_handlers()
         for held in (self._rocks, self._family, self._handle):
             # One reference more than there is, so that even the interpreter's end does not end it.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
         self._rocks = self._family = self._handle = None
 
     def _begin_view(self) -> Any:
-        self._open()
+        self.open()
         with self._lock:
             self._check_open()
             rows = self._family.iter()
@@ -211,14 +227,6 @@ class Database:
             self._views -= 1
             if self._ended is not None:
                 self._lock.notify_all()
-
-    def _open(self) -> None:
-        if self._rocks is not None:
-            return
-        with self._lock:
-            self._check_open()
-            if self._rocks is None:
-                self._open_files()
 
     def _open_files(self) -> None:
         check_installed()
@@ -252,6 +260,16 @@ class Database:
     def _check_open(self) -> None:
         if self._ended is not None:
             raise Closed(f"{self.path} {self._ended}")
+
+
+def _end_without_handlers() -> None:
+    """In a forked child: RocksDB's own exit handler would wait there for threads that only the parent has.
+
+    One that is registered later runs earlier, and `_exit` as such a handler ends the process with its status.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "on_exit"):
+        libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
 
 
 def translated(error: Exception) -> ForebayError:

@@ -24,7 +24,7 @@ from forebay.settings import Settings
 from forebay.shard import RecoveryDecision, ShardRef, Situation, acquire, decide, read_state
 from forebay.shard.membership import Membership
 from forebay.shard.ownership import give_back
-from forebay.topics import parse_compression
+from forebay.topics import TopicSpec, parse_compression
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +70,11 @@ class RocksEngine(LookupEngine[RocksShard]):
         """`Unsupported` if the package that this engine needs is not there."""
         check_installed()
 
+    def prepare(self, spec: TopicSpec) -> None:
+        """See `StorageEngine`. The database is open on return."""
+        super().prepare(spec)
+        self._database.open()
+
     def close(self) -> None:
         """See `StorageEngine`. `Unavailable` inside a write of this thread, which a signal handler has interrupted."""
         for shard in self.shards():
@@ -97,6 +102,8 @@ class RocksEngine(LookupEngine[RocksShard]):
     def _remove(self, ref: ShardRef, shard: RocksShard | None) -> None:
         if shard is not None:
             shard.end("was deleted", clean=False)
+        if not self._database.is_made:
+            return
         keys = Keys(ref.spec.topic_id, ref.partition)
         batch = self._database.batch()
         batch.delete_range(keys.start, keys.stop)
