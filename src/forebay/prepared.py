@@ -98,10 +98,18 @@ class LoadedShard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         return None if self.start is None else self.start + self.records
 
 
+class Sink(msgspec.Struct, frozen=True, kw_only=True):
+    """Which batch of which streaming query a load brings: of each batch one load is committed, whoever repeats it."""
+
+    query_id: str
+    batch_id: int
+
+
 class Load(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A bulk load, as the metadata store knows it. Small even for a thousand partitions.
 
-    One that is not attached everywhere by `expires_at` (ms) is given up.
+    One that is not attached everywhere by `expires_at` (ms) is given up. Who has the data directory `directory` is
+    asked to open partitions for it that nobody has.
     """
 
     status: LoadStatus
@@ -113,6 +121,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     created_at: int
     shards: tuple[LoadedShard, ...]
     expires_at: int | None = None
+    sink: Sink | None = None
+    directory: str | None = None
 
 
 class PreparedSegment:
@@ -276,6 +286,8 @@ def offer_of(
     store: str,
     created_at: int,
     expires_at: int | None = None,
+    sink: Sink | None = None,
+    directory: str | None = None,
 ) -> Load:
     """The value that offers a load; `store` is what descriptors call the store of its objects."""
     return Load(
@@ -288,6 +300,8 @@ def offer_of(
         created_at=created_at,
         shards=tuple(LoadedShard(partition=shard.partition, records=shard.records) for shard in manifest.shards),
         expires_at=expires_at,
+        sink=sink,
+        directory=directory,
     )
 
 

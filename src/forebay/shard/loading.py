@@ -1,7 +1,8 @@
 """Bulk loads as the metadata store knows them: offered once, then committed or given up, for ever.
 
 While a load is not over, notes below `offers/` say where each partition's part was attached; each is written in
-the very transaction that attaches it. Knows the metadata store, and stores only to sweep them.
+the very transaction that attaches it. A streaming query's batch is recorded in the very transaction that commits its
+load, compared with the batch before. Knows the metadata store, and stores only to sweep them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from forebay.blobs import BlobStore
 from forebay.catalog import ShardCatalog
 from forebay.errors import Conflict, Indeterminate, Invalid, Unavailable, UnknownTopic
 from forebay.format.descriptor import LoadStatus, SegmentDescriptor, gap_descriptor
-from forebay.format.keys import attached_key, load_key, offer_key, offers_prefix, topic_key
+from forebay.format.keys import attached_key, load_key, offer_key, offers_prefix, sink_key, topic_key
 from forebay.format.segment import SEGMENT_SUFFIX, index_name
 from forebay.format.value import Unknown, decode_value, encode_value
 from forebay.manifests import ManifestRef
@@ -45,6 +46,32 @@ class StoredLoad(NamedTuple):
     load: Load
     unknown: Unknown
     revision: int
+
+
+class SinkState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How far a streaming query has come in a topic.
+
+    `batch_id` is the last batch that the topic has, `load_id` what brought it (`None` if it was empty). `offered` is
+    the newest load of a later batch; what has become of it, the load itself says.
+    """
+
+    topic_id: str
+    batch_id: int = -1
+    load_id: str | None = None
+    offered: str | None = None
+
+
+class StoredSink(NamedTuple):
+    """A sink as found, with what is needed to change it; revision 0 if it is not there yet."""
+
+    state: SinkState
+    unknown: Unknown | None
+    key: str
+    revision: int
+
+    def changed(self, state: SinkState) -> tuple[Compare, Operation]:
+        """What a transaction that changes it compares and writes."""
+        return RevisionIs(self.key, self.revision), Put(self.key, encode_value(state, unknown=self.unknown))
 
 
 class LoadBook:
@@ -98,30 +125,93 @@ class LoadBook:
         entry = self._metadata.get(attached_key(load_id, partition, prefix=self._prefix))
         return decode_value(entry.value, AttachedPart)[0] if entry is not None else None
 
+    def sink(self, load: Load) -> StoredSink:
+        """How far the streaming query that the load is of has come in its topic."""
+        assert load.sink is not None
+        key = sink_key(load.sink.query_id, load.namespace, load.topic, prefix=self._prefix)
+        entry = self._metadata.get(key)
+        if entry is None:
+            return StoredSink(SinkState(topic_id=load.topic_id), None, key, 0)
+        state, unknown = decode_value(entry.value, SinkState)
+        return StoredSink(state, unknown, key, entry.mod_revision)
+
     def offer(self, load_id: str, load: Load) -> Load:
         """Let the owners of its partitions attach it. Harmless when repeated; an id is never used for another load."""
-        if not load_id or "/" in load_id:
-            raise Invalid(f"{load_id!r} is no name for a load: it has at least one character, and no /")
-        topic = topic_key(load.namespace, load.topic, prefix=self._prefix)
-        offers: list[Operation] = [
-            Put(self.key(load_id), encode_value(load)),
-            Put(offer_key(load_id, prefix=self._prefix), b"{}"),
-        ]
+        _check_names(load_id, load)
         for _ in range(ATTEMPTS):
             found = self.find(load_id)
             if found is not None:
                 if found.load.manifest.content_hash != load.manifest.content_hash:
                     raise Conflict(f"load {load_id} is {found.load.status} and brings something else: take another id")
                 return found.load
-            entry = self._metadata.get(topic)
-            if entry is None or decode_value(entry.value, TopicSpec)[0].topic_id != load.topic_id:
-                raise UnknownTopic(f"load {load_id} is for a topic {load.namespace}/{load.topic} that is not there")
-            if self._done([Absent(self.key(load_id)), RevisionIs(topic, entry.mod_revision)], offers):
+            if self._offered(load_id, load, [], []):
                 return load
         raise self._gave_up(load_id)
 
+    def offer_batch(self, load_id: str, load: Load) -> str | None:
+        """Offer what a batch of a streaming query brings, unless the topic has that batch: then `None`.
+
+        Else the load that brings it: an earlier one of the same batch that is not over goes first, and this one is
+        then never offered. A load without partitions only records its batch. Harmless when repeated.
+        """
+        _check_names(load_id, load)
+        for _ in range(ATTEMPTS):
+            sink = self.sink(load)
+            if self._is_recorded(sink.state, load):
+                return None
+            standing = self._standing(sink.state, load)
+            if standing is not None:
+                return standing
+            if load.shards:
+                compare, put = sink.changed(msgspec.structs.replace(sink.state, offered=load_id))
+                if self._offered(load_id, load, [compare], [put]):
+                    return load_id
+            # Commit point of an empty batch.
+            elif self._done(*_both(sink.changed(_recorded(load, None)))):
+                return None
+        raise self._gave_up(load_id)
+
+    def _offered(self, load_id: str, load: Load, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
+        """Try once to offer it, with these conditions and changes."""
+        topic = topic_key(load.namespace, load.topic, prefix=self._prefix)
+        entry = self._metadata.get(topic)
+        if entry is None or decode_value(entry.value, TopicSpec)[0].topic_id != load.topic_id:
+            raise UnknownTopic(f"load {load_id} is for a topic {load.namespace}/{load.topic} that is not there")
+        return self._done(
+            [Absent(self.key(load_id)), RevisionIs(topic, entry.mod_revision), *compares],
+            [
+                Put(self.key(load_id), encode_value(load)),
+                Put(offer_key(load_id, prefix=self._prefix), b"{}"),
+                *operations,
+            ],
+        )
+
+    def _is_recorded(self, state: SinkState, load: Load) -> bool:
+        assert load.sink is not None
+        if state.topic_id != load.topic_id:
+            raise Conflict(
+                f"{load.namespace}/{load.topic} was deleted and created anew since streaming query "
+                f"{load.sink.query_id} wrote batch {state.batch_id} into it: begin with a new checkpoint location"
+            )
+        return state.batch_id >= load.sink.batch_id
+
+    def _standing(self, state: SinkState, load: Load) -> str | None:
+        """The load that is offered for the same batch already."""
+        stored = self.find(state.offered) if state.offered is not None else None
+        if stored is None or stored.load.status is not LoadStatus.OFFERED:
+            return None
+        if stored.load.sink != load.sink:
+            raise Conflict(
+                f"load {state.offered} of {stored.load.sink} is under way, and {load.sink} cannot pass it: another "
+                "driver runs the same query; stop one of them"
+            )
+        return state.offered
+
     def commit(self, load_id: str) -> Load:
-        """Show the load to readers, if it is attached everywhere; the load as it stands then."""
+        """Show the load to readers, if it is attached everywhere; the load as it stands then.
+
+        One that brings a batch which the topic has already, or a topic of another id would have, is given up.
+        """
         for _ in range(ATTEMPTS):
             load, unknown, revision = self.get(load_id)
             parts = self.attached(load_id) if load.status is LoadStatus.OFFERED else {}
@@ -129,11 +219,20 @@ class LoadBook:
                 return load
             shards = tuple(msgspec.structs.replace(s, start=parts[s.partition].start) for s in load.shards)
             committed = msgspec.structs.replace(load, status=LoadStatus.COMMITTED, shards=shards)
-            # Commit point: from here on every reader of every partition may see it.
-            if self._done(
-                [RevisionIs(self.key(load_id), revision)],
-                [Put(self.key(load_id), encode_value(committed, unknown=unknown)), self._end(load_id)],
-            ):
+            compares: list[Compare] = [RevisionIs(self.key(load_id), revision)]
+            operations: list[Operation] = [
+                Put(self.key(load_id), encode_value(committed, unknown=unknown)),
+                self._end(load_id),
+            ]
+            if load.sink is not None:
+                sink = self.sink(load)
+                if sink.state.topic_id != load.topic_id or sink.state.batch_id >= load.sink.batch_id:
+                    return self.give_up(load_id)
+                compare, put = sink.changed(_recorded(load, load_id))
+                compares.append(compare)
+                operations.append(put)
+            # Commit point: from here on every reader of every partition may see it, and its batch is recorded.
+            if self._done(compares, operations):
                 logger.info("load %s into %s/%s is committed", load_id, load.namespace, load.topic)
                 return committed
         raise self._gave_up(load_id)
@@ -189,6 +288,22 @@ class LoadBook:
 
     def _gave_up(self, load_id: str) -> Unavailable:
         return Unavailable(f"load {load_id} changed {ATTEMPTS} times while it was being written; try again")
+
+
+def _check_names(load_id: str, load: Load) -> None:
+    for name in (load_id, *((load.sink.query_id,) if load.sink is not None else ())):
+        if not name or "/" in name:
+            raise Invalid(f"{name!r} is no name for a load or a query: it has at least one character, and no /")
+
+
+def _recorded(load: Load, load_id: str | None) -> SinkState:
+    """The sink once the topic has the batch that the load brings."""
+    assert load.sink is not None
+    return SinkState(topic_id=load.topic_id, batch_id=load.sink.batch_id, load_id=load_id)
+
+
+def _both(change: tuple[Compare, Operation]) -> tuple[list[Compare], list[Operation]]:
+    return [change[0]], [change[1]]
 
 
 def leave_holes(catalog: ShardCatalog, load_id: str, *, created_at: int) -> None:
