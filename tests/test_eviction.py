@@ -39,7 +39,7 @@ limits = st.builds(
     st.none() | st.integers(1, 600),
     st.none() | st.integers(1, 20),
     st.booleans(),
-    st.sampled_from([0.1, 0.5, 1.0]),
+    st.sampled_from([1, 10, 50, 99, 100]),
 )
 
 
@@ -73,7 +73,7 @@ def model(limits: Limits, start: int, given: list[Piece], now_ms: int) -> tuple[
             break
         go(Reason.CAP)
     left = sum(record[1] for record in records[at:])
-    allowed = max(1, int(left * limits.share_max))
+    allowed = max(1, left * limits.share_percent // 100)
     while limits.ttl_ms is not None and at < len(records):
         _, live, appended_at = records[at]
         if appended_at is not None and appended_at + limits.ttl_ms > now_ms:

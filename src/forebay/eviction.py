@@ -15,10 +15,8 @@ import numpy.typing as npt
 
 from forebay.errors import Full
 from forebay.records import Reason
+from forebay.settings import RetentionSettings
 from forebay.topics import OnFull, TopicSpec
-
-SHARE_MAX = 0.5
-"""No more of the live records go in one pass because of time: a clock that jumps must not end them all."""
 
 
 class Stretch(NamedTuple):
@@ -65,12 +63,14 @@ class Limits(NamedTuple):
     cap_bytes: int | None = None
     ttl_ms: int | None = None
     rejects: bool = False
-    share_max: float = SHARE_MAX
+    share_percent: int = 50
+    """No more of the live records go in one pass because of time: a clock that jumps must not end them all."""
 
     @classmethod
-    def of(cls, spec: TopicSpec) -> Limits:
-        """As the definition of the topic says."""
-        return cls(spec.cap_records, spec.cap_bytes, spec.ttl_ms, spec.on_full is OnFull.REJECT_NEW)
+    def of(cls, spec: TopicSpec, settings: RetentionSettings) -> Limits:
+        """As the definition of the topic says, applied as the settings say."""
+        rejects = spec.on_full is OnFull.REJECT_NEW
+        return cls(spec.cap_records, spec.cap_bytes, spec.ttl_ms, rejects, settings.evict_share_percent)
 
     def check_room(self, name: object, records: int, size: int) -> None:
         """`Full` if a shard that refuses at its caps would hold so many offsets and bytes."""
@@ -126,7 +126,7 @@ class _Pass:
         self.held_back = False
         self._head = holding.head
         self._live = holding.live
-        self._share_max = limits.share_max
+        self._share_percent = limits.share_percent
         self._until = 0
         self._excess = 0
         self._expired = None if limits.ttl_ms is None else now_ms - limits.ttl_ms
@@ -177,7 +177,7 @@ class _Pass:
             return count
         if self._allowed is None:
             left = self._live - self.records
-            self._allowed = self.records + max(1, int(left * self._share_max))
+            self._allowed = self.records + max(1, left * self._share_percent // 100)
         room = self._allowed - self.records
         self.held_back = room < count
         return min(room, count)

@@ -214,6 +214,24 @@ def test_a_clock_that_jumps_takes_a_share_at_a_time_and_is_reported(
     assert any("is the clock right?" in record.getMessage() for record in caplog.records)
 
 
+@pytest.mark.parametrize(("percent", "left"), [(1, [11, 10, 9]), (25, [9, 7, 6]), (100, [0, 0, 0])])
+def test_the_share_that_one_pass_ends_because_of_time_is_a_setting(
+    tmp_path: Path, clock: ManualClock, engine: str, percent: int, left: list[int]
+) -> None:
+    chosen = {**QUICK, "retention": {"evict_share_percent": percent}}
+    with Storage.open(tmp_path / "log", Settings.load(overrides=chosen), clock=clock) as log:
+        topic = filled(log.create_topic("t", engine=engine, ttl_ms=3_600_000))
+        clock.jump(3_600_000)
+        found = []
+        for ttl_ms in (60_000, 50_000, 40_000):
+            # Also by a definition that was altered since.
+            log.alter_topic("t", ttl_ms=ttl_ms, allow_loss=True)
+            log._keeping.step()
+            found.append(len(list(topic.read())))
+
+    assert found == left
+
+
 def test_a_topic_that_refuses_new_records_says_so_and_takes_them_again(log: Storage, engine: str) -> None:
     topic = filled(log.create_topic("t", engine=engine, cap_records=12, on_full="reject_new"))
 

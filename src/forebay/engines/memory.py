@@ -58,7 +58,7 @@ class MemoryShard:
         self.decision = _decision(start)
         self._clock = clock
         self._settings = settings
-        self._limits = Limits.of(ref.spec)
+        self._limits = Limits.of(ref.spec, settings.retention)
         self._reserve = reserve
         self._reserved_end = start
         self._start = start
@@ -239,7 +239,8 @@ class MemoryShard:
     def adopt(self, spec: TopicSpec) -> None:
         """See `LookedUpShard`."""
         with self._published:
-            self.ref, self._limits = ShardRef(spec, self.ref.partition), Limits.of(spec)
+            self.ref = ShardRef(spec, self.ref.partition)
+            self._limits = Limits.of(spec, self._settings.retention)
 
     def wait(self, offset: int, timeout: float | None) -> bool:
         """See `OpenShard`."""

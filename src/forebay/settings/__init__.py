@@ -70,8 +70,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def __post_init__(self) -> None:
         mode, store = self.storage.mode, self.store
         if mode == "local":
+            usual = RetentionSettings()
             local_copies = msgspec.structs.replace(
-                self.retention, evict_interval_s=RetentionSettings().evict_interval_s
+                self.retention,
+                evict_interval_s=usual.evict_interval_s,
+                evict_share_percent=usual.evict_share_percent,
             )
             for group, given in (("store", store), ("export", self.export), ("retention", local_copies)):
                 if given != type(given)():

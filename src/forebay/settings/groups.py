@@ -241,6 +241,15 @@ class RetentionSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=
             "For every mode.",
         ),
     ] = 10
+    evict_share_percent: Annotated[
+        int,
+        within(
+            1,
+            100,
+            "How much of a shard's live records one such pass may end because of their age, so that a clock that jumps "
+            "cannot end them all; one record always may. Caps do not go by the clock and are not held back.",
+        ),
+    ] = 50
 
 
 class StoreSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -25,7 +25,7 @@ SECRET = {"secret": True}
 """Marks a setting whose value is shown nowhere."""
 HIDDEN = "(hidden)"
 
-_UNITS = {"ms": "milliseconds", "s": "seconds", "seconds": "seconds", "bytes": "bytes"}
+_UNITS = {"ms": "milliseconds", "s": "seconds", "seconds": "seconds", "bytes": "bytes", "percent": "percent"}
 _COUNTS = ("records", "producers", "appends", "descriptors", "shards", "parts", "retries")
 
 

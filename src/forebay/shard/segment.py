@@ -14,7 +14,7 @@ from forebay.errors import Corrupt, Fenced, Unavailable, Unsupported
 from forebay.eviction import Limits
 from forebay.format.descriptor import ShardState, gap_descriptor
 from forebay.records import Gap, Offsets
-from forebay.settings import WalSettings
+from forebay.settings import RetentionSettings, WalSettings
 from forebay.shard.archive import Archive
 from forebay.shard.decision import RecoveryDecision, Situation, Source, decide
 from forebay.shard.deletes import Deletes, PastRemovals
@@ -76,7 +76,7 @@ class SegmentShard:
         self.deletes = Deletes(wal, visible, Extents(wal.files))
         self.read, self.offset_at_time = visible.read, visible.offset_at_time
         self.lookups = Lookups(wal, wal.read, lambda: visible.ended)
-        self._limit(wal.read, lambda start, stop: [])
+        self._limit(wal.read, lambda start, stop: [], RetentionSettings())
         self.read_by_key, self.read_by_tag = self.lookups.read_by_key, self.lookups.read_by_tag
         self.flush = wal.flush
 
@@ -90,20 +90,21 @@ class SegmentShard:
         self.deletes = Deletes(self.wal, visible, extents, past, before)
         self.read, self.offset_at_time = visible.read, visible.offset_at_time
         self.lookups = Lookups(self.wal, tiers.read, lambda: visible.ended, archive)
-        self._limit(tiers.read, archive.segments)
+        self._limit(tiers.read, archive.segments, around.settings.retention)
         self.read_by_key, self.read_by_tag = self.lookups.read_by_key, self.lookups.read_by_tag
         archive.heed(self.deletes)
 
-    def _limit(self, read: Read, in_history: InHistory) -> None:
+    def _limit(self, read: Read, in_history: InHistory, settings: RetentionSettings) -> None:
         """Heed the caps and the time to live of the topic."""
+        self._retention = settings
         weights = Weights(self.wal.files, read, in_history)
-        self._evicting = Evicting(self.wal, self.deletes, Limits.of(self.ref.spec), read, weights)
+        self._evicting = Evicting(self.wal, self.deletes, Limits.of(self.ref.spec, settings), read, weights)
         self.evict, self.holding = self._evicting.evict, self._evicting.holding
         self.adopt(self.ref.spec)
 
     def adopt(self, spec: TopicSpec) -> None:
         """Go by this definition of the same topic from now on: its limits have changed, or its partitions."""
-        self.ref, limits = ShardRef(spec, self.ref.partition), Limits.of(spec)
+        self.ref, limits = ShardRef(spec, self.ref.partition), Limits.of(spec, self._retention)
         self._evicting.limits = limits
         gate = self._evicting if limits.rejects else self.wal
         self.stage_one, self.stage_many = gate.stage_one, gate.stage_many

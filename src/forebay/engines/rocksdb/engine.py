@@ -159,6 +159,7 @@ class RocksEngine(LookupEngine[RocksShard]):
         return RocksShard(
             ref,
             self._settings.wal,
+            self._settings.retention,
             database=self._database,
             shelf=shelf,
             clock=self._clock,

@@ -24,7 +24,7 @@ from forebay.eviction import Evicted, Holding, Limits, plan
 from forebay.format.batch import ColumnBytes, batch_of
 from forebay.pages import Page
 from forebay.records import Offsets
-from forebay.settings import WalSettings
+from forebay.settings import RetentionSettings, WalSettings
 from forebay.shard import RecoveryDecision, ShardRef
 from forebay.shard.deletion import DeleteBefore, DeleteKey, DeleteTag, Deletion
 from forebay.topics import Durability, TopicSpec
@@ -47,6 +47,7 @@ class RocksShard:
         self,
         ref: ShardRef,
         settings: WalSettings,
+        retention: RetentionSettings,
         *,
         database: Database,
         shelf: Shelf,
@@ -75,7 +76,8 @@ class RocksShard:
         self._identity = identity
         self._window = window
         self._on_dirty = on_dirty
-        self._limits = Limits.of(ref.spec)
+        self._retention = retention
+        self._limits = Limits.of(ref.spec, retention)
         self._place = ShardPlace(database.path, ref.spec.topic_id, ref.partition, epoch, str(ref))
         self._space_checked = float("-inf")
         self._closed: str | None = None
@@ -312,7 +314,7 @@ class RocksShard:
     def adopt(self, spec: TopicSpec) -> None:
         """See `LookedUpShard`."""
         with self._changing, self._capping:
-            self.ref, self._limits = ShardRef(spec, self.ref.partition), Limits.of(spec)
+            self.ref, self._limits = ShardRef(spec, self.ref.partition), Limits.of(spec, self._retention)
 
     # Ending
 
