@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from forebay.cli import scrubbing
 from forebay.cli.commands import Commands
 
 app = typer.Typer(
@@ -12,3 +13,5 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Run pipelines and jobs over topics and their history on Spark.",
 )
+
+scrubbing.register(app)

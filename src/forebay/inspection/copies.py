@@ -78,7 +78,7 @@ class HistoryExam:
         judge(self._found, self._place, self._report, floor=local.floor)
         self._report.histories.append(summary(self._found, self._place, self._history))
         elsewhere: list[SegmentDescriptor] = []
-        for piece in self._opened():
+        for piece in self.opened():
             descriptor = piece.descriptor
             if descriptor.gap is not None:
                 continue
@@ -108,7 +108,7 @@ class HistoryExam:
         for copies in stores.values():
             yield copies[0], copies[-1], len(copies)
 
-    def _opened(self) -> Iterator[Piece]:
+    def opened(self) -> Iterator[Piece]:
         """The pieces, with those that a manifest lists in its place; they have the revision 0."""
         for piece in self._found.pieces:
             if piece.descriptor.kind is not DescriptorKind.MANIFEST:

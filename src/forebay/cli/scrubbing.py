@@ -1,0 +1,77 @@
+"""`forebay pipeline scrub`: read all of history and say what is not as it was written."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from forebay.cli.commands import command
+from forebay.cli.invocation import Invocation
+from forebay.cli.job_answers import TopicNames, say_report
+from forebay.cli.spark_options import (
+    MASTER_DEFAULT,
+    AsJson,
+    ConfOption,
+    DryRunOption,
+    MasterOption,
+    location_of,
+    spark_session,
+)
+from forebay.cli.terminal import meter
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    command(
+        app,
+        "scrub",
+        examples=[
+            "forebay pipeline scrub",
+            "forebay pipeline scrub shop/orders --resume scrubbed --json",
+            "forebay pipeline scrub --settings shared.yaml --master spark://head:7077",
+            "forebay pipeline scrub --data data --repair --dry-run",
+        ],
+    )(scrub)
+
+
+def scrub(
+    run: Invocation,
+    *,
+    topics: TopicNames = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Look for objects, do not read them.")] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Mend what is damaged from its other copy; needs the directory for itself.")
+    ] = False,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Note in FILE what is sound, and pass over it next time.", show_default=False
+        ),
+    ] = None,
+    dry_run: DryRunOption = False,
+    as_json: AsJson = False,
+    master: MasterOption = MASTER_DEFAULT,
+    conf: ConfOption = None,
+) -> int:
+    """Check all of history on Spark: every checksum, footer, hash and index, and that no offset is missing.
+
+    Works beside the owner, from the data directory or from the store alone. Ends with code 6 if anything is
+    damaged, with 4 if only a store cannot be reached. --dry-run says what would be read; with --repair everything
+    is read, and it is said what would be mended.
+    """
+    location = location_of(run)
+    with spark_session("forebay scrub", master, conf) as spark, meter("scrub", in_bytes=True) as shown:
+        from forebay.spark.jobs.scrub import run as scrubbed
+
+        report = scrubbed(
+            spark,
+            location,
+            topics or (),
+            quick=quick,
+            repair=repair,
+            notes=resume,
+            dry_run=dry_run,
+            progress=shown,
+        )
+    return say_report(report, as_json=as_json)

@@ -1,0 +1,326 @@
+"""Scrub: is all of history as it was written? Every object is read whole, by executors side by side.
+
+Checked are the catalog by its rules (no hole, no overlap, the recorded end), and of every object its size, etag and
+hash, every frame and checksum, that its frames fill exactly its offsets, and that its index fits. Reads only, beside
+whoever owns the topics; with `repair`, what is damaged is then mended from its other copy where there is one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from forebay.catalog.shard import Piece
+from forebay.clock import SystemClock
+from forebay.disk import SystemDisk
+from forebay.errors import Invalid
+from forebay.format.descriptor import SegmentDescriptor
+from forebay.inspection.copies import HistoryExam
+from forebay.inspection.directory import ShardPlace
+from forebay.inspection.findings import REACH, Finding, Severity
+from forebay.inspection.findings import Report as Exam
+from forebay.inspection.objects import ObjectExam
+from forebay.inspection.recorded import Recorded, ShardHistory, judge
+from forebay.inspection.repair import repair_shard
+from forebay.inspection.steps import Action, Step
+from forebay.spark.jobs.histories import Histories, JobStores
+from forebay.spark.jobs.notes import Notes
+from forebay.spark.jobs.reports import Figure, Part, Progress, Report, summed
+from forebay.spark.jobs.units import spread
+from forebay.spark.location import Location
+from forebay.storage.directory import LogDirectory
+from forebay.topics import TopicSpec
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BUNDLE_BYTES: Final = 64 * 1024 * 1024
+BUNDLE_PIECES: Final = 64
+"""A unit of work holds so much at most: objects may be small, and a unit has its price."""
+AGAIN: Final = "scrub again; if it stays, look at the executors' logs"
+
+
+class Bundle(msgspec.Struct, frozen=True, array_like=True):
+    """Consecutive pieces of one shard, to be examined together."""
+
+    topic: str
+    partition: int
+    shard_id: str
+    pieces: tuple[SegmentDescriptor, ...]
+
+    @property
+    def shard(self) -> str:
+        return f"{self.topic}[{self.partition}]"
+
+    @property
+    def bytes(self) -> int:
+        return sum(piece.bytes for piece in self.pieces)
+
+    @property
+    def offsets(self) -> tuple[int, int]:
+        return self.pieces[0].start, self.pieces[-1].end
+
+
+class Examined(msgspec.Struct, frozen=True, array_like=True):
+    """What the pieces of a bundle turned out to be, each with what is wrong with it."""
+
+    findings: tuple[tuple[Finding, ...], ...]
+    bytes: int
+
+
+class _Shard(NamedTuple):
+    """One shard, and what of it is to be looked at."""
+
+    spec: TopicSpec
+    partition: int
+    pieces: list[SegmentDescriptor]
+    findings: list[Finding]
+    figures: dict[str, Figure]
+
+    @property
+    def place(self) -> tuple[str, int]:
+        return str(self.spec.name), self.partition
+
+
+def run(
+    spark: SparkSession,
+    location: Location,
+    topics: Sequence[str] = (),
+    *,
+    quick: bool = False,
+    repair: bool = False,
+    notes: str | None = None,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """Examine all history of these topics, or of all. Raises only where there is nothing to look at.
+
+    With `quick` objects are looked for and not read. `notes` is a file for what was found sound: a run that names it
+    again passes over that. With `repair` a data directory that nobody has open is mended; with `dry_run` too, it is
+    only said how.
+    """
+    clock = SystemClock()
+    begun = clock.monotonic()
+    if repair and location.path is None:
+        raise Invalid("repair needs the data directory, where the other copies are: name it with path or --data")
+    known = Notes(notes)
+    with Histories(location) as histories:
+        shards = [shard for spec in histories.topics(topics) for shard in _looked_at(histories, spec)]
+    steps: list[Step] = []
+    if not dry_run or repair:
+        _examine(spark, location, shards, known, quick=quick, progress=progress)
+        damaged = [shard for shard in shards if any(found.severity is Severity.ERROR for found in shard.findings)]
+        if repair and damaged:
+            steps = _repaired(location, damaged, apply=not dry_run)
+            if not dry_run:
+                again = _again(location, damaged)
+                _examine(spark, location, again, known, quick=quick, progress=None)
+    return _report(shards, steps, dry_run=dry_run, seconds=clock.monotonic() - begun)
+
+
+def _looked_at(histories: Histories, spec: TopicSpec) -> Iterator[_Shard]:
+    """The shards of a topic: the catalog is judged here, and what it names is listed."""
+    for partition in range(spec.partitions):
+        place, history = histories.place(spec, partition), histories.history(spec, partition)
+        exam = Exam()
+        found = history.read()
+        if not found.is_empty:
+            floor = found.state.earliest if found.state is not None else 0
+            judge(found, place, exam, floor=floor)
+        pieces = _opened(histories, place, history, found, exam)
+        kept = [piece for piece in pieces if piece.gap is None]
+        elsewhere = [piece for piece in kept if histories.stores.is_elsewhere(piece.store)]
+        if elsewhere:
+            what = f"{len(elsewhere)} segments lie in another data directory, the first in {elsewhere[0].store}"
+            offsets = (elsewhere[0].start, elsewhere[-1].end)
+            exam.add(Severity.NOTE, f"{what}: not checked", "scrub it by its path", shard=place.name, offsets=offsets)
+        kept = [piece for piece in kept if piece not in elsewhere]
+        figures: dict[str, Figure] = {
+            "objects": len(kept),
+            "gaps": len(pieces) - len(kept) - len(elsewhere),
+            "records": sum(piece.records for piece in kept),
+            "bytes": sum(piece.bytes for piece in kept),
+        }
+        yield _Shard(spec, partition, kept, exam.findings, figures)
+
+
+def _opened(
+    histories: Histories, place: ShardPlace, history: ShardHistory, found: Recorded, exam: Exam
+) -> list[SegmentDescriptor]:
+    """All pieces in order, manifests examined and opened."""
+    catalog = HistoryExam(histories.disk, place, history, found, exam, quick=False, on_bytes=None)
+    return [piece.descriptor for piece in catalog.opened()]
+
+
+def _bundles(shards: Sequence[_Shard], known: Notes) -> Iterator[Bundle]:
+    for shard in shards:
+        held: list[SegmentDescriptor] = []
+        left = [piece for piece in shard.pieces if _note(piece) not in known]
+        shard.figures["sound_before"] = len(shard.pieces) - len(left)
+        for piece in left:
+            if held and (len(held) == BUNDLE_PIECES or sum(p.bytes for p in held) + piece.bytes > BUNDLE_BYTES):
+                yield _bundle(shard, held)
+                held = []
+            held.append(piece)
+        if held:
+            yield _bundle(shard, held)
+
+
+def _bundle(shard: _Shard, pieces: Sequence[SegmentDescriptor]) -> Bundle:
+    name, partition = shard.place
+    return Bundle(name, partition, f"{shard.spec.topic_id}_{partition}", tuple(pieces))
+
+
+def _note(piece: SegmentDescriptor) -> str:
+    return f"{piece.store} {piece.object_key} {piece.etag} {piece.content_hash}"
+
+
+def _examine(
+    spark: SparkSession,
+    location: Location,
+    shards: Sequence[_Shard],
+    known: Notes,
+    *,
+    quick: bool,
+    progress: Progress | None,
+) -> None:
+    """Examine what is left to be; findings and figures go to the shards, what is sound to the notes."""
+    by_place = {shard.place: shard for shard in shards}
+    outcomes = spread(
+        spark,
+        list(_bundles(shards, known)),
+        partial(examine, location, quick=quick),
+        unit_type=Bundle,
+        result_type=Examined,
+        progress=progress,
+        weight=lambda bundle: bundle.bytes,
+    )
+    for bundle, result, error in outcomes:
+        shard = by_place[bundle.topic, bundle.partition]
+        if result is None:
+            what = f"{len(bundle.pieces)} objects could not be examined: {error}"
+            shard.findings.append(_finding(bundle.shard, what, AGAIN, bundle.offsets))
+            continue
+        sound = [piece for piece, found in zip(bundle.pieces, result.findings, strict=True) if not found]
+        if not quick:
+            known.add(map(_note, sound))
+        _count(shard, "sound", len(sound))
+        wrong = dict(zip(bundle.pieces, result.findings, strict=True))
+        for piece in _still_there(location, shard, [piece for piece, found in wrong.items() if found]):
+            _count(shard, "damaged", 1)
+            shard.findings.extend(wrong[piece])
+
+
+def _count(shard: _Shard, name: str, more: int) -> None:
+    before = shard.figures.get(name, 0)
+    assert isinstance(before, int)
+    shard.figures[name] = before + more
+
+
+def _still_there(location: Location, shard: _Shard, pieces: Sequence[SegmentDescriptor]) -> Sequence[SegmentDescriptor]:
+    """Those that the catalog still names: an owner goes on meanwhile, and what it replaced may be gone."""
+    if not pieces:
+        return ()
+    with Histories(location) as histories:
+        now = {_note(piece) for piece in histories.catalog(shard.spec, shard.partition).descriptors()}
+    return [piece for piece in pieces if _note(piece) in now]
+
+
+def examine(location: Location, bundle: Bundle, *, quick: bool) -> Examined:
+    """What a task does: read every object of the bundle."""
+    disk, clock = SystemDisk(), SystemClock()
+    read = 0
+    found: list[tuple[Finding, ...]] = []
+    with contextlib.closing(disk), contextlib.closing(JobStores(location, disk=disk, clock=clock)) as stores:
+        for piece in bundle.pieces:
+            exam = Exam()
+            copy = ObjectExam(stores, bundle.shard_id, bundle.shard, exam, quick=quick, on_bytes=None).examine(
+                Piece(piece, 0)
+            )
+            if not copy.reachable:
+                offsets = (piece.start, piece.end)
+                exam.findings.append(_finding(bundle.shard, copy.flaw, REACH, offsets, file=copy.where))
+            read += exam.object_bytes
+            found.append(tuple(exam.findings))
+    return Examined(tuple(found), read)
+
+
+def _repaired(location: Location, damaged: Sequence[_Shard], *, apply: bool) -> list[Step]:
+    """Mend these shards, which nobody may have open; `Unavailable` if somebody has."""
+    assert location.path is not None
+    clock = SystemClock()
+    with contextlib.closing(SystemDisk()) as disk:
+        directory = LogDirectory.take(location.path, disk, clock)
+        try:
+            with Histories(location, read_only=not apply) as histories:
+                return [
+                    step
+                    for shard in damaged
+                    for step in repair_shard(
+                        histories.place(shard.spec, shard.partition),
+                        histories.settings.wal,
+                        disk=disk,
+                        clock=clock,
+                        history=histories.history(shard.spec, shard.partition),
+                        apply=apply,
+                    )
+                ]
+        finally:
+            directory.release()
+
+
+def _again(location: Location, damaged: Sequence[_Shard]) -> list[_Shard]:
+    """The same shards as they are now, with nothing found yet."""
+    with Histories(location) as histories:
+        now = {
+            shard.place: shard
+            for spec in {s.spec.name: s.spec for s in damaged}.values()
+            for shard in _looked_at(histories, spec)
+        }
+    for shard in damaged:
+        fresh = now[shard.place]
+        shard.pieces[:] = fresh.pieces
+        shard.findings[:] = fresh.findings
+        shard.figures.clear()
+        shard.figures.update(fresh.figures)
+    return list(damaged)
+
+
+def _report(shards: Sequence[_Shard], steps: Sequence[Step], *, dry_run: bool, seconds: float) -> Report:
+    parts = tuple(
+        Part(topic=str(shard.spec.name), partition=shard.partition, figures=shard.figures) for shard in shards
+    )
+    findings = [finding for shard in shards for finding in shard.findings]
+    findings += [_told(step) for step in steps]
+    totals = summed(parts)
+    damaged = sum(finding.severity is Severity.ERROR for finding in findings)
+    checked = f"{totals.get('objects', 0)} objects in {len(shards)} partitions"
+    verdict = "to be examined" if dry_run and not damaged else f"{damaged} problems" if damaged else "all sound"
+    return Report(
+        job="scrub",
+        summary=f"{checked}: {verdict}",
+        dry_run=dry_run,
+        figures=totals,
+        parts=parts,
+        findings=tuple(findings),
+        seconds=seconds,
+    )
+
+
+def _told(step: Step) -> Finding:
+    is_lost = step.action is Action.CANNOT
+    return Finding(
+        severity=Severity.WARNING if is_lost else Severity.NOTE,
+        what=str(step),
+        next_step="restore it from a backup" if is_lost else "nothing to do" if step.done else "repair without dry run",
+        shard=step.shard,
+        offsets=step.offsets,
+    )
+
+
+def _finding(shard: str, what: str, step: str, offsets: tuple[int, int], file: str = "") -> Finding:
+    return Finding(severity=Severity.ERROR, what=what, next_step=step, shard=shard, offsets=offsets, file=file)
