@@ -18,8 +18,8 @@ from forebay.clock import Clock
 from forebay.engines import OpenShard
 from forebay.engines.segment import SegmentEngine
 from forebay.errors import Conflict, Corrupt, ForebayError, Unavailable, Unsupported
-from forebay.format.descriptor import LoadStatus
-from forebay.prepared import Load, LoadManifest, offer_of, read_manifest, write_manifest
+from forebay.format.descriptor import LoadStatus, Phase
+from forebay.prepared import Load, LoadManifest, Sink, offer_of, read_manifest, write_manifest
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef, Surroundings
 from forebay.shard.attaching import Attached, Attaching
@@ -50,6 +50,41 @@ class LoadProgress(NamedTuple):
     attached: list[Attached]
     elsewhere: dict[int, str]
     """Why each of them was not attached here."""
+
+
+def ready_to_offer(
+    place: LoadStore,
+    spec: TopicSpec,
+    manifest: LoadManifest,
+    *,
+    created_at: int,
+    expires_at: int | None,
+    sink: Sink | None = None,
+    directory: str | None = None,
+) -> Load:
+    """Store the manifest of a load that fits the topic, and what offers it; `Conflict` if it does not fit."""
+    if spec.engine is not Engine.SEGMENT:
+        raise Unsupported(f"{spec.name} lives on the {spec.engine} engine: only topics with files take a load")
+    if manifest.topic_id != spec.topic_id:
+        raise Conflict(f"load {manifest.load_id} was prepared for another topic of the name {spec.name}")
+    beyond = [shard.partition for shard in manifest.shards if not 0 <= shard.partition < spec.partitions]
+    if beyond:
+        raise Conflict(f"load {manifest.load_id} has records for partition {beyond[0]}, which {spec.name} has not")
+    return offer_of(
+        manifest,
+        write_manifest(place.store, manifest),
+        namespace=spec.namespace,
+        topic=spec.topic,
+        store=place.name,
+        created_at=created_at,
+        expires_at=expires_at,
+        sink=sink,
+        directory=directory,
+    )
+
+
+def _wanted(load: Load) -> set[int]:
+    return {shard.partition for shard in load.shards}
 
 
 class Loads:
@@ -88,34 +123,21 @@ class Loads:
         If it is not attached everywhere by `expires_at` (ms) it is given up. Harmless when repeated.
         """
         spec = self._definitions.get(TopicName.parse(name))
-        self._check(spec, manifest)
-        store, store_name = self.store()
-        load = offer_of(
-            manifest,
-            write_manifest(store, manifest),
-            namespace=spec.namespace,
-            topic=spec.topic,
-            store=store_name,
-            created_at=self._clock.now_ms(),
-            expires_at=expires_at,
-        )
+        load = ready_to_offer(self.store(), spec, manifest, created_at=self._clock.now_ms(), expires_at=expires_at)
         return self._book.offer(manifest.load_id, load)
 
     def attach(self, load_id: str) -> LoadProgress:
         """Attach a load now to every partition that is owned here or by nobody; the others are their owners' business.
 
-        It is committed, and readers see it, once it is attached everywhere. Appends to a partition wait meanwhile.
+        It is committed, and readers see it, once it is attached everywhere. Appends to a partition wait meanwhile. A
+        partition whose owner is gone and has not brought everything into the history is left to that owner too.
         """
         load = self._book.get(load_id).load
+        parts = self._book.attached(load_id)
         elsewhere: dict[int, str] = {}
         if load.status is LoadStatus.OFFERED:
-            spec = self._definitions.get(TopicName(load.namespace, load.topic))
-            for shard in load.shards:
-                try:
-                    self._open_shard(ShardRef(spec, shard.partition))
-                except (Unavailable, Conflict) as error:
-                    elsewhere[shard.partition] = str(error)
-        attached = self._advance(load_id, load, self._book.attached(load_id))
+            elsewhere = self._open_for(load, _wanted(load) - parts.keys(), is_asked=True)
+        attached = self._advance(load_id, load, parts)
         return LoadProgress(self._book.get(load_id).load, attached, elsewhere)
 
     def abandon(self, load_id: str) -> Load:
@@ -167,10 +189,11 @@ class Loads:
         if load.status is not LoadStatus.OFFERED:
             return []
         attached: list[Attached] = []
-        wanted = {shard.partition for shard in load.shards}
+        missing = _wanted(load) - parts.keys()
         is_late = load.expires_at is not None and self._clock.now_ms() >= load.expires_at
         if not is_late:
-            here = [s for s in self._shards_of(load) if s.ref.partition in wanted - parts.keys()]
+            self._open_for(load, missing, is_asked=load.directory == self._holder)
+            here = [s for s in self._shards_of(load) if s.ref.partition in missing]
             attached = self._attach(load_id, load, here)
         ended = self._book.commit(load_id)
         if is_late and ended.status is LoadStatus.OFFERED:
@@ -179,6 +202,45 @@ class Loads:
         if ended.status is LoadStatus.COMMITTED:
             self._wake(load.topic_id)
         return attached
+
+    def _open_for(self, load: Load, partitions: set[int], *, is_asked: bool) -> dict[int, str]:
+        """Open those of the partitions that are this directory's, and if asked those that nobody has; why not others.
+
+        Nothing of another directory is lost by it: see `_refusal`.
+        """
+        closed = partitions - {shard.ref.partition for shard in self._shards_of(load)}
+        elsewhere: dict[int, str] = {}
+        spec = self._definitions.get(TopicName(load.namespace, load.topic)) if closed else None
+        for partition in sorted(closed):
+            assert spec is not None
+            refusal = self._refusal(load, partition, is_asked=is_asked)
+            if refusal is None:
+                try:
+                    self._open_shard(ShardRef(spec, partition))
+                except (Unavailable, Conflict) as error:
+                    refusal = str(error)
+            if refusal is not None:
+                elsewhere[partition] = refusal
+        return elsewhere
+
+    def _refusal(self, load: Load, partition: int, *, is_asked: bool) -> str | None:
+        """Why the partition is not to be opened here; `None` if it is."""
+        catalog = self._catalog(load, partition)
+        stored = catalog.state()
+        state = stored.state if stored is not None else None
+        if state is not None and state.holder == self._holder and state.phase is not Phase.SEALED:
+            return None
+        if not is_asked:
+            return f"directory {load.directory} is asked for it"
+        if state is None or state.holder is None or state.phase is Phase.SEALED:
+            return None
+        frontier = catalog.frontier().next
+        if state.reserved_in_log or state.reserved_end > frontier:
+            return (
+                f"directory {state.holder} has it and offsets [{frontier}, {state.reserved_end}) of it, which are not "
+                "in the history: open that directory"
+            )
+        return None
 
     def _attach(self, load_id: str, load: Load, shards: list[SegmentShard]) -> list[Attached]:
         if not shards:
@@ -241,14 +303,11 @@ class Loads:
             shards=(),
         )
 
-    def _check(self, spec: TopicSpec, manifest: LoadManifest) -> None:
-        if spec.engine is not Engine.SEGMENT:
-            raise Unsupported(f"{spec.name} lives on the {spec.engine} engine: only topics with files take a load")
-        if manifest.topic_id != spec.topic_id:
-            raise Conflict(f"load {manifest.load_id} was prepared for another topic of the name {spec.name}")
-        beyond = [shard.partition for shard in manifest.shards if not 0 <= shard.partition < spec.partitions]
-        if beyond:
-            raise Conflict(f"load {manifest.load_id} has records for partition {beyond[0]}, which {spec.name} has not")
+    @property
+    def _holder(self) -> str:
+        membership = self._parts.membership
+        assert membership is not None
+        return membership.holder
 
     @property
     def _engine(self) -> SegmentEngine:

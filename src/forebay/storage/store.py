@@ -128,8 +128,8 @@ class Storage:
     def _begin(self) -> None:
         """Finish what was left over, and start what runs in the background."""
         self._deletions.finish()
-        shared = self.settings.is_shared or self.settings.storage.handoff_root is not None
-        if self._parts.archiving is not None and shared:
+        if self._parts.archiving is not None:
+            # Also where no shard is open: a bulk load that others offer may ask for one.
             self._parts.archiving.begin()
 
     # Topics

@@ -1,0 +1,106 @@
+"""Who opens a partition for a load: its owner, else the directory that is asked; no record of another ends by it."""
+
+from __future__ import annotations
+
+import pytest
+
+from forebay.format.descriptor import LoadStatus
+from forebay.shard.loading import LoadBook
+from forebay.storage.loads import ready_to_offer
+from tests.history.attached import LOAD, Land, Node, broken, values
+
+BROUGHT = {0: values(0, 10), 1: values(1, 3)}
+
+
+def _offer(node: Node, directory: str | None) -> None:
+    manifest = node.prepare(BROUGHT)
+    now = node.land.clock.now_ms()
+    load = ready_to_offer(
+        node.loads.store(), node.land.spec, manifest, created_at=now, expires_at=None, directory=directory
+    )
+    LoadBook(node.metadata, "/forebay").offer(LOAD, load)
+
+
+def _ended(land: Land, node: Node) -> None:
+    """The process of the node is gone, and did not export anything."""
+    node.membership.session.close()
+
+
+@pytest.mark.parametrize("mode", ["local", "shared_fs"])
+def test_the_directory_that_is_asked_opens_what_nobody_has(mode: str) -> None:
+    land = Land(mode, partitions=2)
+    node, other = land.node("a"), land.node("b")
+    _offer(node, "a")
+
+    other.loads.step()
+    assert land.load().status is LoadStatus.OFFERED
+    assert other.engine.shards() == []
+    node.loads.step()
+
+    assert land.load().status is LoadStatus.COMMITTED
+    assert broken(land, node, BROUGHT) == []
+
+
+@pytest.mark.parametrize("mode", ["local", "shared_fs"])
+def test_who_held_a_partition_opens_it_for_a_load_whoever_is_asked(mode: str) -> None:
+    land = Land(mode, partitions=2)
+    first = land.node("a")
+    for partition in (0, 1):
+        first.append(partition, 2)
+    first.close()
+    again, other = land.node("a"), land.node("b")
+    _offer(again, "b" if mode == "shared_fs" else None)
+
+    again.loads.step()
+
+    assert land.load().status is LoadStatus.COMMITTED
+    assert other.engine.shards() == []
+    assert broken(land, again, BROUGHT) == []
+
+
+def test_a_load_does_not_end_records_that_another_directory_has_not_exported() -> None:
+    land = Land("shared_fs", partitions=2)
+    dead, asked = land.node("a"), land.node("b")
+    dead.append(0, 5)
+    _ended(land, dead)
+    _offer(asked, "b")
+
+    asked.loads.step()
+    progress = asked.loads.attach(LOAD)
+
+    assert list(progress.elsewhere) == [0]
+    assert "directory a has it" in progress.elsewhere[0]
+    assert land.load().status is LoadStatus.OFFERED
+    back = land.node("a")
+    back.settle()
+    assert broken(land, back, BROUGHT, others={1: asked}) == []
+
+
+def test_what_a_directory_left_in_order_is_taken_by_the_one_that_is_asked() -> None:
+    land = Land("shared_fs", partitions=2)
+    left, asked = land.node("a"), land.node("b")
+    left.append(0, 5)
+    left.close()
+    _offer(asked, "b")
+
+    asked.loads.step()
+
+    assert land.load().status is LoadStatus.COMMITTED
+    assert broken(land, asked, BROUGHT) == []
+
+
+def test_a_partition_that_is_promised_elsewhere_waits_for_its_new_owner() -> None:
+    land = Land("shared_fs", partitions=2)
+    node, target, asked = land.node("a"), land.node("b"), land.node("c")
+    node.append(0, 5)
+    shard = node.shard(0)
+    node.engine.seal_shard(shard.ref, target="b", quiesce=lambda: node.archiving.forget(shard.ref.id))
+    _offer(asked, "c")
+
+    asked.loads.step()
+    assert land.load().status is LoadStatus.OFFERED
+    target.shard(0)
+    target.settle()
+
+    assert land.load().status is LoadStatus.COMMITTED
+    assert broken(land, target, BROUGHT, others={1: asked}) == []
