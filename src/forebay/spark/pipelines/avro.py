@@ -47,61 +47,68 @@ def read_avro_schema(path: str) -> dict[str, Any]:
 
 def columns_of_avro(schema: Mapping[str, Any]) -> tuple[Column, ...]:
     """The columns that records of the schema have; `Invalid` names what has no place in Spark."""
-    return tuple(_fields(schema, {}, ()))
+    return tuple(_Reading().fields(schema, ()))
 
 
-def _fields(schema: Mapping[str, Any], named: dict[str, Any], path: tuple[str, ...]) -> list[Column]:
-    fields = schema.get("fields")
-    if not isinstance(fields, list) or not fields:
-        raise Invalid(f"the Avro record {'.'.join(path) or schema.get('name')} has no fields")
-    columns = []
-    for field in fields:
-        if not isinstance(field, dict) or not isinstance(field.get("name"), str) or "type" not in field:
-            raise Invalid(f"a field of the Avro record {'.'.join(path) or schema.get('name')} has no name or no type")
-        columns.append(Column(field["name"], _type(field["type"], named, (*path, field["name"]))))
-    return columns
+class _Reading:
+    """One walk through a schema. A name may be used behind the place where it is defined."""
 
+    def __init__(self) -> None:
+        self._types: dict[str, str] = {}
+        """The types that have names, as types of columns; empty while one is being read."""
 
-def _type(schema: Any, named: dict[str, Any], path: tuple[str, ...]) -> str:
-    where = ".".join(path)
-    if isinstance(schema, list):
-        rest = [one for one in schema if one != "null"]
-        if len(rest) != 1:
-            raise Invalid(f"the Avro field {where} is a union of several types, which has no place in a column")
-        return _type(rest[0], named, path)
-    if isinstance(schema, str):
-        if schema in _PLAIN:
-            return _PLAIN[schema]
-        if schema not in named:
-            raise Invalid(f"the Avro field {where} has the unknown type {schema!r}")
-        return _type(named[schema], {}, path)
-    if not isinstance(schema, dict):
-        raise Invalid(f"the Avro field {where} has no type")
-    return _complex(schema, named, path)
+    def fields(self, schema: Mapping[str, Any], path: tuple[str, ...]) -> list[Column]:
+        """The fields of a record."""
+        record, fields = ".".join(path) or schema.get("name"), schema.get("fields")
+        if not isinstance(fields, list) or not fields:
+            raise Invalid(f"the Avro record {record} has no fields")
+        self._define(schema, "")
+        columns = []
+        for field in fields:
+            if not isinstance(field, dict) or not isinstance(field.get("name"), str) or "type" not in field:
+                raise Invalid(f"a field of the Avro record {record} has no name or no type")
+            columns.append(Column(field["name"], self._type(field["type"], (*path, field["name"]))))
+        return columns
 
+    def _type(self, schema: Any, path: tuple[str, ...]) -> str:
+        where = ".".join(path)
+        if isinstance(schema, list):
+            rest = [one for one in schema if one != "null"]
+            if len(rest) != 1:
+                raise Invalid(f"the Avro field {where} is a union of several types, which has no place in a column")
+            return self._type(rest[0], path)
+        if isinstance(schema, str):
+            found = _PLAIN.get(schema) or self._types.get(schema)
+            if found == "":
+                raise Invalid(f"the Avro field {where} holds {schema}, which it is itself in: no column can")
+            if found is None:
+                raise Invalid(f"the Avro field {where} has the unknown type {schema!r}")
+            return found
+        if not isinstance(schema, dict):
+            raise Invalid(f"the Avro field {where} has no type")
+        return self._complex(schema, path)
 
-def _complex(schema: dict[str, Any], named: dict[str, Any], path: tuple[str, ...]) -> str:
-    kind, logical, where = schema.get("type"), schema.get("logicalType"), ".".join(path)
-    if logical in _REFUSED:
-        raise Invalid(f"the Avro field {where} is a {logical}, which has no place in a column: leave logicalType out")
-    if logical == "decimal" and kind in ("bytes", "fixed"):
-        return f"decimal({schema.get('precision')},{schema.get('scale', 0)})"
-    if kind == "record":
-        if schema in named.values() or any(schema is one for one in named.values()):
-            raise Invalid(f"the Avro field {where} holds itself, which has no place in a column")
-        inner = _fields(schema, {**named, **_name(schema)}, path)
-        named.update(_name(schema))
-        return f"struct<{','.join(f'{column.name}:{column.type}' for column in inner)}>"
-    if kind in ("enum", "fixed"):
-        named.update(_name(schema))
-        return "string" if kind == "enum" else "binary"
-    if kind == "array":
-        return f"array<{_type(schema.get('items'), named, path)}>"
-    if kind == "map":
-        return f"map<string,{_type(schema.get('values'), named, path)}>"
-    return _LOGICAL.get((str(kind), str(logical))) or _type(kind, named, path)
+    def _complex(self, schema: dict[str, Any], path: tuple[str, ...]) -> str:
+        kind, logical, where = schema.get("type"), schema.get("logicalType"), ".".join(path)
+        if logical in _REFUSED:
+            raise Invalid(
+                f"the Avro field {where} is a {logical}, which has no place in a column: leave logicalType out"
+            )
+        if logical == "decimal" and kind in ("bytes", "fixed"):
+            return self._define(schema, f"decimal({schema.get('precision')},{schema.get('scale', 0)})")
+        if kind == "record":
+            inner = self.fields(schema, path)
+            return self._define(schema, f"struct<{','.join(f'{name}:{column}' for name, column in inner)}>")
+        if kind in ("enum", "fixed"):
+            return self._define(schema, "string" if kind == "enum" else "binary")
+        if kind == "array":
+            return f"array<{self._type(schema.get('items'), path)}>"
+        if kind == "map":
+            return f"map<string,{self._type(schema.get('values'), path)}>"
+        return _LOGICAL.get((str(kind), str(logical))) or self._type(kind, path)
 
-
-def _name(schema: Mapping[str, Any]) -> dict[str, Any]:
-    name = schema.get("name")
-    return {name: schema, f"{schema.get('namespace', '')}.{name}": schema} if isinstance(name, str) else {}
+    def _define(self, schema: Mapping[str, Any], column: str) -> str:
+        name, space = schema.get("name"), schema.get("namespace")
+        if isinstance(name, str):
+            self._types[name] = self._types[f"{space}.{name}"] = column
+        return column

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
+import msgspec
 import yaml
 
 from forebay.errors import Invalid
@@ -184,6 +185,14 @@ class Fields:
             self.flaws.add(_place(node, self._file), f"{name} of {self.what} is {_shown(node)}: write a text")
             return None
         return Word.of(node, self._file)
+
+    def json(self, name: str) -> Word | None:
+        """A text, or a mapping, which is the same as its JSON."""
+        node = self._nodes.get(name)
+        if not isinstance(node, yaml.MappingNode):
+            return self.word(name)
+        value = yaml.SafeLoader("").construct_document(node)
+        return Word(msgspec.json.encode(value).decode(), _place(node, self._file))
 
     def choice(self, name: str, known: Mapping[str, T], default: T) -> T:
         """One of a few words."""
