@@ -25,6 +25,7 @@ from forebay.settings.groups import (
     RuntimeSettings,
     StorageSettings,
     StoreSettings,
+    TableSettings,
     WalSettings,
     all_settings,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "Settings",
     "StorageSettings",
     "StoreSettings",
+    "TableSettings",
     "WalSettings",
     "all_settings",
     "settings_of",
@@ -65,6 +67,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     export: ExportSettings = msgspec.field(default_factory=ExportSettings)
     retention: RetentionSettings = msgspec.field(default_factory=RetentionSettings)
     progress: ProgressSettings = msgspec.field(default_factory=ProgressSettings)
+    table: TableSettings = msgspec.field(default_factory=TableSettings)
     runtime: RuntimeSettings = msgspec.field(default_factory=RuntimeSettings)
 
     def __post_init__(self) -> None:

@@ -303,6 +303,45 @@ class StoreSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True
             )
 
 
+class TableSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The Iceberg catalog that compacted history and lakes are registered in. For Spark jobs; a log needs none of it."""
+
+    group: ClassVar[str] = "table"
+
+    catalog: Annotated[
+        Literal["sql", "rest", "glue"],
+        Meta(description="`sql` is a database, by default a SQLite file in the warehouse."),
+    ] = "sql"
+    uri: Annotated[
+        str | None, Meta(description="Where the catalog is: the address of its database, or of its REST service.")
+    ] = None
+    warehouse: Annotated[
+        str | None,
+        Meta(
+            description="Where tables keep their metadata: a directory, or `s3://bucket/prefix`. Left out, it is "
+            "`tables` in `store.root` if that is a directory, else in the data directory."
+        ),
+    ] = None
+    options: Annotated[
+        dict[str, str | int | bool],
+        Meta(
+            max_length=64,
+            description="What the catalog and its files ask for, by the names of PyIceberg: `s3.endpoint`, `token`, … "
+            "Secrets are better given as `${NAME}`. What the store has of them already is taken from there.",
+            extra=SECRET,
+        ),
+    ] = msgspec.field(default_factory=dict)
+    snapshots_kept_s: Annotated[
+        int,
+        within(
+            0,
+            3_650 * 86_400,
+            "Older snapshots of a table are expired when it is registered again; until then the objects that they "
+            "name are kept.",
+        ),
+    ] = 7 * 86_400
+
+
 class ProgressSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Commits of consumer groups that are acknowledged before they are durable."""
 
@@ -344,6 +383,7 @@ GROUPS: Mapping[str, type[Group]] = MappingProxyType(
             ExportSettings,
             RetentionSettings,
             ProgressSettings,
+            TableSettings,
             RuntimeSettings,
         )
     }
