@@ -304,7 +304,7 @@ class StoreSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class TableSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The Iceberg catalog that compacted history and lakes are registered in. For Spark jobs; a log needs none of it."""
+    """The Iceberg catalog that Spark jobs register compacted history and lakes in. A log needs none of it."""
 
     group: ClassVar[str] = "table"
 
