@@ -99,3 +99,8 @@ def attached_key(load_id: str, partition: int, *, prefix: str = PREFIX) -> str:
 def sink_key(query_id: str, namespace: str, topic: str, *, prefix: str = PREFIX) -> str:
     """The last batch that a streaming query wrote into a topic."""
     return f"{prefix}/sinks/{query_id}/{namespace}/{topic}"
+
+
+def lake_key(namespace: str, topic: str, *, prefix: str = PREFIX) -> str:
+    """The lease of whoever brings a topic into a table."""
+    return f"{prefix}/lakes/{namespace}/{topic}"

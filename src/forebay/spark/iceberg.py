@@ -41,7 +41,7 @@ def open_catalog(location: Location) -> Catalog:
         raise Unsupported(f'open tables need PyIceberg ({error}): pip install "forebay[spark]"') from error
     settings = location.settings().table
     warehouse = warehouse_of(location)
-    properties = {"type": settings.catalog, **_files(location), **_texts(settings.options)}
+    properties = {"type": settings.catalog, **file_properties(location)}
     if warehouse is not None:
         properties["warehouse"] = warehouse
     uri = settings.uri or _database(settings.catalog, warehouse)
@@ -82,6 +82,11 @@ def _database(kind: str, warehouse: str | None) -> str | None:
     directory = Path(warehouse.removeprefix("file://"))
     directory.mkdir(parents=True, exist_ok=True)
     return f"sqlite:///{directory}/{DATABASE}"
+
+
+def file_properties(location: Location) -> dict[str, str]:
+    """What reading and writing the files of tables asks for, by the names of PyIceberg."""
+    return {**_files(location), **_texts(location.settings().table.options)}
 
 
 def _files(location: Location) -> dict[str, str]:
