@@ -1,0 +1,183 @@
+"""A topic as one DataFrame at nearly the speed of Parquet: Spark's own scan where history is Parquet, the source
+`forebay` for the rest.
+
+What lies in Parquet files from the earliest offset on is read by Spark itself, without what was deleted or evicted.
+Where the first other piece begins, the source takes over, up to the end as it is now. Both show the same columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import pyarrow as pa
+
+from forebay.errors import DataLoss, Invalid
+from forebay.format.descriptor import DescriptorKind
+from forebay.format.offsets import OffsetSet
+from forebay.records import Gap, Reason
+from forebay.spark.addresses import FILE, address_of
+from forebay.spark.columns import SPARK_TYPES
+from forebay.spark.opening import Opened, opened
+from forebay.spark.options import FROM_EARLIEST, ReadOptions
+from forebay.spark.pieces import Piece
+from forebay.spark.snapshot import ShardView, look
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+_STORED: Final = ("offset", "timestamp", "key", "value", "tag", "headers", "partition")
+_LIMITS: Final = ("starting", "ending")
+_OFFSETS: Final = pa.schema([pa.field("partition", pa.int32()), pa.field("offset", pa.int64())])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Native:
+    """What Spark reads by itself of one partition: `[start, stop)` in these files, without what was deleted."""
+
+    partition: int
+    start: int
+    stop: int
+    files: tuple[str, ...]
+    is_cut: bool
+    """Whether the first file has records below `start`."""
+    deleted: OffsetSet
+
+
+def table(spark: SparkSession, topic: str, **options: str) -> DataFrame:
+    """The whole topic as it is now, with the columns and options of `spark.read.format("forebay")`.
+
+    Say where it is as for the source: `path`, or `settings`, or `store` and `metadata`; settings with a dot go into
+    `**{…}`. Offsets are chosen by filters on `offset`, `partition` or `timestamp`, which reach both parts.
+    """
+    for name in options:
+        if name.lower().startswith(_LIMITS):
+            raise Invalid(f'option "{name}" is for spark.read: filter the table on offset or timestamp instead')
+    wanted = ReadOptions.parse({**options, "topic": topic})
+    snapshot = look(wanted.location, wanted.topics)
+    with opened(wanted.location) as found:
+        natives = [native_of(view, found, fail_on_data_loss=wanted.fail_on_data_loss) for view in snapshot.shards]
+    name = snapshot.shards[0].topic
+    reader = spark.read.format("forebay").options(**{**options, "topic": topic})
+    rest = reader.options(**_limits(name, snapshot.shards, natives)).load()
+    if not any(native.files for native in natives):
+        return rest
+    shown = [_shown(column, name) for column in wanted.columns]
+    compacted = _without_deleted(spark, _scanned(spark, natives), natives).select(*shown)
+    is_whole = all(native.stop == view.next for native, view in zip(natives, snapshot.shards, strict=True))
+    return compacted if is_whole else compacted.unionByName(rest)
+
+
+def native_of(view: ShardView, found: Opened, *, fail_on_data_loss: bool) -> Native:
+    """The longest run of a partition, from its earliest offset, that is Parquet in files, or holes between them.
+
+    Raises `DataLoss` for records that went missing in it, unless told to go on.
+    """
+    files: list[str] = []
+    stop, first = view.earliest, None
+    for piece in view.pieces:
+        address = _native_address(piece, found)
+        if address is None and piece.gap is None:
+            break
+        if address is not None:
+            files.append(address)
+            first = first or piece.descriptor
+        if fail_on_data_loss and view.is_durable:
+            _refuse_loss(view, piece, found)
+        stop = piece.stop
+    return Native(
+        partition=view.partition,
+        start=view.earliest,
+        stop=stop,
+        files=tuple(files),
+        is_cut=first is not None and first.start < view.earliest,
+        deleted=view.deleted.clipped(view.earliest, stop),
+    )
+
+
+def _native_address(piece: Piece, found: Opened) -> str | None:
+    """Where Spark finds a piece by itself: a whole Parquet file."""
+    descriptor = piece.descriptor
+    if descriptor is None or descriptor.kind is not DescriptorKind.PARQUET or piece.stop != descriptor.end:
+        return None
+    address = address_of(found, descriptor)
+    return address if address is not None and address.startswith(FILE) else None
+
+
+def _refuse_loss(view: ShardView, piece: Piece, found: Opened) -> None:
+    for gap in _gaps(piece, found):
+        lost = gap.stop - gap.start - view.deleted.count_in(gap.start, gap.stop)
+        if gap.stop > view.earliest and lost and gap.reason in (Reason.LOST, Reason.DAMAGED):
+            raise DataLoss(
+                f"{view}: offsets {gap} cannot be read: set failOnDataLoss to false to go on without them; "
+                '"forebay verify" says more'
+            )
+
+
+def _gaps(piece: Piece, found: Opened) -> Sequence[Gap]:
+    """The holes that a piece names; one with a record for every offset is not opened for that."""
+    descriptor = piece.descriptor
+    assert descriptor is not None
+    if piece.gap is not None:
+        return [piece.gap]
+    if descriptor.records == descriptor.end - descriptor.start:
+        return []
+    segment = found.places.segment(descriptor)
+    try:
+        return segment.index().gaps
+    finally:
+        segment.close()
+
+
+def _limits(topic: str, views: Sequence[ShardView], natives: Sequence[Native]) -> Mapping[str, str]:
+    """What is left for the source, as its options say it."""
+    starts = {str(one.partition): one.stop if one.files else FROM_EARLIEST for one in natives}
+    ends = {str(view.partition): view.next for view in views}
+    chosen = {"startingOffsets": starts, "endingOffsets": ends}
+    return {name: msgspec.json.encode({topic: offsets}).decode() for name, offsets in chosen.items()}
+
+
+def _scanned(spark: SparkSession, natives: Sequence[Native]) -> DataFrame:
+    """The rows of all files, without those below the earliest offset."""
+    from pyspark.sql import functions
+
+    schema = ", ".join(f"`{name}` {SPARK_TYPES[name]}" for name in _STORED)
+    files = [file for native in natives for file in native.files]
+    rows = spark.read.schema(schema).parquet(*files)
+    cut = [native for native in natives if native.is_cut]
+    for native in cut:
+        below = (functions.col("partition") == native.partition) & (functions.col("offset") < native.start)
+        rows = rows.where(~below)
+    return rows
+
+
+def _without_deleted(spark: SparkSession, rows: DataFrame, natives: Sequence[Native]) -> DataFrame:
+    from pyspark.sql import functions
+
+    parts = [part for native in natives for part in _offsets(native)]
+    if not parts:
+        return rows
+    deleted = spark.createDataFrame(pa.Table.from_batches(parts, _OFFSETS))
+    return rows.join(functions.broadcast(deleted), ["partition", "offset"], "left_anti")
+
+
+def _offsets(native: Native) -> Iterator[pa.RecordBatch]:
+    if len(native.deleted):
+        offsets = pa.array(native.deleted, pa.int64())
+        partitions = pa.repeat(pa.scalar(native.partition, pa.int32()), len(offsets))
+        yield pa.RecordBatch.from_arrays([partitions, offsets], schema=_OFFSETS)
+
+
+def _shown(name: str, topic: str) -> Column:
+    """A column as the source shows it."""
+    from pyspark.sql import functions
+
+    if name == "topic":
+        return functions.lit(topic).alias(name)
+    column = functions.col(name)
+    if name == "headers":
+        # A record without headers has null there, as in Spark's Kafka source.
+        return functions.when(functions.size(column) > 0, column).alias(name)
+    return column
