@@ -115,6 +115,11 @@ def partition_of_key(key: Key, partitions: int) -> int:
     return (murmur2(key) & _POSITIVE) % partitions
 
 
+def partitions_of_keys(values: Key, offsets: npt.NDArray[np.integer], partitions: int) -> Partitions:
+    """`partition_of_key` of each `values[offsets[i]:offsets[i + 1]]`, a binary column in Arrow's layout."""
+    return (murmur2_column(values, offsets) & _POSITIVE).astype(np.int64) % partitions
+
+
 def partition_of_producer(producer: int, partitions: int) -> int:
     """Where the keyless records of an idempotent producer go: a function of its id alone, so that a
     repeated append meets the same shard, and so its own first attempt, after any restart."""

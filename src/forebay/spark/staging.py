@@ -1,0 +1,101 @@
+"""What a task does with its rows: finished segments in the store of the topic, of which nobody knows yet.
+
+Memory is bounded: rows wait for their segment up to a limit, over all partitions together. Knows stores and Arrow,
+not Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from forebay.blobs import BlobStore
+from forebay.clock import Clock
+from forebay.format.batch import encode_arrow
+from forebay.prepared import LoadPlace, Prepared, write_segment
+from forebay.spark.incoming import parts_of
+
+WAITING_BYTES_MAX: Final = 128 * 1024 * 1024
+"""Rows that wait, over all partitions; the fullest partition then gets its segment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """Which rows of which load a task writes. `number` gives their place among those of others."""
+
+    load_id: str
+    topic_id: str
+    partitions: int
+    zstd_level: int | None
+    number: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """One finished segment, and the partition that it is for."""
+
+    partition: int
+    segment: Prepared
+
+
+def stage(
+    store: BlobStore, task: Task, batches: Iterable[pa.RecordBatch], *, clock: Clock, bytes_max: int = WAITING_BYTES_MAX
+) -> list[Staged]:
+    """Write the rows; on return every segment is durable. Those of one partition stand in the order of their rows.
+
+    Rows without partition and key go to one partition batch by batch, to the next one with the next batch; where
+    they begin follows from the number of the task, so that many small tasks spread them.
+    """
+    staging = _Staging(store, task, clock)
+    for turn, rows in enumerate(batches, start=task.number):
+        if rows.num_rows:
+            for part in parts_of(rows, task.partitions, turn):
+                staging.add(part.partition, part.rows)
+            while staging.waiting_bytes > bytes_max:
+                staging.write_fullest()
+    return staging.finish()
+
+
+class _Staging:
+    def __init__(self, store: BlobStore, task: Task, clock: Clock) -> None:
+        self.waiting_bytes = 0
+        self._store = store
+        self._task = task
+        self._clock = clock
+        self._now_ms = clock.now_ms()
+        self._waiting: dict[int, list[pa.RecordBatch]] = {}
+        self._sizes: dict[int, int] = {}
+        self._staged: list[Staged] = []
+
+    def add(self, partition: int, rows: pa.RecordBatch) -> None:
+        size = rows.nbytes
+        self._waiting.setdefault(partition, []).append(rows)
+        self._sizes[partition] = self._sizes.get(partition, 0) + size
+        self.waiting_bytes += size
+
+    def write_fullest(self) -> None:
+        self._write(max(self._sizes, key=lambda partition: self._sizes[partition]))
+
+    def finish(self) -> list[Staged]:
+        for partition in sorted(self._waiting):
+            self._write(partition)
+        return self._staged
+
+    def _write(self, partition: int) -> None:
+        waiting = self._waiting.pop(partition)
+        self.waiting_bytes -= self._sizes.pop(partition)
+        task = self._task
+        segment = write_segment(
+            self._store,
+            LoadPlace(task.load_id, task.topic_id, partition),
+            f"{task.number}-{task.attempt}",
+            (encode_arrow(rows, self._now_ms) for rows in waiting),
+            clock=self._clock,
+            zstd_level=task.zstd_level,
+        )
+        assert segment is not None, "a partition that waits has rows"
+        self._staged.append(Staged(partition, segment))
