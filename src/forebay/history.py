@@ -10,12 +10,13 @@ import threading
 from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
 from forebay.blobs import BlobChanged, BlobMissing, BlobStore
+from forebay.blobs.blocks import BUDGET_BYTES, Budget, ReadAhead
 from forebay.blobs.ranges import ObjectBytes, Range
 from forebay.catalog import ShardCatalog
 from forebay.errors import Corrupt, Unsupported
@@ -31,9 +32,6 @@ FIRST_BYTES = 256 * 1024
 BLOCK_BYTES = 4 * 1024 * 1024
 BLOCKS_AHEAD = 2
 THREADS_MAX = 16
-RUNS_MAX = 3
-BUDGET_BYTES = 64 * 1024 * 1024
-"""What all readers of one store hold in blocks, whatever their number."""
 READERS_KNOWN = 64
 SEGMENTS_OPEN = 8
 """Of so many segments bytes are held."""
@@ -42,6 +40,7 @@ SEGMENTS_KNOWN = 64
 SPOT = 1
 """Who asks for no more bytes wants the frame at one place and does not read on: nothing else is fetched for it."""
 
+READABLE = (DescriptorKind.FRAMES, DescriptorKind.PARQUET)
 OpenSegment = Callable[[SegmentDescriptor], SealedSegment]
 
 
@@ -119,7 +118,7 @@ class History:
         """
         self.refresh()
         for descriptor in self._descriptors:
-            if descriptor.kind is DescriptorKind.FRAMES and descriptor.time_max >= timestamp:
+            if descriptor.kind in READABLE and descriptor.records and descriptor.time_max >= timestamp:
                 if self._is_given_up(descriptor):
                     continue
                 found = self._segment(descriptor).offset_at_time(timestamp)
@@ -192,7 +191,7 @@ class History:
         return found if found is not None and offset < found.end else None
 
     def _segment(self, descriptor: SegmentDescriptor) -> SealedSegment:
-        if descriptor.kind is not DescriptorKind.FRAMES:
+        if descriptor.kind not in READABLE:
             raise Unsupported(f"{descriptor.object_key} is a segment of kind {descriptor.kind}: upgrade to read it")
         place = (descriptor.object_key, descriptor.start)
         with self._lock:
@@ -207,145 +206,12 @@ class History:
             return segment
 
 
-class _Run:
-    """One reader's way through a segment: adjoining blocks, fetched or under way, from where it stands."""
+def _class_of(descriptor: SegmentDescriptor) -> type[SealedSegment]:
+    if descriptor.kind is not DescriptorKind.PARQUET:
+        return SealedSegment
+    from forebay.columnar import ParquetSegment  # noqa: PLC0415 - it brings Arrow, which takes its time to load
 
-    def __init__(self, start: int) -> None:
-        self.blocks: deque[tuple[int, Future[bytes]]] = deque()
-        self.stop = start
-        """Where the last block ends."""
-
-    def covers(self, position: int) -> bool:
-        """Whether a read there is in these blocks, or goes on right behind them."""
-        return self.blocks[0][0] <= position <= self.stop
-
-    @property
-    def bytes(self) -> int:
-        """What its blocks hold or will hold."""
-        return self.stop - self.blocks[0][0] if self.blocks else 0
-
-    def ahead_of(self, position: int) -> int:
-        """How many blocks begin there or later."""
-        return sum(start >= position for start, _ in self.blocks)
-
-    def forget_before(self, position: int) -> None:
-        """Let go of the blocks that end there or earlier."""
-        while len(self.blocks) > 1 and self.blocks[1][0] <= position:
-            self.blocks.popleft()
-
-
-class Budget:
-    """How much all readers together hold: beyond it, the one that stood still for longest lets go. Thread-safe."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._lock = threading.Lock()
-        self._held: OrderedDict[_Run, tuple[ReadAhead, int]] = OrderedDict()
-        self._total = 0
-
-    def used(self, reader: ReadAhead, run: _Run) -> None:
-        """The run was read from. The caller holds no lock."""
-        stale: list[tuple[ReadAhead, _Run]] = []
-        with self._lock:
-            self._total += run.bytes - self._held.pop(run, (reader, 0))[1]
-            self._held[run] = (reader, run.bytes)
-            while self._total > self._bytes_max and len(self._held) > 1:
-                oldest, (holder, size) = self._held.popitem(last=False)
-                self._total -= size
-                stale.append((holder, oldest))
-        for holder, oldest in stale:
-            holder.forget(oldest)
-
-    def given_back(self, run: _Run) -> None:
-        """The run holds nothing any more."""
-        with self._lock:
-            self._total -= self._held.pop(run, (None, 0))[1]
-
-
-class ReadAhead:
-    """A byte source over ranged reads. Safe for concurrent use.
-
-    A read somewhere fetches what it asks for and no more, so that its answer comes soon. Reads that go on from
-    there find the next blocks fetched before they are needed. Holds `blocks_ahead + 2` blocks for each of the last
-    `RUNS_MAX` readers at the most, and none of a reader that came to the end.
-    """
-
-    def __init__(
-        self,
-        fetch: Range,
-        size: int,
-        *,
-        pool: ThreadPoolExecutor,
-        block_bytes: int,
-        blocks_ahead: int,
-        budget: Budget | None = None,
-    ) -> None:
-        self._budget = budget or Budget(BUDGET_BYTES)
-        self._fetch = fetch
-        self._size = size
-        self._pool = pool
-        self._block_bytes = block_bytes
-        self._blocks_ahead = blocks_ahead
-        self._lock = threading.Lock()
-        self._runs: list[_Run] = []
-        """The one used last stands last."""
-
-    def read_at(self, length: int, position: int) -> bytes:
-        """See `ByteSource`."""
-        stop = min(position + length, self._size)
-        if position >= stop:
-            return b""
-        with self._lock:
-            run, left = self._run_at(position, stop)
-            wanted = [(start, block) for start, block in run.blocks if start < stop]
-        self._budget.used(self, run)
-        for gone in left:
-            self._budget.given_back(gone)
-        try:
-            parts = [block.result()[max(0, position - start) : stop - start] for start, block in wanted]
-        except BaseException:
-            self.forget(run)
-            raise
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def close(self) -> None:
-        """Forget all blocks."""
-        for run in list(self._runs):
-            self.forget(run)
-
-    def forget(self, run: _Run) -> None:
-        """Let go of a run's blocks; who still reads from it keeps what it has."""
-        with self._lock:
-            if run in self._runs:
-                self._runs.remove(run)
-        self._budget.given_back(run)
-
-    def _run_at(self, position: int, stop: int) -> tuple[_Run, list[_Run]]:
-        """The run whose blocks hold `[position, stop)`, and those that are over."""
-        run = next((run for run in self._runs if run.covers(position)), None)
-        ahead = self._blocks_ahead
-        if run is None:
-            run, ahead = _Run(position), 0
-        else:
-            self._runs.remove(run)
-            run.forget_before(position)
-        while run.stop < stop:
-            self._ask(run, min(stop, self._block_end(run.stop)))
-        while run.stop < self._size and run.ahead_of(stop) < ahead:
-            self._ask(run, min(self._size, self._block_end(run.stop)))
-        self._runs.append(run)
-        left, self._runs = self._runs[:-RUNS_MAX], self._runs[-RUNS_MAX:]
-        if stop == self._size:
-            left.append(self._runs.pop())
-        return run, left
-
-    def _block_end(self, position: int) -> int:
-        # Whole multiples: stores keep an object in parts, and a range that lies in one part costs less.
-        return (position // self._block_bytes + 1) * self._block_bytes
-
-    def _ask(self, run: _Run, stop: int) -> None:
-        run.blocks.append((run.stop, self._pool.submit(self._fetch, run.stop, stop)))
-        run.stop = stop
+    return ParquetSegment
 
 
 class Objects:
@@ -363,7 +229,7 @@ class Objects:
     def segment(self, descriptor: SegmentDescriptor) -> SealedSegment:
         """The segment that a descriptor names; its object must still be the one that was catalogued."""
         index = partial(self._store.get_range, index_name(descriptor.object_key))
-        return SealedSegment(
+        return _class_of(descriptor)(
             descriptor.object_key,
             descriptor.start,
             descriptor.end,

@@ -22,6 +22,7 @@ from forebay.format.frame import Verdict, read_frame
 from forebay.format.hashing import Places
 from forebay.format.index import SectionKind
 from forebay.format.lookups import HeldPostings
+from forebay.format.offsets import OffsetSet
 from forebay.format.postings import Postings
 from forebay.format.segment import HEADER_BYTES, decode_header
 from forebay.pages import Page
@@ -179,6 +180,13 @@ class SealedSegment:
         first = int(entries["offset"][place])
         page = self.read(first, 1)
         return first_at_time(page.batches, timestamp) if page.batches else first
+
+    def held(self, start: int, stop: int) -> OffsetSet:
+        """The offsets of `[start, stop)` that have a record here."""
+        found = OffsetSet.of_range(max(start, self.start), min(stop, self.end))
+        for gap in self.index().gaps:
+            found -= OffsetSet.of_range(gap.start, gap.stop)
+        return found
 
     def totals(self) -> npt.NDArray[np.int64] | None:
         """What all records up to the end of each frame count for; `None` where the index does not say."""

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.blobs.blocks import RUNS_MAX, Budget, ReadAhead
 from forebay.errors import Unavailable
-from forebay.history import FIRST_BYTES, RUNS_MAX, Budget, ReadAhead
+from forebay.history import FIRST_BYTES
 
 BLOCK_BYTES = 4 * FIRST_BYTES
 PAGE_BYTES = FIRST_BYTES // 2

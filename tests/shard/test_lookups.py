@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from forebay.blobs.blocks import ReadAhead
 from forebay.catalog.removals import NO_FLOOR
 from forebay.disk import replace_file
 from forebay.errors import Corrupt
@@ -25,7 +26,7 @@ from forebay.format.keys import load_key
 from forebay.format.offsets import OffsetSet
 from forebay.format.segment import index_name
 from forebay.format.value import encode_value
-from forebay.history import History, Objects, ReadAhead
+from forebay.history import History, Objects
 from forebay.metadata import Put
 from forebay.pages import Page
 from forebay.prepared import LoadPlace, descriptors_of, manifest_of, write_segment

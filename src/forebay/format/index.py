@@ -8,6 +8,8 @@
     gaps    := (start u64, stop u64, reason u32, 0 u32)*
     sizes   := (bytes of all records up to and with this frame u64)*     data frames, see `sizes`
     key postings, tag postings := see `postings`
+    chunks, parquet footer := see `rowgroups`; only where the segment is a Parquet file, whose row groups
+               the frames are then: `count` is how many offsets lie from its first to its last row
     footer  := magic "FBYF", version u16, 0 u16, epoch u32, highest epoch u32, start u64, end u64,
                records u64, time min i64, time max i64, segment bytes u64, table position u64,
                index bytes u64, last appended_at i64, content hash 16 bytes, segment crc u32,
@@ -78,6 +80,8 @@ class SectionKind(enum.IntEnum):
     TAG_POSTINGS = 4
     CONTROLS = 5
     SIZES = 6
+    CHUNKS = 7
+    PARQUET_FOOTER = 8
 
 
 class Section(NamedTuple):

@@ -34,11 +34,22 @@ class LookupSections:
         self._end = batch.end
         sizes = batch.sizes()
         self._sizes += sizes.tolist() if each else [int(sizes.sum())]
+        self._post(batch, np.arange(batch.base, batch.end, dtype=np.int64))
+
+    def add_rows(self, batch: Batch, offsets: Places) -> None:
+        """Take in the next row group: the records of a batch, which lie at these rising offsets."""
+        assert offsets[0] >= self._end, "row groups come in order"
+        self._end = int(offsets[-1]) + 1
+        self._sizes.append(int(batch.sizes().sum()))
+        self._post(batch, offsets)
+
+    def _post(self, batch: Batch, offsets: Places) -> None:
         if self._end - self._start > RECORDS_MAX:
             return
         for strip, found in ((batch.key_strip(), self._keys), (batch.tag_strip(), self._tags)):
             if strip is not None:
-                found.append(_posted(strip, batch.base - self._start))
+                hashes, rows = _hashed(strip)
+                found.append((hashes, (offsets[rows] - self._start).astype(np.uint32)))
 
     def sections(self) -> list[tuple[SectionKind, bytes]]:
         """The sections for `encode_index`. Without postings where a record lies 2**32 offsets behind the start."""
@@ -106,12 +117,6 @@ class HeldPostings:
             hashes, records = np.concatenate([earlier[0], hashes]), np.concatenate([earlier[1], records])
         order = np.argsort(hashes, kind="stable")
         self._sorted.append((hashes[order], records[order]))
-
-
-def _posted(strip: Strip, first: int) -> tuple[Hashes, Records]:
-    """Hash and record of each entry that is there; the first of all has the record number `first`."""
-    hashes, rows = _hashed(strip)
-    return hashes, (rows + first).astype(np.uint32)
 
 
 def _hashed(strip: Strip) -> tuple[Hashes, Places]:

@@ -21,6 +21,7 @@ from forebay.records import Bytes
 
 HEADER_BYTES: Final = 64
 SEGMENT_SUFFIX: Final = ".seg"
+PARQUET_SUFFIX: Final = ".parquet"
 INDEX_SUFFIX: Final = ".idx"
 VERSION: Final = 1
 
@@ -81,6 +82,11 @@ def parse_segment_name(name: str) -> tuple[int, int] | None:
 
 
 def index_name(name: str) -> str:
-    """The name of a sealed segment's index file."""
-    assert name.endswith(SEGMENT_SUFFIX)
-    return name.removesuffix(SEGMENT_SUFFIX) + INDEX_SUFFIX
+    """The name of the index file of a sealed segment, or of one in Parquet."""
+    assert is_segment(name)
+    return name.removesuffix(SEGMENT_SUFFIX).removesuffix(PARQUET_SUFFIX) + INDEX_SUFFIX
+
+
+def is_segment(name: str) -> bool:
+    """Whether a file or object of this name is a segment, which has an index beside it."""
+    return name.endswith((SEGMENT_SUFFIX, PARQUET_SUFFIX))

@@ -50,16 +50,16 @@ class Extents:
                 continue
             if piece.load_id is not None and catalog.load_status(piece.load_id) is not LoadStatus.COMMITTED:
                 continue
-            held = _without(OffsetSet.of_range(piece.start, piece.end), self._holes(piece))
+            held = self._held(piece)
             for low, high in wanted:
                 found |= held.clipped(low, high)
         return found
 
-    def _holes(self, piece: SegmentDescriptor) -> Iterable[Gap]:
+    def _held(self, piece: SegmentDescriptor) -> OffsetSet:
         if piece.records == piece.end - piece.start or self._places is None:
-            return ()
+            return OffsetSet.of_range(piece.start, piece.end)
         with contextlib.closing(self._places.segment(piece)) as segment:
-            return segment.index().gaps
+            return segment.held(piece.start, piece.end)
 
 
 def _gaps_of(file: LogFile | SealedFile) -> list[Gap]:
