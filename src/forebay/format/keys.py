@@ -101,6 +101,16 @@ def sink_key(query_id: str, namespace: str, topic: str, *, prefix: str = PREFIX)
     return f"{prefix}/sinks/{query_id}/{namespace}/{topic}"
 
 
+def tables_key(namespace: str, topic: str, *, prefix: str = PREFIX) -> str:
+    """The objects of a topic that snapshots of tables name."""
+    return f"{prefix}/tables/{namespace}/{topic}"
+
+
+def compactor_key(namespace: str, topic: str, partition: int, *, prefix: str = PREFIX) -> str:
+    """The lease of whoever compacts the history of a shard."""
+    return f"{prefix}/compactors/{namespace}/{topic}/{partition}"
+
+
 def lake_key(namespace: str, topic: str, *, prefix: str = PREFIX) -> str:
     """The lease of whoever brings a topic into a table."""
     return f"{prefix}/lakes/{namespace}/{topic}"

@@ -1,0 +1,85 @@
+"""Objects of a topic that snapshots of an open table name: nobody removes them while they stand here.
+
+Whoever makes a snapshot writes down first what it will name, and afterwards sees that history still names it; whoever
+sweeps asks after it has read the catalog. So an object is either found here or was gone before. A long list lies in
+an object of its own. Knows the metadata store and stores; knows nothing of tables.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from forebay.blobs import BlobMissing, BlobStore
+from forebay.errors import Indeterminate, Unavailable
+from forebay.format.keys import tables_key
+from forebay.format.value import Unknown, decode_value, encode_value
+from forebay.manifests import ManifestRef, load_value, store_value
+from forebay.metadata import MetadataStore, Put, RevisionIs
+
+ATTEMPTS: Final = 8
+LISTED_MAX: Final = 500
+"""More lie in an object."""
+
+
+class TableObjects(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the tables of a topic name: `objects`, or those that a manifest lists."""
+
+    topic_id: str
+    objects: tuple[str, ...] = ()
+    manifest: ManifestRef | None = None
+
+
+class Tabled:
+    """The objects of one topic that tables name. Stateless: every call asks the metadata store."""
+
+    def __init__(self, metadata: MetadataStore, prefix: str, namespace: str, topic: str, topic_id: str) -> None:
+        self._metadata = metadata
+        self._key = tables_key(namespace, topic, prefix=prefix)
+        self._topic_id = topic_id
+
+    def objects(self, store: BlobStore) -> frozenset[str]:
+        """The keys of all of them; `store` is where the list lies if it is long."""
+        for _ in range(ATTEMPTS):
+            found = self._stored()[0]
+            if found.manifest is None:
+                return frozenset(found.objects)
+            # Replaced meanwhile: then the value is another by now.
+            with contextlib.suppress(BlobMissing):
+                return frozenset(load_value(store, found.manifest, TableObjects).objects)
+        raise Unavailable(f"the list that {self._key} names is not there: nothing is swept; register the tables again")
+
+    def put(self, keys: Iterable[str], store: BlobStore) -> None:
+        """On return exactly these are kept. Whoever names more adds to what `objects` says; one at a time."""
+        listed = tuple(sorted(keys))
+        for _ in range(ATTEMPTS):
+            before, unknown, revision = self._stored()
+            value = TableObjects(topic_id=self._topic_id, objects=listed)
+            if len(listed) > LISTED_MAX:
+                ref = store_value(store, f"{self._topic_id}/tables/", value)
+                value = TableObjects(topic_id=self._topic_id, manifest=ref)
+            if value == before:
+                return
+            put = Put(self._key, encode_value(value, unknown=unknown))
+            with contextlib.suppress(Indeterminate):
+                if self._metadata.transaction([RevisionIs(self._key, revision)], [put]).succeeded:
+                    if before.manifest is not None:
+                        store.delete(before.manifest.object_key)
+                    return
+        raise Unavailable(f"{self._key} changed {ATTEMPTS} times while it was being written; try again")
+
+    def _stored(self) -> tuple[TableObjects, Unknown | None, int]:
+        entry = self._metadata.get(self._key)
+        nothing = TableObjects(topic_id=self._topic_id)
+        if entry is None:
+            return nothing, None, 0
+        found, unknown = decode_value(entry.value, TableObjects)
+        # Of an earlier topic of this name: its objects are not this one's.
+        return (
+            (found, unknown, entry.mod_revision)
+            if found.topic_id == self._topic_id
+            else (nothing, None, entry.mod_revision)
+        )
