@@ -64,7 +64,7 @@ class Cursor:
     def _until_gap(self, page: Page) -> list[Batch]:
         """The records before the first hole; or, if the page begins with one, report it and give what follows."""
         batches: list[Batch] = []
-        for piece in _in_order(page):
+        for piece in in_order(page):
             if isinstance(piece, Gap):
                 if batches and piece.reason is not Reason.DELETED:
                     return batches
@@ -88,7 +88,7 @@ class Cursor:
 
     def _check(self, page: Page) -> None:
         expected = self.next
-        for piece in _in_order(page):
+        for piece in in_order(page):
             start, stop = (piece.start, piece.stop) if isinstance(piece, Gap) else (piece.base, piece.end)
             if start != expected:
                 raise Corrupt(f'{self.name}: the stream goes on at {start}, expected {expected}: run "forebay verify"')
@@ -97,7 +97,7 @@ class Cursor:
             raise Corrupt(f"{self.name}: a page ends at {expected} but says {page.next}")
 
 
-def _in_order(page: Page) -> Iterator[Batch | Gap]:
+def in_order(page: Page) -> Iterator[Batch | Gap]:
     """Batches and holes of a page by offset."""
     if not page.events:
         return iter(page.batches)

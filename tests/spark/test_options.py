@@ -6,9 +6,10 @@ import pickle
 
 import pytest
 
-from forebay.errors import Invalid, Unsupported
+from forebay.errors import Invalid
 from forebay.spark.columns import SPARK_TYPES
-from forebay.spark.options import FROM_EARLIEST, FROM_LATEST, ReadOptions
+from forebay.spark.location import Location
+from forebay.spark.options import FROM_EARLIEST, FROM_LATEST, ReadOptions, Topics, is_for_stream
 from forebay.topics import TopicName
 
 
@@ -19,8 +20,8 @@ def _parse(**options: str) -> ReadOptions:
 def test_path_and_topic_are_enough() -> None:
     options = _parse()
 
-    assert options == ReadOptions(path="/data", topic=TopicName("shop", "orders"))
-    assert (options.starting, options.ending) == (FROM_EARLIEST, FROM_LATEST)
+    assert options == ReadOptions(location=Location(path="/data"), topics=Topics(names=(TopicName("shop", "orders"),)))
+    assert (options.starting.at("shop/orders", 0), options.ending.at("shop/orders", 0)) == (FROM_EARLIEST, FROM_LATEST)
     assert options.columns == tuple(SPARK_TYPES)
     assert (options.partitions_min, options.fail_on_data_loss) == (1, True)
 
@@ -34,11 +35,54 @@ def test_every_option_is_taken_in_any_case_and_travels() -> None:
         failOnDataLoss="FALSE",
     )
 
-    assert options.starting == {0: 5, 1: FROM_EARLIEST}
-    assert options.ending == {0: 9, 1: FROM_LATEST}
+    assert options.starting.by_topic == {"shop/orders": {0: 5, 1: FROM_EARLIEST}}
+    assert options.ending.by_topic == {"shop/orders": {0: 9, 1: FROM_LATEST}}
     assert options.columns == ("value", "offset")
     assert (options.partitions_min, options.fail_on_data_loss) == (8, False)
     assert pickle.loads(pickle.dumps(options)) == options
+
+
+def test_several_topics_by_name_or_by_pattern() -> None:
+    options = {"path": "/data", "topics": "orders, shop/returns"}
+
+    assert ReadOptions.parse(options).topics.names == (TopicName("default", "orders"), TopicName("shop", "returns"))
+    assert ReadOptions.parse({"path": "/data", "topicPattern": "shop/.*"}).topics == Topics(pattern="shop/.*")
+
+
+@pytest.mark.parametrize(
+    ("text", "milliseconds"), [("1700000000123", 1_700_000_000_123), ("2023-11-14T22:13:20.123Z", 1_700_000_000_123)]
+)
+def test_start_and_end_by_time(text: str, milliseconds: int) -> None:
+    options = _parse(startingTimestamp=text, endingOffsetsByTimestamp=f'{{"shop/orders": {{"0": {milliseconds}}}}}')
+
+    assert options.starting.is_time and options.ending.is_time
+    assert options.starting.at("shop/orders", 7) == options.ending.at("shop/orders", 0) == milliseconds
+
+
+def test_a_stream_starts_at_the_end_and_takes_limits() -> None:
+    given = {"path": "/data", "topic": "a", "maxOffsetsPerTrigger": "10", "maxBytesPerTrigger": "1000"}
+
+    options = ReadOptions.parse(given, streaming=True)
+
+    assert options.starting.everywhere == FROM_LATEST
+    assert (options.offsets_max, options.bytes_max) == (10, 1000)
+    assert is_for_stream(given) and is_for_stream({"startingOffsets": "latest"})
+    assert not is_for_stream({"path": "/data", "topic": "a"})
+
+
+@pytest.mark.parametrize(
+    ("options", "streaming", "message"),
+    [
+        ({"topic": "a", "maxBytesPerTrigger": "1"}, False, '"maxBytesPerTrigger" is for spark.readStream'),
+        ({"topic": "a", "endingOffsets": "latest"}, True, '"endingOffsets" is for spark.read: a stream has no end'),
+        ({"topic": "a", "topics": "b"}, False, 'option "topic" topic and topics are given: write one of'),
+        ({"topics": "a,b,a"}, False, "names default/a twice"),
+        ({"topicPattern": "("}, False, "no regular expression"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options: dict[str, str], *, streaming: bool, message: str) -> None:
+    with pytest.raises(Invalid, match=message):
+        ReadOptions.parse({"path": "/data", **options}, streaming=streaming)
 
 
 @pytest.mark.parametrize("missing", ["path", "topic"])
@@ -53,8 +97,13 @@ def test_what_is_missing_is_named(missing: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("startingTimestamp", "5", '"startingtimestamp" is not known .* startingOffsets'),
-        ("subscribe", "orders", 'write option\\("topic"'),
+        ("startingOffset", "5", '"startingoffset" is not known .* did you mean startingOffsets'),
+        ("colour", "red", '"colour" is not known to the forebay source: the options are path, settings, store'),
+        ("subscribe", "orders", 'write option\\("topics"'),
+        ("startingTimestamp", "yesterday", "write milliseconds since 1970 or a time such as"),
+        ("startingTimestamp", "2026-11-15T12:00:00", "without a time zone"),
+        ("endingOffsetsByTimestamp", "5", "Expected `object`"),
+        ("topic", "shop/orders,shop/returns", 'for several write option\\("topics"'),
         ("includeHeaders", "true", "headers are always there"),
         ("topic", "shop/or ders", "is not a topic name"),
         ("startingOffsets", "latest", r'"startingOffsets" may not be latest \(-1\)'),
@@ -64,7 +113,7 @@ def test_what_is_missing_is_named(missing: str) -> None:
         ("startingOffsets", "{bad", 'write earliest, latest or JSON such as {"shop/orders"'),
         ("startingOffsets", "[1]", "Expected `object`"),
         ("startingOffsets", '{"shop/orders": {"0": "x"}}', "Expected `int`"),
-        ("startingOffsets", '{"shop/other": {"0": 1}}', "names shop/other: it must name shop/orders"),
+        ("startingOffsets", '{"shop/orders": {"0": 1}, "/shop/orders": {"0": 1}}', "names a topic twice"),
         ("startingOffsets", "{}", "names no topic"),
         ("startingOffsets", '{"shop/orders": {"zero": 1}}', "names a partition 'zero'"),
         ("startingOffsets", '{"shop/orders": {"0": 1, "00": 2}}', "names a partition twice"),
@@ -81,8 +130,3 @@ def test_what_is_missing_is_named(missing: str) -> None:
 def test_what_is_wrong_is_named_with_the_way_out(name: str, text: str, message: str) -> None:
     with pytest.raises(Invalid, match=message):
         _parse(**{name: text})
-
-
-def test_several_topics_are_not_offered() -> None:
-    with pytest.raises(Unsupported, match="one read takes one topic; read each and join them with union"):
-        _parse(topic="shop/orders,shop/returns")

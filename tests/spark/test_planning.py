@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import Invalid
-from forebay.spark.options import FROM_EARLIEST, FROM_LATEST
+from forebay.spark.options import FROM_EARLIEST, FROM_LATEST, Limit
 from forebay.spark.planning import (
     MIB,
     TASK_BYTES_MAX,
     TASK_BYTES_MIN,
     Bounds,
-    FileSize,
     Range,
+    Size,
     resolve,
     split,
 )
@@ -22,7 +22,7 @@ from forebay.spark.planning import (
 _SPANS = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 1000)).map(sorted), max_size=5)
 _FILES = st.lists(
     st.tuples(st.integers(0, 900), st.integers(1, 400), st.integers(0, 2**40)).map(
-        lambda file: FileSize(file[0], file[0] + file[1], file[2])
+        lambda file: Size(file[0], file[0] + file[1], file[2])
     ),
     max_size=6,
 )
@@ -38,7 +38,7 @@ def _offsets(ranges: list[Range]) -> list[tuple[int, int]]:
 
 @given(_SPANS, st.lists(_FILES, min_size=5, max_size=5), st.integers(1, 50))
 def test_every_offset_goes_to_exactly_one_task_whatever_the_files_say(
-    spans: list[list[int]], files: list[list[FileSize]], partitions_min: int
+    spans: list[list[int]], files: list[list[Size]], partitions_min: int
 ) -> None:
     ranges = _ranges(spans)
 
@@ -52,7 +52,7 @@ def test_every_offset_goes_to_exactly_one_task_whatever_the_files_say(
 def test_tasks_are_between_64_and_256_mib_and_of_equal_size(sizes_mib: list[int]) -> None:
     """One record per KiB, so that bytes can be counted by offsets."""
     ranges = [Range(partition, 0, size * 1024) for partition, size in enumerate(sizes_mib)]
-    files = {partition: [FileSize(0, size * 1024, size * MIB)] for partition, size in enumerate(sizes_mib)}
+    files = {partition: [Size(0, size * 1024, size * MIB)] for partition, size in enumerate(sizes_mib)}
 
     tasks = split(ranges, files)
 
@@ -65,20 +65,20 @@ def test_tasks_are_between_64_and_256_mib_and_of_equal_size(sizes_mib: list[int]
 def test_many_small_partitions_share_one_task() -> None:
     ranges = [Range(partition, 0, 10) for partition in range(64)]
 
-    tasks = split(ranges, {partition: [FileSize(0, 10, MIB)] for partition in range(64)})
+    tasks = split(ranges, {partition: [Size(0, 10, MIB)] for partition in range(64)})
 
     assert tasks == [tuple(ranges)]
 
 
 @given(st.integers(1, 200), st.integers(1, 1000))
 def test_as_many_tasks_as_asked_for_where_there_are_records_for_them(partitions_min: int, records: int) -> None:
-    tasks = split([Range(0, 0, records)], {0: [FileSize(0, records, records * 100)]}, partitions_min)
+    tasks = split([Range(0, 0, records)], {0: [Size(0, records, records * 100)]}, partitions_min)
 
     assert len(tasks) == min(partitions_min, records)
 
 
 def test_neighbouring_files_of_a_task_are_one_range() -> None:
-    files = [FileSize(0, 10, MIB), FileSize(10, 20, MIB), FileSize(25, 30, MIB)]
+    files = [Size(0, 10, MIB), Size(10, 20, MIB), Size(25, 30, MIB)]
 
     assert split([Range(3, 5, 40)], {3: files}) == [(Range(3, 5, 40),)]
 
@@ -88,24 +88,37 @@ def test_nothing_to_read_makes_no_task() -> None:
 
 
 _NAME = "shop/orders"
-_BOUNDS = [Bounds(10, 100), Bounds(0, 0)]
+_BOUNDS = [Bounds(_NAME, 0, 10, 100), Bounds(_NAME, 1, 0, 0)]
+
+
+def _resolve(
+    starting: int | dict[int, int], ending: int | dict[int, int], *, fail_on_data_loss: bool = True
+) -> list[Range]:
+    starts, ends = _limit("startingOffsets", starting), _limit("endingOffsets", ending)
+    return resolve(_BOUNDS, starts, ends, fail_on_data_loss=fail_on_data_loss)
+
+
+def _limit(option: str, wanted: int | dict[int, int]) -> Limit:
+    if isinstance(wanted, int):
+        return Limit(option=option, everywhere=wanted)
+    return Limit(option=option, by_topic={_NAME: wanted})
 
 
 def test_earliest_to_latest_is_all_there_is() -> None:
-    assert resolve(_NAME, _BOUNDS, FROM_EARLIEST, FROM_LATEST, fail_on_data_loss=True) == [Range(0, 10, 100)]
+    assert _resolve(FROM_EARLIEST, FROM_LATEST) == [Range(0, 10, 100)]
 
 
 def test_offsets_and_ends_may_be_mixed() -> None:
     starting = {0: 20, 1: FROM_EARLIEST}
     ending = {0: FROM_LATEST, 1: 0}
 
-    assert resolve(_NAME, _BOUNDS, starting, ending, fail_on_data_loss=True) == [Range(0, 20, 100)]
+    assert _resolve(starting, ending) == [Range(0, 20, 100)]
 
 
 def test_start_at_the_very_end_reads_nothing() -> None:
     starting = {0: 100, 1: 0}
 
-    assert resolve(_NAME, _BOUNDS, starting, FROM_LATEST, fail_on_data_loss=True) == []
+    assert _resolve(starting, FROM_LATEST) == []
 
 
 @pytest.mark.parametrize(
@@ -124,15 +137,15 @@ def test_offsets_the_topic_does_not_have_are_refused(
     starting: int | dict[int, int], ending: int | dict[int, int], message: str
 ) -> None:
     with pytest.raises(Invalid, match=message):
-        resolve(_NAME, _BOUNDS, starting, ending, fail_on_data_loss=True)
+        _resolve(starting, ending)
 
 
 def test_offsets_that_are_gone_are_skipped_and_logged_if_that_is_wanted(caplog: pytest.LogCaptureFixture) -> None:
-    ranges = resolve(_NAME, _BOUNDS, {0: 3, 1: 0}, FROM_LATEST, fail_on_data_loss=False)
+    ranges = _resolve({0: 3, 1: 0}, FROM_LATEST, fail_on_data_loss=False)
 
     assert ranges == [Range(0, 10, 100)]
     assert "shop/orders[0]: startingOffsets is 3, the earliest offset there is 10" in caplog.text
 
 
 def test_a_range_that_is_gone_altogether_is_empty() -> None:
-    assert resolve(_NAME, _BOUNDS, {0: 3, 1: 0}, {0: 5, 1: 0}, fail_on_data_loss=False) == []
+    assert _resolve({0: 3, 1: 0}, {0: 5, 1: 0}, fail_on_data_loss=False) == []

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -19,9 +19,9 @@ from forebay.spark.columns import SPARK_TYPES, arrow_schema
 from forebay.spark.options import ReadOptions
 from forebay.spark.planning import Range
 from forebay.spark.scan import read_split
-from forebay.spark.snapshot import Snapshot, Split, look, plan
+from forebay.spark.snapshot import Split, load, plan
 from forebay.spark.source import spark_schema
-from tests.spark.topics import SETTINGS, Filled, Row, flip_a_bit, in_order, lose_some, skip_offsets
+from tests.spark.topics import SETTINGS, Filled, Row, flip_a_bit, in_order, lose_some, skip_offsets, splits_of
 
 
 @pytest.fixture
@@ -40,8 +40,7 @@ def _options(path: Path, topic: str = "shop/orders", **options: str) -> ReadOpti
 
 
 def _splits(path: Path, **options: str) -> list[Split]:
-    asked = _options(path, **options)
-    return plan(look(asked), asked, asked.columns)
+    return splits_of(_options(path, **options))
 
 
 def _rows(batches: Iterator[pa.RecordBatch]) -> list[Row]:
@@ -128,15 +127,14 @@ def test_small_frames_are_put_together(path: Path, log: forebay.Storage) -> None
 def test_what_is_appended_after_the_look_is_not_read(path: Path, log: forebay.Storage) -> None:
     filled = Filled(log, "shop/orders", partitions=2)
     filled.many(10, 0)
-    asked = _options(path)
-    snapshot = look(asked)
+    snapshot, ranges = load(_options(path))
 
     filled.many(10, 0)
     filled.many(10, 1)
     filled.seal()
 
-    assert snapshot.ranges == (Range(0, 0, 10),)
-    splits = plan(snapshot, asked, asked.columns)
+    assert ranges == (Range(0, 0, 10),)
+    splits = plan(snapshot, ranges, columns=tuple(SPARK_TYPES))
     assert _rows(batch for split in splits for batch in read_split(split)) == filled.rows[:10]
 
 
@@ -175,26 +173,38 @@ def test_topic_without_records_is_planned_without_a_task(path: Path) -> None:
     assert _splits(path) == []
 
 
-def test_lost_offsets_fail_by_name_or_are_skipped(path: Path) -> None:
+def test_lost_offsets_fail_by_name_or_are_skipped(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    filled = _with_hole(path, Reason.LOST)
+
+    with pytest.raises(DataLoss, match=r"shop/orders\[0\]: offsets \[10, 25\) lost cannot be read: set failOnDataLoss"):
+        _read(path)
+    behind = _read(path, failOnDataLoss="false")
+
+    assert [row["value"] for row in behind] == [*(row["value"] for row in filled.rows), b"behind"]
+    assert "offsets [10, 25) lost cannot be read: 15 offsets skipped, since failOnDataLoss is false" in caplog.text
+
+
+def test_losses_of_class_memory_are_told_and_no_failure(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lose_some(path, "shop/orders")
     with forebay.open(str(path), SETTINGS) as log:
         log.topic("shop/orders").append(b"after")
 
-        with pytest.raises(
-            DataLoss, match=r"shop/orders\[0\]: offsets \[10, \d+\) lost cannot be read: set failOnDataLo"
-        ):
-            _read(path)
-        behind = _read(path, failOnDataLoss="false")
+        assert [row["value"] for row in _read(path)] == [b"before"] * 10 + [b"after"]
 
-    assert [row["value"] for row in behind] == [b"before"] * 10 + [b"after"]
+    assert "lost cannot be read: 90 offsets skipped, since records of its durability class" in caplog.text
 
 
-def test_offsets_that_no_record_ever_had_are_no_loss(path: Path) -> None:
+def _with_hole(path: Path, reason: Reason) -> Filled:
+    """Ten records, a hole, and one behind it."""
     with forebay.open(str(path), SETTINGS) as log:
         filled = Filled(log, "shop/orders")
         filled.many(10)
-        spec = filled.topic.spec
-    skip_offsets(path, spec, Gap(10, 25, Reason.SKIPPED))
+    skip_offsets(path, filled.topic.spec, Gap(10, 25, reason))
+    return filled
+
+
+def test_offsets_that_no_record_ever_had_are_no_loss(path: Path) -> None:
+    filled = _with_hole(path, Reason.SKIPPED)
 
     rows = _read(path)
 
@@ -203,11 +213,9 @@ def test_offsets_that_no_record_ever_had_are_no_loss(path: Path) -> None:
 
 
 def test_lost_offsets_outside_the_range_do_not_matter(path: Path) -> None:
-    lose_some(path, "shop/orders")
-    with forebay.open(str(path), SETTINGS) as log:
-        after = log.topic("shop/orders").append(b"after")
+    filled = _with_hole(path, Reason.LOST)
 
-    for start, stop, values in ((0, 10, [b"before"] * 10), (after, after + 1, [b"after"])):
+    for start, stop, values in ((0, 10, [row["value"] for row in filled.rows]), (25, 26, [b"behind"])):
         starting, ending = (f'{{"shop/orders": {{"0": {place}}}}}' for place in (start, stop))
         rows = _read(path, startingOffsets=starting, endingOffsets=ending)
         assert [row["value"] for row in rows] == values
@@ -229,7 +237,7 @@ def test_damaged_frame_fails_by_name_or_is_skipped_and_logged(
     with pytest.raises(DataLoss, match=r"shop/orders\[0\]: offsets \[3000, 3010\) damaged cannot be read"):
         _read(path)
     assert _read(path, failOnDataLoss="false") == filled.rows
-    assert "shop/orders[0]: offsets [3000, 3010) damaged cannot be read: skipped" in caplog.text
+    assert "shop/orders[0]: offsets [3000, 3010) damaged cannot be read: 10 offsets skipped" in caplog.text
 
 
 def test_a_log_that_ends_before_the_plan_is_an_error_and_not_fewer_rows(
@@ -239,7 +247,9 @@ def test_a_log_that_ends_before_the_plan_is_an_error_and_not_fewer_rows(
     filled.many(10)
     (split,) = _splits(path)
     monkeypatch.setattr(scan, "WAIT_SECONDS", 0.0)
-    beyond = Split(**{**_plain(split), "ranges": (Range(0, 0, 11),)})
+    (part,) = split.parts
+    further = replace(part, stop=11, pieces=(part.pieces[0]._replace(stop=11),))
+    beyond = replace(split, parts=(further,))
 
     with pytest.raises(Unavailable, match=r"shop/orders\[0\] can be read up to 10 now, and up to 11 when this read"):
         list(read_split(beyond))
@@ -247,13 +257,13 @@ def test_a_log_that_ends_before_the_plan_is_an_error_and_not_fewer_rows(
 
 def test_topic_deleted_since_the_look_is_an_error(path: Path, log: forebay.Storage) -> None:
     Filled(log, "shop/orders").many(10)
-    asked = _options(path)
-    snapshot = look(asked)
+    (split,) = _splits(path)
 
     log.delete_topic("shop/orders")
+    log.create_topic("shop/orders").append_many([b"another"] * 10)
 
-    with pytest.raises(Invalid, match="shop/orders was deleted since it was loaded"):
-        plan(snapshot, asked, asked.columns)
+    with pytest.raises(Unavailable, match=r"shop/orders\[0\]: offsets \[0, 10\) were there .*load it again"):
+        list(read_split(split))
 
 
 def test_timestamp_outside_of_spark_is_an_error_that_names_it(path: Path, log: forebay.Storage) -> None:
@@ -267,9 +277,9 @@ def test_timestamp_outside_of_spark_is_an_error_that_names_it(path: Path, log: f
 
 def test_unknown_topic_and_directory_are_named(path: Path, tmp_path: Path, log: forebay.Storage) -> None:
     with pytest.raises(UnknownTopic, match="there is no topic shop/other"):
-        look(_options(path, "shop/other"))
+        load(_options(path, "shop/other"))
     with pytest.raises(Invalid, match="nowhere is not a Forebay data directory"):
-        look(_options(tmp_path / "nowhere"))
+        load(_options(tmp_path / "nowhere"))
 
 
 def test_relative_path_is_settled_where_the_read_is_planned(
@@ -278,18 +288,18 @@ def test_relative_path_is_settled_where_the_read_is_planned(
     Filled(log, "shop/orders").many(10)
     monkeypatch.chdir(path.parent)
 
-    snapshot = look(_options(Path("data")))
+    snapshot, _ = load(_options(Path("data")))
 
-    assert snapshot.path == str(path)
+    assert snapshot.location.path == str(path)
 
 
 def test_records_in_the_memory_of_another_process_are_refused(path: Path, log: forebay.Storage) -> None:
     log.create_topic("shop/orders", durability="ephemeral")
 
     with pytest.raises(Unsupported, match="shop/orders lives in the memory of its owner"):
-        look(_options(path))
+        load(_options(path))
     with pytest.raises(Unsupported, match=":memory: lives in the memory of its owner"):
-        look(_options(Path(":memory:")))
+        load(_options(Path(":memory:")))
 
 
 def test_directory_of_a_newer_version_is_refused(path: Path) -> None:
@@ -299,62 +309,16 @@ def test_directory_of_a_newer_version_is_refused(path: Path) -> None:
     marker.write_text(marker.read_text().replace('"format":1', '"format":2'))
 
     with pytest.raises(UnsupportedFormat, match="has format 2, this version knows up to 1: upgrade"):
-        look(_options(path))
+        load(_options(path))
 
 
 def test_rows_that_do_not_add_up_are_an_error(
     path: Path, log: forebay.Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Filled(log, "shop/orders").many(10)
+    filled = Filled(log, "shop/orders")
+    filled.many(10)
     (split,) = _splits(path)
-    monkeypatch.setattr(scan, "_coalesced", lambda batches: [batch.slice(0, 5) for batch in batches])
+    monkeypatch.setattr(scan, "coalesced", lambda batches: (batch.slice(0, 5) for batch in batches))
 
-    with pytest.raises(Corrupt, match=r"5 records and 0 named holes do not make up the offsets \[0, 10\)"):
+    with pytest.raises(Corrupt, match=r"5 records, 0 that are left out and 0 named holes do not make up the offsets"):
         list(read_split(split))
-
-
-def _plain(value: Snapshot | Split) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in value.__slots__}
-
-
-def test_what_lies_elsewhere_is_refused_by_name_and_never_left_out(path: Path, tmp_path: Path) -> None:
-    shared = {
-        **SETTINGS,
-        "storage": {"handoff_root": str(tmp_path / "handoff")},
-        "metadata": {"path": str(path / "metadata.sqlite")},
-    }
-    with forebay.open(str(path), shared) as log, forebay.open(str(tmp_path / "other"), shared) as other:
-        log.create_topic("shop/orders").append(b"before")
-        log.seal_topic("shop/orders")
-        other.topic("shop/orders").append(b"after")
-        with pytest.raises(Unsupported, match=r"shop/orders\[0\] is held by directory .* read it by the path of"):
-            look(_options(path))
-        other.seal_topic("shop/orders")
-        log.unseal_topic("shop/orders")
-        assert log.topic("shop/orders").append(b"back again") == 2
-
-        assert [row["value"] for row in _read(path, startingOffsets='{"shop/orders": {"0": 2}}')] == [b"back again"]
-        with pytest.raises(Unavailable, match="offset 0 is not in the local files, which begin at 2"):
-            _read(path)
-
-
-def test_a_topic_with_removed_records_is_refused_until_they_can_be_left_out(path: Path, log: forebay.Storage) -> None:
-    topic = log.create_topic("shop/orders")
-    topic.append_many([b"a", b"b", b"c"])
-    assert len(_read(path)) == 3
-    assert topic.delete_by_offset(1, 2) == 1
-    with pytest.raises(Unsupported, match=r"shop/orders\[0\] has deleted or evicted records, .*forebay topic copy"):
-        look(_options(path))
-    log.export_topic("shop/orders")
-    with pytest.raises(Unsupported, match="has deleted or evicted records"):
-        look(_options(path))
-    log.create_topic("shop/left")
-    log.copy_topic("shop/orders", "shop/left")
-    asked = _options(path, topic="shop/left")
-    rows = [
-        row
-        for split in plan(look(asked), asked, asked.columns)
-        for batch in read_split(split)
-        for row in batch.to_pylist()
-    ]
-    assert [row["value"] for row in rows] == [b"a", b"c"]

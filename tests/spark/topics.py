@@ -14,6 +14,8 @@ from forebay.disk import SystemDisk
 from forebay.records import Gap
 from forebay.settings import WalSettings
 from forebay.shard import SegmentShard
+from forebay.spark.options import ReadOptions
+from forebay.spark.snapshot import Split, load, plan
 from forebay.topics import TopicSpec, shard_id
 from forebay.wal.begin import Start, begin
 from forebay.wal.staging import Entry, Ticket
@@ -145,3 +147,15 @@ def flip_a_bit(path: Path, marker: bytes) -> None:
     content = bytearray(victim.read_bytes())
     content[content.index(marker)] ^= 1
     victim.write_bytes(content)
+
+
+def splits_of(options: ReadOptions) -> list[Split]:
+    """The tasks of a read, planned now."""
+    snapshot, ranges = load(options)
+    return plan(
+        snapshot,
+        ranges,
+        columns=options.columns,
+        partitions_min=options.partitions_min,
+        fail_on_data_loss=options.fail_on_data_loss,
+    )

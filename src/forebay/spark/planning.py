@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from forebay.errors import Invalid
-from forebay.spark.options import FROM_EARLIEST, FROM_LATEST, Places
+from forebay.spark.options import FROM_EARLIEST, FROM_LATEST, Limit
 
 logger = logging.getLogger(__name__)
 
@@ -25,22 +25,27 @@ TASKS_MANY: Final = 64
 
 
 class Bounds(NamedTuple):
-    """What a partition holds at the moment of looking: `[earliest, next)`."""
+    """What a partition of a topic holds at the moment of looking: `[earliest, next)`."""
 
+    topic: str
+    partition: int
     earliest: int
     next: int
 
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}]"
+
 
 class Range(NamedTuple):
-    """Offsets `[start, stop)` of a partition."""
+    """Offsets `[start, stop)` of a partition, which is the one of this place in the snapshot."""
 
-    partition: int
+    shard: int
     start: int
     stop: int
 
 
-class FileSize(NamedTuple):
-    """A file of a partition: it holds `[start, end)` in about so many bytes."""
+class Size(NamedTuple):
+    """A file or object of a partition: it holds `[start, end)` in about so many bytes."""
 
     start: int
     end: int
@@ -50,43 +55,52 @@ class FileSize(NamedTuple):
 class _Piece(NamedTuple):
     """A part of a range that lies in one file, or in none."""
 
-    partition: int
+    shard: int
     start: int
     stop: int
     weight: int
 
 
-def resolve(
-    name: str, bounds: Sequence[Bounds], starting: Places, ending: Places, *, fail_on_data_loss: bool
-) -> list[Range]:
+def resolve(bounds: Sequence[Bounds], starting: Limit, ending: Limit, *, fail_on_data_loss: bool) -> list[Range]:
     """The offsets to read of each partition, fixed; partitions without any are left out.
 
-    Raises `Invalid` for offsets that the topic does not have. Those that it no longer has are skipped and
+    Raises `Invalid` for offsets that a topic does not have. Those that it no longer has are skipped and
     logged where data loss is not to fail.
     """
-    for option, places in (("startingOffsets", starting), ("endingOffsets", ending)):
-        _check_partitions(name, option, places, len(bounds))
+    for limit in (starting, ending):
+        check_partitions(bounds, limit)
     ranges = []
-    for partition, bound in enumerate(bounds):
-        place = f"{name}[{partition}]"
-        stop = _stop(place, _of(ending, partition), bound)
-        wanted = _of(starting, partition)
+    for shard, bound in enumerate(bounds):
+        stop = _stop(bound, ending.at(bound.topic, bound.partition), ending.option)
+        wanted = starting.at(bound.topic, bound.partition)
+        if wanted == FROM_LATEST:
+            wanted = bound.next
         if wanted > stop:
-            raise Invalid(f"{place}: startingOffsets is {wanted}, behind the end at {stop}: lower it")
-        start = _start(place, wanted, bound, fail_on_data_loss=fail_on_data_loss)
+            raise Invalid(f"{bound}: {starting.option} is {wanted}, behind the end at {stop}: lower it")
+        start = _start(bound, wanted, starting.option, fail_on_data_loss=fail_on_data_loss)
         if start < stop:
-            ranges.append(Range(partition, start, stop))
+            ranges.append(Range(shard, start, stop))
     return ranges
 
 
-def _check_partitions(name: str, option: str, places: Places, count: int) -> None:
-    if isinstance(places, int):
+def check_partitions(bounds: Sequence[Bounds], limit: Limit) -> None:
+    """`Invalid` if a limit that names partitions leaves one out, or names one that is not there."""
+    if limit.by_topic is None:
         return
-    missing = sorted(set(range(count)) - set(places))
-    unknown = sorted(set(places) - set(range(count)))
-    if missing or unknown:
-        wrong = f"leaves out {_listed(missing)}" if missing else f"names {_listed(unknown)}"
-        raise Invalid(f'option "{option}" {wrong}: {name} has partitions 0 to {count - 1}, name each of them')
+    there: dict[str, set[int]] = {}
+    for bound in bounds:
+        there.setdefault(bound.topic, set()).add(bound.partition)
+    unread = sorted(set(limit.by_topic) - set(there))
+    if unread:
+        raise Invalid(f'option "{limit.option}" names {unread[0]}, which this read does not take: leave it out')
+    for topic, partitions in there.items():
+        named = set(limit.by_topic.get(topic, ()))
+        missing, unknown = sorted(partitions - named), sorted(named - partitions)
+        if missing or unknown:
+            wrong = f"leaves out {_listed(missing)}" if missing else f"names {_listed(unknown)}"
+            raise Invalid(
+                f'option "{limit.option}" {wrong}: {topic} has partitions 0 to {max(partitions)}, name each of them'
+            )
 
 
 def _listed(partitions: Sequence[int]) -> str:
@@ -94,39 +108,35 @@ def _listed(partitions: Sequence[int]) -> str:
     return f"partition {shown}{' and more' if len(partitions) > 10 else ''}"
 
 
-def _of(places: Places, partition: int) -> int:
-    return places if isinstance(places, int) else places[partition]
-
-
-def _start(place: str, wanted: int, bound: Bounds, *, fail_on_data_loss: bool) -> int:
+def _start(bound: Bounds, wanted: int, option: str, *, fail_on_data_loss: bool) -> int:
     if wanted == FROM_EARLIEST:
         return bound.earliest
     if wanted < bound.earliest:
-        gone = f"{place}: startingOffsets is {wanted}, the earliest offset there is {bound.earliest}"
+        gone = f"{bound}: {option} is {wanted}, the earliest offset there is {bound.earliest}"
         if fail_on_data_loss:
             raise Invalid(f"{gone}: start there, or set failOnDataLoss to false to skip what is gone")
-        logger.warning("%s: skipped what is gone", gone)
+        logger.warning("%s: %d offsets that are gone are skipped", gone, bound.earliest - wanted)
         return bound.earliest
     return wanted
 
 
-def _stop(place: str, wanted: int, bound: Bounds) -> int:
+def _stop(bound: Bounds, wanted: int, option: str) -> int:
     if wanted == FROM_LATEST:
         return bound.next
     if wanted > bound.next:
-        raise Invalid(f"{place}: endingOffsets is {wanted}, its end is at {bound.next}: lower it or read later")
+        raise Invalid(f"{bound}: {option} is {wanted}, its end is at {bound.next}: lower it or read later")
     return wanted
 
 
 def split(
-    ranges: Sequence[Range], files: Mapping[int, Sequence[FileSize]], partitions_min: int = 1
+    ranges: Sequence[Range], sizes: Mapping[int, Sequence[Size]], partitions_min: int = 1
 ) -> list[tuple[Range, ...]]:
     """Deal the ranges out to tasks of about equal bytes; every offset to exactly one of them.
 
-    `partitions_min` asks for more tasks than the bytes call for. `files` may be inexact, or incomplete:
+    `partitions_min` asks for more tasks than the bytes call for. `sizes` may be inexact, or incomplete:
     that makes tasks unequal, never wrong.
     """
-    pieces = [piece for wanted in ranges for piece in _pieces(wanted, files.get(wanted.partition, ()))]
+    pieces = [piece for wanted in ranges for piece in _pieces(wanted, sizes.get(wanted.shard, ()))]
     records = sum(wanted.stop - wanted.start for wanted in ranges)
     total = sum(piece.weight for piece in pieces)
     tasks = max(_tasks(total), min(partitions_min, records))
@@ -138,26 +148,26 @@ def _tasks(total: int) -> int:
     return max(1, -(-total // size))
 
 
-def _pieces(wanted: Range, files: Sequence[FileSize]) -> Iterator[_Piece]:
+def _pieces(wanted: Range, sizes: Sequence[Size]) -> Iterator[_Piece]:
     """The range cut at the ends of files. What lies in no file weighs nothing, and is read all the same."""
-    partition, start, stop = wanted
-    for file in sorted(files):
+    shard, start, stop = wanted
+    for file in sorted(sizes):
         first, last = max(start, file.start), min(stop, file.end)
         if first >= last:
             continue
         if start < first:
-            yield _Piece(partition, start, first, 0)
-        yield _Piece(partition, first, last, file.bytes * (last - first) // (file.end - file.start))
+            yield _Piece(shard, start, first, 0)
+        yield _Piece(shard, first, last, file.bytes * (last - first) // (file.end - file.start))
         start = last
     if start < stop:
-        yield _Piece(partition, start, stop, 0)
+        yield _Piece(shard, start, stop, 0)
 
 
 def _dealt(pieces: Sequence[_Piece], total: int, tasks: int) -> list[list[Range]]:
     """Walk the pieces in order; each task takes until its share of the whole weight is full."""
     dealt: list[list[Range]] = [[] for _ in range(tasks)]
     task, before = 0, 0
-    for partition, first, last, weight in pieces:
+    for shard, first, last, weight in pieces:
         start = first
         while start < last:
             share_end = total * (task + 1) // tasks
@@ -165,7 +175,7 @@ def _dealt(pieces: Sequence[_Piece], total: int, tasks: int) -> list[list[Range]
             if task + 1 < tasks and before + weight > share_end:
                 stop = max(start, first + (share_end - before) * (last - first) // weight)
             if stop > start:
-                dealt[task].append(Range(partition, start, stop))
+                dealt[task].append(Range(shard, start, stop))
             if stop < last:
                 task += 1
             start = stop
@@ -177,7 +187,7 @@ def _joined(task: Sequence[Range]) -> tuple[Range, ...]:
     """Neighbours of one partition as one range."""
     joined = [task[0]]
     for wanted in task[1:]:
-        if (wanted.partition, wanted.start) == (joined[-1].partition, joined[-1].stop):
+        if (wanted.shard, wanted.start) == (joined[-1].shard, joined[-1].stop):
             joined[-1] = joined[-1]._replace(stop=wanted.stop)
         else:
             joined.append(wanted)

@@ -1,172 +1,397 @@
-"""A topic at one moment: which offsets it holds in a directory, and how they are dealt out to tasks.
+"""Topics at one moment: which offsets each partition holds, where they lie, what of them ended; and the tasks that
+read them.
 
-Looks at the directory beside whoever owns it and changes nothing. What it finds is plain, so that it can be
-sent to other processes; no handle leaves this module. Knows nothing of Spark.
+Looks at a data directory beside whoever owns it, or at history alone, and changes nothing. What it finds is plain, so
+that it can be sent to other processes; no handle leaves this module. Knows nothing of Spark.
 """
 
 from __future__ import annotations
 
 import contextlib
-import posixpath
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import pairwise
-from pathlib import Path
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from forebay.catalog.removals import NO_FLOOR
-from forebay.clock import SystemClock
-from forebay.disk import Disk, SystemDisk
-from forebay.errors import Invalid, Unsupported
-from forebay.format.keys import state_key
-from forebay.format.segment import parse_segment_name
-from forebay.metadata import MetadataStore, SqliteMetadata
-from forebay.settings import Settings
-from forebay.shard import read_state
-from forebay.spark.options import ReadOptions
-from forebay.spark.planning import Bounds, FileSize, Range, resolve, split
-from forebay.storage.building import IN_MEMORY
-from forebay.storage.definitions import Definitions
-from forebay.storage.directory import LogDirectory, is_owned
-from forebay.topics import Engine, TopicSpec, shard_id
+import msgspec
+
+from forebay.catalog.removals import NO_FLOOR, RecordedRemovals, higher
+from forebay.errors import UnknownTopic, Unsupported
+from forebay.format.descriptor import LoadStatus, SegmentDescriptor, ShardState
+from forebay.format.offsets import OffsetSet
+from forebay.shard import ShardRef
+from forebay.spark.filters import NO_FILTERS, Filters
+from forebay.spark.location import Location
+from forebay.spark.opening import Opened
+from forebay.spark.options import FROM_LATEST, Limit, ReadOptions, Topics
+from forebay.spark.pieces import Piece, PieceReader, skipped
+from forebay.spark.planning import Bounds, Range, Size, check_partitions, resolve, split
+from forebay.storage.definitions import refs_of
+from forebay.topics import Durability, Engine, TopicSpec, shard_id
+from forebay.wal.files import SealedFile
 from forebay.wal.follow import FollowedLog
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardView:
+    """One partition at one moment. Its pieces are all of `[earliest, next)`, in order."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    is_durable: bool
+    """Whether a loss of its records is one: those of class `memory` may go with their process."""
+    epoch: int
+    earliest: int
+    next: int
+    pieces: tuple[Piece, ...]
+    deleted: OffsetSet
+    generation: int
+    """Of the catalog: another one has other pieces."""
+
+    @property
+    def shard(self) -> str:
+        """The name of its shard."""
+        return shard_id(self.topic_id, self.partition)
+
+    @property
+    def bounds(self) -> Bounds:
+        """What it holds."""
+        return Bounds(self.topic, self.partition, self.earliest, self.next)
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What a read covers, whatever is appended later."""
+    """What there is to read at one moment, whatever is appended later."""
 
-    path: str
+    location: Location
+    shards: tuple[ShardView, ...]
+
+    @property
+    def bounds(self) -> list[Bounds]:
+        """What each partition holds."""
+        return [view.bounds for view in self.shards]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Offsets `[start, stop)` of one partition for one task, and where they lie. Plain values alone."""
+
     topic: str
     topic_id: str
-    ranges: tuple[Range, ...]
+    partition: int
+    is_durable: bool
+    start: int
+    stop: int
+    pieces: tuple[Piece, ...]
+    deleted: OffsetSet
+
+    @property
+    def shard(self) -> str:
+        """The name of its shard."""
+        return shard_id(self.topic_id, self.partition)
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
     """What one task reads. Plain values alone: it travels to another process, perhaps on another machine."""
 
-    path: str
-    topic: str
-    topic_id: str
-    ranges: tuple[Range, ...]
+    location: Location
+    parts: tuple[Part, ...]
     columns: tuple[str, ...]
+    filters: Filters
     fail_on_data_loss: bool
 
 
-def look(options: ReadOptions) -> Snapshot:
-    """Find the topic and fix the offsets to read, as they are now."""
-    disk = SystemDisk()
-    path = _absolute(options.path)
-    directory = LogDirectory.look(path, disk)
-    store = SqliteMetadata(directory.metadata_path, disk=disk, clock=SystemClock(), read_only=True)
-    with contextlib.closing(store):
-        spec = Definitions(store, Settings().metadata.prefix, SystemClock()).get(options.topic)
-        if spec.engine is Engine.MEMORY:
-            raise Unsupported(
-                f"{spec.name} lives in the memory of its owner: no other process, and so no Spark, reads it"
-            )
-        if spec.engine is Engine.ROCKSDB:
-            raise Unsupported(
-                f"{spec.name} lives in a RocksDB database, which only its owner can open: Spark reads topics on engine "
-                '"segment"; copy the records to one'
-            )
-        _refuse_moved(store, directory, spec)
-    bounds = [_bounds(disk, path, spec, partition) for partition in range(spec.partitions)]
-    ranges = resolve(
-        str(spec.name), bounds, options.starting, options.ending, fail_on_data_loss=options.fail_on_data_loss
-    )
-    return Snapshot(path=path, topic=str(spec.name), topic_id=spec.topic_id, ranges=tuple(ranges))
+def look(location: Location, topics: Topics) -> Snapshot:
+    """Everything that these topics hold now."""
+    with contextlib.closing(Viewer(location)) as viewer:
+        return viewer.look(topics)
 
 
-def plan(snapshot: Snapshot, options: ReadOptions, columns: tuple[str, ...]) -> list[Split]:
-    """The tasks that together read the snapshot."""
-    disk = SystemDisk()
-    files = {wanted.partition: _sizes(disk, snapshot, wanted) for wanted in snapshot.ranges}
+def load(options: ReadOptions) -> tuple[Snapshot, tuple[Range, ...]]:
+    """Look, and fix the offsets that the options ask for."""
+    with contextlib.closing(Viewer(options.location)) as viewer:
+        snapshot = viewer.look(options.topics)
+        return snapshot, viewer.ranges(
+            snapshot, options.starting, options.ending, fail_on_data_loss=options.fail_on_data_loss
+        )
+
+
+def plan(
+    snapshot: Snapshot,
+    ranges: Sequence[Range],
+    *,
+    columns: tuple[str, ...],
+    filters: Filters = NO_FILTERS,
+    partitions_min: int = 1,
+    fail_on_data_loss: bool = True,
+) -> list[Split]:
+    """The tasks that together read these offsets of the snapshot, as far as the filters may let something through."""
+    kept = [part for wanted in ranges for part in _kept(snapshot.shards[wanted.shard], wanted, filters)]
+    sizes: Mapping[int, Sequence[Size]] = {
+        wanted.shard: [_size(piece, filters) for piece in snapshot.shards[wanted.shard].pieces] for wanted in kept
+    }
     return [
         Split(
-            path=snapshot.path,
-            topic=snapshot.topic,
-            topic_id=snapshot.topic_id,
-            ranges=ranges,
+            location=snapshot.location,
+            parts=tuple(_part(snapshot.shards[wanted.shard], wanted) for wanted in task),
             columns=columns,
-            fail_on_data_loss=options.fail_on_data_loss,
+            filters=filters,
+            fail_on_data_loss=fail_on_data_loss,
         )
-        for ranges in split(snapshot.ranges, files, options.partitions_min)
+        for task in split(kept, sizes, partitions_min)
     ]
 
 
-def shard_directory(disk: Disk, path: str, topic_id: str, partition: int) -> str:
-    """Where a partition has its files."""
-    return f"{LogDirectory.look(path, disk).shards}/{shard_id(topic_id, partition)}"
+def _kept(view: ShardView, wanted: Range, filters: Filters) -> Iterator[Range]:
+    """What is left of a range once pieces are left out in which the filters let nothing through."""
+    if not filters.may_match_partition(view.topic, view.partition):
+        return
+    low, high = filters.offsets(wanted.start, wanted.stop)
+    for piece in view.pieces:
+        start, stop = max(low, piece.start), min(high, piece.stop)
+        if start < stop and (piece.descriptor is None or filters.may_match(piece.descriptor)):
+            yield Range(wanted.shard, start, stop)
 
 
-@contextlib.contextmanager
-def followed(disk: Disk, path: str, topic_id: str, partition: int) -> Iterator[FollowedLog]:
-    """The log of a partition, whoever owns it."""
-    directory = shard_directory(disk, path, topic_id, partition)
-    # Of these settings a reader needs none: they size what writers keep.
-    log = FollowedLog(disk, SystemClock(), directory, Settings().wal, lambda: is_owned(path, disk))
-    with contextlib.closing(log):
-        yield log
+def _size(piece: Piece, filters: Filters) -> Size:
+    """What a piece weighs: its bytes, or those of its index where that tells which of them are needed."""
+    weight = piece.bytes
+    if filters.by_postings and piece.descriptor is not None:
+        weight = min(weight, piece.descriptor.index_bytes)
+    return Size(piece.start, piece.stop, weight)
 
 
-def _absolute(path: str) -> str:
-    if path == IN_MEMORY:
-        raise Unsupported(f"{IN_MEMORY} lives in the memory of its owner: no other process, and so no Spark, reads it")
-    if posixpath.isabs(path) or not path:
-        return path
-    # Tasks may run elsewhere: what the path is relative to must be settled here.
-    return str(Path.cwd() / path)
-
-
-def _refuse_moved(store: MetadataStore, directory: LogDirectory, spec: TopicSpec) -> None:
-    """What another directory holds is not here: to show what is left would be to hide the rest."""
-    for partition in range(spec.partitions):
-        stored = read_state(store, state_key(spec.namespace, spec.topic, partition))
-        if stored is not None and stored.state.holder not in (None, directory.id):
-            raise Unsupported(
-                f"{spec.name}[{partition}] is held by directory {stored.state.holder} and not by {directory.path}: "
-                "read it by the path of that directory"
-            )
-        if stored is not None and (stored.state.deletes or stored.state.floor != NO_FLOOR):
-            raise _shows_removed(spec, partition)
-
-
-def _shows_removed(spec: TopicSpec, partition: int) -> Unsupported:
-    return Unsupported(
-        f"{spec.name}[{partition}] has deleted or evicted records, which this source would show again: copy what is "
-        'left with "forebay topic copy" and read that, or use read_arrow() of the topic'
+def _part(view: ShardView, wanted: Range) -> Part:
+    return Part(
+        topic=view.topic,
+        topic_id=view.topic_id,
+        partition=view.partition,
+        is_durable=view.is_durable,
+        start=wanted.start,
+        stop=wanted.stop,
+        pieces=tuple(piece for piece in view.pieces if piece.start < wanted.stop and piece.stop > wanted.start),
+        deleted=view.deleted.clipped(wanted.start, wanted.stop),
     )
 
 
-def _bounds(disk: Disk, path: str, spec: TopicSpec, partition: int) -> Bounds:
-    if not disk.exists(shard_directory(disk, path, spec.topic_id, partition)):
-        return Bounds(0, 0)  # nothing was ever appended to it
-    with followed(disk, path, spec.topic_id, partition) as log:
-        offsets = log.offsets()
-        if log.removals.is_some:
-            raise _shows_removed(spec, partition)
-        return Bounds(offsets.earliest, offsets.next)
+class Viewer:
+    """Looks at topics as often as asked; what has not changed costs little. For one thread; `close` it."""
+
+    def __init__(self, location: Location) -> None:
+        self._opened = Opened(location)
+        self._shards: dict[str, _Viewed] = {}
+
+    def look(self, topics: Topics) -> Snapshot:
+        """Everything that these topics hold now. Raises `UnknownTopic` and `Unsupported` by name."""
+        views = []
+        for spec in self.specs(topics):
+            views += [self._viewed(ref).look() for ref in refs_of(spec)]
+        return Snapshot(location=self._opened.location, shards=tuple(views))
+
+    def specs(self, topics: Topics) -> list[TopicSpec]:
+        """The definitions of these topics, as they are now."""
+        definitions = self._opened.definitions
+        if topics.pattern is None:
+            found = [definitions.get(name) for name in topics.names]
+            for spec in found:
+                _refuse_private(spec)
+            return found
+        found = [spec for spec in definitions.all() if re.fullmatch(topics.pattern, str(spec.name))]
+        readable = [spec for spec in found if spec.engine is Engine.SEGMENT]
+        for spec in found:
+            if spec not in readable:
+                logger.warning("%s matches %s, but only its owner can read it: left out", spec.name, topics.pattern)
+        if not readable:
+            raise UnknownTopic(f'no topic matches {topics.pattern}: see "forebay topic list" for what there is')
+        return readable
+
+    def ranges(
+        self, snapshot: Snapshot, starting: Limit, ending: Limit, *, fail_on_data_loss: bool
+    ) -> tuple[Range, ...]:
+        """The offsets between these limits, fixed."""
+        fixed = [self.at_offsets(snapshot, limit) for limit in (starting, ending)]
+        return tuple(resolve(snapshot.bounds, fixed[0], fixed[1], fail_on_data_loss=fail_on_data_loss))
+
+    def at_offsets(self, snapshot: Snapshot, limit: Limit) -> Limit:
+        """The limit by offsets: for a time, that of the first record which is not before it, or the end."""
+        if not limit.is_time:
+            return limit
+        check_partitions(snapshot.bounds, limit)
+        found: dict[str, dict[int, int]] = {}
+        for view in snapshot.shards:
+            timestamp = limit.at(view.topic, view.partition)
+            found.setdefault(view.topic, {})[view.partition] = self._at_time(view, timestamp)
+        return replace(limit, by_topic=found, is_time=False)
+
+    def close(self) -> None:
+        """Give back what is held."""
+        for viewed in self._shards.values():
+            viewed.close()
+        self._opened.close()
+
+    def _at_time(self, view: ShardView, timestamp: int) -> int:
+        def now(start: int, stop: int) -> Sequence[Piece]:
+            return look_again(self._opened, view.topic_id, view.topic, view.partition, start, stop)
+
+        reader = PieceReader(self._opened, view.shard, view.pieces, str(view), now)
+        with contextlib.closing(reader):
+            found = reader.first_at_time(timestamp, view.earliest, view.next, view.deleted)
+        return FROM_LATEST if found is None else found
+
+    def _viewed(self, ref: ShardRef) -> _Viewed:
+        if ref.id not in self._shards:
+            self._shards[ref.id] = _Viewed(self._opened, ref)
+        return self._shards[ref.id]
 
 
-def _sizes(disk: Disk, snapshot: Snapshot, wanted: Range) -> list[FileSize]:
-    """How large the files of a range are, told by their names alone: each ends where the next one starts."""
-    directory = shard_directory(disk, snapshot.path, snapshot.topic_id, wanted.partition)
-    try:
-        names = sorted(name for name in disk.list_directory(directory) if parse_segment_name(name))
-    except FileNotFoundError as error:
-        raise Invalid(f"{snapshot.topic} was deleted since it was loaded: load it again") from error
-    starts = [found[0] for name in names if (found := parse_segment_name(name))]
+def look_again(opened: Opened, topic_id: str, topic: str, partition: int, start: int, stop: int) -> Sequence[Piece]:
+    """Where offsets of a partition lie now; nothing where the topic is gone."""
+    specs = [spec for spec in opened.definitions.all() if spec.topic_id == topic_id and str(spec.name) == topic]
+    if not specs:
+        return []
+    with contextlib.closing(_Viewed(opened, ShardRef(specs[0], partition))) as viewed:
+        view = viewed.look()
     return [
-        FileSize(start, end, _bytes(disk, f"{directory}/{name}"))
-        for name, (start, end) in zip(names, pairwise([*starts, wanted.stop]), strict=True)
-        if start < end and start < wanted.stop and end > wanted.start
+        piece._replace(start=max(start, piece.start), stop=min(stop, piece.stop))
+        for piece in view.pieces
+        if piece.start < stop and piece.stop > start
     ]
 
 
-def _bytes(disk: Disk, path: str) -> int:
-    try:
-        with contextlib.closing(disk.open(path)) as file:
-            return file.size()
-    except FileNotFoundError:
-        return 0  # replaced meanwhile: only how equal the tasks are depends on it
+def _refuse_private(spec: TopicSpec) -> None:
+    if spec.engine is Engine.MEMORY:
+        raise Unsupported(f"{spec.name} lives in the memory of its owner: no other process, and so no Spark, reads it")
+    if spec.engine is Engine.ROCKSDB:
+        raise Unsupported(
+            f"{spec.name} lives in a RocksDB database, which only its owner can open: Spark reads topics on engine "
+            '"segment"; copy the records to one'
+        )
+
+
+class _Viewed:
+    """One partition, looked at again and again."""
+
+    def __init__(self, opened: Opened, ref: ShardRef) -> None:
+        self._ref = ref
+        self._holder = opened.holder
+        self._catalog = opened.catalog(ref)
+        self._disk = opened.disk
+        self._log = opened.log(ref.id)
+        self._removals = RecordedRemovals(self._catalog)
+        self._deleted = OffsetSet()
+        self._deletes = 0
+        self._known: tuple[int, int] | None = None
+        self._descriptors: list[SegmentDescriptor] = []
+        self._loads: dict[str, LoadStatus] = {}
+
+    def look(self) -> ShardView:
+        """The partition as it is now."""
+        # The log first: what it no longer has is recorded by then. Deletes before the catalog, which a compaction
+        # changes first; the floor behind it, which moves before the catalog loses its front.
+        local = self._local()
+        before = self._state()
+        if before is not None and before.deletes != self._deletes:
+            self._deleted, self._deletes = self._deleted | self._removals.deleted(), before.deletes
+        generation, end = self._catalogued()
+        state = self._state()
+        floor = state.floor if state is not None else NO_FLOOR
+        deleted = self._deleted
+        if local is not None and state is not None and state.holder not in (None, self._holder):
+            local = None  # files here are what the shard was before it moved
+        if local is not None:
+            floor, deleted = higher(floor, local.removals.floor), deleted | local.removals.deletes
+            end = max(end, local.head)
+        waits = next((piece.start for piece in self._descriptors if self._status(piece) is LoadStatus.OFFERED), end)
+        end = max(floor.earliest, min(end, waits))
+        return ShardView(
+            topic=str(self._ref.spec.name),
+            topic_id=self._ref.spec.topic_id,
+            partition=self._ref.partition,
+            is_durable=self._ref.spec.durability not in (Durability.MEMORY, Durability.EPHEMERAL),
+            epoch=state.epoch if state is not None else 0,
+            earliest=floor.earliest,
+            next=end,
+            pieces=tuple(covering(floor.earliest, end, [*self._history(), *self._files(local)])),
+            deleted=deleted.clipped(floor.earliest, end),
+            generation=generation,
+        )
+
+    def close(self) -> None:
+        """Give back what is held."""
+        if self._log is not None:
+            self._log.close()
+
+    def _local(self) -> FollowedLog | None:
+        if self._log is not None:
+            self._log.refresh()
+        return self._log
+
+    def _state(self) -> ShardState | None:
+        stored = self._catalog.state()
+        return stored.state if stored is not None and stored.state.incarnation == self._ref.spec.topic_id else None
+
+    def _catalogued(self) -> tuple[int, int]:
+        """Bring the descriptors up to date; the generation of the catalog, and the end of history."""
+        frontier = self._catalog.frontier()
+        found = frontier.cur.generation, frontier.next
+        if found != self._known:
+            self._descriptors, self._known = self._catalog.descriptors(), found
+        end = self._descriptors[-1].end if self._descriptors else frontier.next
+        return found[0], end
+
+    def _status(self, descriptor: SegmentDescriptor) -> LoadStatus:
+        """How far the load is that a segment came with; one that came with none is history."""
+        load = descriptor.load_id
+        if load is None:
+            return LoadStatus.COMMITTED
+        status = self._loads.get(load)
+        if status is None:
+            status = self._catalog.load_status(load)
+            if status is not LoadStatus.OFFERED:
+                self._loads[load] = status
+        return status
+
+    def _history(self) -> Iterator[Piece]:
+        for found in self._descriptors:
+            given_up = found.load_id is not None and self._status(found) is LoadStatus.ABANDONED
+            descriptor = skipped(found) if given_up else msgspec.structs.replace(found, sparse=())
+            yield Piece(found.start, found.end, descriptor.bytes, descriptor)
+
+    def _files(self, log: FollowedLog | None) -> Iterator[Piece]:
+        for file in log.files.all if log is not None else ():
+            if isinstance(file, SealedFile):
+                yield Piece(file.start, file.end, self._bytes(file.path), file=file.path)
+            else:
+                yield Piece(file.start, file.end, file.limit)
+
+    def _bytes(self, path: str) -> int:
+        try:
+            with contextlib.closing(self._disk.open(path)) as file:
+                return file.size()
+        except FileNotFoundError:
+            return 0  # replaced meanwhile: only how equal the tasks are depends on it
+
+
+def covering(start: int, stop: int, pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Pieces for all of `[start, stop)` without overlap: of those given the earlier ones first, else the log itself."""
+    at = start
+    for piece in pieces:
+        if piece.stop <= at or piece.start >= stop:
+            continue
+        if piece.start > at:
+            yield Piece(at, piece.start, 0)
+        low, high = max(at, piece.start), min(stop, piece.stop)
+        yield piece._replace(start=low, stop=high, bytes=piece.bytes * (high - low) // (piece.stop - piece.start))
+        at = high
+    if at < stop:
+        yield Piece(at, stop, 0)

@@ -168,7 +168,7 @@ def owner_parts(directory: LogDirectory, settings: Settings, disk: Disk, clock: 
 
 
 def _places(directory: LogDirectory, settings: Settings, disk: Disk, clock: Clock, *, probe: bool = False) -> Places:
-    store, name = _store(settings, disk, clock, make=probe)
+    store, name = history_store(settings, disk, clock, make=probe)
     places = Places(
         disk=disk,
         clock=clock,
@@ -192,7 +192,7 @@ def _places(directory: LogDirectory, settings: Settings, disk: Disk, clock: Cloc
     return places
 
 
-def _store(settings: Settings, disk: Disk, clock: Clock, *, make: bool) -> tuple[BlobStore | None, str]:
+def history_store(settings: Settings, disk: Disk, clock: Clock, *, make: bool) -> tuple[BlobStore | None, str]:
     """The store of history and what the catalog calls it. A directory that is missing is made only with `make`."""
     if settings.is_shared and settings.store.backend != "directory":
         return open_store(settings.store, disk=disk, clock=clock), settings.store.name
