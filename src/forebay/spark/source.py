@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -27,6 +27,8 @@ from forebay.errors import Invalid, Unsupported
 from forebay.spark.columns import SPARK_TYPES
 from forebay.spark.options import ReadOptions, checked_columns, is_for_stream, parse_columns
 from forebay.spark.reader import Loaded, reader_for
+from forebay.spark.sink import ForebayStreamWriter, plan_stream_write
+from forebay.spark.writing import plan_write
 
 _TYPES: dict[str, DataType] = {
     "binary": BinaryType(),
@@ -71,13 +73,13 @@ class ForebayDataSource(DataSource):
         """Not offered yet."""
         raise Unsupported("readStream is not offered yet by the forebay source: use spark.read")
 
-    def writer(self, schema: StructType, overwrite: Any) -> NoReturn:
-        """Not offered yet."""
-        raise Unsupported("writing is not offered yet by the forebay source: append with forebay.open(…) in Python")
+    def writer(self, schema: StructType, overwrite: Any) -> DataSourceWriter:
+        """A write of a DataFrame with these columns."""
+        return plan_write(self.options, schema, overwrite=overwrite)
 
-    def streamWriter(self, schema: StructType, overwrite: Any) -> NoReturn:  # noqa: N802 - Spark's name
-        """Not offered yet."""
-        raise Unsupported("writeStream is not offered yet by the forebay source: append with forebay.open(…) in Python")
+    def streamWriter(self, schema: StructType, overwrite: Any) -> ForebayStreamWriter:  # noqa: N802 - Spark's name
+        """The sink of a streaming query with these columns."""
+        return plan_stream_write(self.options, schema, overwrite=overwrite)
 
 
 def spark_schema(columns: tuple[str, ...]) -> StructType:

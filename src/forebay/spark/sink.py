@@ -1,0 +1,97 @@
+"""`df.writeStream.format("forebay")`: every micro-batch is one bulk load, and each is in the topic exactly once.
+
+A batch is known by the id of its query, which its checkpoint keeps, and by its number. Spark makes the writer anew
+for the commit: what the tasks know goes there in their messages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from forebay.errors import Conflict, Unsupported
+from forebay.prepared import Sink
+from forebay.spark.delivery import deliver, give_up
+from forebay.spark.target import Target
+from forebay.spark.writing import Written, planned_target, results_of, stage_rows
+
+QUERY_ID: Final = "sql.streaming.queryId"
+BATCH_ID: Final = "streaming.sql.batchId"
+"""What Spark tells its tasks. These are no promised names: where they are missing, nothing is written."""
+
+
+@dataclass
+class WrittenBatch(Written):
+    """What a task tells the driver of a micro-batch; `target` is what the tasks wrote for."""
+
+    sink: Sink
+    target: Target
+
+
+class ForebayStreamWriter(DataSourceStreamArrowWriter):
+    """Appends the micro-batches of a streaming query to a topic."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Stage the rows of one task."""
+        sink = _sink_of_task()
+        result = stage_rows(self._target, load_id_of(self._target, sink), iterator)
+        return WrittenBatch(result, sink, self._target)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """Bring in what all tasks have staged, unless the topic has the batch."""
+        target, sink = _agreed(messages, batchId)
+        deliver(target, load_id_of(target, sink), results_of(messages), sink)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """See to it that nothing of it is ever brought in by this attempt; Spark runs the batch again."""
+        if any(isinstance(message, WrittenBatch) for message in messages):
+            target, sink = _agreed(messages, batchId)
+            give_up(target, load_id_of(target, sink), results_of(messages))
+
+
+def plan_stream_write(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> ForebayStreamWriter:
+    """The writer of a streaming query with this schema."""
+    if overwrite:
+        raise Unsupported(
+            'outputMode("complete") is not offered: a topic only grows. Use outputMode("append"), or "update", which '
+            "appends the rows that changed"
+        )
+    return ForebayStreamWriter(planned_target(options, schema))
+
+
+def load_id_of(target: Target, sink: Sink) -> str:
+    """The load of one attempt to write a batch; attempts share all but its end."""
+    batch = f"{sink.query_id}/{target.spec.topic_id}/{sink.batch_id}".encode()
+    return f"sink-{hashlib.sha256(batch).hexdigest()[:32]}-{target.run}"
+
+
+def _sink_of_task() -> Sink:
+    context = TaskContext.get()
+    assert context is not None, "Spark writes inside of a task"
+    found = {name: context.getLocalProperty(name) for name in (QUERY_ID, BATCH_ID)}
+    for name, told in found.items():
+        if not told:
+            raise Unsupported(
+                f"Spark has not told its task the local property {name}: without it a batch that is repeated could not "
+                "be told from a new one, so nothing is written; use the version of Spark that Forebay names"
+            )
+    return Sink(query_id=str(found[QUERY_ID]), batch_id=int(str(found[BATCH_ID])))
+
+
+def _agreed(messages: Sequence[WriterCommitMessage | None], batch_id: int) -> tuple[Target, Sink]:
+    """What all tasks of a batch say of it."""
+    told = [message for message in messages if isinstance(message, WrittenBatch)]
+    batches = {(message.sink.query_id, message.sink.batch_id, message.result.load_id) for message in told}
+    if len(batches) != 1 or told[0].sink.batch_id != batch_id:
+        raise Conflict(f"the tasks of batch {batch_id} have written {sorted(batches)}: nothing of it is brought in")
+    return told[0].target, told[0].sink
