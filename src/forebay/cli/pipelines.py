@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from forebay.cli import scrubbing
+from forebay.cli import declared, scrubbing
 from forebay.cli.commands import Commands
 
 app = typer.Typer(
@@ -14,4 +14,5 @@ app = typer.Typer(
     help="Run pipelines and jobs over topics and their history on Spark.",
 )
 
+declared.register(app)
 scrubbing.register(app)

@@ -44,10 +44,13 @@ def parse_conf(given: Sequence[str] | None) -> dict[str, str]:
 
 
 @contextmanager
-def spark_session(app_name: str, master: str, conf: Sequence[str] | None) -> Iterator[Session]:
+def spark_session(
+    app_name: str, master: str, conf: Sequence[str] | None, *, verbose: bool | None = False
+) -> Iterator[Session]:
     """A Spark session for the block, stopped behind it unless it was there before.
 
-    Where Spark or Java is missing the block is not entered, and the error says what to install.
+    Where Spark or Java is missing the block is not entered, and the error says what to install. What goes wrong is
+    raised here: unless `verbose`, Spark does not log it as well, with its stacks.
     """
     settings = parse_conf(conf)
     from forebay.spark import session
@@ -55,6 +58,8 @@ def spark_session(app_name: str, master: str, conf: Sequence[str] | None) -> Ite
 
     before = running()
     spark = session(app_name, master=master, settings=settings)
+    if before is None and not verbose:
+        spark.sparkContext.setLogLevel("FATAL")
     try:
         yield spark
     finally:
@@ -66,6 +71,11 @@ def location_of(run: Invocation) -> Location:
     """Where the records are: the data directory, unless only settings that share a store are given."""
     from forebay.spark.location import Location
 
+    return Location.parse(location_options(run))
+
+
+def location_options(run: Invocation) -> dict[str, str]:
+    """The same, as options of a read or a write."""
     options: dict[str, str] = {}
     given = run.options
     named = given.directory if given.directory is not None else os.environ.get(DIRECTORY_VARIABLE)
@@ -78,4 +88,4 @@ def location_of(run: Invocation) -> Location:
         if not equals or "." not in name:
             raise Invalid(f"--set {assignment!r:.100} is not NAME=VALUE, as in --set store.bucket=events")
         options[name.strip()] = value.strip()
-    return Location.parse(options)
+    return options

@@ -14,7 +14,7 @@ from forebay.spark.pipelines.queries import references
 
 def test_a_schema_of_every_kind_of_type() -> None:
     text = """
-        id STRING NOT NULL COMMENT 'the, name',  -- not "this, one"
+        id STRING COMMENT 'the, name',  -- not "this, one"
         `odd ``name` decimal(10, 2), plain DECIMAL,
         inner: struct<a: int, b array<map<string, varchar(3)>>>
     """
@@ -43,7 +43,7 @@ def test_a_schema_of_every_kind_of_type() -> None:
         ("a map<int>", (1, 10), ", belongs here"),
         ("a array<int", (1, 12), "> belongs here"),
         ("a struct<b int", (1, 15), "a comma or > belongs here"),
-        ("a int not nil", (1, 7), "NULL belongs behind NOT"),
+        ("a int not null", (1, 7), "filter it in a step"),
         ("a int comment no", (1, 15), "a text in quotes"),
         ("a int; b int", (1, 6), "';' does not belong"),
     ],

@@ -122,8 +122,9 @@ class _Parser:
             token = self._tokens[self._next]
             self._next += 1
             if token.text.lower() == "not":
-                if self._take("word", "NULL").text.lower() != "null":
-                    self._fail("NULL belongs behind NOT", token.position)
+                self._fail(
+                    "NOT NULL does not go here: a field that is missing is null; filter it in a step", token.position
+                )
             elif token.text.lower() == "comment":
                 self._take("text", "a text in quotes")
             else:

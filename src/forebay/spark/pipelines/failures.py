@@ -1,0 +1,91 @@
+"""What Spark raises, as errors of ours: the same family where it began in Forebay, one line, and the place in the file.
+
+An error of the source or the sink reaches us as text, with the traceback of another process around it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
+
+from forebay import errors
+from forebay.errors import ForebayError, Invalid
+from forebay.spark.pipelines.document import Flaw, Flawed, Place, Word
+
+_OURS: Final = re.compile(r"forebay\.errors\.(\w+): ([^\n]*)")
+_STATE: Final = re.compile(r"\s*SQLSTATE: \w+")
+_PLACE: Final = re.compile(r"[;(]?\s*\(?line (\d+),? pos (\d+)\)?")
+_CONDITION: Final = re.compile(r"^\s*\[[A-Z_0-9.]+\]\s*")
+_CAUSE: Final = re.compile(r"terminated with (?:exception|error)[:\s]*", re.IGNORECASE)
+_LAST_LINE: Final = re.compile(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception)): ([^\n]+)$", re.MULTILINE)
+_LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+TEXT_MAX: Final = 500
+
+
+def ours_in(error: BaseException) -> ForebayError | None:
+    """The error of ours that is behind one of Spark's, if there is one."""
+    found = _OURS.findall(str(error))
+    if not found:
+        return None
+    name, text = found[-1]
+    family = getattr(errors, name, None)
+    if not (isinstance(family, type) and issubclass(family, ForebayError)):
+        family = ForebayError
+    return family(_STATE.sub("", text).strip())
+
+
+def text_of(error: BaseException) -> str:
+    """What Spark has to say, without its codes, its plans and its stack traces."""
+    text = str(error)
+    if isinstance(error, StreamingQueryException):
+        text = _CAUSE.split(text, maxsplit=1)[-1]
+    told = _LAST_LINE.findall(text) if "Traceback (most recent call last)" in text else []
+    if told:
+        return f"{told[-1][0]}: {told[-1][1]}"[:TEXT_MAX]
+    text = _PLACE.sub("", _STATE.sub("", text.split("\n\n")[0].split(";\n")[0]))
+    return " ".join(_CONDITION.sub("", text).split())[:TEXT_MAX] or type(error).__name__
+
+
+def failure(error: BaseException, what: str) -> ForebayError:
+    """An error of ours that says what failed and why."""
+    ours = ours_in(error)
+    if ours is not None:
+        return type(ours)(f"{what}: {ours}")
+    family = Invalid if isinstance(error, AnalysisException) else ForebayError
+    return family(f"{what}: {text_of(error)}")
+
+
+@contextmanager
+def told_at(word: Word | Place, what: str) -> Iterator[None]:
+    """Errors of Spark's analysis in the block are told with the line; inside a text, with the very word."""
+    try:
+        with quiet():
+            yield
+    except PySparkException as error:
+        ours = ours_in(error)
+        place = word if isinstance(word, Place) else word.place
+        if ours is not None and not isinstance(ours, Invalid):
+            raise type(ours)(f"{place}: {what}: {ours}") from error
+        found = _PLACE.search(str(error))
+        if found is not None and isinstance(word, Word):
+            place = word.place_of(int(found[1]), int(found[2]) + 1)
+        raise Flawed(str(Flaw(place, f"{what}: {ours or text_of(error)}"))) from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Spark also logs what it raises, stack and all: not in the block."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled

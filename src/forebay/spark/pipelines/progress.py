@@ -1,0 +1,82 @@
+"""How far the sinks of a pipeline are, while it runs and in the end. Plain values; knows nothing of Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+
+from forebay.spark.pipelines.checkpoints import points_of
+
+ROWS = "forebay_rows"
+"""The name under which Spark counts what a sink is given."""
+
+
+class SinkProgress(msgspec.Struct, kw_only=True):
+    """One sink so far. `read` are rows of its sources, `rows` those it was given to write."""
+
+    name: str
+    writes: str
+    batch: int | None = None
+    batches: int = 0
+    read: int = 0
+    rows: int = 0
+    rows_per_second: float = 0.0
+    lag: int | None = None
+    """How many offsets were left behind the last batch; unknown before the first."""
+
+    def take(self, told: Mapping[str, Any]) -> None:
+        """What Spark tells of a batch, each batch once."""
+        batch = int(told["batchId"])
+        if self.batch is not None and batch <= self.batch:
+            return
+        self.batch = batch
+        self.batches += 1
+        self.read += int(told.get("numInputRows") or 0)
+        self.rows += int((told.get("observedMetrics") or {}).get(ROWS, {}).get("rows") or 0)
+        self.rows_per_second = float(told.get("processedRowsPerSecond") or 0.0)
+        self.lag = _lag(told)
+
+    def __str__(self) -> str:
+        lag = f", lag {self.lag:,}" if self.lag is not None else ""
+        batch = f"batch {self.batch}, " if self.batch is not None else ""
+        return f"{self.name}: {batch}{self.read:,} rows read, {self.rows:,} written, {self.rows_per_second:,.0f}/s{lag}"
+
+
+OnProgress: TypeAlias = Callable[[Sequence[SinkProgress]], None]
+"""Told now and then how far each sink is."""
+
+
+class RunReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a run did."""
+
+    pipeline: str
+    mode: str
+    sinks: tuple[SinkProgress, ...]
+    seconds: float
+    stopped: bool = False
+    """Whether it was asked to end before it was done."""
+
+    def plain(self) -> Any:
+        """For JSON."""
+        return msgspec.to_builtins(self)
+
+    def lines(self) -> list[str]:
+        """For a person."""
+        lines = []
+        for sink in self.sinks:
+            batches = f", {sink.batches:,} batches" if self.mode == "streaming" else ""
+            lines.append(f"{sink.name}: {sink.rows:,} rows to {sink.writes}{batches}")
+        return [*lines, f"pipeline {self.pipeline}: {'stopped' if self.stopped else 'done'} in {self.seconds:.1f} s"]
+
+
+def _lag(told: Mapping[str, Any]) -> int | None:
+    """Offsets between the end of the batch and the latest, over the sources that tell both."""
+    left: int | None = None
+    for source in told.get("sources") or ():
+        end, latest = points_of(source.get("endOffset")), points_of(source.get("latestOffset"))
+        for topic, points in latest.items():
+            behind = sum(max(0, at - end.get(topic, {}).get(partition, 0)) for partition, at in points.items())
+            left = (left or 0) + behind
+    return left

@@ -1,0 +1,186 @@
+"""A pipeline run by Spark: a batch sink by sink, each all or nothing; a stream as one query for each sink, until it is
+done, fails, or is stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import msgspec
+
+from forebay.clock import Clock, SystemClock
+from forebay.errors import ForebayError
+from forebay.spark.pipelines.failures import failure, quiet
+from forebay.spark.pipelines.model import Mode, Output, Overwrite, Pipeline, Sink, TableSink, TopicSink
+from forebay.spark.pipelines.progress import ROWS, OnProgress, RunReport, SinkProgress
+from forebay.spark.pipelines.tables import StagedTable
+from forebay.spark.pipelines.views import Outlet, build, own_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS: Final = 0.25
+Guard: TypeAlias = Callable[[], contextlib.AbstractContextManager[None]]
+
+
+@dataclass(kw_only=True)
+class Running:
+    """One run. What is known of it so far stays here, however it ends."""
+
+    pipeline: Pipeline
+    place: Mapping[str, str]
+    on_progress: OnProgress | None = None
+    guard: Guard = contextlib.nullcontext
+    """Entered for every call into Spark: what must not be cut in two."""
+    clock: Clock = field(default_factory=SystemClock)
+    stopped: bool = False
+
+    def __post_init__(self) -> None:
+        self._begun = self.clock.monotonic()
+        self._sinks = {
+            str(sink.name): SinkProgress(name=str(sink.name), writes=target_of(self.pipeline, sink))
+            for sink in self.pipeline.sinks
+        }
+
+    @property
+    def report(self) -> RunReport:
+        """What was done so far."""
+        return RunReport(
+            pipeline=str(self.pipeline.name),
+            mode=str(self.pipeline.mode),
+            sinks=tuple(self._sinks.values()),
+            seconds=self.clock.monotonic() - self._begun,
+            stopped=self.stopped,
+        )
+
+    def run(self, spark: SparkSession) -> RunReport:
+        """Analyse everything, then run it to its end. Interrupted, a stream stops its queries in order."""
+        with self.guard():
+            outlets = build(own_session(spark, self.pipeline.spark), self.pipeline, self.place)
+        if self.pipeline.mode is Mode.BATCH:
+            self._run_batch(outlets)
+        else:
+            self._run_stream(outlets)
+        return self.report
+
+    def _run_batch(self, outlets: Sequence[Outlet]) -> None:
+        from pyspark.errors import PySparkException
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as f
+
+        written: list[str] = []
+        for outlet in outlets:
+            progress = self._sinks[str(outlet.sink.name)]
+            observed = Observation(ROWS)
+            rows = outlet.frame.observe(observed, f.count(f.lit(1)).alias("rows"))
+            try:
+                with quiet():
+                    self._write(rows, outlet.sink)
+            except (PySparkException, ForebayError) as error:
+                before = f"; written before it: {', '.join(written)}" if written else "; nothing was written"
+                failed = failure(error, f"sink {outlet.sink.name}")
+                raise type(failed)(f"{failed}{before}") from error
+            progress.rows, progress.batches = int(observed.get["rows"]), 1
+            written.append(str(outlet.sink.name))
+            self._tell()
+
+    def _write(self, rows: DataFrame, sink: Sink) -> None:
+        if isinstance(sink, TopicSink):
+            rows.write.format("forebay").options(**write_options(sink, self.place)).mode("append").save()
+            return
+        table = StagedTable(self.pipeline.path_of(sink.path))
+        names = [str(name) for name in sink.partition_by]
+
+        def fill(stage: str) -> None:
+            (rows.write.partitionBy(*names) if names else rows.write).parquet(stage)
+
+        table.replace(fill, overwrite=sink.overwrite is Overwrite.OVERWRITE)
+
+    def _run_stream(self, outlets: Sequence[Outlet]) -> None:
+        queries: dict[str, StreamingQuery] = {}
+        try:
+            with self._stopping(queries):
+                for outlet in outlets:
+                    with self.guard():
+                        queries[str(outlet.sink.name)] = self._start(outlet)
+                while not self._ended(queries):
+                    self.clock.sleep(POLL_SECONDS)
+        except KeyboardInterrupt:
+            self.stopped = True
+            raise
+
+    @contextlib.contextmanager
+    def _stopping(self, queries: dict[str, StreamingQuery]) -> Iterator[None]:
+        """However the block ends, no query is left running behind it."""
+        try:
+            yield
+        finally:
+            for name, query in queries.items():
+                with contextlib.suppress(Exception):
+                    self._take(name, query)
+                if query.isActive:
+                    logger.info("stopping the query of sink %s", name)
+                    query.stop()
+
+    def _start(self, outlet: Outlet) -> StreamingQuery:
+        from pyspark.errors import PySparkException
+        from pyspark.sql import functions as f
+
+        sink, pipeline = outlet.sink, self.pipeline
+        rows = outlet.frame.observe(ROWS, f.count(f.lit(1)).alias("rows"))
+        writer = rows.writeStream.queryName(f"{pipeline.name}_{sink.name}")
+        writer = writer.option("checkpointLocation", pipeline.checkpoint_of(sink))
+        if isinstance(sink, TopicSink):
+            mode = "append" if sink.output is Output.APPEND else "update"
+            writer = writer.format("forebay").options(**write_options(sink, self.place)).outputMode(mode)
+        else:
+            names = [str(name) for name in sink.partition_by]
+            writer = writer.format("parquet").option("path", pipeline.path_of(sink.path)).outputMode("append")
+            writer = writer.partitionBy(*names) if names else writer
+        if pipeline.trigger.available_now:
+            writer = writer.trigger(availableNow=True)
+        elif pipeline.trigger.interval is not None:
+            writer = writer.trigger(processingTime=str(pipeline.trigger.interval))
+        try:
+            with quiet():
+                return writer.start()
+        except PySparkException as error:
+            raise failure(error, f"sink {sink.name}") from error
+
+    def _ended(self, queries: Mapping[str, StreamingQuery]) -> bool:
+        """Whether all are done; the first that failed is raised."""
+        with self.guard():
+            active = [name for name, query in queries.items() if query.isActive]
+            for name, query in queries.items():
+                self._take(name, query)
+                error = query.exception()
+                if error is not None:
+                    raise failure(error, f"sink {name}") from error
+        self._tell()
+        return not active
+
+    def _take(self, name: str, query: StreamingQuery) -> None:
+        for told in query.recentProgress:
+            plain: Any = told if isinstance(told, dict) else msgspec.json.decode(told.json)
+            self._sinks[name].take(plain)
+
+    def _tell(self) -> None:
+        if self.on_progress is not None:
+            self.on_progress(tuple(self._sinks.values()))
+
+
+def target_of(pipeline: Pipeline, sink: Sink) -> str:
+    """What a sink writes to."""
+    return pipeline.path_of(sink.path) if isinstance(sink, TableSink) else str(sink.topic)
+
+
+def write_options(sink: TopicSink, place: Mapping[str, str]) -> dict[str, str]:
+    """The options of the write behind a sink."""
+    return {**place, "topic": str(sink.topic), **{str(name): str(text) for name, text in sink.options.items()}}

@@ -1,0 +1,179 @@
+"""What a pipeline finds around it before Spark starts: its location, topics, options, files and tables.
+
+Looks and changes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from forebay.errors import Invalid
+from forebay.spark.location import NAMES as PLACE_NAMES
+from forebay.spark.location import Location
+from forebay.spark.opening import opened
+from forebay.spark.options import NAMES, ReadOptions
+from forebay.spark.pipelines.document import Flaws, Place, Word, flawed, hint
+from forebay.spark.pipelines.model import FileSource, Mode, Overwrite, Pipeline, TableSink, TopicSource
+from forebay.topics import Engine, TopicName, TopicSpec
+
+SINK_LOG: Final = "_spark_metadata"
+"""Where Spark notes the files that a stream has brought into a table."""
+_OWN_OPTIONS: Final = {
+    "topic": "topic",
+    "topics": "topics",
+    "startingoffsets": "startingOffsets",
+    "endingoffsets": "endingOffsets",
+}
+"""Options of a read that have words of their own in a source."""
+_NAMED_OPTION: Final = re.compile(r'option "([^"]+)"')
+_GLOB: Final = re.compile(r"[*?\[{]")
+
+
+def place_of(pipeline: Pipeline, given: Mapping[str, str] | None) -> dict[str, str]:
+    """The options that say where topics are: those given here, else those of the file.
+
+    Raises `Flawed` with the line of the location if they lead nowhere.
+    """
+    if given is not None:
+        Location.parse(given)
+        return dict(given)
+    place = {str(name): str(text) for name, text in pipeline.location.items()}
+    for name in ("path", "settings"):
+        if name in place:
+            place[name] = pipeline.path_of(place[name])
+    try:
+        Location.parse(place)
+    except Invalid as error:
+        flawed(_option_place(pipeline.location, str(error)) or pipeline.name.place, f"location: {error}")
+    return place
+
+
+def read_options(pipeline: Pipeline, source: TopicSource, place: Mapping[str, str]) -> dict[str, str]:
+    """The options of the read behind a source. Unless it says otherwise, it begins with what there is."""
+    options = {**place, "topic" if len(source.topics) == 1 else "topics": ",".join(source.topics)}
+    options |= {str(name): str(text) for name, text in source.options.items()}
+    if source.starting is not None:
+        options["startingOffsets"] = str(source.starting)
+    elif pipeline.mode is Mode.STREAMING and not any(name.lower().startswith("starting") for name in options):
+        options["startingOffsets"] = "earliest"
+    if source.ending is not None:
+        options["endingOffsets"] = str(source.ending)
+    return options
+
+
+def check_surroundings(pipeline: Pipeline, place: Mapping[str, str]) -> None:
+    """Raise `Flawed` with a line for every topic, option, file and table that is not as it must be."""
+    flaws = Flaws()
+    _check_topics(flaws, pipeline, Location.parse(place))
+    for source in pipeline.sources:
+        if isinstance(source, TopicSource):
+            _check_options(flaws, pipeline, source, place)
+        else:
+            _check_files(flaws, pipeline, source)
+    for sink in pipeline.sinks:
+        if isinstance(sink, TableSink):
+            _check_table(flaws, pipeline, sink)
+    for name in pipeline.spark:
+        if not name.startswith("spark."):
+            flaws.add(name.place, f"{name} is not a setting of Spark: they begin with `spark.`")
+    flaws.settle()
+
+
+def _check_topics(flaws: Flaws, pipeline: Pipeline, location: Location) -> None:
+    with opened(location) as found:
+        known = {spec.name: spec for spec in found.definitions.all()}
+    words = [topic for source in pipeline.topic_sources for topic in source.topics]
+    words += [sink.topic for sink in pipeline.topic_sinks]
+    for word in words:
+        spec = known.get(TopicName.parse(word))
+        if spec is None:
+            way_out = hint(word, [str(name) for name in known], "the topics are")
+            flaws.add(word.place, f'there is no topic {word} in {location}: {way_out} (see "forebay topic create")')
+        elif spec.engine is not Engine.SEGMENT:
+            flaws.add(word.place, _private(spec))
+
+
+def _private(spec: TopicSpec) -> str:
+    return (
+        f'{spec.name} lives on engine "{spec.engine}", which only its owner can open: Spark takes topics on engine '
+        '"segment"; copy it with "forebay topic copy"'
+    )
+
+
+def _check_options(flaws: Flaws, pipeline: Pipeline, source: TopicSource, place: Mapping[str, str]) -> None:
+    known = [name for name in NAMES if name.lower() not in _OWN_OPTIONS and name not in PLACE_NAMES]
+    for name in source.options:
+        if name.lower() in _OWN_OPTIONS:
+            own = _OWN_OPTIONS[name.lower()]
+            flaws.add(name.place, f"{name} has a word of its own: write `{own}:` in source {source.name}")
+            return
+        if name.lower() not in (one.lower() for one in known):
+            flaws.add(name.place, f"{name!s} is not an option of a topic: {hint(name, known, 'the options are')}")
+            return
+    try:
+        ReadOptions.parse(read_options(pipeline, source, place), streaming=pipeline.mode is Mode.STREAMING)
+    except Invalid as error:
+        words = {"startingOffsets": source.starting, "endingOffsets": source.ending}
+        named = _NAMED_OPTION.search(str(error))
+        word = words.get(named[1]) if named is not None else None
+        at = word.place if word is not None else _option_place(source.options, str(error)) or source.name.place
+        flaws.add(at, f"source {source.name}: {error}")
+
+
+def _option_place(options: Mapping[Word, Word], message: str) -> Place | None:
+    """Where the option stands that a message names."""
+    named = _NAMED_OPTION.search(message)
+    lowered = {name.lower(): name.place for name in options}
+    if named is not None and named[1].lower() in lowered:
+        return lowered[named[1].lower()]
+    return next(iter(lowered.values()), None)
+
+
+def _check_files(flaws: Flaws, pipeline: Pipeline, source: FileSource) -> None:
+    path = pipeline.path_of(source.path)
+    if path.startswith("/") and not _GLOB.search(path) and not Path(path).exists():
+        flaws.add(
+            source.path.place, f"source {source.name}: there is no {path}; a path is relative to the pipeline's file"
+        )
+
+
+def _check_table(flaws: Flaws, pipeline: Pipeline, sink: TableSink) -> None:
+    path = Path(pipeline.path_of(sink.path))
+    if not path.is_absolute():
+        if pipeline.mode is Mode.BATCH:
+            flaws.add(
+                sink.path.place,
+                f"{sink.path}: a batch writes its table into a directory, which it can replace at once; for a URL "
+                "write `mode: streaming` with `trigger: availableNow`",
+            )
+        return
+    if not path.exists():
+        return
+    if pipeline.mode is Mode.STREAMING:
+        begun = Path(pipeline.checkpoint_of(sink), "metadata").exists()
+        if (path / SINK_LOG).exists() and not begun:
+            # Spark would take the batches of the new checkpoint for ones that are there already, and drop them.
+            flaws.add(
+                sink.path.place,
+                f"{path} was filled from another checkpoint than {pipeline.checkpoint_of(sink)}, and would take "
+                "nothing from this one: go on with that checkpoint, or name a new table",
+            )
+        elif not (path / SINK_LOG).exists() and any(path.iterdir()):
+            flaws.add(sink.path.place, f"{path} is there and was not filled by a stream: name a new table")
+    elif sink.overwrite is Overwrite.CREATE:
+        flaws.add(sink.path.place, f"{path} is there already: write `write: overwrite`, or name a new table")
+    elif not is_table(path):
+        flaws.add(sink.path.place, f"{path} holds more than a table of Parquet files: it is not overwritten")
+
+
+def is_table(path: Path) -> bool:
+    """Whether a directory holds Parquet files, or partitions with such, and nothing else."""
+    if not path.is_dir() or (path / SINK_LOG).exists():
+        return False
+    return all(
+        is_table(entry) if entry.is_dir() else entry.suffix in (".parquet", ".crc") or entry.name == "_SUCCESS"
+        for entry in path.iterdir()
+    )
