@@ -55,6 +55,20 @@ def test_get_by_tag_and_by_time(shell: Shell) -> None:
             )
 
 
+def test_get_works_while_another_process_owns_the_directory_if_the_engine_lets_it(shell: Shell) -> None:
+    with forebay.open(str(shell.directory)) as log:
+        topic = log.topic(TOPIC)
+        topic.append(b"new", key=b"1", tag="c", timestamp=20_000)
+        for words in (["--key", "1"], ["--tag", "c"], ["--at-time", "20000ms"]):
+            found = shell.run("records", "get", TOPIC, *words)
+            if topic.spec.engine == "rocksdb":
+                assert (found.code, found.out) == (4, "")
+            else:
+                assert (found.code, found.out) == (0, "new\n")
+        refused = shell.run("records", "delete", TOPIC, "--key", "1", "--yes")
+        assert refused.code == 4
+
+
 def test_get_says_by_its_code_that_there_is_none(shell: Shell) -> None:
     for words in (["--key", "x"], ["--tag", "c"], ["--at-time", "13000ms"], ["--key", "1", "--partition", "0"]):
         found = shell.run("records", "get", TOPIC, *words)

@@ -8,6 +8,7 @@ import pytest
 
 from forebay.testing.contracts.lookups import LookupContract
 from forebay.testing.contracts.removals import RemovalContract
+from tests.engines.beside import BesideHome, BesideRestlessHome
 from tests.engines.lookup_homes import LookupMemoryHome, LookupSegmentHome, RestlessHome, RocksHome
 
 
@@ -35,3 +36,14 @@ class TestSegmentEngineAllSealed(RemovalContract, LookupContract):
     @pytest.fixture
     def home(self, tmp_path: Path) -> LookupSegmentHome:
         return RestlessHome(str(tmp_path), "disk")
+
+
+@pytest.mark.slow
+class TestSegmentEngineReadBesideItsOwner(LookupContract, RemovalContract):
+    @pytest.fixture(params=[BesideHome, BesideRestlessHome])
+    def home(self, request: pytest.FixtureRequest, tmp_path: Path) -> LookupSegmentHome:
+        home: LookupSegmentHome = request.param(str(tmp_path), "disk")
+        return home
+
+    # It reads until it has caught up with three writers that never pause: from beside them that has no end.
+    test_deletes_among_appends_end_what_came_before_and_nothing_behind = None  # type: ignore[assignment]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from forebay.engines.following import FollowedShard
 from forebay.records import Gap, Reason
 from forebay.settings import Settings
 from forebay.storage import Storage, Topic
@@ -64,3 +65,24 @@ def test_who_waits_beside_a_directory_hears_of_what_another_one_has_exported(tmp
             b.export_topic("orders")
             assert shard.wait(1, 10)
             assert _told(beside.topic("orders")) == [b"0", b"1"]
+
+
+def test_look_ups_beside_the_old_directory_find_what_everybody_else_finds(tmp_path: Path) -> None:
+    settings = _settings(tmp_path)
+    with Storage.open(tmp_path / "A", settings) as a:
+        topic = a.create_topic("orders")
+        topic.append(b"0", key=b"k", tag="a")
+        a.export_topic("orders")
+        topic.append(b"lost", key=b"k", tag="a")
+    with Storage.open(tmp_path / "B", settings) as b:
+        b.topic("orders").append(b"2", key=b"k", tag="a")
+        b.export_topic("orders")
+
+        with Storage.open(tmp_path / "A", settings, read_only=True) as beside:
+            seen = beside.topic("orders")
+            assert [record.value for record in seen.read_by_key(b"k")] == [b"2"]
+            assert [record.value for record in seen.read_by_key(b"k", history=True)] == [b"0", b"2"]
+            assert [record.value for record in seen.read_by_tag("a")] == [b"0", b"2"]
+            shard = seen._shard(0)
+            assert isinstance(shard, FollowedShard)
+            assert shard.read_by_tag("a").events == []

@@ -103,16 +103,13 @@ class Invocation:
 
         return Storage.open(self.directory, self.settings, read_only=True, disk=self.disk)
 
-    def reader_of(self, name: str, ability: str = "read") -> Storage:
-        """The directory opened to read this topic: beside its owner, unless only the owner has that ability."""
-        from forebay.engines.following import FollowedShard
-        from forebay.storage.lookups import offers
+    def reader_of(self, name: str) -> Storage:
+        """The directory opened to read this topic: beside its owner, unless only one process can open its engine."""
         from forebay.topics import Engine, TopicName
 
         wanted = TopicName.parse(name)
         log = self.reader()
-        engine = next((spec.engine for spec in log.topics() if spec.name == wanted), None)
-        if engine is Engine.ROCKSDB or (engine is Engine.SEGMENT and not offers(FollowedShard, ability)):
+        if any(spec.name == wanted and spec.engine is Engine.ROCKSDB for spec in log.topics()):
             log.close()
             return self.writer()
         return log

@@ -80,8 +80,7 @@ def get(
         raise Invalid(f"--count is {count}; give 0 or more")
     moment = parse_time(at_time, "--at-time") if at_time is not None else None
     found = 0
-    ability = "read_by_key" if wanted is not None else "read_by_tag" if tag is not None else "offset_at_time"
-    with run.reader_of(name, ability) as log:
+    with run.reader_of(name) as log:
         topic = log.topic(name)
         printer = Printer(topic, output, fail_on_loss=False)
         for record in _found(topic, wanted, tag, moment, history=history, partition=partition):

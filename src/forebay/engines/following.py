@@ -7,22 +7,25 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from forebay.catalog.removals import higher
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.engines.operations import ShardedEngine
-from forebay.engines.seam import PAGE_BYTES
-from forebay.errors import Closed, UnknownTopic, Unsupported
+from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
+from forebay.errors import Closed, Unavailable, UnknownTopic, Unsupported
 from forebay.format.batch import ColumnBytes
 from forebay.pages import Page
 from forebay.records import Offsets, Reason
 from forebay.settings import Settings
 from forebay.shard import RecoveryDecision, ShardRef, Source, Surroundings
+from forebay.shard.lookups import Lookups
 from forebay.shard.recorded import LOOK_SECONDS, Recorded
 from forebay.shard.tiers import Tiers
 from forebay.shard.visible import Ended, Visible
-from forebay.wal.follow import POLL_SECONDS, FollowedLog
+from forebay.wal.files import REPLACED, FileList
+from forebay.wal.follow import ATTEMPTS, POLL_SECONDS, FollowedLog
 from forebay.wal.staging import Entry, Producing, Ticket
 
 
@@ -42,6 +45,32 @@ class _Sources:
         return (self._past.history if self._past.is_elsewhere else self._tiers).offset_at_time(timestamp)
 
 
+class _Files:
+    """Where look-ups begin: the local files, unless another directory has the shard; then there is history alone."""
+
+    def __init__(self, log: FollowedLog, past: Recorded) -> None:
+        self._log = log
+        self._past = past
+
+    @property
+    def files(self) -> FileList:
+        """What lies here."""
+        return FileList() if self._past.is_elsewhere else self._log.files
+
+    @property
+    def head(self) -> int:
+        """The end of all that can be read."""
+        end = self._past.history.end
+        return end if self._past.is_elsewhere else max(end, self._log.head)
+
+    def check_open(self) -> None:
+        """Nothing: whoever asks has."""
+
+    def bring_up(self) -> None:
+        """See how far the owner has come."""
+        self._log.refresh()
+
+
 class FollowedShard:
     """A shard that another process owns, or nobody."""
 
@@ -57,7 +86,9 @@ class FollowedShard:
         self.wakers: set[Callable[[], None]] = set()
         self.log = log
         self._past = past
-        self._visible = Visible(_Sources(log, past), self._reach)
+        sources = _Sources(log, past)
+        self._visible = Visible(sources, self._reach)
+        self._lookups = Lookups(_Files(log, past), sources.read, lambda: self._visible.ended, past)
         self._clock = clock
         self._looked_at = float("-inf")
         self._is_known = is_known
@@ -97,17 +128,27 @@ class FollowedShard:
 
     def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page:
         """See `OpenShard`. Raises `UnknownTopic` once the owner has deleted the topic."""
-        with self._lock:
-            self._check_open()
-            self._look()
-            page = self._visible.read(offset, bytes_max)
-            if any(gap.reason is Reason.DAMAGED for gap in page.events):
-                # It may have ended meanwhile, and be removed for that.
-                self._look(again=True)
-                page = self._visible.read(offset, bytes_max)
-            if (self._past.is_elsewhere or self.log.head == 0) and not self._is_known(self.ref):
-                raise UnknownTopic(f"{self.ref}: the topic was deleted by the process that owns the directory")
-            return page
+        return self._page(lambda: self._visible.read(offset, bytes_max))
+
+    def read_by_key(
+        self,
+        key: bytes,
+        start: int = 0,
+        *,
+        history: bool = False,
+        records_max: int = PAGE_RECORDS,
+        bytes_max: int = PAGE_BYTES,
+    ) -> Page:
+        """See `LookedUpShard`; `UnknownTopic` as `read`."""
+        find = partial(self._lookups.read_by_key, history=history, records_max=records_max, bytes_max=bytes_max)
+        return self._page(lambda: self._found(lambda: find(key, start)))
+
+    def read_by_tag(
+        self, tag: str, start: int = 0, *, records_max: int = PAGE_RECORDS, bytes_max: int = PAGE_BYTES
+    ) -> Page:
+        """See `LookedUpShard`; `UnknownTopic` as `read`."""
+        find = partial(self._lookups.read_by_tag, records_max=records_max, bytes_max=bytes_max)
+        return self._page(lambda: self._found(lambda: find(tag, start)))
 
     def wait(self, offset: int, timeout: float | None) -> bool:
         """See `OpenShard`."""
@@ -161,6 +202,32 @@ class FollowedShard:
         """In a forked child: descriptors go with the disk, and whoever held the lock does not exist."""
         self._lock = threading.Lock()
         self._closed = reason
+
+    def _page(self, look: Callable[[], Page]) -> Page:
+        """A page, by what the owner has published and ended of late."""
+        with self._lock:
+            self._check_open()
+            self._look()
+            page = look()
+            if any(gap.reason is Reason.DAMAGED for gap in page.events):
+                # It may have ended meanwhile, and be removed for that.
+                self._look(again=True)
+                page = look()
+            if (self._past.is_elsewhere or self.log.head == 0) and not self._is_known(self.ref):
+                raise UnknownTopic(f"{self.ref}: the topic was deleted by the process that owns the directory")
+            return page
+
+    def _found(self, look: Callable[[], Page]) -> Page:
+        """What a look-up finds, though its owner seals or removes files under it."""
+        for _ in range(ATTEMPTS):
+            try:
+                return look()
+            except OSError as error:
+                if error.errno not in REPLACED:
+                    raise
+                self.log.list_anew()
+                self._look(again=True)
+        raise Unavailable(f"{self.ref}: its files changed {ATTEMPTS} times while it was searched; try again")
 
     def _look(self, *, again: bool = False) -> None:
         """See what has ended, at times, or now. The log first: what it no longer says is recorded by then."""

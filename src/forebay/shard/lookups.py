@@ -58,8 +58,13 @@ class Sought(NamedTuple):
 class SearchedLog(Protocol):
     """The hot tiers of a shard."""
 
-    files: FileList
-    head: int
+    @property
+    def files(self) -> FileList:
+        """The local files."""
+
+    @property
+    def head(self) -> int:
+        """Everything below can be read."""
 
     def check_open(self) -> None:
         """`Closed` if the log is."""

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def offers(shard: object, ability: str) -> bool:
-    """Whether a shard, or its class, has this ability of a `LookedUpShard`."""
+    """Whether a shard has this ability of a `LookedUpShard`."""
     return hasattr(shard, ability)
 
 

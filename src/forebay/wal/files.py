@@ -142,6 +142,10 @@ class LogFile:
             found = list(self._posted(kind).find_backwards(wanted))
         return (records + self.start for records in found)
 
+    def know_postings_of(self, shorter: LogFile) -> None:
+        """Take over what was read for look-ups in the same file, when it was shorter. Nobody may use that one then."""
+        self._postings = shorter._postings
+
     def _posted(self, kind: SectionKind) -> HeldPostings:
         """The postings of everything published. The caller holds `_posting`."""
         # In this order: a file that grows meanwhile has moved its limit before its end.

@@ -72,8 +72,7 @@ class FollowedLog:
             except OSError as error:
                 if error.errno not in (errno.ESTALE, errno.ENOENT):
                     raise
-                self._scan = None
-                self.refresh()
+                self.list_anew()
         raise Unavailable(f"{self._directory}: its files changed {ATTEMPTS} times while one page was read; try again")
 
     def wait(self, offset: int, timeout: float | None) -> bool:
@@ -112,6 +111,11 @@ class FollowedLog:
                     ) from error
             self._scan = None
         raise Unavailable(f"{self._directory}: its files changed {ATTEMPTS} times while they were looked at; try again")
+
+    def list_anew(self) -> None:
+        """Look at every file anew: one of them was replaced or removed."""
+        self._scan = None
+        self.refresh()
 
     def close(self) -> None:
         """Give descriptors back."""
@@ -197,7 +201,8 @@ class FollowedLog:
             scan.run(live.position, proof=0)
             if scan.stop < live.position:
                 return False
-            files = [*self.files.all[:-1], _newest(scan, live)]
+            *kept, before = self.files.all
+            files = [*kept, _newest(scan, live, before)]
         else:
             with contextlib.ExitStack() as opened:
                 scan = self._opened(f"{self._directory}/{name}", opened)
@@ -272,8 +277,10 @@ def _handle(file: LogFile | SealedFile) -> File | SealedFile:
     return file.file if isinstance(file, LogFile) else file
 
 
-def _newest(scan: LogScan, live: Live) -> LogFile:
-    """The file that the owner writes, as far as it is published."""
+def _newest(scan: LogScan, live: Live, before: LogFile | SealedFile | None = None) -> LogFile:
+    """The file that the owner writes, as far as it is published; `before` is the same, as it was seen last."""
     newest = walked(scan)
     newest.end = live.end
+    if isinstance(before, LogFile) and before.file is newest.file:
+        newest.know_postings_of(before)
     return newest

@@ -109,7 +109,7 @@ class LookupContract:
         assert [values_of(batch.records(0)) for batch in page.batches] == [[b"4"]]
         assert (page.events, page.next) == ([], 10)
         assert values_of(keyed(engine, ref, b"k")) == [b"%d" % number for number in range(5)]
-        assert engine.read_by_offset(ref, 0).next == 10
+        assert offsets_of(paged(partial(engine.read_by_offset, ref))[0]) == list(range(10))
 
     def test_keys_match_exactly_and_none_is_no_key(self, engine: LookedUpEngine, ref: ShardRef) -> None:
         engine.batch_write(ref, [NewRecord(b"none", 1)] + [NewRecord(key, 1, key) for key in KEYS])
