@@ -17,6 +17,7 @@ from forebay.errors import ForebayError
 from forebay.spark.pipelines.failures import failure, quiet
 from forebay.spark.pipelines.model import Mode, Output, Overwrite, Pipeline, Sink, TableSink, TopicSink
 from forebay.spark.pipelines.progress import ROWS, OnProgress, RunReport, SinkProgress
+from forebay.spark.pipelines.surroundings import write_options
 from forebay.spark.pipelines.tables import StagedTable
 from forebay.spark.pipelines.views import Outlet, build, own_session
 
@@ -179,8 +180,3 @@ class Running:
 def target_of(pipeline: Pipeline, sink: Sink) -> str:
     """What a sink writes to."""
     return pipeline.path_of(sink.path) if isinstance(sink, TableSink) else str(sink.topic)
-
-
-def write_options(sink: TopicSink, place: Mapping[str, str]) -> dict[str, str]:
-    """The options of the write behind a sink."""
-    return {**place, "topic": str(sink.topic), **{str(name): str(text) for name, text in sink.options.items()}}

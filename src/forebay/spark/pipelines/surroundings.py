@@ -16,7 +16,9 @@ from forebay.spark.location import Location
 from forebay.spark.opening import opened
 from forebay.spark.options import NAMES, ReadOptions
 from forebay.spark.pipelines.document import Flaws, Place, Word, flawed, hint
-from forebay.spark.pipelines.model import FileSource, Mode, Overwrite, Pipeline, TableSink, TopicSource
+from forebay.spark.pipelines.model import FileSource, Mode, Overwrite, Pipeline, TableSink, TopicSink, TopicSource
+from forebay.spark.target import NAMES as WRITE_NAMES
+from forebay.spark.target import WriteOptions
 from forebay.topics import Engine, TopicName, TopicSpec
 
 SINK_LOG: Final = "_spark_metadata"
@@ -76,6 +78,8 @@ def check_surroundings(pipeline: Pipeline, place: Mapping[str, str]) -> None:
     for sink in pipeline.sinks:
         if isinstance(sink, TableSink):
             _check_table(flaws, pipeline, sink)
+        else:
+            _check_write_options(flaws, sink, place)
     for name in pipeline.spark:
         if not name.startswith("spark."):
             flaws.add(name.place, f"{name} is not a setting of Spark: they begin with `spark.`")
@@ -121,6 +125,25 @@ def _check_options(flaws: Flaws, pipeline: Pipeline, source: TopicSource, place:
         word = words.get(named[1]) if named is not None else None
         at = word.place if word is not None else _option_place(source.options, str(error)) or source.name.place
         flaws.add(at, f"source {source.name}: {error}")
+
+
+def _check_write_options(flaws: Flaws, sink: TopicSink, place: Mapping[str, str]) -> None:
+    known = [name for name in WRITE_NAMES if name not in (*PLACE_NAMES, "topic")]
+    for name in sink.options:
+        if name not in known:
+            flaws.add(
+                name.place, f"{name!s} is not an option of a topic's sink: {hint(name, known, 'the options are')}"
+            )
+            return
+    try:
+        WriteOptions.parse(write_options(sink, place))
+    except Invalid as error:
+        flaws.add(_option_place(sink.options, str(error)) or sink.name.place, f"sink {sink.name}: {error}")
+
+
+def write_options(sink: TopicSink, place: Mapping[str, str]) -> dict[str, str]:
+    """The options of the write behind a sink."""
+    return {**place, "topic": str(sink.topic), **{str(name): str(text) for name, text in sink.options.items()}}
 
 
 def _option_place(options: Mapping[Word, Word], message: str) -> Place | None:
