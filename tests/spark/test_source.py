@@ -287,13 +287,3 @@ def test_what_is_wrong_is_named_by_load_itself(
 
     with pytest.raises(PySparkException, match=message):
         load(**options)
-
-
-def test_streams_are_refused_until_they_are_there(
-    spark: SparkSession, load: Callable[..., DataFrame], log: forebay.Storage, tmp_path: Path
-) -> None:
-    Filled(log, "shop/orders").many(10)
-    stream = spark.readStream.format("forebay").options(**_options_of(log)).load().writeStream.format("noop")
-
-    with pytest.raises(PySparkException, match="Unsupported: readStream is not offered yet"):
-        stream.option("checkpointLocation", str(tmp_path / "checkpoint")).start().processAllAvailable()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter
 from pyspark.sql.types import (
@@ -23,11 +23,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from forebay.errors import Invalid, Unsupported
+from forebay.errors import Invalid
 from forebay.spark.columns import SPARK_TYPES
 from forebay.spark.options import ReadOptions, checked_columns, is_for_stream, parse_columns
 from forebay.spark.reader import Loaded, reader_for
 from forebay.spark.sink import ForebayStreamWriter, plan_stream_write
+from forebay.spark.streaming.reader import ForebayStreamReader
 from forebay.spark.writing import plan_write
 
 _TYPES: dict[str, DataType] = {
@@ -69,9 +70,9 @@ class ForebayDataSource(DataSource):
         caller = inspect.currentframe()
         return reader_for(caller.f_back if caller is not None else None, options, loaded, columns)
 
-    def streamReader(self, schema: StructType) -> NoReturn:  # noqa: N802 - Spark's name
-        """Not offered yet."""
-        raise Unsupported("readStream is not offered yet by the forebay source: use spark.read")
+    def streamReader(self, schema: StructType) -> ForebayStreamReader:  # noqa: N802 - Spark's name
+        """A stream of these columns."""
+        return ForebayStreamReader(ReadOptions.parse(self.options, streaming=True), columns_of(schema, self.options))
 
     def writer(self, schema: StructType, overwrite: Any) -> DataSourceWriter:
         """A write of a DataFrame with these columns."""
