@@ -194,7 +194,7 @@ class StoredParquet(NamedTuple):
     etag: str | None
     walked: Walked
 
-    def descriptor(self, *, store: str, leader: str, created_at: int) -> SegmentDescriptor:
+    def descriptor(self, *, store: str, leader: str, created_at: int, source_bytes: int = 0) -> SegmentDescriptor:
         """What the catalog says of it; `store` is what it calls the store, `leader` who made the segment."""
         footer, facts = self.walked.footer, self.walked.facts
         return SegmentDescriptor(
@@ -219,6 +219,7 @@ class StoredParquet(NamedTuple):
             header_start=None if facts.born else facts.start,
             index_bytes=len(self.walked.content),
             producers=len({entry.producer for entry in facts.window}),
+            source_bytes=source_bytes,
             sparse=sparse_index(self.walked.entries, facts.start),
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ from forebay.format.descriptor import (
     sparse_index,
 )
 from forebay.format.index import Footer
-from forebay.format.segment import SEGMENT_SUFFIX, index_name
+from forebay.format.segment import COMPACTED, SEGMENT_SUFFIX, index_name, is_segment
 from forebay.records import Gap
 from forebay.topics import shard_id
 from forebay.wal.files import FileList, SealedFile
@@ -82,6 +82,10 @@ class Exporter:
         self.bytes = 0
         self.publishing: Callable[[int], AbstractContextManager[None]] = lambda end: nullcontext()
         """Entered before history is extended up to an offset, left when that is done or has failed."""
+        self.compacting: Callable[[], bool] = lambda: False
+        """Whether somebody compacts the shard: what it has written may be named yet."""
+        self.tabled: Callable[[BlobStore], Collection[str]] = lambda store: ()
+        """The objects that snapshots of tables name."""
 
     def export(self, files: FileList, *, producers: int = 0, files_max: int | None = None) -> int:
         """Make sealed files behind the frontier history, oldest first, all or up to `files_max`; how many were.
@@ -121,29 +125,43 @@ class Exporter:
         sizes = [file.footer.segment_bytes for file in pending]
         return Lag(len(pending), sum(file.end - file.start for file in pending), sum(sizes))
 
-    def sweep(self, grace_s: float, files: FileList) -> list[str]:
+    def sweep(self, grace_s: float, files: FileList, private: BlobStore | None = None) -> list[str]:
         """Remove objects of this shard that nobody needs and that are older than the grace; their keys.
 
-        Needed is what the catalog names, and what is still to be exported from `files`: a transaction whose
-        answer was lost may yet name it, and a delete whose answer was lost may yet be done.
+        Needed is what the catalog or a table names, and what is still to be exported from `files`: a transaction
+        whose answer was lost may yet name it, and a delete whose answer was lost may yet be done. `private` is the
+        store in the data directory, where compaction puts what it makes if there is no other.
         """
-        if self._store is None:
-            return []
+        swept = self._sweep(self._store, self.origin.prefix, grace_s, files) if self._store is not None else []
+        if private is not None:
+            swept += self._sweep(private, f"{self.origin.prefix}{COMPACTED}", grace_s, files)
+        return swept
+
+    def _sweep(self, store: BlobStore, prefix: str, grace_s: float, files: FileList) -> list[str]:
         before_ms = self._clock.now_ms() - int(grace_s * 1000)
-        found = [stat for stat in self._store.list(self.origin.prefix) if stat.modified_ms < before_ms]
+        found = [stat for stat in store.list(prefix) if stat.modified_ms < before_ms]
+        if not found:
+            return []
+        # Asked after the list: who begins later writes under other names. Asked before the catalog is read: who has
+        # ended by now has named there what it wrote, or never will.
+        spared = f"/{COMPACTED}" if self.compacting() else None
         # Read after the list: whatever was uploaded and catalogued in between is named here.
         needed = {piece.descriptor.object_key for piece in self._catalog.pieces()}
         needed |= {piece.object_key for piece in self._catalog.descriptors()}
         needed |= {self._key(file.footer) for file in self._pending(files)}
-        needed |= {index_name(key) for key in needed if key.endswith(SEGMENT_SUFFIX)}
-        swept = [stat.key for stat in found if stat.key not in needed and self._may_sweep(stat.key)]
+        # And after the catalog: who names an object in a table sees first that history still does.
+        needed |= set(self.tabled(store))
+        needed |= {index_name(key) for key in needed if is_segment(key)}
+        swept = [stat.key for stat in found if stat.key not in needed and self._may_sweep(stat.key, spared)]
         for key in swept:
-            self._store.delete(key)
+            store.delete(key)
             logger.info("%s: removed the orphan object %s", self._catalog.keys, key)
         return swept
 
-    def _may_sweep(self, key: str) -> bool:
+    def _may_sweep(self, key: str, spared: str | None) -> bool:
         """Not what is a load's; nor what has a later epoch: if we were overtaken, its owner may be about to name it."""
+        if spared is not None and spared in key:
+            return False
         epoch = key.removeprefix(self.origin.prefix).partition("-")[0]
         return "/loads/" not in key and not (epoch.isdecimal() and int(epoch) > self.origin.epoch)
 

@@ -150,4 +150,4 @@ def _is_needed(piece: Piece) -> bool:
     found = piece.descriptor
     if found.kind is DescriptorKind.MANIFEST:
         return found.load_id is None
-    return found.kind is DescriptorKind.FRAMES and found.header_start is None
+    return found.kind in (DescriptorKind.FRAMES, DescriptorKind.PARQUET) and found.header_start is None

@@ -18,6 +18,7 @@ from forebay.format.descriptor import (
     LoadStatus,
     SegmentDescriptor,
     ShardState,
+    Status,
 )
 from forebay.format.keys import (
     cur_key,
@@ -193,11 +194,11 @@ class ShardCatalog:
                 return
         raise Unavailable(f"{self.keys}: the catalog changed {ATTEMPTS} times while it was being extended; try again")
 
-    def replace(self, old: Sequence[Piece], new: SegmentDescriptor) -> bool:
+    def replace(self, old: Sequence[Piece], new: SegmentDescriptor, *, also: Sequence[Compare] = ()) -> bool:
         """Put one descriptor (a segment or a manifest) in the place of consecutive ones; false if they changed.
 
-        Only the first is overwritten in the transaction; the others are hidden by it from then on and removed
-        afterwards, so the size of the change does not matter. Harmless when repeated.
+        Only the first is overwritten in the transaction, which compares `also` too; the others are hidden by it from
+        then on and removed afterwards, so the size of the change does not matter. Harmless when repeated.
         """
         first, last = old[0].descriptor, old[-1].descriptor
         flaw = no_gap(first.start, [piece.descriptor for piece in old], last.end)
@@ -209,7 +210,7 @@ class ShardCatalog:
             if [piece.descriptor for piece in there] != [new]:
                 if there != list(old):
                     return False
-                if not self._replaced(old[0], new, frontier):
+                if not self._replaced(old[0], new, frontier, also):
                     continue
             # Whoever reads passes over what is hidden: that some of it is left for the next sweep does no harm.
             with contextlib.suppress(Unavailable, Indeterminate):
@@ -247,14 +248,14 @@ class ShardCatalog:
         cur, unknown = self._decoded(entry, Cur)
         return Frontier(cur, unknown, entry.mod_revision)
 
-    def _replaced(self, first: Piece, new: SegmentDescriptor, frontier: Frontier) -> bool:
+    def _replaced(self, first: Piece, new: SegmentDescriptor, frontier: Frontier, also: Sequence[Compare]) -> bool:
         cur = msgspec.structs.replace(
             frontier.cur,
             start=new.start if new.end == frontier.next else frontier.cur.start,
             generation=frontier.cur.generation + 1,
         )
         # Every change to the catalog writes `cur`: the others have not changed either while it has not.
-        compares: list[Compare] = [self._unchanged(first), RevisionIs(self.keys.cur, frontier.revision)]
+        compares: list[Compare] = [self._unchanged(first), RevisionIs(self.keys.cur, frontier.revision), *also]
         puts: list[Operation] = [
             Put(self.keys.segment(new.start), encode_value(new)),
             Put(self.keys.cur, encode_value(cur, unknown=frontier.unknown)),
@@ -289,11 +290,8 @@ class ShardCatalog:
         """Whether all of this is in the catalog already, by an attempt whose answer was lost."""
         if frontier.next < additions[-1].end:
             return False
-        for piece in additions:
-            entry = self.store.get(self.keys.segment(piece.start))
-            if entry is None or not _same(self._decoded(entry, SegmentDescriptor)[0], piece):
-                return False
-        return True
+        there = [piece.descriptor for piece in self.pieces()]
+        return all(any(_same(found, piece) or _stands_for(found, piece) for found in there) for piece in additions)
 
     def done(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
         """Try once; an unknown outcome counts as not done, for the caller looks again before it repeats."""
@@ -307,6 +305,12 @@ class ShardCatalog:
             return decode_value(entry.value, kind)
         except Corrupt as error:
             raise Corrupt(f"{entry.key}: {error}") from error
+
+
+def _stands_for(found: SegmentDescriptor, wanted: SegmentDescriptor) -> bool:
+    """Whether a piece took the place of what was wanted: nobody else adds to history in one epoch."""
+    replaced = found.status is Status.COMPACTED or found.kind is DescriptorKind.MANIFEST
+    return replaced and found.start <= wanted.start and wanted.end <= found.end
 
 
 def _same(found: SegmentDescriptor, wanted: SegmentDescriptor) -> bool:

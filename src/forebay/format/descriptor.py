@@ -96,6 +96,7 @@ class SegmentDescriptor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
     The offset of a record is its frame's base − `header_start` + `start`; in segments born in the log
     `header_start` equals `start`. `producers` counts those whose repeats were recognised when it was catalogued.
+    `source_bytes` is how many bytes of frames a Parquet segment was made of.
     """
 
     kind: DescriptorKind
@@ -123,6 +124,7 @@ class SegmentDescriptor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     index_bytes: int = 0
     load_id: str | None = None
     producers: int = 0
+    source_bytes: int = 0
     sparse: tuple[SparseEntry, ...] = ()
 
     @property

@@ -22,6 +22,8 @@ from forebay.records import Bytes
 HEADER_BYTES: Final = 64
 SEGMENT_SUFFIX: Final = ".seg"
 PARQUET_SUFFIX: Final = ".parquet"
+COMPACTED: Final = "compacted/"
+"""Where Parquet segments lie, below the other objects of their shard."""
 INDEX_SUFFIX: Final = ".idx"
 VERSION: Final = 1
 

@@ -23,12 +23,14 @@ from forebay.disk import Disk
 from forebay.errors import Fenced, ForebayError, Unavailable
 from forebay.export import Exporter, Lag, Origin
 from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
+from forebay.format.keys import compactor_key
 from forebay.history import History
 from forebay.records import Gap
 from forebay.sealed import SealedSegment
 from forebay.shard.deletes import Deletes
 from forebay.shard.places import is_private
 from forebay.shard.surroundings import ShardRef, Surroundings
+from forebay.tabled import Tabled
 from forebay.wal.files import SealedFile
 from forebay.wal.log import Wal
 from forebay.wal.retention import drop_file, expired
@@ -77,6 +79,10 @@ class Archive:
         origin = around.origin(ref, epoch)
         self._exporter = Exporter(origin, self.catalog, self._store, disk=disk, clock=clock)
         self._exporter.exported = frontier
+        self._exporter.compacting = lambda: around.metadata.get(self._compactor_key()) is not None
+        name = ref.spec.name
+        tabled = Tabled(around.metadata, settings.metadata.prefix, name.namespace, name.topic, ref.spec.topic_id)
+        self._exporter.tabled = tabled.objects
         self._floor: Callable[[], int] = lambda: 0
         self._dropped = 0
         """What lies wholly below has been let go of."""
@@ -227,7 +233,12 @@ class Archive:
     def sweep(self) -> list[str]:
         """Remove objects of this shard that nobody needs, after their grace; their keys."""
         with self._working:
-            return self._exporter.sweep(self._settings.export.orphan_grace_s, self._wal.files)
+            grace_s = self._settings.export.orphan_grace_s
+            return self._exporter.sweep(grace_s, self._wal.files, self._places.loads)
+
+    def _compactor_key(self) -> str:
+        keys = self.catalog.keys
+        return compactor_key(keys.namespace, keys.topic, keys.partition, prefix=keys.prefix)
 
     def status(self) -> ArchiveStatus:
         """How far it has come."""

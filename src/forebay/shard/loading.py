@@ -18,7 +18,7 @@ from forebay.catalog import ShardCatalog
 from forebay.errors import Conflict, Indeterminate, Invalid, Unavailable, UnknownTopic
 from forebay.format.descriptor import LoadStatus, SegmentDescriptor, gap_descriptor
 from forebay.format.keys import attached_key, load_key, offer_key, offers_prefix, sink_key, topic_key
-from forebay.format.segment import SEGMENT_SUFFIX, index_name
+from forebay.format.segment import index_name, is_segment
 from forebay.format.value import Unknown, decode_value, encode_value
 from forebay.manifests import ManifestRef
 from forebay.metadata import Absent, Compare, Delete, DeleteRange, MetadataStore, Operation, Put, RevisionIs
@@ -346,7 +346,7 @@ def keys_of(catalog: ShardCatalog) -> set[str]:
     """Every object that a history names."""
     pieces: Iterable[SegmentDescriptor] = [*(p.descriptor for p in catalog.pieces()), *catalog.descriptors()]
     named = {piece.object_key for piece in pieces if piece.object_key}
-    return named | {index_name(key) for key in named if key.endswith(SEGMENT_SUFFIX)}
+    return named | {index_name(key) for key in named if is_segment(key)}
 
 
 def _is_over(book: LoadBook, load_id: str, unknown_as: Load) -> bool:

@@ -1,0 +1,198 @@
+"""Consecutive segments of a shard read as rows, and written as one Parquet segment without what ended.
+
+Holds a frame or a row group at a time. What cannot be read whole is not compacted: `Corrupt`, and it stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import NamedTuple, Protocol
+
+import msgspec
+import pyarrow as pa
+
+from forebay.blobs import BlobStore
+from forebay.columnar import ParquetSegment, store_parquet
+from forebay.errors import Corrupt
+from forebay.format.batch import decode
+from forebay.format.control import decode_state
+from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
+from forebay.format.frame import Kind, runs_of
+from forebay.format.offsets import OffsetSet
+from forebay.format.parquet import ParquetFacts, rows_of
+from forebay.format.segment import COMPACTED, HEADER_BYTES, PARQUET_SUFFIX
+from forebay.records import Gap, Reason
+from forebay.sealed import ByteSource, SealedSegment, salt_crc_of
+from forebay.topics import shard_id
+from forebay.wal.scan import note_producers, note_state, pieces_of
+from forebay.wal.window import ProducerWindow
+
+
+class Sources(Protocol):
+    """Where segments are read."""
+
+    def segment(self, descriptor: SegmentDescriptor) -> SealedSegment:
+        """The segment that a descriptor names."""
+
+    def source(self, descriptor: SegmentDescriptor) -> ByteSource:
+        """Its bytes."""
+
+
+class Merge(msgspec.Struct, frozen=True, kw_only=True):
+    """Segments and gaps of one shard that follow each other, to be one segment."""
+
+    topic_id: str
+    partition: int
+    sources: tuple[SegmentDescriptor, ...]
+    earliest: int = 0
+    """Records below it ended, too."""
+
+    @property
+    def start(self) -> int:
+        return self.sources[0].start
+
+    @property
+    def end(self) -> int:
+        return self.sources[-1].end
+
+    def key(self, token: str) -> str:
+        """Where it is to lie; every attempt has a token of its own."""
+        shard = shard_id(self.topic_id, self.partition)
+        return f"{shard}/{COMPACTED}{self.start:020d}-{token}{PARQUET_SUFFIX}"
+
+
+class Target(NamedTuple):
+    """Where a new segment is put, and what its descriptor says of that."""
+
+    store: BlobStore
+    name: str
+    leader: str
+    created_at: int
+
+
+def merge(
+    task: Merge, ended: OffsetSet, sources: Sources, target: Target, *, token: str, window: ProducerWindow
+) -> SegmentDescriptor:
+    """Write the segments as one, without the records of `ended`; what the catalog will say of it.
+
+    `window` is an empty one, as large as owners keep it. On return the object and its index are durable, checked, and
+    named by nobody.
+    """
+    rows = _Rows(task, ended, sources, window)
+    stored = store_parquet(target.store, task.key(token), rows.tables(), rows.facts)
+    return stored.descriptor(
+        store=target.name, leader=target.leader, created_at=target.created_at, source_bytes=rows.source_bytes
+    )
+
+
+class _Rows:
+    """The rows of a merge, and what they say beside that."""
+
+    def __init__(self, task: Merge, ended: OffsetSet, sources: Sources, window: ProducerWindow) -> None:
+        self._task = task
+        self._ended = ended
+        self._sources = sources
+        self._window = window
+        self._gaps: list[Gap] = []
+        self._born = [source for source in task.sources if _is_born(source)]
+        self.source_bytes = 0
+
+    def tables(self) -> Iterator[pa.Table]:
+        """What stays, in order."""
+        for source in self._task.sources:
+            if source.gap is not None:
+                if source.gap.reason is not Reason.DELETED:
+                    self._gaps.append(source.gap)
+                continue
+            found = kept = 0
+            for table in self._parquet(source) if source.kind is DescriptorKind.PARQUET else self._frames(source):
+                found += table.num_rows
+                living = self._living(table)
+                kept += living.num_rows
+                if living.num_rows:
+                    yield living
+            if found != source.records:
+                raise Corrupt(
+                    f"{source.object_key} has {found} readable records, catalogued were {source.records}: it is left "
+                    'as it is; run "forebay verify"'
+                )
+            self.source_bytes += (source.source_bytes or source.bytes) * kept // max(1, found)
+
+    def facts(self) -> ParquetFacts:
+        """What the new segment says of itself, once all rows were read."""
+        task = self._task
+        return ParquetFacts(
+            topic_id=task.topic_id,
+            partition=task.partition,
+            start=task.start,
+            end=task.end,
+            epoch=max(source.epoch for source in task.sources),
+            born=bool(self._born),
+            gaps=tuple((gap.start, gap.stop, int(gap.reason)) for gap in self._gaps),
+            window=tuple(self._window.entries()),
+        )
+
+    def _living(self, table: pa.Table) -> pa.Table:
+        offsets = table.column("offset").to_numpy()
+        first, last = int(offsets[0]), int(offsets[-1])
+        gone = offsets < self._task.earliest
+        if self._ended.count_in(first, last + 1):
+            gone |= self._ended.mask(first, last + 1 - first)[offsets - first]
+        return table.filter(pa.array(~gone)) if gone.any() else table
+
+    def _parquet(self, source: SegmentDescriptor) -> Iterator[pa.Table]:
+        with closing(self._sources.segment(source)) as segment:
+            assert isinstance(segment, ParquetSegment)
+            self._note_gaps(segment, source)
+            if self._tells_window(source):
+                self._window.extend(segment.window())
+            yield from segment.tables(source.start, source.end)
+
+    def _frames(self, source: SegmentDescriptor) -> Iterator[pa.Table]:
+        shift = 0 if source.header_start is None else source.start - source.header_start
+        with closing(self._sources.segment(source)) as segment:
+            self._note_gaps(segment, source)
+        tells = self._tells_window(source)
+        with closing(self._sources.source(source)) as content:
+            salt_crc = salt_crc_of(content, source.object_key)
+            for piece in pieces_of(content, salt_crc, HEADER_BYTES, source.bytes):
+                for head, position in zip(piece.heads, piece.positions, strict=True):
+                    if head.kind == Kind.STATE and tells:
+                        note_state(self._window, decode_state(piece.buffer, position, head))
+                    if head.kind != Kind.DATA:
+                        continue
+                    if tells:
+                        note_producers(self._window, head, piece.buffer, position)
+                    batch = decode(piece.buffer, position, head).moved(shift)
+                    rows = rows_of(batch, self._task.partition, runs_of(piece.buffer, position, head))
+                    # A sealed file may hold more than what of it is history.
+                    low, high = max(batch.base, source.start), min(batch.end, source.end)
+                    if low < high:
+                        yield pa.Table.from_batches([rows.slice(low - batch.base, high - low)])
+
+    def _tells_window(self, source: SegmentDescriptor) -> bool:
+        """Whether what must be recognised as a repeat is told by this one: the newest born in the log restates it."""
+        return bool(self._born) and source is self._born[-1] and source.producers > 0
+
+    def _note_gaps(self, segment: SealedSegment, source: SegmentDescriptor) -> None:
+        for gap in segment.index().gaps:
+            low, high = max(gap.start, source.start), min(gap.stop, source.end)
+            if low < high and gap.reason in (Reason.DAMAGED, Reason.HISTORY):
+                raise Corrupt(f"[{low}, {high}) of {source.object_key} cannot be read: it is left as it is")
+            if low < high:
+                self._gaps.append(Gap(low, high, gap.reason))
+
+
+def _is_born(source: SegmentDescriptor) -> bool:
+    return source.kind is not DescriptorKind.GAP and source.header_start is None
+
+
+def dead_in(descriptor: SegmentDescriptor, ended: OffsetSet, earliest: int, sources: Sources) -> int:
+    """How many records of a segment ended. Its index, or the offsets of its rows, are read only if some may have."""
+    below = min(max(earliest, descriptor.start), descriptor.end)
+    if below == descriptor.start and not ended.count_in(descriptor.start, descriptor.end):
+        return 0
+    with closing(sources.segment(descriptor)) as segment:
+        held = segment.held(descriptor.start, descriptor.end)
+    return len(held) - len(held.clipped(below, descriptor.end) - ended)

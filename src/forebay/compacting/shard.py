@@ -1,0 +1,135 @@
+"""One shard under compaction: what is to be done, as of now, and how what was done takes effect.
+
+The work between the two may be done anywhere. Whoever compacts holds the lease of the shard; every swap compares it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from forebay.catalog import ShardCatalog
+from forebay.catalog.removals import RecordedRemovals
+from forebay.compacting.merging import Merge, Sources, Target, dead_in
+from forebay.compacting.planning import Entry, Known, Rewrite, Rules, plan
+from forebay.compacting.swapping import swap
+from forebay.errors import Unavailable
+from forebay.format.descriptor import DescriptorKind, LoadStatus, SegmentDescriptor
+from forebay.format.keys import compactor_key
+from forebay.format.offsets import OffsetSet
+from forebay.metadata import RevisionIs
+
+
+class Outlook(NamedTuple):
+    """A shard's history at one moment, and what is worth rewriting in it."""
+
+    rewrites: list[Rewrite]
+    ended: OffsetSet
+    """Deleted and superseded records."""
+    earliest: int
+    segments: int
+    records: int
+    bytes: int
+
+
+class ShardCompaction:
+    """Compacts one shard. For one thread at a time."""
+
+    def __init__(
+        self,
+        catalog: ShardCatalog,
+        topic_id: str,
+        sources: Sources,
+        *,
+        readable: Callable[[SegmentDescriptor], bool],
+        manifest: Callable[[SegmentDescriptor], Sequence[SegmentDescriptor]],
+    ) -> None:
+        self._catalog = catalog
+        self._topic_id = topic_id
+        self._sources = sources
+        self._readable = readable
+        self._manifest = manifest
+
+    @property
+    def lease_key(self) -> str:
+        """What whoever compacts must hold."""
+        keys = self._catalog.keys
+        return compactor_key(keys.namespace, keys.topic, keys.partition, prefix=keys.prefix)
+
+    def segments(self) -> list[SegmentDescriptor]:
+        """Everything that can be read of the shard's history, in order, with what ended in it."""
+        return [piece for piece in self._catalog.descriptors() if piece.gap is None and self._counts(piece)]
+
+    def ended(self) -> tuple[OffsetSet, int]:
+        """What was deleted, and the first offset that was not ended by a floor."""
+        stored = self._catalog.state()
+        if stored is None or stored.state.incarnation != self._topic_id:
+            raise Unavailable(f"{self._catalog.keys} is not a shard of this topic any more")
+        deleted = RecordedRemovals(self._catalog).deleted() if stored.state.deletes else OffsetSet()
+        return deleted, stored.state.earliest
+
+    def outlook(self, rules: Rules, now_ms: int, superseded: OffsetSet | None = None) -> Outlook:
+        """What is to be done. The catalog is read before the deletes: so no delete is missed that was there then."""
+        pieces = self._catalog.pieces()
+        deleted, earliest = self.ended()
+        ended = deleted if superseded is None else deleted | superseded
+        entries = [Entry(piece, self._opened(piece.descriptor)) for piece in pieces]
+        inner = [descriptor for entry in entries for descriptor in entry.opened]
+        loaded = {piece.load_id for piece in inner if piece.load_id is not None}
+        dead: dict[str, int] = {}
+
+        def dead_of(descriptor: SegmentDescriptor) -> int:
+            if descriptor.object_key not in dead:
+                dead[descriptor.object_key] = dead_in(descriptor, ended, earliest, self._sources)
+            return dead[descriptor.object_key]
+
+        loads = {load_id: self._catalog.load_status(load_id) for load_id in loaded}
+        known = Known(now_ms, loads, dead_of, earliest, self._readable)
+        return Outlook(
+            plan(entries, rules, known),
+            ended,
+            earliest,
+            segments=sum(piece.gap is None for piece in inner),
+            records=sum(piece.records for piece in inner),
+            bytes=sum(piece.bytes for piece in inner),
+        )
+
+    def merges(self, rewrite: Rewrite, outlook: Outlook) -> list[Merge]:
+        """What has to be written for a rewrite, in order."""
+        partition = self._catalog.keys.partition
+        return [
+            Merge(topic_id=self._topic_id, partition=partition, sources=part.sources, earliest=outlook.earliest)
+            for part in rewrite.parts
+            if part.why
+        ]
+
+    def finish(self, rewrite: Rewrite, made: Sequence[SegmentDescriptor], target: Target, lease_revision: int) -> bool:
+        """Put what was made in the place of what it was made from; false if that has changed meanwhile."""
+        coming = iter(made)
+        new: list[SegmentDescriptor] = []
+        for part in rewrite.parts:
+            new += [next(coming)] if part.why else [_settled(source) for source in part.sources]
+        return swap(
+            self._catalog,
+            rewrite.pieces,
+            new,
+            target,
+            partition=self._catalog.keys.partition,
+            made={piece.object_key for piece in made},
+            held=[RevisionIs(self.lease_key, lease_revision)],
+        )
+
+    def _opened(self, descriptor: SegmentDescriptor) -> Sequence[SegmentDescriptor]:
+        if descriptor.kind is DescriptorKind.MANIFEST:
+            return self._manifest(descriptor)
+        return [descriptor]
+
+    def _counts(self, piece: SegmentDescriptor) -> bool:
+        return piece.load_id is None or self._catalog.load_status(piece.load_id) is LoadStatus.COMMITTED
+
+
+def _settled(source: SegmentDescriptor) -> SegmentDescriptor:
+    """A segment of a load that is committed counts like any other."""
+    return msgspec.structs.replace(source, load_id=None)
