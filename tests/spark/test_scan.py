@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -21,7 +20,7 @@ from forebay.spark.planning import Range
 from forebay.spark.scan import read_split
 from forebay.spark.snapshot import Split, load, plan
 from forebay.spark.source import spark_schema
-from tests.spark.topics import SETTINGS, Filled, Row, flip_a_bit, in_order, lose_some, skip_offsets, splits_of
+from tests.spark.topics import SETTINGS, Filled, Row, flip_a_bit, in_order, lose_some, rows_in, skip_offsets, splits_of
 
 
 @pytest.fixture
@@ -43,21 +42,8 @@ def _splits(path: Path, **options: str) -> list[Split]:
     return splits_of(_options(path, **options))
 
 
-def _rows(batches: Iterator[pa.RecordBatch]) -> list[Row]:
-    rows = []
-    for batch in batches:
-        batch.validate(full=True)
-        stamps = batch.column("timestamp").cast(pa.int64()).to_pylist()
-        for row, stamp in zip(batch.to_pylist(), stamps, strict=True):
-            headers = [(pair["key"], pair["value"]) for pair in row["headers"] or ()]
-            assert stamp % 1000 == 0
-            rows.append({**row, "headers": headers, "timestamp": stamp // 1000})
-            assert rows[-1].pop("topic") == "shop/orders"
-    return in_order(rows)
-
-
 def _read(path: Path, **options: str) -> list[Row]:
-    return _rows(batch for split in _splits(path, **options) for batch in read_split(split))
+    return rows_in(batch for split in _splits(path, **options) for batch in read_split(split))
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
@@ -135,7 +121,7 @@ def test_what_is_appended_after_the_look_is_not_read(path: Path, log: forebay.St
 
     assert ranges == (Range(0, 0, 10),)
     splits = plan(snapshot, ranges, columns=tuple(SPARK_TYPES))
-    assert _rows(batch for split in splits for batch in read_split(split)) == filled.rows[:10]
+    assert rows_in(batch for split in splits for batch in read_split(split)) == filled.rows[:10]
 
 
 def test_a_split_is_plain_and_outlives_sealing(path: Path, log: forebay.Storage) -> None:
@@ -146,7 +132,7 @@ def test_a_split_is_plain_and_outlives_sealing(path: Path, log: forebay.Storage)
     filled.seal()
     filled.singles(50)
 
-    assert _rows(batch for split in splits for batch in read_split(split)) == filled.rows[:50]
+    assert rows_in(batch for split in splits for batch in read_split(split)) == filled.rows[:50]
 
 
 def test_files_that_go_while_a_task_reads_are_looked_up_again(path: Path, log: forebay.Storage) -> None:
@@ -162,7 +148,7 @@ def test_files_that_go_while_a_task_reads_are_looked_up_again(path: Path, log: f
 
     filled.seal()
 
-    assert _rows(iter([first, *batches])) == filled.rows
+    assert rows_in(iter([first, *batches])) == filled.rows
 
 
 def test_topic_without_records_is_planned_without_a_task(path: Path) -> None:
@@ -240,7 +226,7 @@ def test_damaged_frame_fails_by_name_or_is_skipped_and_logged(
     assert "shop/orders[0]: offsets [3000, 3010) damaged cannot be read: 10 offsets skipped" in caplog.text
 
 
-def test_a_log_that_ends_before_the_plan_is_an_error_and_not_fewer_rows(
+def test_a_log_that_ends_before_the_plan_is_an_error_and_not_fewerrows_in(
     path: Path, log: forebay.Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled = Filled(log, "shop/orders")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
 
 import forebay
 from forebay.clock import SystemClock
@@ -159,3 +161,17 @@ def splits_of(options: ReadOptions) -> list[Split]:
         partitions_min=options.partitions_min,
         fail_on_data_loss=options.fail_on_data_loss,
     )
+
+
+def rows_in(batches: Iterable[pa.RecordBatch], topic: str = "shop/orders") -> list[Row]:
+    """The rows that tasks gave, by partition and offset."""
+    rows = []
+    for batch in batches:
+        batch.validate(full=True)
+        stamps = batch.column("timestamp").cast(pa.int64()).to_pylist()
+        for row, stamp in zip(batch.to_pylist(), stamps, strict=True):
+            headers = [(pair["key"], pair["value"]) for pair in row["headers"] or ()]
+            assert stamp % 1000 == 0
+            rows.append({**row, "headers": headers, "timestamp": stamp // 1000})
+            assert rows[-1].pop("topic") == topic
+    return in_order(rows)

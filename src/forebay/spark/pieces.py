@@ -56,8 +56,8 @@ class PieceReader:
     """Pages of one partition over its pieces, as stored: what ended is in them. For one thread; `close` it."""
 
     def __init__(self, opened: Opened, shard: str, pieces: Sequence[Piece], name: str, again: Again) -> None:
-        self.again = False
-        """What is read now was not found where it was planned."""
+        self.later: set[int] = set()
+        """Where pieces begin that were not found where it was planned, and lie elsewhere by now."""
         self._opened = opened
         self._shard = shard
         self._pieces = list(pieces)
@@ -163,12 +163,12 @@ class PieceReader:
             now: Sequence[Piece] = [piece._replace(start=offset, bytes=0, file=None)]
         else:
             now = [found for found in self._look_again(offset, piece.stop) if found.descriptor != piece.descriptor]
-            if self.again or not now or now[0].start > offset:
+            if piece.start in self.later or not now or now[0].start > offset:
                 raise Unavailable(
                     f"{self._name}: offsets [{offset}, {piece.stop}) were there when this read was planned, and are "
                     f"not any more ({error}): they were evicted, compacted or moved since; load it again"
                 ) from error
-            self.again = True
+            self.later |= {found.start for found in now}
         place = self._pieces.index(piece)
         before = [piece._replace(stop=offset)] if piece.start < offset else []
         self._pieces[place : place + 1] = [*before, *now]

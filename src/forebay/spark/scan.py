@@ -116,7 +116,7 @@ class _PartRead:
         self._explained += gap.stop - gap.start
         unexplained = gap.stop - gap.start - part.deleted.count_in(gap.start, gap.stop)
         if gap.reason is Reason.DELETED:
-            if self._reader.again and unexplained:
+            if piece.start in self._reader.later and unexplained:
                 raise Unavailable(
                     f"{part}: records of [{gap.start}, {gap.stop}) went since this was loaded: load it again"
                 )
@@ -156,7 +156,7 @@ class _PartRead:
         for piece in () if self._split.filters.conditions else part.pieces:
             found, count = piece.descriptor, self._seen[piece.start]
             is_whole = found is not None and (piece.start, piece.stop) == (found.start, found.end)
-            if found is None or not is_whole or piece.start in self._flawed or self._reader.again:
+            if found is None or not is_whole or piece.start in self._flawed or self._reader.later:
                 continue
             if part.start <= piece.start and piece.stop <= part.stop and count != found.records:
                 raise Corrupt(
