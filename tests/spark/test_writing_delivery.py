@@ -1,0 +1,381 @@
+"""The driver's part of a write, without Spark: whoever owns the topic, whatever dies, all rows are there or none."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+from unittest import mock
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+import forebay
+from forebay.clock import SystemClock
+from forebay.disk import SystemDisk
+from forebay.errors import Conflict, Invalid, Unavailable, UnknownTopic
+from forebay.format.descriptor import LoadStatus
+from forebay.prepared import Sink
+from forebay.shard.loading import LoadBook
+from forebay.spark import delivery
+from forebay.spark.delivery import TaskResult, deliver, give_up, load_store
+from forebay.spark.opening import opened
+from forebay.spark.staging import Task, stage
+from forebay.spark.target import Target, WriteOptions, look
+from forebay.storage import Storage
+from forebay.storage.directory import LogDirectory
+from tests.ledger import Ledger
+from tests.moves.rig import state_of
+from tests.spark.topics import SETTINGS
+from tests.storage.rig import until
+
+TOPIC: Final = "shop/orders"
+VALUES: Final = [b"%d" % number for number in range(40)]
+WAITING: Final = "60"
+SOAK: Final = bool(os.environ.get("FOREBAY_SOAK"))
+
+
+class Place:
+    """One way to say where topics are, with an owner's way to open them."""
+
+    def __init__(self, root: Path, kind: str) -> None:
+        self.kind = kind
+        self.directory = root / "a"
+        self._root = root
+        self.groups: dict[str, Any] = dict(SETTINGS)
+        if kind != "local":
+            self.groups |= {
+                "storage": {"mode": "shared_fs"},
+                "store": {"root": f"{root}/store"},
+                "metadata": {"path": f"{root}/shared.sqlite"},
+            }
+
+    def open(self, name: str = "a", **more: Any) -> Storage:
+        return forebay.open(str(self._root / name), {**self.groups, **more})
+
+    def options(self, **more: str) -> dict[str, str]:
+        shared = {"store": f"file://{self._root}/store", "metadata": f"sqlite://{self._root}/shared.sqlite"}
+        path = {"path": str(self.directory)}
+        chosen = {"local": path, "shared": path | shared, "no path": shared}[self.kind]
+        return {**chosen, "wal.free_bytes_min": "0", "topic": TOPIC, "attachTimeout": WAITING, **more}
+
+    def target(self, **more: str) -> Target:
+        return look(WriteOptions.parse(self.options(**more)))
+
+
+@pytest.fixture(params=["local", "shared", "no path"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    made = Place(tmp_path, request.param)
+    with made.open() as log:
+        log.create_topic(TOPIC, partitions=3)
+    return made
+
+
+def staged(target: Target, load_id: str, values: Sequence[bytes] = VALUES, tasks: int = 3) -> list[TaskResult]:
+    """What so many tasks stage, each a part of the values."""
+    results = []
+    with opened(target.store_location) as found:
+        for number in range(tasks):
+            rows = pa.record_batch([pa.array(values[number::tasks], pa.binary())] * 2, ["value", "key"])
+            task = Task(
+                load_id=load_id,
+                topic_id=target.spec.topic_id,
+                partitions=target.spec.partitions,
+                zstd_level=None,
+                number=number,
+                attempt=number,
+            )
+            made = stage(load_store(found).store, task, [rows], clock=found.clock)
+            results.append(TaskResult(load_id=load_id, number=number, staged=tuple(made)))
+    return results
+
+
+def bring(target: Target, batch: int, values: Sequence[bytes] = VALUES, tasks: int = 3) -> None:
+    """A micro-batch, as the sink of a query brings it."""
+    load_id = f"sink-{batch}-{target.run}"
+    deliver(target, load_id, staged(target, load_id, values, tasks), Sink(query_id="query", batch_id=batch))
+
+
+def shown(place: Place, name: str = "a") -> list[bytes]:
+    """Every value in the topic, for an owner; a gap that tells of a loss fails."""
+    with place.open(name) as log:
+        return sorted(record.value or b"" for record in log.topic(TOPIC).read())
+
+
+def _status(place: Place, load_id: str) -> LoadStatus | None:
+    with delivery._opened(place.target()) as (found, metadata):
+        stored = LoadBook(metadata, found.settings.metadata.prefix).find(load_id)
+    return stored.load.status if stored is not None else None
+
+
+def objects(place: Place) -> list[str]:
+    """Segments of loads that lie in the store."""
+    root = place.directory if place.kind == "local" else place.directory.parent / "store"
+    return [path.name for path in root.rglob("*.seg") if "/loads/" in str(path)]
+
+
+def test_nobody_owns_the_topic_and_it_is_attached_here(place: Place) -> None:
+    target = place.target()
+
+    deliver(target, "load", staged(target, "load"))
+
+    assert shown(place) == sorted(VALUES)
+
+
+def test_rows_of_a_partition_stand_in_the_order_of_the_tasks(place: Place) -> None:
+    target = place.target()
+    results = staged(target, "load")
+
+    deliver(target, "load", results[::-1])
+
+    with place.open() as log:
+        for partition in range(3):
+            values = [record.value for record in log.topic(TOPIC).read(partition=partition)]
+            assert values == [value for number in range(3) for value in VALUES[number::3] if value in values]
+
+
+def test_an_owner_in_this_process_attaches_it_though_it_never_used_the_topic(place: Place) -> None:
+    target = place.target()
+    with place.open() as log:
+        if place.kind == "no path":
+            for partition in range(3):
+                log.topic(TOPIC).append(b"mine", partition=partition)
+
+        deliver(target, "load", staged(target, "load"))
+
+        values = [record.value or b"" for record in log.topic(TOPIC).read()]
+        assert sorted(value for value in values if value != b"mine") == sorted(VALUES)
+        assert {state_of(log, log.topic(TOPIC), partition).holder for partition in range(3)} == {log.directory_id}
+
+
+def test_a_driver_waits_for_a_directory_that_is_open_and_takes_it_once_it_is_not(tmp_path: Path) -> None:
+    """Whoever has it open is still starting, and attaches nothing."""
+    place = Place(tmp_path, "local")
+    with place.open() as log:
+        log.create_topic(TOPIC, partitions=3)
+    target = place.target()
+    results = staged(target, "load")
+    held = LogDirectory.take(str(place.directory), SystemDisk(), SystemClock())
+    driver = threading.Thread(target=deliver, args=(target, "load", results))
+    driver.start()
+    until(lambda: _status(place, "load") is LoadStatus.OFFERED)
+    held.release()
+    driver.join(60)
+
+    assert not driver.is_alive()
+    assert shown(place) == sorted(VALUES)
+
+
+def test_a_load_that_nobody_attaches_is_given_up_in_the_end(place: Place) -> None:
+    target = place.target(attachTimeout="0.2")
+    results = staged(target, "load")
+    with contextlib.ExitStack() as held:
+        if place.kind == "no path":
+            _die_with_records(place)
+            message = "partition 0: directory .* has it and offsets .*, which are not in the history: open that"
+        else:
+            held.callback(LogDirectory.take(str(place.directory), SystemDisk(), SystemClock()).release)
+            message = "the process that has .* open did not attach it"
+        with pytest.raises(Unavailable, match=f"{message}.*nothing was added"):
+            deliver(target, "load", results)
+
+    assert _status(place, "load") is LoadStatus.ABANDONED
+    assert shown(place) == ([b"unexported"] if place.kind == "no path" else [])
+
+
+_DYING = """
+import os, sys, forebay, json
+log = forebay.open(sys.argv[1], json.loads(sys.argv[2]))
+log.topic("shop/orders").append(b"unexported", partition=0)
+os._exit(0)
+"""
+
+
+def _die_with_records(place: Place) -> None:
+    """A process appends a record to the directory and ends without a word."""
+    arguments = [str(place.directory), msgspec.json.encode(place.groups).decode()]
+    subprocess.run([sys.executable, "-c", _DYING, *arguments], check=True)
+
+
+_KILLED = """
+import os, pickle, signal, sys
+from forebay.spark import delivery
+from forebay.storage import building
+moment, at = sys.argv[1], int(sys.argv[2])
+count = 0
+def opened(*arguments, **named):
+    store = plain(*arguments, **named)
+    done = store.transaction
+    def transaction(compares, operations):
+        global count
+        count += 1
+        if (count, moment) == (at, "before"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        outcome = done(compares, operations)
+        if (count, moment) == (at, "after"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return outcome
+    store.transaction = transaction
+    return store
+plain = delivery.open_metadata
+delivery.open_metadata = building.open_metadata = opened
+delivery.deliver(*pickle.loads(sys.stdin.buffer.read()))
+"""
+"""A driver that is killed at its transaction of that number, its own and those of the owner that it becomes counted."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_driver_killed_at_any_transaction_is_replayed_to_the_same_rows(
+    place: Place, moment: str, ledger: Ledger
+) -> None:
+    """The replay is cut in another way; what was appended before and after is there, and no hole tells of a loss."""
+    with place.open() as log:
+        log.topic(TOPIC).append_many([b"early"] * 5, partition=0)
+    batch = 0
+    for batch, at in enumerate(range(1, 100) if SOAK else (2, 5, 100)):
+        target, sink = place.target(), Sink(query_id="query", batch_id=batch)
+        results = staged(target, f"killed-{batch}", _values(batch))
+        task = pickle.dumps((target, f"killed-{batch}", results, sink))
+        child = subprocess.run([sys.executable, "-c", _KILLED, moment, str(at)], input=task, check=False)
+        bring(place.target(), batch, _values(batch), tasks=2)
+        if child.returncode == 0:
+            break
+        assert child.returncode == -signal.SIGKILL
+        ledger.count("kills", figure="driver of a load", moment=moment, place=place.kind)
+
+    assert child.returncode == 0
+    with place.open() as log:
+        for partition in range(3):
+            log.topic(TOPIC).append(b"late", partition=partition)
+    brought = [value for number in range(batch + 1) for value in _values(number)]
+    assert shown(place) == sorted([*brought, *[b"early"] * 5, *[b"late"] * 3])
+
+
+def _values(batch: int) -> list[bytes]:
+    return [b"%d/%d" % (batch, number) for number in range(20)]
+
+
+def test_aborting_removes_what_was_staged_and_nothing_can_bring_it_in(place: Place) -> None:
+    target = place.target()
+    results = staged(target, "load")
+    assert objects(place) != []
+
+    give_up(target, "load", results)
+
+    assert objects(place) == []
+    assert shown(place) == []
+
+
+def test_aborting_after_the_commit_changes_nothing(place: Place) -> None:
+    target = place.target()
+    results = staged(target, "load")
+    deliver(target, "load", results)
+
+    give_up(target, "load", results)
+
+    assert shown(place) == sorted(VALUES)
+
+
+def test_aborting_an_offer_that_waits_gives_it_up(place: Place) -> None:
+    target = place.target()
+    results = staged(target, "load")
+    dying = mock.patch.object(delivery._Delivery, "_settle", side_effect=KeyboardInterrupt)
+    with dying, pytest.raises(KeyboardInterrupt):
+        deliver(target, "load", results)
+
+    give_up(target, "load", results)
+
+    assert _status(place, "load") is LoadStatus.ABANDONED
+    assert shown(place) == []
+
+
+def test_nothing_staged_is_nothing_to_bring(place: Place) -> None:
+    deliver(place.target(), "load", [])
+
+    assert shown(place) == []
+
+
+@pytest.mark.parametrize("change", ["deleted", "created anew", "more partitions"])
+def test_a_topic_that_changes_meanwhile_gets_nothing(place: Place, change: str) -> None:
+    target = place.target()
+    results = staged(target, "load")
+    with place.open() as log:
+        if change == "more partitions":
+            log.alter_topic(TOPIC, partitions=5)
+        else:
+            log.delete_topic(TOPIC)
+        if change == "created anew":
+            log.create_topic(TOPIC, partitions=3)
+
+    with pytest.raises((UnknownTopic, Conflict), match="nothing was added"):
+        deliver(target, "load", results)
+
+    if change != "deleted":
+        assert shown(place) == []
+
+
+# The sink
+
+
+def test_a_batch_comes_once_however_often_and_however_cut_it_is_repeated(place: Place) -> None:
+    bring(place.target(), 0)
+    kept = objects(place)
+    bring(place.target(), 0, tasks=2)
+    assert sorted(objects(place)) == sorted(kept), "what was staged for nothing is gone"
+
+    bring(place.target(), 1, [b"next"], tasks=1)
+    bring(place.target(), 0, tasks=5)
+    bring(place.target(), 1, [b"next"], tasks=2)
+
+    assert shown(place) == sorted([*VALUES, b"next"])
+
+
+def test_an_empty_batch_is_a_batch(place: Place) -> None:
+    bring(place.target(), 0, [], tasks=2)
+    bring(place.target(), 0, tasks=2)
+    bring(place.target(), 1, tasks=2)
+
+    assert shown(place) == sorted(VALUES)
+
+
+def test_a_topic_created_anew_under_a_query_is_refused_by_name(place: Place) -> None:
+    bring(place.target(), 0)
+    with place.open() as log:
+        log.delete_topic(TOPIC)
+        log.create_topic(TOPIC, partitions=3)
+
+    with pytest.raises(Conflict, match="deleted and created anew.*new checkpoint location"):
+        bring(place.target(), 1)
+
+    assert shown(place) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"topic": ""}, 'option "topic" is missing'),
+        ({"topic": "a,b"}, "one write goes into one topic"),
+        ({"topics": "a"}, 'option "topics" is not known to a forebay write: one write goes into one topic'),
+        ({"attachTimout": "1"}, "did you mean attachTimeout"),
+        ({"attachTimeout": "soon"}, 'option "attachTimeout" is .soon.: write seconds, 0 to 86400'),
+        ({"attachTimeout": "-1"}, "write seconds"),
+        ({"topic": "shop/other"}, "there is no topic shop/other in .*: create it first"),
+        ({"topic": "shop/fleeting"}, "lives on the memory engine, which Spark cannot write to"),
+    ],
+)
+def test_what_is_wrong_with_the_options_is_named(tmp_path: Path, options: dict[str, str], message: str) -> None:
+    place = Place(tmp_path, "local")
+    with place.open() as log:
+        log.create_topic("shop/fleeting", durability="ephemeral")
+
+    with pytest.raises(Invalid, match=message):
+        place.target(**options)
