@@ -111,6 +111,11 @@ def compactor_key(namespace: str, topic: str, partition: int, *, prefix: str = P
     return f"{prefix}/compactors/{namespace}/{topic}/{partition}"
 
 
+def registrar_key(namespace: str, topic: str, *, prefix: str = PREFIX) -> str:
+    """The lease of whoever registers the history of a topic as a table."""
+    return f"{prefix}/registrars/{namespace}/{topic}"
+
+
 def lake_key(namespace: str, topic: str, *, prefix: str = PREFIX) -> str:
     """The lease of whoever brings a topic into a table."""
     return f"{prefix}/lakes/{namespace}/{topic}"

@@ -5,5 +5,6 @@ source by the name "forebay" once the package is installed.
 """
 
 from forebay.spark.session import session
+from forebay.spark.table import table
 
-__all__ = ["session"]
+__all__ = ["session", "table"]

@@ -17,16 +17,31 @@ _SCHEMES: Final = {"s3": "s3", "gcs": "gs", "azure": "abfs"}
 
 def address_of(found: Opened, descriptor: SegmentDescriptor) -> str | None:
     """The address of the object; `None` if it lies where only its owner finds it."""
-    settings = found.settings
-    if found.directory is not None and descriptor.store == found.places.loads_name:
-        return _file(found.directory.loads, descriptor.object_key)
-    if descriptor.store != found.places.store_name or found.places.store is None:
-        return None
+    prefix = _prefixes(found).get(descriptor.store)
+    return None if prefix is None else f"{prefix}{descriptor.object_key}"
+
+
+def key_of(found: Opened, address: str) -> str | None:
+    """The key of the object with this address; `None` if it lies in none of the stores of the location."""
+    for prefix in _prefixes(found).values():
+        if address.startswith(prefix):
+            return address.removeprefix(prefix)
+    return None
+
+
+def _prefixes(found: Opened) -> dict[str, str]:
+    """What the address of every object begins with, by the name of its store."""
+    places, settings = found.places, found.settings
+    prefixes: dict[str, str] = {}
+    if found.directory is not None:
+        prefixes[places.loads_name] = _directory(found.directory.loads)
     root = settings.store.root if settings.is_shared else settings.storage.handoff_root
-    assert root is not None, "a store has a root"
-    scheme = _SCHEMES.get(settings.store.backend)
-    return _file(root, descriptor.object_key) if scheme is None else f"{scheme}://{root}/{descriptor.object_key}"
+    if places.store is not None and root is not None:
+        scheme = _SCHEMES.get(settings.store.backend)
+        prefixes[places.store_name] = _directory(root) if scheme is None else f"{scheme}://{root}/"
+    return prefixes
 
 
-def _file(directory: str, key: str) -> str:
-    return PurePosixPath(directory, key).as_uri()
+def _directory(path: str) -> str:
+    # Not quoted: neither Spark nor PyIceberg takes "%20" for a space.
+    return f"{FILE}{PurePosixPath(path)}/"

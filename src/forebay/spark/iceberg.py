@@ -67,7 +67,7 @@ def warehouse_of(location: Location) -> str | None:
         chosen = f"{location.path}/tables"
     if chosen is None or "://" in chosen:
         return chosen
-    return Path(chosen).absolute().as_uri()
+    return f"file://{Path(chosen).absolute()}"
 
 
 def _database(kind: str, warehouse: str | None) -> str | None:

@@ -1,0 +1,230 @@
+"""The Parquet segments of a topic as an Iceberg table, without copying: the table names the objects of history.
+
+A registration makes the table name exactly the Parquet objects that the catalog of each partition names now, in one
+snapshot; what is there already is left as it is, so it may be repeated at will. Objects are written down as named
+before a snapshot names them, and stay so, and are not swept, while a kept snapshot does.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from forebay.blobs import BlobStore
+from forebay.errors import Conflict, Unavailable, Unsupported
+from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
+from forebay.format.keys import registrar_key
+from forebay.format.parquet import SCHEMA
+from forebay.spark.addresses import address_of, key_of
+from forebay.spark.iceberg import find_table, identifier, open_catalog
+from forebay.spark.jobs.leases import Lease, leased
+from forebay.spark.jobs.reports import Part, Report
+from forebay.spark.location import Location
+from forebay.spark.opening import Opened, opened
+from forebay.storage.definitions import refs_of
+from forebay.tabled import Tabled
+from forebay.topics import Engine, TopicName, TopicSpec
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table import Table
+
+OFFSETS: Final = "forebay.offsets"
+"""The property of a snapshot that says which offsets of each partition it shows, as `{"0": [[start, stop], …]}`."""
+TOPIC_ID: Final = "forebay.topic-id"
+LEASE_WAIT_SECONDS: Final = 30.0
+LEASE_SECONDS: Final = 30.0
+
+
+class _Change(NamedTuple):
+    """What a registration has to do."""
+
+    wanted: dict[int, list[tuple[str, SegmentDescriptor]]]
+    """By partition: the addresses of its Parquet objects, in order."""
+    added: list[str]
+    removed: list[DataFile]
+
+    @property
+    def is_needed(self) -> bool:
+        return bool(self.added or self.removed)
+
+
+def run(location: Location, topic: str, *, dry_run: bool = False) -> Report:
+    """Let the table of a topic name its compacted history as it is now; old snapshots are expired.
+
+    The table has the name of the topic in the catalog of the settings (`table.…`), and is made if it is not there.
+    Raises `Unavailable` while another registration of the topic runs, `Conflict` if somebody else changed the table.
+    """
+    name = TopicName.parse(topic)
+    catalog = open_catalog(location)
+    with opened(location, read_only=dry_run) as found:
+        begun = found.clock.monotonic()
+        spec = found.definitions.get(name)
+        if spec.engine is not Engine.SEGMENT:
+            raise Unsupported(f'{name} lives on engine "{spec.engine}" and has no history: copy it to a segment topic')
+        if dry_run:
+            change, expired = _change(found, spec, find_table(catalog, name)), 0
+        else:
+            change, expired = _leased(found, spec, catalog)
+        return _report(name, change, expired, dry_run=dry_run, seconds=found.clock.monotonic() - begun)
+
+
+def _leased(found: Opened, spec: TopicSpec, catalog: Catalog) -> tuple[_Change, int]:
+    key = registrar_key(spec.namespace, spec.topic, prefix=found.settings.metadata.prefix)
+    what = f"registration of {spec.name}"
+    lease_s = max(LEASE_SECONDS, found.settings.metadata.lease_ttl_s)
+    with (
+        leased(found.metadata, key, what, ttl_s=lease_s, wait_s=LEASE_WAIT_SECONDS, clock=found.clock) as lease,
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        table = find_table(catalog, spec.name) or _made(catalog, spec)
+        tabled = Tabled(found.metadata, found.settings.metadata.prefix, spec.namespace, spec.topic, spec.topic_id)
+        change = _change(found, spec, table)
+        if change.is_needed:
+            _name(found, spec, table, tabled, change, lease)
+        expired = _expire(table, found)
+        lease.check()
+        tabled.put(_keys(found, _named(table)), _list_store(found))
+        return change, expired
+
+
+def _made(catalog: Catalog, spec: TopicSpec) -> Table:
+    catalog.create_namespace_if_not_exists((spec.namespace,))
+    return catalog.create_table(identifier(spec.name), schema=SCHEMA, properties={TOPIC_ID: spec.topic_id})
+
+
+def _change(found: Opened, spec: TopicSpec, table: Table | None) -> _Change:
+    wanted = {ref.partition: list(_parquet(found, found.catalog(ref).descriptors())) for ref in refs_of(spec)}
+    present = {} if table is None else {file.file_path: file for file in _current(table)}
+    addresses = {address for pieces in wanted.values() for address, _ in pieces}
+    return _Change(
+        wanted,
+        sorted(addresses - present.keys()),
+        [file for address, file in sorted(present.items()) if address not in addresses],
+    )
+
+
+def _parquet(found: Opened, descriptors: Iterable[SegmentDescriptor]) -> Iterator[tuple[str, SegmentDescriptor]]:
+    for descriptor in descriptors:
+        if descriptor.kind is DescriptorKind.PARQUET:
+            address = address_of(found, descriptor)
+            if address is None:
+                raise Unavailable(
+                    f"{descriptor.object_key} lies in {descriptor.store}, which these settings do not lead to: run it "
+                    "with the settings, and the data directory, that the topic was compacted with"
+                )
+            yield address, descriptor
+
+
+def _current(table: Table) -> list[DataFile]:
+    return [task.file for task in table.scan().plan_files()]
+
+
+def _name(found: Opened, spec: TopicSpec, table: Table, tabled: Tabled, change: _Change, lease: Lease) -> None:
+    """Make the snapshot. Its objects are noted first, and seen to be history still: then no sweep takes them."""
+    store = _list_store(found)
+    keys = {piece.object_key for pieces in change.wanted.values() for _, piece in pieces}
+    tabled.put(tabled.objects(store) | keys, store)
+    if _change(found, spec, table).added != change.added:
+        raise Conflict(f"the history of {spec.name} was compacted meanwhile: run it again")
+    lease.check()
+    from pyiceberg.exceptions import CommitFailedException, ValidationException
+    from pyiceberg.io.pyarrow import parquet_file_to_data_file
+    from pyiceberg.table import TableProperties
+
+    with table.transaction() as changing:
+        # The files have no ids for their columns: the table knows them by their names.
+        mapping = table.schema().name_mapping.model_dump_json()
+        changing.set_properties({TableProperties.DEFAULT_NAME_MAPPING: mapping, TOPIC_ID: spec.topic_id})
+        shown = msgspec.json.encode({str(number): _runs(pieces) for number, pieces in change.wanted.items()}).decode()
+        try:
+            with changing.update_snapshot(snapshot_properties={OFFSETS: shown}).overwrite() as update:
+                for file in change.removed:
+                    update.delete_data_file(file)
+                for address in change.added:
+                    update.append_data_file(parquet_file_to_data_file(table.io, changing.table_metadata, address))
+        except (CommitFailedException, ValidationException) as error:
+            raise Conflict(f"the table of {spec.name} was changed by somebody else: {error}; run it again") from error
+
+
+def _runs(pieces: list[tuple[str, SegmentDescriptor]]) -> list[tuple[int, int]]:
+    """The offsets of pieces, those of neighbours together."""
+    runs: list[tuple[int, int]] = []
+    for _, piece in pieces:
+        start = runs.pop()[0] if runs and runs[-1][1] == piece.start else piece.start
+        runs.append((start, piece.end))
+    return runs
+
+
+def _expire(table: Table, found: Opened) -> int:
+    """Expire snapshots that are older than is kept; how many. The current one always stays."""
+    kept_s = found.settings.table.snapshots_kept_s
+    before = datetime.fromtimestamp(found.clock.now_ms() / 1000, UTC) - timedelta(seconds=kept_s)
+    current = table.current_snapshot()
+    old = [
+        snapshot.snapshot_id
+        for snapshot in table.snapshots()
+        if snapshot.timestamp_ms <= before.timestamp() * 1000 and snapshot != current
+    ]
+    if old:
+        table.maintenance.expire_snapshots().by_ids(old).commit()
+        table.refresh()
+    return len(old)
+
+
+def _named(table: Table) -> Iterator[str]:
+    """The address of every file that some kept snapshot names."""
+    for snapshot in table.snapshots():
+        for manifest in snapshot.manifests(table.io):
+            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
+                yield entry.data_file.file_path
+
+
+def _keys(found: Opened, addresses: Iterable[str]) -> set[str]:
+    return {key for address in addresses if (key := key_of(found, address)) is not None}
+
+
+def _list_store(found: Opened) -> BlobStore:
+    """Where a long list of named objects lies: beside the objects."""
+    places = found.places
+    if found.settings.is_shared:
+        assert places.store is not None
+        return places.store
+    return places.loads.open()
+
+
+def _report(name: TopicName, change: _Change, expired: int, *, dry_run: bool, seconds: float) -> Report:
+    pieces = [piece for found in change.wanted.values() for _, piece in found]
+    parts = tuple(
+        Part(
+            topic=str(name),
+            partition=partition,
+            figures={
+                "files": len(found),
+                "records": sum(piece.records for _, piece in found),
+                "offsets": str(_runs(found)),
+            },
+        )
+        for partition, found in sorted(change.wanted.items())
+    )
+    figures = {
+        "files": len(pieces),
+        "added": len(change.added),
+        "removed": len(change.removed),
+        "snapshots expired": expired,
+    }
+    done = f"{len(change.added)} files added, {len(change.removed)} removed" if change.is_needed else "nothing to do"
+    return Report(
+        job="register",
+        summary=f"table {'.'.join(identifier(name))} names {len(pieces)} Parquet files: {done}",
+        dry_run=dry_run,
+        figures=dict(figures),
+        parts=parts,
+        seconds=seconds,
+    )
