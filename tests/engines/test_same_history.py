@@ -185,22 +185,18 @@ class Lives:
         return found
 
 
-def segment_home(durability: str, mode: str = "local", *, reframes: bool) -> LookupSegmentHome:
+def segment_home(durability: str, mode: str, **wal: int) -> LookupSegmentHome:
     """The segment engine on a disk of its own, as small as the others are."""
-    wal = WAL if reframes else {**WAL, "reframe_bytes_min": 0}
     around = {"store": {"root": "/s/store"}, "retention": {"time_s": 0, "grace_s": 0}} if mode == "shared_fs" else {}
-    settings = Settings.load(overrides={"wal": wal, "storage": {"mode": mode}, **around})
+    settings = Settings.load(overrides={"wal": WAL | wal, "storage": {"mode": mode}, **around})
     return LookupSegmentHome("/s", durability, settings=settings, disk=SimulatedDisk(directories=["/s"]))
 
 
-def compared(root: str, chance: Random, limits: dict[str, int | str | None]) -> list[LookupHome]:
+def compared(root: str, chance: Random) -> list[LookupHome]:
     """The engines that are compared with the memory engine."""
     rocks = RocksHome(f"{root}/rocksdb", chance.choice(["disk", "fsync"]), settings=SMALL)
-    # What was appended at different times and is rewritten as one frame has the newest of these times: it lives
-    # longer than on other engines, as the last test here shows. Where time ends records, nothing is rewritten.
-    reframes = "ttl_ms" not in limits
     durability, mode = chance.choice(["memory", "disk", "fsync"]), chance.choice(["local", "shared_fs"])
-    return [rocks, segment_home(durability, mode, reframes=reframes)]
+    return [rocks, segment_home(durability, mode)]
 
 
 def happened(script: list[Step], told: list[object]) -> set[str]:
@@ -232,7 +228,7 @@ def test_all_engines_tell_the_same_history(caps: str, lot: int, ledger: Ledger) 
         expected = Lives(LookupMemoryHome(SMALL), CAPS[caps]).told(script)
         came |= happened(script, expected)
         with tempfile.TemporaryDirectory(dir=ROOM) as root:
-            for home in compared(root, Random(name), CAPS[caps]):
+            for home in compared(root, Random(name)):
                 told = Lives(home, CAPS[caps]).told(script)
                 for at, (said, wanted) in enumerate(zip(told, expected, strict=True)):
                     assert said == wanted, f"{name}, {type(home).__name__}, step {at}: {script[at : at + 1]}"
@@ -240,23 +236,31 @@ def test_all_engines_tell_the_same_history(caps: str, lot: int, ledger: Ledger) 
     assert came >= {"Conflict", "by_key", "newest", "by_tag", *DELETES, *HAPPENS[caps]}
 
 
-def test_records_in_rewritten_frames_live_longer_by_time_and_never_shorter() -> None:
+@pytest.mark.parametrize("tidied", [None, 0, 1, 3])
+@pytest.mark.parametrize("compression", ["none", "zstd:1"])
+@pytest.mark.parametrize("size", [1, 10], ids=["one by one", "ten at once"])
+def test_a_record_ends_by_the_time_it_was_appended_whatever_frame_it_came_to(
+    size: int, compression: str, tidied: int | None
+) -> None:
+    """Many small frames are read as few batches, and rewritten as few frames."""
     floors = []
-    for home in (LookupMemoryHome(SMALL), segment_home("disk", reframes=False), segment_home("disk", reframes=True)):
-        life = Lives(home, {"ttl_ms": 5_000})
-        for _ in range(3):
-            life.engine.batch_write(life.ref(0), [NewRecord(b"v", 1)] * 10)
-            life.clock.jump(2_000)
-        life.tidy(0, 1)
-        life.restart()
+    for home in (LookupMemoryHome(SMALL), segment_home("disk", "shared_fs", rotate_bytes_max=65_536)):
+        life = Lives(home, {"ttl_ms": 5_000} | ({} if home.forgets else {"compression": compression}))
+        for _ in range(4):
+            for _ in range(30 // size):
+                life.engine.batch_write(life.ref(0), [NewRecord(b"v", 1)] * size)
+            life.clock.jump(1_000)
+        if tidied is not None:
+            life.tidy(0, tidied)
+            life.restart()
         found = []
-        for _ in range(3):
+        for _ in range(4):
+            life.clock.jump(1_000)
             found.append(drained(life))
-            life.clock.jump(2_000)
         floors.append(found)
         life.engine.close()
 
-    assert floors == [[10, 20, 30], [10, 20, 30], [0, 0, 30]]
+    assert floors == [[30, 60, 90, 120]] * 2
 
 
 def drained(life: Lives) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -18,6 +18,7 @@ from forebay.format.hashing import hash_bytes, hash_text
 from forebay.format.lookups import LookupSections
 from forebay.format.offsets import WINDOW, OffsetSet
 from forebay.format.postings import Postings
+from forebay.format.times import Appended, timed
 from forebay.records import Gap, Reason, Record, Run
 
 SALT: Final = bytes(range(16))
@@ -58,6 +59,7 @@ def frame_of(
     runs: tuple[Run, ...] = (),
     zstd_level: int | None = None,
     salt_crc: int = SALT_CRC,
+    times: Sequence[Appended] = (),
 ) -> bytes:
     """A data frame of these rows."""
     return encode_data_frame(
@@ -67,7 +69,7 @@ def frame_of(
         durable=5,
         appended_at=1_700_000_000_123,
         runs=runs,
-        columns=encode_rows(rows),
+        columns=timed(encode_rows(rows), times),
         zstd_level=zstd_level,
     )
 
@@ -112,6 +114,12 @@ def read_records(buffer: bytes) -> Any:
         raise Corrupt("not the frame that was written")
     batch = decode(buffer, 0, head)
     return head, runs_of(buffer, 0, head), batch.records(0)
+
+
+def read_times(buffer: bytes) -> Any:
+    """Head and records of a data frame and when they were appended, or the verdict."""
+    found = read_records(buffer)
+    return found if isinstance(found, Verdict) else (found[0], found[2], decode(buffer, 0, found[0]).appended())
 
 
 def read_control(buffer: bytes) -> Any:
@@ -262,6 +270,11 @@ def _data_artefacts() -> dict[str, Artefact]:
             for i, (stored, key, tag, headers, time) in enumerate(rows)
         ]
         found[name] = Artefact(frame, read_records, (head, list(expected_runs), records), stable)
+    times = [Appended(1, 1_700_000_000_100), Appended(2, 1_700_000_000_123)]
+    frame = frame_of(FULL_ROWS, times=times)
+    head, _, records = found["frame-full.bin"].expected
+    head = head._replace(length=len(frame), columns=255, run_count=0)
+    found["frame-times.bin"] = Artefact(frame, read_times, (head, records, times))
     return found
 
 

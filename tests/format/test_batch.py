@@ -15,6 +15,7 @@ from forebay.errors import Corrupt
 from forebay.format.batch import Batch, batch_of, decode, encode_columns, encode_data_frame, encode_rows, merge
 from forebay.format.columns import Columns, Row
 from forebay.format.frame import Codec, FrameHead, Kind, close_frame, encode_frame
+from forebay.format.times import Appended
 from forebay.records import Bytes, Run
 from tests.format.samples import FULL_ROWS, ONE_ROW, PLAIN_ROW, ROW, ROWS, SALT_CRC, frame_of, head_of, row_of, whole
 
@@ -221,22 +222,26 @@ def test_data_frame_without_records_or_with_impossible_offsets_is_corrupt() -> N
 
 def _look_at_everything(batch: Batch) -> None:
     batch.records(0)
+    assert sum(run.records for run in batch.appended()) == batch.count
     batch.to_arrow(0).validate(full=True)
     merge([batch, batch])
     merge([batch] * 30)
     if batch.count > 1:
-        batch.slice(batch.base + 1, batch.end).to_arrow(0).validate(full=True)
+        rest = batch.slice(batch.base + 1, batch.end)
+        rest.to_arrow(0).validate(full=True)
+        assert sum(run.records for run in rest.appended()) == rest.count
 
 
 @settings(max_examples=400)
 @given(
     rows=st.sampled_from([ONE_ROW, FULL_ROWS, FULL_ROWS[:1], FULL_ROWS * 20, ONE_ROW * 50]),
+    apart=st.booleans(),
     changes=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=4),
 )
 def test_hostile_body_under_a_valid_crc_is_read_within_bounds(
-    rows: list[Row], changes: list[tuple[float, int]]
+    *, rows: list[Row], apart: bool, changes: list[tuple[float, int]]
 ) -> None:
-    body = bytearray(frame_of(rows)[16:])
+    body = bytearray(frame_of(rows, times=[Appended(1, place) for place in range(len(rows))] if apart else ())[16:])
     for place, number in changes:
         body[4 + int(place * (len(body) - 5))] = number
     frame = close_frame(SALT_CRC, 7, bytes(body))
@@ -246,7 +251,7 @@ def test_hostile_body_under_a_valid_crc_is_read_within_bounds(
         _look_at_everything(decode(frame, 0, head))
 
 
-@given(columns=st.integers(0, 127), count=st.integers(0, 2**32 - 1), noise=st.binary(max_size=400))
+@given(columns=st.integers(0, 255), count=st.integers(0, 2**32 - 1), noise=st.binary(max_size=400))
 def test_any_claim_about_any_bytes_is_read_or_corrupt(columns: int, count: int, noise: bytes) -> None:
     for rows in (count, count % 5, count % 70):
         head = FrameHead(7, 48 + len(noise), 0, 0, columns, rows, 1, 0, 0, 0)

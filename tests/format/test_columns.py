@@ -144,5 +144,5 @@ def test_column_larger_than_its_offsets_can_say_is_refused() -> None:
 
 
 def test_flags_are_the_stored_numbers() -> None:
-    assert [int(flag) for flag in Column] == [1, 2, 4, 8, 16, 32, 64]
-    assert column_format.HEADER_NULLS == 64
+    assert [int(flag) for flag in Column] == [1, 2, 4, 8, 16, 32, 64, 128]
+    assert (column_format.HEADER_NULLS, column_format.TIMES) == (64, 128)

@@ -137,7 +137,6 @@ def test_160_zero_bytes_are_no_record() -> None:
         _body(version=0),
         _body(codec=2),
         _body(codec=3),
-        _body(columns=128),
         _body(kind=0x80),
         _body(kind=0x81),
         _body(kind=0x85),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,25 +39,29 @@ def test_any_frames_give_the_same_records_taken_together(shapes: list[tuple[list
         base += 3 if kind == "gap" else 0
         runs = [Run(len(rows), 7, base)] if kind == "run" else []
         for _ in range(times):
-            log += _frame(base, rows, runs)
+            log += _frame(base, rows, runs, appended_at=base // 7)
             base += len(rows)
         log += encode_mark(clean=False, salt_crc=SALT, next_offset=base, epoch=1, durable=0, appended_at=base)
 
     table = scan_frames(log, 0, SALT, LIMIT).table
     found = list(batches_of(log, table))
 
-    assert [record for batch, _ in found for record in batch.records(0)] == _one_by_one(log)
+    alone = _one_by_one(log)
+    assert _records(batch for batch, _ in found) == _records(alone)
+    assert _times(batch for batch, _ in found) == [batch.appended_at for batch in alone for _ in range(batch.count)]
     assert sum(length for _, length in found) == int(table.length[table.kind == int(Kind.DATA)].sum())
 
 
-def test_a_stretch_becomes_one_batch_that_is_as_young_as_its_last_frame() -> None:
+def test_a_stretch_becomes_one_batch_that_is_knows_when_each_of_its_frames_was_appended() -> None:
     row: Row = (b"v" * 100, b"key", "tag", (), 17)
-    log = b"".join(_frame(base, [row], [], appended_at=base) for base in range(100, 200))
+    log = b"".join(_frame(base, [row], [], appended_at=base // 50) for base in range(110, 210))
 
     ((batch, length),) = batches_of(log, scan_frames(log, 0, SALT, LIMIT).table)
 
-    assert (batch.base, batch.end, batch.epoch, batch.appended_at, length) == (100, 200, 1, 199, len(log))
-    assert batch.records(3) == [Record(3, offset, 17, b"key", b"v" * 100, "tag") for offset in range(100, 200)]
+    assert (batch.base, batch.end, batch.epoch, batch.appended_at, length) == (110, 210, 1, 4, len(log))
+    assert batch.records(3) == [Record(3, offset, 17, b"key", b"v" * 100, "tag") for offset in range(110, 210)]
+    assert batch.appended() == [(40, 2), (50, 3), (10, 4)]
+    assert batch.slice(149, 151).appended() == [(1, 2), (1, 3)]
 
 
 def test_a_hole_and_a_change_of_epoch_part_batches() -> None:
@@ -91,11 +97,19 @@ def _frame(base: int, rows: list[Row], runs: list[Run], *, epoch: int = 1, appen
     )
 
 
-def _one_by_one(log: bytes) -> list[Record]:
+def _one_by_one(log: bytes) -> list[Batch]:
     scan = scan_frames(log, 0, SALT, LIMIT)
-    batches: list[Batch] = [
+    return [
         decode(log, position, head)
         for position, head in zip(scan.positions, scan.heads, strict=True)
         if head.kind == Kind.DATA
     ]
+
+
+def _records(batches: Iterable[Batch]) -> list[Record]:
     return [record for batch in batches for record in batch.records(0)]
+
+
+def _times(batches: Iterable[Batch]) -> list[int]:
+    """When each record was appended."""
+    return [run.at for batch in batches for run in batch.appended() for _ in range(run.records)]

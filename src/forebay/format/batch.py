@@ -41,6 +41,7 @@ from forebay.format.frame import (
 from forebay.format.layout import Layout, Strip, find
 from forebay.format.merging import merge_layouts
 from forebay.format.sizes import record_sizes
+from forebay.format.times import Appended, times_at
 from forebay.records import OFFSET_MAX, Bytes, Headers, Record, Run
 
 if TYPE_CHECKING:
@@ -113,6 +114,13 @@ class Batch:
         found = self._layout
         return np.frombuffer(found.buffer, "<i8", count=self.count, offset=found.start + 8 * self._first)
 
+    def appended(self) -> list[Appended]:
+        """When the records were appended; `appended_at` is the newest time of the frame that they are in."""
+        found = self._layout
+        if found.times < 0:
+            return [Appended(self.count, self.appended_at)]
+        return times_at(found.buffer, found.times, self._first, self._first + self.count)
+
     def values(self) -> list[bytes | None]:
         """The value of each record."""
         return layout.entries(self._layout.buffer, self._layout.value, self._first, self._first + self.count)
@@ -165,7 +173,7 @@ class Batch:
         return Columns(self.values(), self.timestamps(), self.keys(), self.tags(), self.headers())
 
     def columns_bytes(self) -> ColumnBytes:
-        """The encoded columns of these records; a large frame's whole content is not copied."""
+        """The encoded columns of these records, without times; a large frame's whole content is not copied."""
         return merge([self])
 
     def to_arrow(self, partition: int, names: Sequence[str] | None = None) -> pa.RecordBatch:
@@ -289,5 +297,5 @@ def _decompress(buffer: Bytes, start: int, stop: int) -> bytes:
 
 
 def merge(batches: Sequence[Batch]) -> ColumnBytes:
-    """The columns of consecutive batches as if all their records had been encoded at once."""
+    """The columns of consecutive batches as if all their records had been encoded at once, without times."""
     return merge_layouts([(batch._layout, batch._first, batch.count) for batch in batches])

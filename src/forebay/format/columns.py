@@ -1,12 +1,13 @@
 """Columns of a data frame: rows in, bytes in Arrow's layout out. Knows no frames and no disk.
 
-    columns := timestamp value [key] [tag] [headers]
+    columns := timestamp value [key] [tag] [headers] [times]
     timestamp := i64 per record
     value, key := [validity] offsets data             a null has a slot of length zero
     tag := [validity] offsets data                    utf8
     headers := list offsets, name offsets, name data, [validity] offsets data
     validity := one bit per entry, lowest first, 1 = present; only if there is a null
     offsets := i32 per entry and one more, starting at 0
+    times := see `times`
 
 Each buffer starts on an 8-byte boundary and is zero padded. A column in which no record has
 anything is left out. The same rows give the same bytes, whichever encoder was taken: packing with
@@ -46,6 +47,7 @@ VALUE_NULLS: Final = int(Column.VALUE_NULLS)
 KEY_NULLS: Final = int(Column.KEY_NULLS)
 TAG_NULLS: Final = int(Column.TAG_NULLS)
 HEADER_NULLS: Final = int(Column.HEADER_NULLS)
+TIMES: Final = int(Column.TIMES)
 
 
 class Columns(msgspec.Struct, frozen=True, gc=False):

@@ -57,7 +57,7 @@ class Codec(enum.IntEnum):
 
 
 class Column(enum.IntFlag):
-    """Which columns a data frame has, and which of them hold a null."""
+    """Which columns a data frame has, which of them hold a null, and whether append times follow."""
 
     KEYS = 1
     TAGS = 2
@@ -66,6 +66,7 @@ class Column(enum.IntFlag):
     KEY_NULLS = 16
     TAG_NULLS = 32
     HEADER_NULLS = 64
+    TIMES = 128
 
 
 class Verdict(enum.Enum):
@@ -98,7 +99,6 @@ class FrameHead(NamedTuple):
 
 
 CODEC_MAX: Final = int(Codec.ZSTD)
-COLUMNS_MAX: Final = 127
 MUST_MIN: Final = int(Kind.DELETE)
 MUST_MAX: Final = int(Kind.GAP)
 """Of the kinds that must be understood, this version knows those from `MUST_MIN` to here."""
@@ -128,7 +128,7 @@ def read_frame(buffer: Bytes, position: int, salt_crc: int, frame_bytes_max: int
     view = buffer if length < _COPY_MAX else memoryview(buffer)
     if crc32(view[start : start + length], crc32(_PACK_FIRST(base, length), salt_crc)) != crc:
         return Verdict.DAMAGED
-    if version != 1 or codec > CODEC_MAX or columns > COLUMNS_MAX or 127 < kind < MUST_MIN or kind > MUST_MAX:
+    if version != 1 or codec > CODEC_MAX or 127 < kind < MUST_MIN or kind > MUST_MAX:
         return Verdict.NEWER
     fields = (base, length + 16, kind, codec, columns, count, epoch, run_count, durable, appended_at)
     return _NEW(FrameHead, fields)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from forebay.errors import Corrupt
 from forebay.format import columns as column_format
+from forebay.format.times import find_times
 from forebay.records import Bytes, Headers
 
 _UNPACK_ONE: Final = struct.Struct("<ii").unpack_from
@@ -46,7 +47,7 @@ class Strip(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The places of all columns of `rows` records inside `buffer`."""
+    """The places of all columns of `rows` records inside `buffer`; `flags` and `stop` leave the times out."""
 
     buffer: Bytes
     start: int
@@ -59,6 +60,8 @@ class Layout(NamedTuple):
     lists: int
     names: Span | None
     header_values: Span | None
+    times: int
+    """Where they begin; -1 if all were appended at once."""
 
 
 def find(buffer: Bytes, start: int, stop: int, flags: int, rows: int) -> Layout:
@@ -70,7 +73,7 @@ def find(buffer: Bytes, start: int, stop: int, flags: int, rows: int) -> Layout:
         zero, size = _UNPACK_ONE(buffer, position)
         if zero == 0 <= size and position + 8 + ((size + 7) & ~7) == stop:
             span = _NEW(Span, (-1, position, position + 8, size))
-            return _NEW(Layout, (buffer, start, stop, 0, 1, span, None, None, -1, None, None))
+            return _NEW(Layout, (buffer, start, stop, 0, 1, span, None, None, -1, None, None, -1))
     value, position = _span(buffer, position, stop, rows, flags & column_format.VALUE_NULLS)
     key = tag = names = header_values = None
     lists = -1
@@ -83,9 +86,13 @@ def find(buffer: Bytes, start: int, stop: int, flags: int, rows: int) -> Layout:
         count, position = _offsets_end(buffer, position, stop, rows)
         names, position = _span(buffer, position, stop, count, 0)
         header_values, position = _span(buffer, position, stop, count, flags & column_format.HEADER_NULLS)
+    end, times = position, -1
+    if flags & column_format.TIMES:
+        times, position = position, find_times(buffer, position, stop, rows)
+        flags &= ~column_format.TIMES
     if position != stop:
         raise Corrupt(f"columns end at byte {position} of the buffer, not at {stop}")
-    return _NEW(Layout, (buffer, start, stop, flags, rows, value, key, tag, lists, names, header_values))
+    return _NEW(Layout, (buffer, start, end, flags, rows, value, key, tag, lists, names, header_values, times))
 
 
 def _span(buffer: Bytes, position: int, stop: int, entries: int, nulls: int) -> tuple[Span, int]:

@@ -20,7 +20,6 @@ from forebay.format.checksum import crc32
 from forebay.format.head import (
     BODY_MIN,
     CODEC_MAX,
-    COLUMNS_MAX,
     FORMAT_VERSION,
     HEAD_SIZE,
     MUST_MAX,
@@ -254,7 +253,7 @@ def _byte(words: Words, place: int) -> Field:
 def _newer(shape: Words) -> npt.NDArray[np.bool_]:
     """Which frames this version must not read."""
     kind = _byte(shape, 1)
-    unknown = (_byte(shape, 0) != FORMAT_VERSION) | (_byte(shape, 2) > CODEC_MAX) | (_byte(shape, 3) > COLUMNS_MAX)
+    unknown = (_byte(shape, 0) != FORMAT_VERSION) | (_byte(shape, 2) > CODEC_MAX)
     return np.asarray(unknown | ((kind >= MUST_UNDERSTAND) & (kind < MUST_MIN)) | (kind > MUST_MAX))
 
 

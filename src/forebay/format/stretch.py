@@ -18,6 +18,7 @@ from forebay.format.batch import Batch, batch_of, decode
 from forebay.format.columns import KEYS, TAGS, ColumnBytes, Parts
 from forebay.format.frame import HEAD_SIZE, Codec, FrameHead, Kind
 from forebay.format.scan import FrameTable
+from forebay.format.times import Appended, timed
 from forebay.records import OFFSET_MAX
 
 STRETCH_MIN: Final = 16
@@ -33,8 +34,7 @@ _SIMPLE: Final = KEYS | TAGS
 def batches_of(buffer: bytes, table: FrameTable) -> Iterator[tuple[Batch, int]]:
     """The records of all data frames of a table, in order, each batch with the bytes that its frames take.
 
-    A batch never spans a hole in the offsets, a control frame or a change of epoch. Put together, frames
-    count as appended when the last of them was.
+    A batch never spans a hole in the offsets, a control frame or a change of epoch. It keeps the times of its frames.
     """
     simple = _simple(table)
     for first, stop in pairwise(_edges(table, simple)):
@@ -85,8 +85,13 @@ def _together(buffer: bytes, table: FrameTable) -> Batch:
     if (places != ends).any():
         row = int(np.argmax(places != ends))
         raise Corrupt(f"frame at byte {int(table.position[row])}: its columns do not end with it")
-    columns = ColumnBytes(flags, count, out.parts, out.size, 0, 0)
+    columns = timed(ColumnBytes(flags, count, out.parts, out.size, 0, 0), _appended(table.appended_at))
     return batch_of(columns, base=base, epoch=int(table.epoch[0]), appended_at=int(table.appended_at.max()))
+
+
+def _appended(times: npt.NDArray[np.int64]) -> list[Appended]:
+    edges = [0, *(np.flatnonzero(times[1:] != times[:-1]) + 1).tolist(), len(times)]
+    return [Appended(stop - first, int(times[first])) for first, stop in pairwise(edges)]
 
 
 def _add_column(

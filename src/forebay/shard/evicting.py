@@ -213,12 +213,14 @@ def _of_gap(gap: Gap) -> Stretch:
 def _of_batch(batch: Batch, deleted: OffsetSet) -> Iterator[Stretch]:
     sizes = batch.sizes()
     gone = deleted.mask(batch.base, batch.count)
-    edges = [0, *(np.flatnonzero(gone[1:] != gone[:-1]) + 1).tolist(), batch.count]
-    for first, last in pairwise(edges):
-        part = sizes[first:last]
-        yield Stretch(
-            batch.base + first, batch.base + last, not gone[first], batch.appended_at, int(part.sum()), _giving(part)
-        )
+    start = 0
+    for count, at in batch.appended():
+        here = gone[start : start + count]
+        edges = [0, *(np.flatnonzero(here[1:] != here[:-1]) + 1).tolist(), count]
+        for first, last in pairwise(start + edge for edge in edges):
+            part = sizes[first:last]
+            yield Stretch(batch.base + first, batch.base + last, not gone[first], at, int(part.sum()), _giving(part))
+        start += count
 
 
 def _giving(sizes: npt.NDArray[np.int64]) -> Callable[[], npt.NDArray[np.int64]]:

@@ -133,7 +133,7 @@ class Alterations:
         while ttl_ms is not None and at < end:
             page = shard.read(at, 1)
             if page.batches:
-                return page.batches[0].appended_at + ttl_ms <= self._clock.now_ms()
+                return page.batches[0].appended()[0].at + ttl_ms <= self._clock.now_ms()
             at = page.next
         return False
 

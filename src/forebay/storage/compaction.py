@@ -8,6 +8,7 @@ stays, and so do records without one.
 from __future__ import annotations
 
 import weakref
+from itertools import takewhile
 
 from forebay.engines import OpenShard
 from forebay.engines.seam import LookedUpShard
@@ -45,9 +46,10 @@ def _aged(shard: OpenShard, start: int, appended_max: int) -> tuple[dict[bytes, 
     for _ in range(PASS_PAGES):
         page = shard.read(at)
         for batch in page.batches:
-            if batch.appended_at > appended_max:
-                return keys, batch.base
-            keys.update((key, None) for key in batch.keys() or () if key is not None)
+            aged = sum(run.records for run in takewhile(lambda run: run.at <= appended_max, batch.appended()))
+            keys.update((key, None) for key in (batch.keys() or [])[:aged] if key is not None)
+            if aged < batch.count:
+                return keys, batch.base + aged
         if page.next == at:
             break
         at = page.next

@@ -20,6 +20,7 @@ from forebay.format.lookups import LookupSections
 from forebay.format.scan import FrameTable
 from forebay.format.segment import HEADER_BYTES, index_name
 from forebay.format.stretch import batches_of
+from forebay.format.times import timed
 from forebay.records import Gap, Reason, Run
 from forebay.settings import WalSettings
 from forebay.wal.files import LogFile, SealedFile
@@ -153,10 +154,9 @@ class _Group:
             base=self._batches[0].base,
             epoch=self._batches[-1].epoch,
             durable=self._durable,
-            # The newest time of the group: what lives by age may then live a little longer, never shorter.
             appended_at=max(batch.appended_at for batch in self._batches),
             runs=self._runs if any(run.producer for run in self._runs) else [],
-            columns=merge(self._batches),
+            columns=timed(merge(self._batches), [run for batch in self._batches for run in batch.appended()]),
             zstd_level=self._zstd_level,
         )
         self._batches, self._runs, self._bytes = [], [], 0
