@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,39 +50,6 @@ def test_a_restart_goes_on_behind_the_last_record_and_not_at_zero(tmp_path: Path
     for life in range(4):
         with forebay.open(tmp_path / "log", QUICK) as log:
             assert log.create_topic("t", exist_ok=True).append(b"%d" % life) == life
-
-
-def test_a_time_is_found_to_the_millisecond_and_not_to_the_second(log: Storage) -> None:
-    topic = log.create_topic("t")
-    topic.append_many([b"v"] * 1000, timestamps=[1_700_000_000_000 + n for n in range(1000)])
-
-    assert [topic.offset_at_time(1_700_000_000_000 + n) for n in (0, 1, 499, 999, 1000)] == [0, 1, 499, 999, None]
-
-
-def test_a_key_written_again_does_not_delete_what_it_had(log: Storage) -> None:
-    for durability in ("ephemeral", "disk"):
-        topic = log.create_topic(durability, durability=durability)
-        for number in range(5):
-            topic.append(b"%d" % number, key=b"same")
-        assert values(topic.read()) == [b"0", b"1", b"2", b"3", b"4"]
-
-
-def test_acknowledgements_of_merged_writes_are_not_mixed_up(log: Storage) -> None:
-    topic = log.create_topic("t")
-    told: dict[int, bytes] = {}
-
-    def append(number: int) -> None:
-        acks = [(topic.append_nowait(b"%d.%d" % (number, turn)), b"%d.%d" % (number, turn)) for turn in range(50)]
-        told.update({ack.result(60): value for ack, value in acks})
-
-    threads = [threading.Thread(target=append, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert told == {record.offset: record.value for record in topic.read()}
-    assert len(told) == 400
 
 
 @pytest.mark.parametrize("method", ["get", "range", "transaction"])

@@ -122,7 +122,7 @@ class EngineContract:
 
     # Shards
 
-    def test_creating_a_shard_again_keeps_what_it_holds(self, engine: StorageEngine, ref: ShardRef) -> None:
+    def test_create_shard_again_keeps_what_it_holds(self, engine: StorageEngine, ref: ShardRef) -> None:
         engine.create_shard(ref)
         engine.write(ref, NewRecord(b"kept", 1))
 
@@ -131,7 +131,7 @@ class EngineContract:
         assert values_of(records_of(engine, ref)) == [b"kept"]
         assert engine.open_shard(ref) is engine.open_shard(ref)
 
-    def test_listing_tells_of_shards_and_an_unknown_one_gives_nothing(
+    def test_list_shard_tells_of_shards_and_an_unknown_one_gives_nothing(
         self, engine: StorageEngine, home: EngineHome
     ) -> None:
         assert engine.list_shard("no such shard") == engine.list_shard() == []
@@ -143,7 +143,7 @@ class EngineContract:
         [status] = engine.list_shard(home.ref(1).id)
         assert (status.ref, status.offsets.next) == (home.ref(1), 1)
 
-    def test_deleting_a_shard_ends_its_records_and_no_other(self, engine: StorageEngine, home: EngineHome) -> None:
+    def test_delete_shard_ends_its_records_and_no_other(self, engine: StorageEngine, home: EngineHome) -> None:
         for partition in (0, 1):
             engine.write(home.ref(partition), NewRecord(b"v", 1))
         shard = engine.open_shard(home.ref(0))
@@ -155,7 +155,7 @@ class EngineContract:
         with pytest.raises(Closed):
             shard.read(0)
 
-    def test_deleting_what_is_not_there_is_fine(self, engine: StorageEngine, ref: ShardRef) -> None:
+    def test_delete_shard_of_what_is_not_there_is_fine(self, engine: StorageEngine, ref: ShardRef) -> None:
         engine.delete_shard(ref)
         engine.create_shard(ref)
         engine.delete_shard(ref)
@@ -178,7 +178,7 @@ class EngineContract:
 
     # Appending
 
-    def test_offsets_are_contiguous_over_single_and_many(self, engine: StorageEngine, ref: ShardRef) -> None:
+    def test_write_and_batch_write_give_contiguous_offsets(self, engine: StorageEngine, ref: ShardRef) -> None:
         assert engine.write(ref, NewRecord(b"0", 1)) == 0
         assert engine.batch_write(ref, [NewRecord(b"%d" % n, 1) for n in (1, 2, 3)]) == [1, 2, 3]
         assert engine.batch_write(ref, []) == []
@@ -188,7 +188,7 @@ class EngineContract:
         assert [(record.offset, record.value) for record in records] == [(n, b"%d" % n) for n in range(5)]
         assert engine.open_shard(ref).offsets().next == 5
 
-    def test_a_batch_is_all_or_nothing(self, engine: StorageEngine, ref: ShardRef) -> None:
+    def test_batch_write_is_all_or_nothing(self, engine: StorageEngine, ref: ShardRef) -> None:
         engine.write(ref, NewRecord(b"before", 1))
         wrong: list[NewRecord] = [NewRecord(b"a", 1), NewRecord("b", 1)]  # type: ignore[arg-type]
 
@@ -218,14 +218,14 @@ class EngineContract:
 
     # Reading
 
-    def test_reading_past_the_end_is_empty(self, engine: StorageEngine, ref: ShardRef) -> None:
+    def test_read_by_offset_past_the_end_is_empty(self, engine: StorageEngine, ref: ShardRef) -> None:
         engine.write(ref, NewRecord(b"v", 1))
 
         for offset in (1, 2, 1_000_000, OFFSET_MAX):
             page = engine.read_by_offset(ref, offset)
             assert (page.batches, page.events, page.next) == ([], [], offset)
 
-    def test_reading_begins_inside_a_batch(self, engine: StorageEngine, ref: ShardRef) -> None:
+    def test_read_by_offset_begins_inside_a_batch(self, engine: StorageEngine, ref: ShardRef) -> None:
         engine.batch_write(ref, [NewRecord(b"%d" % n, n) for n in range(10)])
 
         assert values_of(records_of(engine, ref, 7)) == [b"7", b"8", b"9"]
@@ -286,7 +286,9 @@ class EngineContract:
 
     # Times
 
-    def test_a_time_leads_to_the_first_record_at_or_after_it(self, engine: StorageEngine, ref: ShardRef) -> None:
+    def test_get_offset_by_timestamp_gives_the_first_record_at_or_after_it(
+        self, engine: StorageEngine, ref: ShardRef
+    ) -> None:
         for timestamp in self.timestamps:
             engine.write(ref, NewRecord(b"v", timestamp))
 

@@ -131,7 +131,7 @@ class LookupContract:
 
     # Tags
 
-    def test_tags_match_exactly(self, engine: LookedUpEngine, ref: ShardRef) -> None:
+    def test_read_by_tag_matches_exactly(self, engine: LookedUpEngine, ref: ShardRef) -> None:
         engine.batch_write(ref, [NewRecord(tag.encode(), 1, None, tag) for tag in TAGS] + [NewRecord(b"none", 1)])
         engine.batch_write(ref, [NewRecord(b"again", 1, None, tag) for tag in TAGS])
 
@@ -196,7 +196,9 @@ class LookupContract:
         assert engine.read_by_key(ref, b"k", history=True, bytes_max=1) == Page([], [], MANY)
         assert engine.read_by_tag(ref, "t", MANY + 5) == Page([], [], MANY + 5)
 
-    def test_look_ups_agree_with_reading_everything(self, engine: LookedUpEngine, ref: ShardRef) -> None:
+    def test_indexes_by_offset_key_tag_and_timestamp_agree_with_reading_everything(
+        self, engine: LookedUpEngine, ref: ShardRef
+    ) -> None:
         chance = random.Random(4)
         written = [
             NewRecord(b"%d" % number, 1, chance.choice([None, b"a", b"b"]), chance.choice([None, "x", "y", "z"]))
@@ -263,7 +265,9 @@ class LookupContract:
 
     # Groups
 
-    def test_a_group_stands_where_it_committed_and_never_goes_back(self, home: LookupHome, ref: ShardRef) -> None:
+    def test_commit_offset_and_get_offset_by_group_agree_and_never_go_back(
+        self, home: LookupHome, ref: ShardRef
+    ) -> None:
         engine = home.open()
         assert engine.get_offset_by_group(ref, "g") is None
         assert engine.commit_offset(ref, "g", 5, "note") == 5

@@ -63,7 +63,7 @@ class RemovalContract:
 
     # Deletes
 
-    def test_deleting_by_offset_ends_exactly_that_range(self, engine: LookedUpEngine, ref: ShardRef) -> None:
+    def test_delete_by_offset_ends_exactly_that_range(self, engine: LookedUpEngine, ref: ShardRef) -> None:
         numbered(engine, ref)
 
         assert engine.delete_by_offset(ref, 10, 150) == 140
@@ -77,7 +77,7 @@ class RemovalContract:
         assert offsets_of(keyed(engine, ref, b"k0")) == [n for n in without(range(151)) if n % 3 == 0]
         assert offsets_of(tagged(engine, ref, "t1")) == [n for n in without(range(151)) if n % 5 == 1]
 
-    def test_deleting_by_key_and_by_tag_ends_every_match_and_no_other(
+    def test_delete_by_key_and_delete_by_tag_end_every_match_and_no_other(
         self, engine: LookedUpEngine, ref: ShardRef
     ) -> None:
         numbered(engine, ref)
@@ -160,7 +160,7 @@ class RemovalContract:
         assert ended + len(left) == head // 2
         assert offsets_of(keyed(engine, ref, b"o")) == list(range(1, head, 2))
 
-    def test_deleting_before_moves_earliest_in_silence_and_never_back(
+    def test_delete_before_moves_earliest_in_silence_and_never_back(
         self, engine: LookedUpEngine, ref: ShardRef
     ) -> None:
         numbered(engine, ref)
