@@ -91,9 +91,17 @@ class RocksHome:
 class LookupSegmentHome(SegmentHome):
     """The segment engine in a directory, of the machine if no other disk is given."""
 
-    def __init__(self, path: str, durability: str, *, settings: Settings = SETTINGS, disk: Disk | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        durability: str,
+        *,
+        settings: Settings = SETTINGS,
+        disk: Disk | None = None,
+        metadata: MetadataStore | None = None,
+    ) -> None:
         self.clock = ManualClock()
-        super().__init__(disk or SystemDisk(), path, durability, settings=settings, clock=self.clock)
+        super().__init__(disk or SystemDisk(), path, durability, settings=settings, clock=self.clock, metadata=metadata)
 
     def open(self) -> SegmentEngine:
         engine = super().open()
