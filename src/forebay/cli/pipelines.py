@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from forebay.cli import declared, registering, scrubbing
+from forebay.cli import declared, laking, registering, scrubbing
 from forebay.cli.commands import Commands
 
 app = typer.Typer(
@@ -16,4 +16,5 @@ app = typer.Typer(
 
 declared.register(app)
 scrubbing.register(app)
+laking.register(app)
 registering.register(app)

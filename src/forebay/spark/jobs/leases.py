@@ -8,7 +8,7 @@ from typing import Final
 
 from forebay.clock import Clock
 from forebay.errors import Fenced, Unavailable
-from forebay.metadata import Absent, MetadataStore, Put, Session
+from forebay.metadata import Absent, MetadataStore, Put, RevisionIs, Session
 
 PAUSE_SECONDS: Final = 0.2
 
@@ -16,10 +16,12 @@ PAUSE_SECONDS: Final = 0.2
 class Lease:
     """A key that is held. Whoever changes something asks it at the last moment whether it still is."""
 
-    def __init__(self, key: str, what: str, session: Session) -> None:
+    def __init__(self, key: str, what: str, session: Session, revision: int) -> None:
         self._key = key
         self._what = what
         self._session = session
+        self.held = RevisionIs(key, revision)
+        """Holds in a transaction if the lease is still this one."""
 
     def check(self) -> None:
         """`Fenced` if it was lost: another may be at work by now."""
@@ -38,7 +40,7 @@ def leased(
     session = metadata.session(ttl_s)
     try:
         until = clock.monotonic() + wait_s
-        while not metadata.transaction([Absent(key)], [Put(key, what.encode(), session.id)]).succeeded:
+        while not (taken := metadata.transaction([Absent(key)], [Put(key, what.encode(), session.id)])).succeeded:
             entry = metadata.get(key)
             if entry is not None and clock.monotonic() >= until:
                 raise Unavailable(
@@ -46,6 +48,6 @@ def leased(
                     f"{entry.session}: run it when that has ended"
                 )
             clock.sleep(PAUSE_SECONDS)
-        yield Lease(key, what, session)
+        yield Lease(key, what, session, taken.revision)
     finally:
         session.close()

@@ -1,0 +1,307 @@
+"""Compaction: many small segments of history become few large ones in Parquet, without what ended in them.
+
+Executors read segments and write new ones straight to the store, under names of their own; the driver puts them into
+the catalog, one swap for each. Beside the owner, whoever that is. Of a topic with cleanup "compact" the newest record
+of each key stays, as far as history reaches. Whatever is cut short is done again by the next run, which finds nothing
+to do where all was done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
+
+from forebay.blobs import BlobStore
+from forebay.clock import SystemClock
+from forebay.compacting.merging import Merge, Target, merge
+from forebay.compacting.planning import Rewrite, Rules
+from forebay.compacting.shard import Outlook, ShardCompaction
+from forebay.errors import ForebayError, Unavailable
+from forebay.format.descriptor import SegmentDescriptor
+from forebay.format.offsets import OffsetSet
+from forebay.format.vectors import DeletionVector, deleted_by, vectors_of
+from forebay.inspection.findings import REACH, Finding, Severity
+from forebay.shard import ShardRef
+from forebay.shard.places import is_private, loads_name, local_name
+from forebay.spark.jobs.leases import Lease, leased
+from forebay.spark.jobs.reports import Figure, Part, Progress, Report, summed
+from forebay.spark.jobs.superseding import KeyUnit, superseded_by_spark
+from forebay.spark.jobs.units import Outcome, spread
+from forebay.spark.location import Location
+from forebay.spark.opening import Opened, opened
+from forebay.storage.definitions import refs_of
+from forebay.topics import Cleanup, Engine, TopicName, TopicSpec
+from forebay.wal.window import ProducerWindow
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PASSES_MAX: Final = 8
+"""What became small by losing records may be worth putting together again: but not for ever."""
+LEADER: Final = "compaction"
+AGAIN: Final = 'run "forebay verify"; what could not be read is left as it is'
+
+
+class Unit(msgspec.Struct, frozen=True, array_like=True):
+    """One segment to be written."""
+
+    task: Merge
+    ended: tuple[DeletionVector, ...]
+    token: str
+    store: str
+    created_at: int
+
+
+class Work(Protocol):
+    """Who does the work: executors, by way of Spark."""
+
+    def write(self, units: Sequence[Unit]) -> Iterator[Outcome[Unit, SegmentDescriptor]]:
+        """Write every unit; the outcomes in their order."""
+
+    def superseded(self, units: Sequence[KeyUnit]) -> OffsetSet:
+        """Which records of a shard a later one with their key superseded; `units` are all its segments."""
+
+
+class OnSpark:
+    """The work, spread over executors."""
+
+    def __init__(self, spark: SparkSession, location: Location, progress: Progress | None) -> None:
+        self._spark = spark
+        self._location = location
+        self._progress = progress
+
+    def write(self, units: Sequence[Unit]) -> Iterator[Outcome[Unit, SegmentDescriptor]]:
+        return spread(
+            self._spark,
+            units,
+            partial(written, self._location),
+            unit_type=Unit,
+            result_type=SegmentDescriptor,
+            progress=self._progress,
+            weight=lambda unit: sum(source.bytes for source in unit.task.sources),
+        )
+
+    def superseded(self, units: Sequence[KeyUnit]) -> OffsetSet:
+        return superseded_by_spark(self._spark, self._location, units)
+
+
+def run(
+    spark: SparkSession,
+    location: Location,
+    topics: Sequence[str] = (),
+    *,
+    rules: Rules | None = None,
+    wait_s: float = 0.0,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """Compact the history of these topics, or of all. See `compact`."""
+    return compact(
+        OnSpark(spark, location, progress), location, topics, rules=rules or Rules(), wait_s=wait_s, dry_run=dry_run
+    )
+
+
+def compact(
+    work: Work, location: Location, topics: Sequence[str], *, rules: Rules, wait_s: float = 0.0, dry_run: bool = False
+) -> Report:
+    """Compact by whoever does the work. Shards that another compacts are left to it after `wait_s`, and named.
+
+    Raises only where there is nothing to look at: `UnknownTopic`, `Unavailable`, `Denied`.
+    """
+    clock = SystemClock()
+    begun = clock.monotonic()
+    findings: list[Finding] = []
+    parts: list[Part] = []
+    with opened(location, read_only=dry_run) as found:
+        for spec in _specs(found, topics):
+            for ref in refs_of(spec):
+                shard = _Shard(found, ref, work, rules, findings)
+                figures = shard.outlook_figures() if dry_run else shard.compact(wait_s)
+                if figures:
+                    parts.append(Part(topic=str(spec.name), partition=ref.partition, figures=figures))
+    figures = summed(parts)
+    done = figures.get("rewrites", 0)
+    summary = f"{done} rewrite{'' if done == 1 else 's'}" if done else "nothing to do"
+    seconds = clock.monotonic() - begun
+    return Report(
+        job="compact",
+        summary=summary,
+        dry_run=dry_run,
+        figures=figures,
+        parts=tuple(parts),
+        findings=tuple(findings),
+        seconds=round(seconds, 3),
+    )
+
+
+def _specs(found: Opened, topics: Sequence[str]) -> list[TopicSpec]:
+    if topics:
+        return [found.definitions.get(TopicName.parse(name)) for name in topics]
+    return [spec for spec in found.definitions.all() if spec.engine is Engine.SEGMENT]
+
+
+class _Shard:
+    """One shard under the job."""
+
+    def __init__(self, found: Opened, ref: ShardRef, work: Work, rules: Rules, findings: list[Finding]) -> None:
+        self._found = found
+        self._ref = ref
+        self._work = work
+        self._rules = rules
+        self._findings = findings
+        self._failed: set[tuple[int, int]] = set()
+        self._compaction = ShardCompaction(
+            found.catalog(ref),
+            ref.spec.topic_id,
+            found.places,
+            readable=partial(_is_readable, found.holder),
+            manifest=found.places.manifest,
+        )
+
+    def outlook_figures(self) -> dict[str, Figure]:
+        """What a run would do now."""
+        outlook = self._look()
+        if not outlook.segments:
+            return {}
+        parts = [part for rewrite in outlook.rewrites for part in rewrite.parts if part.why]
+        return {
+            "segments": outlook.segments,
+            "bytes": outlook.bytes,
+            "rewrites": len(outlook.rewrites),
+            "segments_to_read": sum(source.gap is None for part in parts for source in part.sources),
+            "bytes_to_read": sum(part.bytes for part in parts),
+        }
+
+    def compact(self, wait_s: float) -> dict[str, Figure]:
+        """Do what is to be done; the figures of it, none for a shard without history."""
+        settings, clock = self._found.settings, self._found.clock
+        try:
+            before = self._look()
+            if not before.segments or not before.rewrites:
+                return _figures(before, before, 0) if before.segments else {}
+            with leased(
+                self._found.metadata,
+                self._compaction.lease_key,
+                f"compaction of {self._ref}",
+                ttl_s=settings.metadata.lease_ttl_s,
+                wait_s=wait_s,
+                clock=clock,
+            ) as lease:
+                done = self._passes(lease)
+                return _figures(before, self._look(), done)
+        except Unavailable as error:
+            self._add(str(error), REACH)
+        except ForebayError as error:
+            self._add(str(error), AGAIN)
+        return {}
+
+    def _passes(self, lease: Lease) -> int:
+        done = 0
+        for _ in range(PASSES_MAX):
+            # Under the lease: nobody else rewrites from here on, though history may grow, and records end.
+            outlook = self._look()
+            wanted = [one for one in outlook.rewrites if (one.start, one.end) not in self._failed]
+            if not wanted:
+                break
+            done += self._pass(lease, outlook, wanted)
+        return done
+
+    def _pass(self, lease: Lease, outlook: Outlook, wanted: Sequence[Rewrite]) -> int:
+        """Do these rewrites, as far as they can be done; how many were."""
+        target = Target(*_target_store(self._found), LEADER, self._found.clock.now_ms())
+        units = [self._units(rewrite, outlook, target) for rewrite in wanted]
+        outcomes = iter(self._work.write([unit for group in units for unit in group]))
+        swapped = 0
+        for rewrite, group in zip(wanted, units, strict=True):
+            results = [next(outcomes) for _ in group]
+            made = [outcome.result for outcome in results if outcome.result is not None]
+            if len(made) < len(group):
+                self._fail(rewrite, next(outcome.error or "" for outcome in results if outcome.result is None))
+                continue
+            lease.check()
+            swapped += self._compaction.finish(rewrite, made, target, lease.held)
+        return swapped
+
+    def _units(self, rewrite: Rewrite, outlook: Outlook, target: Target) -> list[Unit]:
+        return [
+            Unit(
+                task,
+                tuple(vectors_of(outlook.ended.clipped(task.start, task.end), 1)),
+                self._found.clock.random_bytes(8).hex(),
+                target.name,
+                target.created_at,
+            )
+            for task in self._compaction.merges(rewrite, outlook)
+        ]
+
+    def _look(self) -> Outlook:
+        now_ms = self._found.clock.now_ms()
+        superseded = None
+        if self._ref.spec.cleanup is Cleanup.COMPACT:
+            superseded = self._superseded(now_ms - self._ref.spec.compact_lag_ms)
+        return self._compaction.outlook(self._rules, now_ms, superseded)
+
+    def _superseded(self, appended_max: int) -> OffsetSet:
+        deleted, earliest = self._compaction.ended()
+        readable = partial(_is_readable, self._found.holder)
+        segments = [piece for piece in self._compaction.segments() if readable(piece) and piece.end > earliest]
+        return self._work.superseded(
+            [
+                KeyUnit(piece, tuple(vectors_of(deleted.clipped(piece.start, piece.end), 1)), earliest, appended_max)
+                for piece in segments
+            ]
+        )
+
+    def _fail(self, rewrite: Rewrite, why: str) -> None:
+        self._failed.add((rewrite.start, rewrite.end))
+        self._add(why, AGAIN, (rewrite.start, rewrite.end))
+
+    def _add(self, what: str, step: str, offsets: tuple[int, int] | None = None) -> None:
+        self._findings.append(
+            Finding(severity=Severity.ERROR, what=what, next_step=step, shard=str(self._ref), offsets=offsets)
+        )
+
+
+def _figures(before: Outlook, after: Outlook, done: int) -> dict[str, Figure]:
+    return {
+        "rewrites": done,
+        "segments_before": before.segments,
+        "segments": after.segments,
+        "bytes_before": before.bytes,
+        "bytes": after.bytes,
+        "records_before": before.records,
+        "records": after.records,
+    }
+
+
+def _is_readable(holder: str, descriptor: SegmentDescriptor) -> bool:
+    """Whether it does not lie in another data directory."""
+    return not is_private(descriptor) or descriptor.store in (local_name(holder), loads_name(holder))
+
+
+def _target_store(found: Opened) -> tuple[BlobStore, str]:
+    """Where new segments are put, and what descriptors call it."""
+    places = found.places
+    if found.settings.is_shared:
+        assert places.store is not None
+        return places.store, places.store_name
+    return places.loads.open(), places.loads_name
+
+
+def written(location: Location, unit: Unit) -> SegmentDescriptor:
+    """Write one segment; what the catalog will say of it. Done by an executor."""
+    with closing(Opened(location)) as found:
+        settings = found.settings.wal
+        store, _ = _target_store(found)
+        return merge(
+            unit.task,
+            deleted_by(unit.ended),
+            found.places,
+            Target(store, unit.store, LEADER, unit.created_at),
+            token=unit.token,
+            window=ProducerWindow(settings.producers_max, settings.producer_appends_max),
+        )

@@ -1,0 +1,51 @@
+"""Rows of a topic as a DataFrame, from a snapshot that a job took: the same rows, however often they are read."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from forebay.spark.columns import SPARK_TYPES
+from forebay.spark.location import Location
+from forebay.spark.options import Topics
+from forebay.spark.planning import Range
+from forebay.spark.scan import read_split
+from forebay.spark.snapshot import Snapshot, look, plan
+from forebay.topics import TopicName
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ALL: Final = tuple(SPARK_TYPES)
+
+
+def look_at(location: Location, topic: str) -> Snapshot:
+    """One topic as it is now."""
+    return look(location, Topics(names=(TopicName.parse(topic),)))
+
+
+def frame_of(
+    spark: SparkSession,
+    snapshot: Snapshot,
+    offsets: Mapping[int, tuple[int, int]],
+    columns: tuple[str, ...] = ALL,
+    *,
+    fail_on_data_loss: bool = True,
+) -> DataFrame:
+    """The records of these offsets, `[start, end)` by partition of the one topic, with these columns."""
+    from forebay.spark.source import spark_schema
+
+    ranges = [Range(partition, start, end) for partition, (start, end) in offsets.items() if start < end]
+    splits = plan(snapshot, ranges, columns=columns, fail_on_data_loss=fail_on_data_loss)
+    rows = [(bytearray(pickle.dumps(split)),) for split in splits]
+    tasks = spark.createDataFrame(rows, "split binary").repartition(max(1, len(rows)))
+    return tasks.mapInArrow(_read, spark_schema(columns))
+
+
+def _read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for split in batch.column(0).to_pylist():
+            yield from read_split(pickle.loads(split))

@@ -1,0 +1,119 @@
+"""A directory of Parquet files as a target: `data/` has the rows, `bad/` the bad ones, `_forebay/` the commits.
+
+A commit is a numbered manifest that exactly one can create. Files wait in `_staged/`, where readers of Parquet do not
+look, and get their place behind the commit; a run that is killed in between is finished by the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import posixpath
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from forebay.blobs import DirectoryStore
+from forebay.clock import SystemClock
+from forebay.disk import SystemDisk, make_directories
+from forebay.errors import Conflict, Corrupt, Indeterminate, Unsupported
+from forebay.spark.jobs.leases import Lease
+from forebay.spark.lake.files import FILE
+from forebay.spark.lake.targets import Batch, Marks, files_of
+
+DATA: Final = "data"
+BAD: Final = "bad"
+STAGED: Final = "_staged"
+COMMITS: Final = "_forebay"
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True):
+    """One commit: what it brought, and how far the directory has the topic from then on."""
+
+    number: int
+    batch: Batch
+    marks: Marks
+    committed_at: int
+
+
+class DirectoryTarget:
+    """Parquet files below a directory that driver and executors share."""
+
+    def __init__(self, root: str) -> None:
+        path = root.removeprefix(FILE)
+        if "://" in path:
+            raise Unsupported(f"{root} is no directory: Parquet files go to a directory, an object store takes a table")
+        # Tasks run elsewhere: what the path is relative to must be settled here.
+        path = str(Path(path).absolute())
+        self.name = path
+        self._root = path
+        self._disk = SystemDisk()
+        self._clock = SystemClock()
+        self._store = DirectoryStore(path, disk=self._disk, clock=self._clock)
+        self._last: Commit | None = None
+
+    def recover(self) -> None:
+        """Bring committed files into place, then remove the others that wait."""
+        self._store.open()
+        for folder in (DATA, BAD, STAGED, COMMITS):
+            make_directories(self._disk, f"{self._root}/{folder}")
+        self._last = self._newest()
+        if self._last is not None:
+            self._place(self._last.batch)
+        for name in self._disk.list_directory(f"{self._root}/{STAGED}"):
+            if name.endswith(".parquet"):
+                self._disk.unlink(f"{self._root}/{STAGED}/{name}")
+
+    def marks(self) -> Marks:
+        self._last = self._newest()
+        return self._last.marks if self._last is not None else Marks()
+
+    def folders(self) -> tuple[str, str]:
+        staged = f"{FILE}{self._root}/{STAGED}"
+        return staged, staged
+
+    def commit(self, batch: Batch, lease: Lease) -> None:
+        before = self._last.marks if self._last is not None else Marks()
+        number = self._last.number + 1 if self._last is not None else 1
+        marks = Marks(topic_id=batch.topic_id, good=batch.ends(before.good), bad=batch.ends(before.bad))
+        commit = Commit(number=number, batch=batch, marks=marks, committed_at=self._clock.now_ms())
+        lease.check()
+        # Commit point: whoever creates this object has brought these offsets; nobody else can any more.
+        if not self._created(f"{COMMITS}/{number:020d}.json", msgspec.json.encode(commit)):
+            raise Conflict(f"{self.name}: commit {number} was made by another job meanwhile: run it again")
+        self._last = commit
+        self._place(batch)
+
+    def close(self) -> None:
+        self._store.close()
+        self._disk.close()
+
+    def _created(self, key: str, content: bytes) -> bool:
+        try:
+            return bool(self._store.put_if_absent(key, content))
+        except Indeterminate:
+            stat = self._store.stat(key)
+            return stat is not None and self._store.get_range(key, 0, stat.size) == content
+
+    def _newest(self) -> Commit | None:
+        folder = f"{self._root}/{COMMITS}"
+        names = self._disk.list_directory(folder) if self._disk.exists(folder) else []
+        numbered = sorted(name for name in names if name.endswith(".json"))
+        if not numbered:
+            return None
+        with contextlib.closing(self._disk.open(f"{folder}/{numbered[-1]}")) as file:
+            content = file.read_at(file.size(), 0)
+        try:
+            return msgspec.json.decode(content, type=Commit)
+        except msgspec.MsgspecError as error:
+            raise Corrupt(f"{folder}/{numbered[-1]} is no commit ({error}): restore it from a backup") from error
+
+    def _place(self, batch: Batch) -> None:
+        """On return the files of a commit are where readers look."""
+        for folder, is_bad in ((DATA, False), (BAD, True)):
+            for written in files_of(batch, bad=is_bad):
+                name = posixpath.basename(written.path)
+                with contextlib.suppress(FileNotFoundError):
+                    self._disk.rename(f"{self._root}/{STAGED}/{name}", f"{self._root}/{folder}/{name}")
+            self._disk.sync_directory(f"{self._root}/{folder}")
+        self._disk.sync_directory(f"{self._root}/{STAGED}")

@@ -1,0 +1,153 @@
+"""An Iceberg table as a target, with a second one for bad rows. Their catalog is that of the settings.
+
+Every commit writes the offsets it brings into the properties of its snapshot, and how far the table is into its own,
+in one step that is refused if anybody changed the table since it was looked at. The side table goes first: each of
+the two knows how far it is, so that a run killed between them is finished by the next without a row twice.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import pyarrow as pa
+
+from forebay.errors import Conflict, Invalid
+from forebay.spark.iceberg import open_catalog
+from forebay.spark.jobs.leases import Lease
+from forebay.spark.lake.decoding import BAD_SCHEMA
+from forebay.spark.lake.files import FILE
+from forebay.spark.lake.targets import Batch, Marks, files_of
+from forebay.spark.location import Location
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+
+FOLDER: Final = "data/lake"
+TOPIC: Final = "forebay.topic"
+TOPIC_ID: Final = "forebay.topic-id"
+OFFSETS: Final = "forebay.offsets"
+"""Of a snapshot: the offsets it brought, `{"0":[100,200]}`."""
+NEXT: Final = "forebay.next-offsets"
+"""Of the table: the first offsets it does not have."""
+
+
+class TableTarget:
+    """Two tables of one catalog: `namespace.name` and `namespace.name_bad`."""
+
+    def __init__(self, location: Location, name: str, schema: pa.Schema) -> None:
+        if not all(name.rpartition(".")):
+            raise Invalid(f"{name!r} names no table: write NAMESPACE.NAME, such as shop.orders")
+        self.name = name
+        self._catalog: Catalog = open_catalog(location)
+        self._schema = schema
+        self._tables: dict[bool, Table] = {}
+
+    def recover(self) -> None:
+        """Make the tables if they are missing, take new columns in, and remove files that no snapshot names."""
+        self._catalog.create_namespace_if_not_exists(self.name.rpartition(".")[0])
+        for bad, name, schema in ((False, self.name, self._schema), (True, f"{self.name}_bad", BAD_SCHEMA)):
+            table = self._catalog.create_table_if_not_exists(name, schema)
+            self._fit(table, name, schema)
+            self._tables[bad] = self._catalog.load_table(name)
+            _remove_strays(self._tables[bad])
+
+    def marks(self) -> Marks:
+        good, bad = (self._marks_of(self._known(is_bad)) for is_bad in (False, True))
+        return Marks(topic_id=good[0] or bad[0], good=good[1], bad=bad[1])
+
+    def _known(self, is_bad: bool) -> Table | None:  # noqa: FBT001 - which of the two
+        """The table as last seen; before `recover` it may be missing."""
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+        if is_bad in self._tables:
+            return self._tables[is_bad]
+        try:
+            return self._catalog.load_table(f"{self.name}_bad" if is_bad else self.name)
+        except (NoSuchTableError, NoSuchNamespaceError):
+            return None
+
+    def folders(self) -> tuple[str, str]:
+        good, bad = (_folder(self._tables[is_bad]) for is_bad in (False, True))
+        return good, bad
+
+    def commit(self, batch: Batch, lease: Lease) -> None:
+        for is_bad in (True, False):
+            self._commit(is_bad, batch, lease)
+
+    def close(self) -> None:
+        self._catalog.close()
+
+    def _commit(self, is_bad: bool, batch: Batch, lease: Lease) -> None:  # noqa: FBT001 - which of the two
+        from pyiceberg.exceptions import CommitFailedException
+
+        known = self._marks_of(self._tables[is_bad])[1]
+        table = self._catalog.load_table(self._tables[is_bad].name())
+        before = self._marks_of(table)[1]
+        if before != known:
+            raise Conflict(f"{self.name} was changed by another job meanwhile: run it again")
+        self._tables[is_bad] = table
+        offsets = {str(p): (max(start, before.get(p, start)), end) for p, (start, end) in batch.offsets.items()}
+        if all(before.get(partition, -1) >= end for partition, (_, end) in batch.offsets.items()):
+            return  # by a run that was killed behind it
+        snapshot = {TOPIC: batch.topic, TOPIC_ID: batch.topic_id, OFFSETS: _json(offsets)}
+        ends = {str(partition): end for partition, end in batch.ends(before).items()}
+        # Else PyIceberg would try again behind whatever another has committed, and rows could be there twice.
+        table.metadata.properties["commit.retry.num-retries"] = "0"
+        files = [written.path for written in files_of(batch, bad=is_bad)]
+        lease.check()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                with table.transaction() as transaction:
+                    transaction.set_properties({TOPIC: batch.topic, TOPIC_ID: batch.topic_id, NEXT: _json(ends)})
+                    if files:
+                        transaction.add_files(files, snapshot)
+                    else:
+                        with transaction.update_snapshot(snapshot).fast_append():
+                            pass
+        except CommitFailedException as error:
+            raise Conflict(f"{self.name} was changed by another job meanwhile: run it again ({error})") from error
+        self._tables[is_bad] = self._catalog.load_table(table.name())
+
+    def _marks_of(self, table: Table | None) -> tuple[str, dict[int, int]]:
+        properties = table.properties if table is not None else {}
+        found = msgspec.json.decode(properties.get(NEXT, "{}"), type=dict[int, int], strict=False)
+        return properties.get(TOPIC_ID, ""), found
+
+    def _fit(self, table: Table, name: str, schema: pa.Schema) -> None:
+        """Columns that are new are added; those that changed are refused."""
+        try:
+            with table.update_schema() as update:
+                update.union_by_name(schema)
+        except Exception as error:
+            raise Invalid(
+                f"the table {name} has other columns than the schema ({error}): give the schema it was made with, to "
+                "which columns may be added, or name another table"
+            ) from error
+
+
+def _folder(table: Table) -> str:
+    return f"{table.location()}/{FOLDER}"
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _remove_strays(table: Table) -> None:
+    """Files in our folder that no snapshot names are of runs that were killed."""
+    folder = _folder(table)
+    path = Path(folder.removeprefix(FILE))
+    if not folder.startswith(FILE) or not path.is_dir():
+        return
+    present: Sequence[Path] = list(path.glob("*.parquet"))
+    if present:
+        named = {name.removeprefix(FILE) for name in table.inspect.all_files()["file_path"].to_pylist()}
+        for stray in present:
+            if str(stray) not in named:
+                stray.unlink()

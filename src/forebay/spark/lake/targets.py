@@ -1,0 +1,77 @@
+"""What a topic is brought into, and how a commit is made there: all files of a range of offsets, or none, and once.
+
+A target itself knows up to which offset it has each partition; that is written by the very step that commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from forebay.errors import Conflict
+from forebay.spark.jobs.leases import Lease
+from forebay.spark.lake.files import Written
+
+
+class Marks(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a target has a topic: the next offset of each partition, of its rows and of its bad rows."""
+
+    topic_id: str = ""
+    """Empty if it has nothing yet."""
+    good: dict[int, int] = msgspec.field(default_factory=dict)
+    bad: dict[int, int] = msgspec.field(default_factory=dict)
+
+    def check(self, name: str, topic_id: str, target: str) -> None:
+        """`Conflict` if the target was filled from another topic of the name."""
+        if self.topic_id not in ("", topic_id):
+            raise Conflict(
+                f"{target} was filled from another topic of the name {name}, which was deleted since "
+                f"(id {self.topic_id}, now {topic_id}): bring this one into another table"
+            )
+
+    def start(self, partition: int) -> int | None:
+        """The first offset that is missing somewhere; `None` if nothing was brought yet."""
+        starts = [found.get(partition) for found in (self.good, self.bad)]
+        return None if None in starts else min(start for start in starts if start is not None)
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """What one commit brings: offsets `[start, end)` of each partition, and the files with their rows."""
+
+    topic: str
+    topic_id: str
+    offsets: dict[int, tuple[int, int]]
+    files: tuple[Written, ...]
+
+    def ends(self, before: Mapping[int, int]) -> dict[int, int]:
+        """The next offsets once it is committed."""
+        ends = {partition: max(end, before.get(partition, 0)) for partition, (_, end) in self.offsets.items()}
+        return {**before, **ends}
+
+
+class Target(Protocol):
+    """A table with its side table. Used by one job at a time, which the lease sees to."""
+
+    name: str
+
+    def recover(self) -> None:
+        """Finish what an earlier run committed and did not finish; remove what it left."""
+
+    def marks(self) -> Marks:
+        """How far it has the topic."""
+
+    def folders(self) -> tuple[str, str]:
+        """Where tasks put files, for rows and for bad rows, as addresses."""
+
+    def commit(self, batch: Batch, lease: Lease) -> None:
+        """On return all of the batch is there; if it raises, run again to find out."""
+
+    def close(self) -> None:
+        """Give back what is held."""
+
+
+def files_of(batch: Batch, *, bad: bool) -> Sequence[Written]:
+    """The files for one of the two tables."""
+    return [written for written in batch.files if written.bad is bad]

@@ -1,0 +1,138 @@
+"""Runs of lake that end themselves with kill -9, each at another step, and one that does not.
+
+`python -m tests.spark.jobs.lake_child DATA TARGET STEP…` says as JSON what was appended; TARGET is `table` or a
+directory. Rows are read and parted here, without Spark, and each run is a fork of this process, to be quick.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import forebay
+from forebay.spark.jobs import lake
+from forebay.spark.lake.decoding import SOURCE_COLUMNS, Parted, RawDecoding, parted
+from forebay.spark.lake.directories import DirectoryTarget
+from forebay.spark.lake.tables import TableTarget
+from forebay.spark.location import Location
+from forebay.spark.planning import Range
+from forebay.spark.scan import read_split
+from forebay.spark.snapshot import Snapshot, plan
+
+
+class LocalFrame:
+    """As much of a DataFrame as lake asks for with raw values, worked out here."""
+
+    def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
+        self._batches = batches
+
+    def select(self, *columns: str) -> LocalFrame:
+        return LocalFrame(batch.select(list(columns)) for batch in self._batches)
+
+    def mapInArrow(  # noqa: N802 - Spark's name
+        self, work: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: str
+    ) -> LocalFrame:
+        return LocalFrame(work(self._batches))
+
+    def collect(self) -> list[dict[str, Any]]:
+        return [row for batch in self._batches for row in batch.to_pylist()]
+
+
+def local_frame(
+    spark: object, snapshot: Snapshot, offsets: Mapping[int, tuple[int, int]], columns: tuple[str, ...], **_: object
+) -> LocalFrame:
+    ranges = [Range(partition, start, end) for partition, (start, end) in offsets.items()]
+    splits = plan(snapshot, ranges, columns=columns)
+    return LocalFrame(batch for split in splits for batch in read_split(split))
+
+
+@dataclass(frozen=True)
+class Halves:
+    """Values that begin with "bad" are bad rows."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        return RawDecoding().schema
+
+    def select(self, frame: Any) -> Any:
+        return frame.select(*SOURCE_COLUMNS)
+
+    def part(self, batch: pa.RecordBatch) -> Parted:
+        errors = pc.if_else(pc.starts_with(batch.column("value"), b"bad"), "it says so", pa.scalar(None, pa.string()))
+        return parted(batch, [batch.column("value")], errors, self.schema)
+
+
+def die() -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("a killed process does not go on")
+
+
+def die_at(kind: type, name: str, *, before: bool = False, call: int = 1) -> None:
+    """Die before or behind a call of this method."""
+    whole, calls = getattr(kind, name), []
+
+    def dying(*arguments: Any, **options: Any) -> Any:
+        calls.append(1)
+        if before and len(calls) == call:
+            die()
+        result = whole(*arguments, **options)
+        if len(calls) == call:
+            die()
+        return result
+
+    setattr(kind, name, dying)
+
+
+STEPS: dict[str, Callable[[], None]] = {
+    "files written": lambda: die_at(lake._Lake, "_written"),
+    "before the manifest": lambda: die_at(DirectoryTarget, "_created", before=True),
+    "behind the manifest": lambda: die_at(DirectoryTarget, "_created"),
+    "files in place": lambda: die_at(DirectoryTarget, "_place", call=1),
+    "before the side table": lambda: die_at(TableTarget, "_commit", before=True),
+    "between the tables": lambda: die_at(TableTarget, "_commit", call=1),
+    "behind the table": lambda: die_at(TableTarget, "_commit", call=2),
+    "second commit": lambda: die_at(lake._Lake, "_written", call=2),
+}
+
+
+def run(path: str, target: str) -> None:
+    vars(lake)["frame_of"] = local_frame
+    vars(lake)["decoding"] = lambda kind, schema: Halves()
+    place = {"table": "shop.raw"} if target == "table" else {"directory": target}
+    lake.run(None, Location.of(Path(path)), "shop/orders", commit_records=100, **place)  # type: ignore[arg-type]
+
+
+def append(path: str, step: str, count: int = 130) -> list[tuple[int, int, str]]:
+    with forebay.open(path, {"wal": {"free_bytes_min": 0}}) as log:
+        topic = log.create_topic("shop/orders", partitions=2, exist_ok=True)
+        values = [f"{'bad' if number % 5 == 0 else 'good'} {step} {number}" for number in range(count)]
+        offsets = [topic.append(value.encode(), partition=number % 2) for number, value in enumerate(values)]
+    return [(number % 2, offsets[number], value) for number, value in enumerate(values)]
+
+
+def main(path: str, target: str, *steps: str) -> None:
+    appended: list[tuple[int, int, str]] = []
+    for step in steps:
+        appended += append(path, step)
+        child = os.fork()
+        if not child:
+            STEPS[step]()
+            run(path, target)
+            os._exit(1)
+        _, status = os.waitpid(child, 0)
+        assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, (step, status)
+    run(path, target)
+    sys.stdout.write(json.dumps(appended))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,380 @@
+"""Lake: tables equal what the records say, bad rows stand aside with their reason, and nothing is there twice."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Final
+
+import fastavro
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+import forebay
+from forebay.clock import SystemClock
+from forebay.errors import Conflict, Fenced, Invalid, Unavailable
+from forebay.spark.avro import AvroValues
+from forebay.spark.iceberg import open_catalog
+from forebay.spark.jobs import lake
+from forebay.spark.jobs.histories import Histories
+from forebay.spark.jobs.leases import Lease, leased
+from forebay.spark.jobs.reports import Report
+from forebay.spark.lake.directories import DirectoryTarget
+from forebay.spark.lake.targets import Batch
+from forebay.spark.location import Location
+from tests.ledger import Ledger
+from tests.spark.topics import SETTINGS
+
+SOAK: Final = bool(os.environ.get("FOREBAY_SOAK"))
+SCHEMA: Final = "id BIGINT NOT NULL, total DOUBLE, at TIMESTAMP, lines ARRAY<STRUCT<sku: STRING, pieces: INT>>"
+BAD: Final = (b"no json", b'{"id":"seven"}', None, b'{"total":1.5}', b"[1]")
+AT: Final = datetime(2026, 11, 15, 12, 30, tzinfo=UTC)
+Rows = list[dict[str, Any]]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def log(path: Path) -> Iterator[forebay.Storage]:
+    with forebay.open(str(path), SETTINGS) as opened:
+        yield opened
+
+
+class Orders:
+    """A topic of JSON, and the rows that its tables must have."""
+
+    def __init__(self, log: forebay.Storage) -> None:
+        self.topic = log.create_topic("shop/orders", partitions=2)
+        self.good: Rows = []
+        self.bad: Rows = []
+        self._count = 0
+
+    def append(self, count: int) -> None:
+        for number in range(self._count, self._count + count):
+            lines = [{"sku": f"s{n}", "pieces": n} for n in range(number % 3)]
+            order = {"id": number, "total": number / 2, "at": AT.isoformat(), "lines": lines}
+            is_bad = number % 7 == 3
+            value = BAD[number % len(BAD)] if is_bad else json.dumps(order).encode()
+            partition, key = number % 2, b"k%d" % (number % 5)
+            offset = self.topic.append(value, key=key, tag="eu", partition=partition)
+            place = {"_partition": partition, "_offset": offset, "_key": key, "_tag": "eu"}
+            if is_bad:
+                self.bad.append({"partition": partition, "offset": offset, "key": key, "value": value})
+            else:
+                self.good.append({**place, **order, "at": AT})
+        self._count += count
+
+
+def _rows(table: pa.Table, *ordered_by: str) -> Rows:
+    rows: Rows = table.drop_columns(["_timestamp" if "_timestamp" in table.column_names else "timestamp"]).to_pylist()
+    return sorted(rows, key=lambda row: [row[name] for name in ordered_by])
+
+
+def _directory_rows(directory: Path) -> tuple[Rows, Rows]:
+    good = pq.read_table(str(directory / "data"))
+    bad = pq.read_table(str(directory / "bad"))
+    return _rows(good, "_partition", "_offset"), _rows(bad, "partition", "offset")
+
+
+def _table_rows(path: Path, name: str) -> tuple[Rows, Rows]:
+    catalog = open_catalog(Location.of(path))
+    try:
+        good, bad = (catalog.load_table(table).scan().to_arrow() for table in (name, f"{name}_bad"))
+    finally:
+        catalog.close()
+    return _rows(good, "_partition", "_offset"), _rows(bad, "partition", "offset")
+
+
+def _check(found: tuple[Rows, Rows], orders: Orders) -> None:
+    good, bad = found
+    assert good == sorted(orders.good, key=lambda row: (row["_partition"], row["_offset"]))
+    reasons = {row["error"] for row in bad}
+    assert reasons == {"the value is not JSON of this schema", "the record has no value", "id is null or missing"}
+    assert all(row.pop("error") and row.pop("topic") == "shop/orders" for row in bad)
+    assert bad == sorted(orders.bad, key=lambda row: (row["partition"], row["offset"]))
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_json_into_a_directory_in_steps(spark: SparkSession, log: forebay.Storage, path: Path, tmp_path: Path) -> None:
+    orders = Orders(log)
+    orders.append(150)
+    (tmp_path / "orders.ddl").write_text(SCHEMA)
+    out = tmp_path / "out"
+
+    def run(**options: Any) -> Report:
+        schema = str(tmp_path / "orders.ddl")
+        return lake.run(spark, Location.of(path), "shop/orders", directory=str(out), schema=schema, **options)
+
+    planned = run(dry_run=True)
+    nothing_yet = out.exists()
+    first = run(commit_records=80)
+    orders.append(60)
+    second = run()
+    third = run()
+
+    assert planned.figures == {"offsets": 150} and not nothing_yet
+    assert [part.figures for part in planned.parts] == [{"from": 0, "to": 75, "offsets": 75}] * 2
+    assert (first.figures["commits"], first.figures["rows"], first.figures["bad_rows"]) == (2, 129, 21)
+    assert [(part.figures["from"], part.figures["to"]) for part in second.parts] == [(75, 105)] * 2
+    assert (third.figures["offsets"], third.figures["commits"]) == (0, 0)
+    _check(_directory_rows(out), orders)
+    assert spark.read.parquet(str(out / "data")).count() == len(orders.good)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_json_into_a_table_that_gains_a_column(spark: SparkSession, log: forebay.Storage, path: Path) -> None:
+    orders = Orders(log)
+    orders.append(150)
+    location = Location.of(path)
+
+    lake.run(spark, location, "shop/orders", table="shop.typed", schema=SCHEMA)
+    before = _table_rows(path, "shop.typed")
+    orders.append(60)
+    orders.topic.append(b'{"id": 1000, "note": "by hand"}', key=b"k", tag="us", partition=0)
+    lake.run(spark, location, "shop/orders", table="shop.typed", schema=f"{SCHEMA}, note STRING")
+
+    assert len(before[0]) == 129
+    good, bad = _table_rows(path, "shop.typed")
+    last = good.pop(next(place for place, row in enumerate(good) if row["note"]))
+    assert (last["id"], last["note"], last["total"]) == (1000, "by hand", None)
+    assert {row.pop("note") for row in good} == {None}
+    _check((good, bad), orders)
+    catalog = open_catalog(location)
+    snapshots = catalog.load_table("shop.typed").snapshots()
+    catalog.close()
+    brought = [snapshot.summary["forebay.offsets"] for snapshot in snapshots if snapshot.summary]
+    assert brought == ['{"0":[0,75],"1":[0,75]}', '{"0":[75,106],"1":[75,105]}']
+    with pytest.raises(Invalid, match="the table shop.typed has other columns"):
+        lake.run(spark, location, "shop/orders", table="shop.typed", schema="id STRING")
+
+
+AVRO: Final[dict[str, Any]] = {
+    "type": "record",
+    "name": "Order",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "note", "type": ["null", "string"]},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}},
+        {"name": "tags", "type": {"type": "map", "values": "int"}},
+        {"name": "lines", "type": {"type": "array", "items": {"type": "record", "name": "Line", "fields": [
+            {"name": "sku", "type": "string"}]}}},
+    ],
+}  # fmt: skip
+
+
+def _avro(record: dict[str, Any]) -> bytes:
+    stream = io.BytesIO()
+    fastavro.schemaless_writer(stream, AVRO, record)
+    return stream.getvalue()
+
+
+def _avro_order(number: int) -> dict[str, Any]:
+    return {
+        "id": number,
+        "note": None if number % 2 else f"note {number}",
+        "at": AT,
+        "price": Decimal(number) / 4,
+        "tags": {"a": number},
+        "lines": [{"sku": "x"}],
+    }
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_avro_values_become_columns(spark: SparkSession, log: forebay.Storage, path: Path, tmp_path: Path) -> None:
+    topic = log.create_topic("shop/orders")
+    values = [_avro(_avro_order(number)) for number in range(40)]
+    topic.append_many([*values, values[0] + b"more", values[0][:-3], None])
+    (tmp_path / "order.avsc").write_text(json.dumps(AVRO))
+    location = Location.of(path)
+
+    report = lake.run(
+        spark, location, "shop/orders", table="shop.avro", format="avro", schema=str(tmp_path / "order.avsc")
+    )
+
+    good, bad = _table_rows(path, "shop.avro")
+    expected = [{**_avro_order(number), "tags": [("a", number)]} for number in range(40)]
+    assert [{name: row[name] for name in expected[0]} for row in good] == expected
+    assert [row["offset"] for row in bad] == [40, 41, 42] and report.figures["bad_rows"] == 3
+    assert "4 bytes are left behind" in bad[0]["error"] and bad[2]["error"] == "the record has no value"
+
+
+def test_an_avro_value_that_does_not_fit_costs_itself_alone() -> None:
+    fields = [pa.field("id", pa.int64()), pa.field("price", pa.decimal128(5, 2))]
+    kept = [field for field in AVRO["fields"] if field["name"] in ("id", "price")]
+    schema = {**AVRO, "fields": kept}
+    stream = io.BytesIO()
+    fastavro.schemaless_writer(stream, schema, {"id": 1, "price": Decimal("1234567.25")})
+
+    records, errors = AvroValues(schema, pa.struct(fields)).decode(pa.array([stream.getvalue(), None], pa.binary()))
+
+    assert records.to_pylist() == [None, None]
+    assert "has no place in its column" in errors[0].as_py() and errors[1].as_py() is None
+
+
+IN_DIRECTORY: Final = ("files written", "before the manifest", "behind the manifest", "files in place", "second commit")
+IN_TABLE: Final = ("files written", "before the side table", "between the tables", "behind the table", "second commit")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "steps"), [("directory", IN_DIRECTORY), ("table", IN_TABLE)])
+def test_kills_at_every_step_leave_no_row_twice_and_none_out(
+    path: Path, tmp_path: Path, kind: str, steps: tuple[str, ...], ledger: Ledger
+) -> None:
+    out, rounds = tmp_path / "out", 4 if SOAK else 1
+    target = "table" if kind == "table" else str(out)
+
+    child = [sys.executable, "-m", "tests.spark.jobs.lake_child", str(path), target, *(steps * rounds)]
+    ended = subprocess.run(child, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False)
+
+    assert ended.returncode == 0, ended.stderr
+    ledger.count("kills", len(steps) * rounds, target=kind)
+    expected = sorted((partition, offset, value.encode()) for partition, offset, value in json.loads(ended.stdout))
+    good, bad = _table_rows(path, "shop.raw") if kind == "table" else _directory_rows(out)
+    found = [(row["_partition"], row["_offset"], row["value"]) for row in good]
+    found_bad = [(row["partition"], row["offset"], row["value"]) for row in bad]
+    assert found == [row for row in expected if row[2].startswith(b"good")]
+    assert found_bad == [row for row in expected if row[2].startswith(b"bad")]
+    assert (list((out / "_staged").glob("*.parquet")) if kind == "directory" else _strays(path)) == []
+
+
+def _strays(path: Path) -> list[Path]:
+    catalog = open_catalog(Location.of(path))
+    named = {
+        name
+        for table in ("shop.raw", "shop.raw_bad")
+        for name in catalog.load_table(table).inspect.all_files()["file_path"].to_pylist()
+    }
+    catalog.close()
+    return [file for file in path.rglob("data/lake/*.parquet") if file.as_uri() not in named]
+
+
+def test_one_run_at_a_time(log: forebay.Storage, path: Path) -> None:
+    Orders(log)
+    with Histories(Location.of(path), read_only=False) as one, Histories(Location.of(path), read_only=False) as other:
+        clock = SystemClock()
+        key = "/forebay/lakes/shop/orders"
+        first = leased(one.metadata, key, "lake one", ttl_s=10, wait_s=0, clock=clock)
+        second = leased(other.metadata, key, "lake two", ttl_s=10, wait_s=0, clock=clock)
+        third = leased(other.metadata, key, "lake three", ttl_s=10, wait_s=0, clock=clock)
+        with first, pytest.raises(Unavailable, match="lake two waits for lake one"), second:
+            pass
+        with third as held:
+            held.check()
+        with pytest.raises(Fenced, match="lost its lease"):
+            held.check()
+
+
+class _Held(Lease):
+    """A lease that is asked at the last moment before a commit, when something may happen yet."""
+
+    def __init__(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        self._meanwhile = meanwhile
+
+    def check(self) -> None:
+        self._meanwhile()
+
+
+def test_of_two_commits_of_a_directory_one_is_refused(tmp_path: Path) -> None:
+    one, other = DirectoryTarget(str(tmp_path)), DirectoryTarget(str(tmp_path))
+    batch = Batch(topic="shop/orders", topic_id="x", offsets={0: (0, 10)}, files=())
+    one.recover()
+    other.recover()
+
+    one.commit(batch, _Held())
+
+    with pytest.raises(Conflict, match="commit 1 was made by another job"):
+        other.commit(batch, _Held())
+    assert other.marks().good == {0: 10}
+    one.close()
+    other.close()
+
+
+def test_of_two_commits_of_a_table_one_is_refused(path: Path, log: forebay.Storage) -> None:
+    from forebay.spark.lake.decoding import RawDecoding  # noqa: PLC0415
+    from forebay.spark.lake.tables import TableTarget  # noqa: PLC0415
+
+    Orders(log)
+    schema = RawDecoding().schema
+    one, other = (TableTarget(Location.of(path), "shop.raw", schema) for _ in range(2))
+    batch = Batch(topic="shop/orders", topic_id="x", offsets={0: (0, 10)}, files=())
+    one.recover()
+    other.recover()
+
+    one.commit(batch, _Held())
+
+    with pytest.raises(Conflict, match="was changed by another job"):
+        other.commit(batch, _Held())
+    other.recover()
+    later = Batch(topic="shop/orders", topic_id="x", offsets={0: (10, 20)}, files=())
+    with pytest.raises(Conflict, match="was changed by another job"):
+        other.commit(later, _Held(lambda: one.commit(later, _Held())))
+    catalog = open_catalog(Location.of(path))
+    assert [len(catalog.load_table(name).snapshots()) for name in ("shop.raw", "shop.raw_bad")] == [2, 2]
+    catalog.close()
+    one.close()
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "name one of them"),
+        ({"table": "a.b", "directory": "c"}, "name one of them"),
+        ({"directory": "c", "commit_records": 0}, "at least one"),
+        ({"directory": "c"}, 'values of format "json" need a schema'),
+        ({"directory": "c", "format": "raw", "schema": "id INT"}, "take no schema"),
+        ({"directory": "c", "format": "xml", "schema": "id INT"}, "json, avro or raw"),
+        ({"directory": "c", "schema": "nowhere.ddl"}, "cannot read the schema"),
+    ],
+)
+def test_calls_that_make_no_sense_are_refused(path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(Invalid, match=message):
+        lake.run(None, Location(path=str(path)), "shop/orders", **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_schemas_and_topics_that_do_not_fit_are_refused(
+    spark: SparkSession, log: forebay.Storage, path: Path, tmp_path: Path
+) -> None:
+    Orders(log).append(10)
+    location, out = Location.of(path), str(tmp_path / "out")
+    for schema, message in (
+        ("id BIGINTEGER", "is no schema of columns"),
+        ("_offset INT", "a column _offset that the table has already"),
+    ):
+        with pytest.raises(Invalid, match=message):
+            lake.run(spark, location, "shop/orders", directory=out, schema=schema)
+    lake.run(spark, location, "shop/orders", directory=out, format="raw")
+    log.delete_topic("shop/orders")
+    log.create_topic("shop/orders").append(b"another life")
+    with pytest.raises(Conflict, match="filled from another topic of the name"):
+        lake.run(spark, location, "shop/orders", directory=out, format="raw")
+
+
+def test_steps_hold_every_offset_once() -> None:
+    missing = {0: (10, 110), 1: (0, 3), 2: (5, 5)}
+
+    steps = list(lake.chunks(missing, 25))
+
+    assert len(steps) == 5
+    for partition, (start, end) in missing.items():
+        covered = [offset for step in steps for offset in range(*step[partition])]
+        assert covered == list(range(start, end))
+    assert list(lake.chunks({}, 25)) == []
