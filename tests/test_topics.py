@@ -174,6 +174,8 @@ def test_limits_have_defaults_are_checked_and_survive_storing() -> None:
         ({"on_full": "explode"}, "on_full is 'explode'; use one of discard_old, reject_new"),
         ({"on_full": "reject_new", "ttl_ms": 5}, "needs a cap to be full at"),
         ({"cleanup": "shred"}, "cleanup is 'shred'; use one of delete, compact"),
+        ({"cleanup": "compact", "ttl_ms": 86_400_000}, "ttl_ms 86400000 ends every record before compact_lag_ms"),
+        ({"cleanup": "compact", "ttl_ms": 5, "compact_lag_ms": 5}, "choose a smaller lag, or a longer time to live"),
     ],
 )
 def test_impossible_limits_are_refused(given: dict[str, object], message: str) -> None:

@@ -126,6 +126,12 @@ def partition_of_producer(producer: int, partitions: int) -> int:
     return partition_of_key(struct.pack("<Q", producer), partitions)
 
 
+def check_partition(partition: int, partitions: int) -> None:
+    """Raise `Invalid` unless a topic with so many partitions has this one."""
+    if not 0 <= partition < partitions:
+        raise Invalid(f"partition is {partition}; this topic has 0 to {partitions - 1}")
+
+
 class Partitioner:
     """Chooses partitions for one topic handle. Safe for concurrent calls."""
 
@@ -169,6 +175,5 @@ class Partitioner:
         return next(self._turns) % self.partitions
 
     def _checked(self, partition: int) -> int:
-        if not 0 <= partition < self.partitions:
-            raise Invalid(f"partition is {partition}; this topic has 0 to {self.partitions - 1}")
+        check_partition(partition, self.partitions)
         return partition

@@ -47,7 +47,8 @@ class ReaderName(NamedTuple):
     @classmethod
     def of(cls, namespace: str, topic: str, reader: str) -> ReaderName:
         """Checked: 1 to 100 of A-Z a-z 0-9 . _ -"""
-        if len(reader) > READER_CHARACTERS_MAX or not _READER.fullmatch(reader) or reader in (".", ".."):
+        named = isinstance(reader, str) and len(reader) <= READER_CHARACTERS_MAX and _READER.fullmatch(reader)
+        if not named or reader in (".", ".."):
             raise Invalid(
                 f"{reader!a:.120} is not a reader's name: use 1 to {READER_CHARACTERS_MAX} of A-Z a-z 0-9 . _ -"
             )
@@ -90,7 +91,7 @@ class ProgressStore:
 
     def reset(self, name: ReaderName, partition: int, progress: Progress) -> None:
         """Set the cursor to a place, also an earlier one. It never undoes what is acknowledged after it."""
-        _check(progress)
+        check_progress(progress)
         key = self._key(name, partition)
         for _ in range(ATTEMPTS):
             stored = self._stored(key)
@@ -102,7 +103,7 @@ class ProgressStore:
 
     def move_from(self, name: ReaderName, partition: int, expected: int, progress: Progress) -> None:
         """Move the cursor from exactly `expected` (0 if there is none yet); `Conflict` if it stands elsewhere."""
-        _check(progress)
+        check_progress(progress)
         key = self._key(name, partition)
         for attempt in range(ATTEMPTS):
             stored = self._stored(key)
@@ -165,7 +166,7 @@ class ProgressStore:
             compares, puts = list[RevisionIs](), list[Operation]()
             standing: dict[int, int] = {}
             for partition, progress in cursors.items():
-                _check(progress)
+                check_progress(progress)
                 key = self._key(name, partition)
                 stored = self._stored(key)
                 standing[partition] = progress.offset
@@ -223,8 +224,15 @@ def _moves(stands: Progress, wanted: Progress) -> bool:
     return stands.incarnation != wanted.incarnation or wanted.offset > stands.offset
 
 
-def _check(progress: Progress) -> None:
+def check_progress(progress: Progress) -> None:
+    """Raise `Invalid` unless this can be stored."""
     if not 0 <= progress.offset <= OFFSET_MAX:
         raise Invalid(f"offset is {progress.offset}; allowed: 0 to {OFFSET_MAX}")
-    if len(progress.note.encode()) > NOTE_BYTES_MAX:
+    if not isinstance(progress.note, str):
+        raise Invalid(f"the note beside a cursor is {type(progress.note).__name__}, not str")
+    try:
+        size = len(progress.note.encode())
+    except UnicodeEncodeError as error:
+        raise Invalid(f"the note beside a cursor, {progress.note!a:.80}, cannot be written as UTF-8") from error
+    if size > NOTE_BYTES_MAX:
         raise Invalid(f"the note beside a cursor has more than {NOTE_BYTES_MAX} bytes")

@@ -212,6 +212,14 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise Invalid(f"partitions is {partitions!r} for {name}; allowed: 1 to {PARTITIONS_MAX}")
         parse_compression(compression)
         chosen_engine, chosen_durability = _engine_and_durability(engine, durability)
+        lag = _number("compact_lag_ms", compact_lag_ms, 0)
+        kept = _limit("ttl_ms", ttl_ms)
+        chosen_cleanup = _choice("cleanup", Cleanup, cleanup)
+        if chosen_cleanup is Cleanup.COMPACT and kept is not None and lag >= kept:
+            raise Invalid(
+                f'ttl_ms {kept} ends every record before compact_lag_ms {lag} lets cleanup "compact" end any: choose a '
+                "smaller lag, or a longer time to live"
+            )
         return cls(
             namespace=name.namespace,
             topic=name.topic,
@@ -223,10 +231,10 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
             created_at=created_at,
             cap_records=_limit("cap_records", cap_records),
             cap_bytes=_limit("cap_bytes", cap_bytes),
-            ttl_ms=_limit("ttl_ms", ttl_ms),
+            ttl_ms=kept,
             on_full=_on_full(on_full, is_capped=cap_records is not None or cap_bytes is not None),
-            cleanup=_choice("cleanup", Cleanup, cleanup),
-            compact_lag_ms=_number("compact_lag_ms", compact_lag_ms, 0),
+            cleanup=chosen_cleanup,
+            compact_lag_ms=lag,
         )
 
     def altered(self, **changes: Unpack[TopicChanges]) -> TopicSpec:

@@ -106,6 +106,13 @@ def test_what_is_no_name_is_refused_everywhere_and_makes_no_file(log: Storage, p
         {"compression": "zstd:"},
         {"compression": 3},
         {"compression": None},
+        {"cap_records": 0},
+        {"cap_bytes": 1.5},
+        {"ttl_ms": "7d"},
+        {"on_full": "reject_new"},
+        {"cleanup": None},
+        {"compact_lag_ms": -1},
+        {"retention_ms": 5},
     ],
     ids=str,
 )

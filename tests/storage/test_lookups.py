@@ -333,10 +333,15 @@ def test_an_alteration_that_changes_nothing_is_fine(log: Storage) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "told"),
-    [({"cap_records": 11}, "holds 12 offsets"), ({"cap_bytes": 20}, "bytes"), ({"ttl_ms": 1000}, "older records")],
+    [
+        ({"cap_records": 11}, "holds 12 offsets"),
+        ({"cap_bytes": 20}, "bytes"),
+        ({"ttl_ms": 1000}, "older records"),
+        ({"cleanup": "compact", "compact_lag_ms": 1000}, "older records.*what of them is superseded"),
+    ],
 )
 def test_what_would_lose_records_at_once_asks_for_a_word(
-    log: Storage, clock: ManualClock, engine: str, changes: dict[str, int], told: str
+    log: Storage, clock: ManualClock, engine: str, changes: dict[str, int | str], told: str
 ) -> None:
     topic = filled(log.create_topic("t", engine=engine))
     clock.advance(1)
@@ -345,11 +350,12 @@ def test_what_would_lose_records_at_once_asks_for_a_word(
         log.alter_topic("t", **changes)  # type: ignore[arg-type]
     log._keeping.step()
     assert len(list(topic.read())) == 12
-    for enough in ({"cap_records": 12}, {"cap_bytes": 10_000}, {"ttl_ms": 1001}):
-        log.alter_topic("t", **enough)  # type: ignore[arg-type]
+    compacted = {"cleanup": "compact", "compact_lag_ms": 1001}
+    for enough in ({"cap_records": 12}, {"cap_bytes": 10_000}, compacted, {"ttl_ms": 1002}):
+        log.alter_topic("t", **enough)
     log._keeping.step()
     assert len(list(topic.read())) == 12
-    log.alter_topic("t", allow_loss=True, **changes)  # type: ignore[arg-type]
+    log.alter_topic("t", allow_loss=True, **{"compact_lag_ms": 999, **changes})  # type: ignore[arg-type]
     log._keeping.step()
     assert len(list(topic.read())) < 12
 

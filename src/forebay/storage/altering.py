@@ -15,7 +15,7 @@ from forebay.storage.definitions import Defined, Definitions, refs_of
 from forebay.storage.lookups import offering, offers
 from forebay.storage.opened import OpenShards
 from forebay.storage.topic import Topic
-from forebay.topics import OnFull, TopicChanges, TopicName, TopicSpec
+from forebay.topics import Cleanup, OnFull, TopicChanges, TopicName, TopicSpec
 
 ATTEMPTS = 5
 
@@ -105,6 +105,9 @@ class Alterations:
         if new.on_full is OnFull.REJECT_NEW:
             tightened.pop("cap_records", None)
             tightened.pop("cap_bytes", None)
+        sooner = old.cleanup is not Cleanup.COMPACT or new.compact_lag_ms < old.compact_lag_ms
+        if new.cleanup is Cleanup.COMPACT and sooner:
+            tightened["compact_lag_ms"] = new.compact_lag_ms
         if tightened:
             for ref in refs_of(old):
                 self._check_shard(ref, tightened)
@@ -119,11 +122,13 @@ class Alterations:
             if held.bytes > tightened.get("cap_bytes", held.bytes) and count > 1
             else "",
             "ttl_ms": "holds older records" if self._is_expired(shard, tightened.get("ttl_ms")) else "",
+            "compact_lag_ms": "holds older records" if self._is_expired(shard, tightened.get("compact_lag_ms")) else "",
         }
         for what, said in exceeded.items():
             if said:
+                ended = "what of them is superseded" if what == "compact_lag_ms" else "the oldest"
                 raise Conflict(
-                    f"{ref} {said}, and {what} {tightened[what]} would end the oldest at once: choose a higher limit, "
+                    f"{ref} {said}, and {what} {tightened[what]} would end {ended} at once: choose a higher limit, "
                     "or allow it with allow_loss=True (--allow-loss)"
                 )
 

@@ -8,7 +8,7 @@ from typing import NamedTuple, Unpack
 import msgspec
 
 from forebay.clock import Clock
-from forebay.errors import Conflict, Indeterminate, Unavailable, UnknownTopic
+from forebay.errors import Conflict, Indeterminate, Invalid, Unavailable, UnknownTopic
 from forebay.format.keys import deleted_key, late_key, topic_key, topics_prefix
 from forebay.format.value import Unknown, decode_value, encode_value
 from forebay.metadata import Absent, Delete, Entry, Exists, MetadataStore, Operation, Put, RevisionIs, ValueIs, Watch
@@ -58,6 +58,9 @@ class Definitions:
         **limits: Unpack[TopicLimits],
     ) -> TopicSpec:
         """The checked definition of a topic to be created, with an id of its own."""
+        unknown = sorted(limits.keys() - TopicLimits.__annotations__.keys())
+        if unknown:
+            raise Invalid(f"{unknown[0]} is no limit of a topic; what is: {', '.join(TopicLimits.__annotations__)}")
         return TopicSpec.create(
             name,
             topic_id=self._clock.random_bytes(16).hex(),

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
+from forebay.engines.operations import check_offset
 from forebay.errors import Invalid, UnknownTopic
+from forebay.partitioning import check_partition
 from forebay.progress import Progress, ProgressStore, ReaderName
 from forebay.records import Position
 from forebay.storage.checks import checked_partition
@@ -65,6 +67,7 @@ class Group:
             return self._commits.commit(name, partition, progress)
         if expected is None:
             return self._store.ack_up_to(name, {partition: progress})[partition]
+        check_offset(expected)
         self._store.move_from(name, partition, expected, progress)
         return offset
 
@@ -87,8 +90,9 @@ class Group:
                 handle = self._topic(f"{namespace}/{topic}")
             except UnknownTopic:
                 continue
-            progress = self._found(handle, partition)
-            if progress is not None and partition < handle.partitions:
+            # Committed in an earlier topic of that name, if it has no such partition.
+            progress = self._found(handle, partition) if partition < handle.partitions else None
+            if progress is not None:
                 end = handle.offsets(partition).next
                 found.append(GroupOffset(handle.name, partition, progress.offset, end, progress.note))
         return found
@@ -119,7 +123,7 @@ class Group:
         return ReaderName(topic.spec.namespace, topic.spec.topic, self.name)
 
     def _found(self, topic: Topic, partition: int) -> Progress | None:
-        checked_partition(partition)
+        check_partition(checked_partition(partition), topic.partitions)
         name, incarnation = self._name(topic), topic.spec.topic_id
         return self._commits.get(name, partition, incarnation) or self._store.get(name, partition, incarnation)
 

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 from forebay.engines.operations import check_offset
 from forebay.errors import Invalid
-from forebay.progress import Progress, ProgressStore, ReaderName
+from forebay.partitioning import check_partition
+from forebay.progress import Progress, ProgressStore, ReaderName, check_progress
 from forebay.reading import OnGap
 from forebay.records import EARLIEST, Position, Record
+from forebay.storage.checks import checked_partition
 from forebay.storage.streams import Following, Stream
 
 if TYPE_CHECKING:
@@ -93,6 +95,7 @@ class Reader:
         return places
 
     def _progress(self, partition: int) -> Progress | None:
+        check_partition(checked_partition(partition), self.topic.partitions)
         return self._store.get(self._name, partition, self.topic.spec.topic_id)
 
     def place(self, offset: int, partition: int, note: str) -> Progress:
@@ -102,4 +105,6 @@ class Reader:
         if offset > end:
             raise Invalid(f"{self.topic.name}[{partition}] ends at {end}: nothing up to {offset} can be done yet")
         epoch = self.topic.epoch(partition)
-        return Progress(offset=offset, incarnation=self.topic.spec.topic_id, epoch=epoch, note=note)
+        progress = Progress(offset=offset, incarnation=self.topic.spec.topic_id, epoch=epoch, note=note)
+        check_progress(progress)
+        return progress
