@@ -184,6 +184,7 @@ def _why(sources: Sequence[SegmentDescriptor], rules: Rules, known: Known) -> st
     if sum(map(weight, segments)) >= rules.target_bytes:
         # One large segment in Parquet alone never comes so far.
         return "large enough for a segment"
-    if len(segments) >= rules.segments_min:
+    is_alone = len(segments) == 1 and segments[0].kind is DescriptorKind.PARQUET
+    if len(segments) >= rules.segments_min and not is_alone:
         return f"{len(segments)} small segments"
     return ""

@@ -19,7 +19,7 @@ from forebay.errors import Unavailable
 from forebay.format.descriptor import DescriptorKind, LoadStatus, SegmentDescriptor
 from forebay.format.keys import compactor_key
 from forebay.format.offsets import OffsetSet
-from forebay.metadata import RevisionIs
+from forebay.metadata import Compare
 
 
 class Outlook(NamedTuple):
@@ -105,8 +105,11 @@ class ShardCompaction:
             if part.why
         ]
 
-    def finish(self, rewrite: Rewrite, made: Sequence[SegmentDescriptor], target: Target, lease_revision: int) -> bool:
-        """Put what was made in the place of what it was made from; false if that has changed meanwhile."""
+    def finish(self, rewrite: Rewrite, made: Sequence[SegmentDescriptor], target: Target, held: Compare) -> bool:
+        """Put what was made in the place of what it was made from; false if that has changed meanwhile.
+
+        `held` says that the lease is still the one under which it was made.
+        """
         coming = iter(made)
         new: list[SegmentDescriptor] = []
         for part in rewrite.parts:
@@ -118,7 +121,7 @@ class ShardCompaction:
             target,
             partition=self._catalog.keys.partition,
             made={piece.object_key for piece in made},
-            held=[RevisionIs(self.lease_key, lease_revision)],
+            held=[held],
         )
 
     def _opened(self, descriptor: SegmentDescriptor) -> Sequence[SegmentDescriptor]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -27,6 +27,7 @@ from forebay.format.keys import compactor_key
 from forebay.history import History
 from forebay.records import Gap
 from forebay.sealed import SealedSegment
+from forebay.shard import compacted
 from forebay.shard.deletes import Deletes
 from forebay.shard.places import is_private
 from forebay.shard.surroundings import ShardRef, Surroundings
@@ -92,6 +93,8 @@ class Archive:
         """When the last pass was over; the first is due at once."""
         self._local_left = self._store is not None and frontier > 0
         """History may still lie in this directory alone."""
+        self._looked_through = 0
+        """The generation of the catalog in which no file is left that was compacted."""
         self.error: str | None = None
         self.errors = 0
 
@@ -186,7 +189,7 @@ class Archive:
         Copies go when they are old or too many, and verified.
         """
         ended = self._drop_ended()
-        return ended if self._store is None else ended + self._drop_copies(self._store)
+        return ended + (self._drop_compacted() if self._store is None else self._drop_copies(self._store))
 
     def _drop_ended(self) -> int:
         """What lies wholly below the floors leaves the catalog, then the directory; its objects are orphans then."""
@@ -220,15 +223,36 @@ class Archive:
             )
             if not chosen:
                 return 0
-            copies = {piece.start: piece for piece in self.catalog.descriptors()}
-            dropped = 0
-            for file in chosen:
-                if not self._has_copy(store, file, copies.get(file.start)):
-                    break
-                drop_file(self._disk, self._wal.files, file)
-                dropped += 1
-                logger.info("%s: the local copy %s is removed", self.catalog.keys, file.path)
+            pieces = self.catalog.descriptors()
+            return self._drop_while(chosen, lambda file: self._has_copy(store, file, pieces))
+
+    def _drop_compacted(self) -> int:
+        """Where nothing is copied elsewhere, files whose records lie in Parquet segments beside them now."""
+        files = self._wal.files.all[:-1]
+        generation = self.catalog.frontier().cur.generation if files else 0
+        if generation == self._looked_through:
+            return 0
+        with self._working:
+            pieces = self.catalog.descriptors()
+            sealed = [file for file in files if isinstance(file, SealedFile) and file.end > file.start]
+            dropped = self._drop_while(
+                [file for file in sealed if not self._is_read(file)], lambda file: self._is_compacted(file, pieces)
+            )
+            if dropped == len(sealed) or not self._is_compacted(sealed[dropped], pieces):
+                # Until somebody rewrites history again there is nothing more to be found.
+                self._looked_through = generation
             return dropped
+
+    def _drop_while(self, files: Sequence[SealedFile], may_go: Callable[[SealedFile], bool]) -> int:
+        """Remove files from the front, as long as they may go; how many did."""
+        dropped = 0
+        for file in files:
+            if self._wal.files.all[0] is not file or not may_go(file):
+                break
+            drop_file(self._disk, self._wal.files, file)
+            dropped += 1
+            logger.info("%s: the local copy %s is removed", self.catalog.keys, file.path)
+        return dropped
 
     def sweep(self) -> list[str]:
         """Remove objects of this shard that nobody needs, after their grace; their keys."""
@@ -273,6 +297,8 @@ class Archive:
     def _published(self, descriptor: SegmentDescriptor, store: BlobStore) -> SegmentDescriptor:
         """What may stand for this descriptor once all that it stands for is in the store."""
         name = self._places.store_name
+        if descriptor.kind is DescriptorKind.PARQUET:
+            return compacted.copied(descriptor, self._places.store_of(descriptor.store), store, name)
         if descriptor.kind is not DescriptorKind.MANIFEST:
             with contextlib.closing(self._places.file(descriptor)) as file:
                 return self._exporter.copied(descriptor, file, store, name)
@@ -299,12 +325,23 @@ class Archive:
             raise
         self.error = None
 
-    def _has_copy(self, store: BlobStore, file: SealedFile, copy: SegmentDescriptor | None) -> bool:
-        """Whether the store has the very bytes of this file, as the catalog says."""
+    def _is_read(self, file: SealedFile) -> bool:
+        """Whether somebody has just read from it."""
+        return bool(file.read_last) and self._clock.monotonic() - file.read_last < self._settings.retention.grace_s
+
+    def _is_compacted(self, file: SealedFile, pieces: Sequence[SegmentDescriptor]) -> bool:
+        piece = compacted.covering(pieces, file.start, file.end)
+        return piece is not None and compacted.is_there(self._places.store_of(piece.store), piece)
+
+    def _has_copy(self, store: BlobStore, file: SealedFile, pieces: Sequence[SegmentDescriptor]) -> bool:
+        """Whether the store has the very bytes of this file, as the catalog says, or a Parquet segment of them."""
         footer = file.footer
+        piece = compacted.covering(pieces, file.start, file.end)
+        if piece is not None:
+            return not is_private(piece) and compacted.is_there(store, piece)
+        copy = next((piece for piece in pieces if piece.start == file.start), None)
         if copy is None or copy.kind is not DescriptorKind.FRAMES or is_private(copy):
             return False
         if (copy.end, copy.content_hash) != (file.end, footer.content_hash.hex()):
             return False
-        found = store.stat(copy.object_key)
-        return found is not None and found.size == copy.bytes and found.etag == copy.etag
+        return compacted.is_there(store, copy)

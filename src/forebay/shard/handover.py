@@ -16,8 +16,9 @@ import msgspec
 from forebay.clock import Clock
 from forebay.errors import Corrupt, Indeterminate, Moved, Unavailable, Unsupported
 from forebay.export import Lag
-from forebay.format.descriptor import DescriptorKind, Phase, SegmentDescriptor, ShardState
+from forebay.format.descriptor import Phase, SegmentDescriptor, ShardState
 from forebay.format.value import encode_value
+from forebay.history import READABLE
 from forebay.metadata import MetadataStore, Put, RevisionIs
 from forebay.shard.ownership import ATTEMPTS, change_state, read_state
 from forebay.shard.places import is_private
@@ -134,7 +135,7 @@ def _check_coverage(shard: SegmentShard, around: Surroundings, end: int) -> None
         return
     begins = shard.wal.files.begins or 0
     for piece in pieces:
-        if piece.kind is DescriptorKind.FRAMES and (piece.end > begins or is_private(piece)):
+        if piece.kind in READABLE and (piece.end > begins or is_private(piece)):
             _check_object(shard, around, piece)
 
 

@@ -20,6 +20,7 @@ from forebay.format.segment import parse_segment_name
 from forebay.format.value import encode_value
 from forebay.metadata import DeleteRange, MetadataStore, Put, RevisionIs
 from forebay.settings import WalSettings
+from forebay.shard.compacted import covering
 from forebay.shard.ownership import ATTEMPTS, read_state
 from forebay.shard.places import is_private
 from forebay.wal.begin import ASIDE, set_aside
@@ -111,12 +112,16 @@ def drop_history(disk: Disk, directory: str, catalog: ShardCatalog, settings: Wa
 
 
 def _is_history(facts: Survey, catalog: ShardCatalog) -> bool:
-    """Whether every record of these files is in history, byte for byte, and not only here; or has ended there."""
+    """Whether all of these files is in history, byte for byte or compacted, and not only here; or has ended there."""
     stored = catalog.state()
     earliest = stored.state.earliest if stored is not None else 0
-    known = {(piece.start, piece.end): piece for piece in catalog.descriptors()}
+    pieces = catalog.descriptors()
+    known = {(piece.start, piece.end): piece for piece in pieces}
     for file in facts.sealed:
         if file.end <= earliest:
+            continue
+        instead = covering(pieces, file.start, file.end)
+        if instead is not None and not is_private(instead):
             continue
         piece = known.get((file.start, file.end))
         if piece is None or is_private(piece) or piece.content_hash != file.footer.content_hash.hex():

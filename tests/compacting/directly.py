@@ -1,0 +1,108 @@
+"""Compaction in this process, without Spark, and what a topic must show before and after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from forebay.catalog import ShardCatalog
+from forebay.clock import SystemClock
+from forebay.compacting.planning import Rules
+from forebay.compacting.superseding import KEYS
+from forebay.disk import SystemDisk
+from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
+from forebay.format.offsets import OffsetSet
+from forebay.inspection import verify
+from forebay.spark.jobs.compaction import Unit, compact, written
+from forebay.spark.jobs.reports import Report
+from forebay.spark.jobs.superseding import KeyUnit, looked_through
+from forebay.spark.jobs.units import Outcome
+from forebay.spark.location import Location
+from forebay.storage import Storage, Topic
+from tests.moves.rig import Land, keys_of, metadata_of
+from tests.spark.mixed import settings_file
+from tests.spark.topics import Row, in_order, rows_of
+
+AT_ONCE: Final = Rules(settle_ms=0, segments_min=2)
+
+
+class Here:
+    """The work, done in this process one by one; `meanwhile` is called between writing and the swaps."""
+
+    def __init__(self, location: Location, meanwhile: Callable[[], object] = lambda: None) -> None:
+        self._location = location
+        self._meanwhile = meanwhile
+
+    def write(self, units: Sequence[Unit]) -> Iterator[Outcome[Unit, SegmentDescriptor]]:
+        made: list[Outcome[Unit, SegmentDescriptor]] = []
+        for unit in units:
+            try:
+                made.append(Outcome(unit, written(self._location, unit), None))
+            except Exception as error:  # noqa: BLE001 - as on executors: the other units go on
+                made.append(Outcome(unit, None, f"{type(error).__name__}: {error}"))
+        self._meanwhile()
+        return iter(made)
+
+    def superseded(self, units: Sequence[KeyUnit]) -> OffsetSet:
+        said = [looked_through(self._location, unit) for unit in units]
+        whole = pa.concat_tables([KEYS.empty_table(), *(one.newest for one in said)])
+        newest: dict[bytes, int] = {}
+        for key, offset in zip(whole.column("key").to_pylist(), whole.column("offset").to_pylist(), strict=True):
+            newest[key] = max(offset, newest.get(key, -1))
+        gone = [row["offset"] for row in whole.to_pylist() if row["aged"] and row["offset"] < newest[row["key"]]]
+        ended = OffsetSet.of(gone)
+        for one in said:
+            ended |= one.superseded
+        return ended
+
+
+def location_of(land: Land, name: str | None = "one") -> Location:
+    """Where a land's directory is; without a name its store alone."""
+    options = {"settings": settings_file(land)}
+    return Location.parse(options if name is None else {**options, "path": str(land.root / name)}, {})
+
+
+def compacted(
+    land: Land,
+    topics: Sequence[str] = (),
+    *,
+    rules: Rules = AT_ONCE,
+    name: str | None = "one",
+    meanwhile: Callable[[], object] = lambda: None,
+    dry_run: bool = False,
+) -> Report:
+    """Compact beside whoever owns the directory."""
+    location = location_of(land, name)
+    return compact(Here(location, meanwhile), location, topics, rules=rules, dry_run=dry_run)
+
+
+def shown(topic: Topic) -> list[Row]:
+    """What a reader sees of all partitions."""
+    rows: list[Row] = []
+    for partition in range(topic.partitions):
+        rows += rows_of(topic.read(partition=partition))
+    return in_order(rows)
+
+
+def catalog_of(log: Storage, topic: Topic, partition: int = 0) -> ShardCatalog:
+    """The history of a partition as recorded, manifests opened."""
+    places = log._parts.places
+    assert places is not None
+    return ShardCatalog(metadata_of(log), keys_of(log, topic, partition), topic.spec.topic_id, places.manifest)
+
+
+def kinds_of(log: Storage, topic: Topic, partition: int = 0) -> list[DescriptorKind]:
+    """What the history of a partition is made of."""
+    return [piece.kind for piece in catalog_of(log, topic, partition).descriptors()]
+
+
+def check_sound(land: Land, name: str = "one") -> None:
+    """Nothing is wrong with a directory and its history."""
+    disk = SystemDisk()
+    try:
+        report = verify(str(land.root / name), land.settings, disk=disk, clock=SystemClock())
+    finally:
+        disk.close()
+    assert [str(finding) for finding in report.findings] == []

@@ -1,0 +1,250 @@
+"""Compaction of topics in real data directories: history shows the same records, in fewer segments and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from forebay.compacting.planning import Rules
+from forebay.format.descriptor import DescriptorKind
+from forebay.settings import ExportSettings, RetentionSettings
+from forebay.storage import Topic
+from forebay.tabled import Tabled
+from forebay.wal.files import SealedFile
+from tests.compacting.directly import AT_ONCE, catalog_of, check_sound, compacted, kinds_of, shown
+from tests.moves import rig
+from tests.moves.rig import TOPIC, Land
+from tests.spark.mixed import Mixed
+from tests.spark.topics import Row
+
+LANDS: dict[str, Callable[[Path], Land]] = {"local": rig.local, "shared_fs": rig.shared_fs}
+NO_COPIES = RetentionSettings(time_s=0, bytes_max=0, grace_s=0, check_interval_s=1)
+
+
+@pytest.fixture(params=LANDS)
+def land(request: pytest.FixtureRequest, tmp_path: Path) -> Land:
+    return LANDS[request.param](tmp_path)
+
+
+@pytest.fixture
+def mixed(land: Land) -> Iterator[Mixed]:
+    found = Mixed(land, partitions=1)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def look_up(topic: Topic, rows: list[Row]) -> None:
+    """Everything that can be asked for is answered as by the rows themselves."""
+    keys = {row["key"] for row in rows if row["key"] is not None}
+    for key in sorted(keys)[:6]:
+        own = [row["offset"] for row in rows if row["key"] == key]
+        assert [record.offset for record in topic.read_by_key(key, history=True)] == own
+    for tag in sorted({row["tag"] for row in rows if row["tag"] is not None})[:3]:
+        assert [record.offset for record in topic.read_by_tag(tag)] == [r["offset"] for r in rows if r["tag"] == tag]
+    for row in rows[:: max(1, len(rows) // 7)]:
+        wanted = next(other["offset"] for other in rows if other["timestamp"] >= row["timestamp"])
+        assert topic.offset_at_time(row["timestamp"], partition=0) == wanted
+
+
+def test_every_tier_reads_the_same_before_and_after(mixed: Mixed, land: Land) -> None:
+    mixed.every_tier()
+    mixed.log.export_topic(mixed.topic)
+    topic = mixed.filled.topic
+    rows = mixed.rows
+    assert shown(topic) == rows
+
+    report = compacted(land)
+
+    assert report.is_clean and report.figures["rewrites"] == 1, report.lines()
+    assert kinds_of(mixed.log, topic) == [DescriptorKind.PARQUET]
+    assert shown(topic) == rows
+    with land.open("one", read_only=True) as beside:
+        assert shown(beside.topic(mixed.topic)) == rows
+        look_up(beside.topic(mixed.topic), rows)
+    mixed.close()
+    check_sound(land)
+    groups: dict[str, Any] = {} if land.settings.storage.mode == "local" else {"retention": NO_COPIES}
+    again = land.open("one", **groups)
+    mixed.log = again
+    topic = again.topic(mixed.topic)
+    assert shown(topic) == rows
+    topic.append(b"more")
+    _let_copies_go(topic)
+    assert len(land.files("one")) == 1, "all but the active file went"
+    assert shown(topic)[:-1] == rows
+    look_up(topic, rows)
+    assert compacted(land).summary == "nothing to do"
+    again.close()
+    check_sound(land)
+
+
+def _let_copies_go(topic: Topic) -> None:
+    shard = rig.shard_of(topic)
+    for file in shard.wal.files.all:
+        if isinstance(file, SealedFile):
+            # As if nobody had read from it for long.
+            file.read_last = 0.0
+    shard.archive.retain()
+
+
+def test_second_run_has_nothing_to_do_and_small_segments_are_put_together(mixed: Mixed, land: Land) -> None:
+    for _ in range(9):
+        mixed.filled.many(50)
+        mixed.export()
+    rules = msgspec.structs.replace(AT_ONCE, target_bytes=30_000)
+
+    first = compacted(land, rules=rules)
+    kinds = kinds_of(mixed.log, mixed.filled.topic)
+    second = compacted(land, rules=rules)
+
+    assert first.figures["segments_before"] == 9 and 1 < int(first.figures["segments"] or 0) < 9
+    assert second.summary == "nothing to do" and second.figures["rewrites"] == 0
+    assert set(kinds) == {DescriptorKind.PARQUET}
+    assert shown(mixed.filled.topic) == mixed.rows
+
+
+def test_dry_run_tells_and_changes_nothing(mixed: Mixed, land: Land) -> None:
+    for _ in range(3):
+        mixed.filled.many(50)
+        mixed.export()
+    before = catalog_of(mixed.log, mixed.filled.topic).pieces()
+
+    report = compacted(land, dry_run=True)
+
+    assert report.dry_run and report.figures["rewrites"] == 1 and report.figures["segments_to_read"] == 3
+    assert catalog_of(mixed.log, mixed.filled.topic).pieces() == before
+
+
+def test_young_segments_are_left_alone(mixed: Mixed, land: Land) -> None:
+    for _ in range(4):
+        mixed.filled.many(50)
+        mixed.export()
+
+    assert compacted(land, rules=Rules()).summary == "nothing to do"
+    assert compacted(land, rules=Rules(settle_ms=0)).summary == "1 rewrite"
+
+
+def test_deletes_give_their_bytes_back(mixed: Mixed, land: Land) -> None:
+    mixed.filled.many(2_000)
+    mixed.export()
+    compacted(land, rules=msgspec.structs.replace(AT_ONCE, segments_min=1))
+    whole = catalog_of(mixed.log, mixed.filled.topic).descriptors()[0]
+    mixed.delete(0, 100, 1_900)
+
+    report = compacted(land)
+
+    after = catalog_of(mixed.log, mixed.filled.topic).descriptors()[0]
+    assert report.figures["records_before"] == 2_000 and report.figures["records"] == 200
+    assert after.bytes < whole.bytes // 2 and (after.start, after.end) == (whole.start, whole.end)
+    assert shown(mixed.filled.topic) == mixed.rows
+    assert compacted(land).summary == "nothing to do"
+
+
+def test_delete_that_comes_between_reading_and_swapping_holds(mixed: Mixed, land: Land) -> None:
+    for _ in range(3):
+        mixed.filled.many(100)
+        mixed.export()
+
+    report = compacted(land, meanwhile=lambda: mixed.delete(0, 50, 150))
+
+    assert kinds_of(mixed.log, mixed.filled.topic) == [DescriptorKind.PARQUET]
+    # The pass after the swap applied it as well.
+    assert report.figures["records"] == 200
+    assert shown(mixed.filled.topic) == mixed.rows
+    mixed.close()
+    mixed.log = land.open("one")
+    assert shown(mixed.log.topic(mixed.topic)) == mixed.rows
+    check_reader_beside(land, mixed)
+
+
+def check_reader_beside(land: Land, mixed: Mixed) -> None:
+    with land.open("one", read_only=True) as beside:
+        assert shown(beside.topic(mixed.topic)) == mixed.rows
+
+
+def test_newest_of_each_key_stays_where_a_topic_is_compacted(land: Land) -> None:
+    with land.open("one") as log:
+        topic = log.create_topic(TOPIC, cleanup="compact", compact_lag_ms=0)
+        for round_ in range(4):
+            topic.append_many(
+                [b"%d" % (round_ * 10 + n) for n in range(10)], keys=[b"k%d" % n for n in range(9)] + [None]
+            )
+            log.export_topic(TOPIC)
+        topic.append_many([b"young"] * 3, keys=[b"k0", b"k1", b"other"])
+
+        report = compacted(land)
+
+        assert report.is_clean, report.lines()
+        (piece,) = catalog_of(log, topic).descriptors()
+        assert (piece.start, piece.end, piece.records) == (0, 40, 13)
+    with land.open("one", read_only=True) as beside:
+        history = beside.topic(TOPIC)
+        assert {record.value for record in history.read() if record.key == b"k5"} >= {b"35"}
+
+
+def test_records_younger_than_the_lag_stay(land: Land) -> None:
+    with land.open("one") as log:
+        topic = log.create_topic(TOPIC, cleanup="compact", compact_lag_ms=3_600_000)
+        for _ in range(3):
+            topic.append_many([b"v"] * 5, keys=[b"k"] * 5)
+            log.export_topic(TOPIC)
+
+        compacted(land)
+
+        assert [piece.records for piece in catalog_of(log, topic).descriptors()] == [15]
+
+
+def test_appends_are_recognised_as_repeats_after_the_segment_that_held_them_was_compacted(land: Land) -> None:
+    with land.open("one") as log:
+        topic = log.create_topic(TOPIC)
+        for sequence in range(3):
+            topic.append_many([b"a", b"b"], producer=7, sequence=sequence, partition=0)
+            log.export_topic(TOPIC)
+        topic.delete_by_offset(0, 3, partition=0)
+        compacted(land)
+        log.seal_topic(TOPIC)
+    with land.open("two" if land.settings.storage.mode != "local" else "one") as log:
+        topic = log.topic(TOPIC)
+        assert list(topic.append_many([b"a", b"b"], producer=7, sequence=1, partition=0)) == [2, 3]
+        assert list(topic.append_many([b"c"], producer=7, sequence=3, partition=0)) == [6]
+
+
+def test_sweep_takes_what_was_replaced_and_leaves_what_tables_name(tmp_path: Path) -> None:
+    land = rig.shared_fs(tmp_path, export=ExportSettings(orphan_grace_s=0, sweep_interval_s=1), retention=NO_COPIES)
+    mixed = Mixed(land, partitions=1)
+    for _ in range(3):
+        mixed.filled.many(50)
+        mixed.export()
+    compacted(land)
+    first = catalog_of(mixed.log, mixed.filled.topic).descriptors()[0].object_key
+    mixed.delete(0, 10, 20)
+    tabled = _tabled(mixed)
+    places = mixed.log._parts.places
+    assert places is not None and places.store is not None
+    tabled.put([first], places.store)
+    compacted(land)
+
+    swept = _sweep(mixed)
+    kept = {stat.key for stat in places.store.list()}
+    assert first in kept and first.replace(".parquet", ".idx") in kept
+    assert len([key for key in swept if key.endswith(".seg")]) == 3
+    tabled.put([], places.store)
+    assert first in _sweep(mixed)
+    assert shown(mixed.filled.topic) == mixed.rows
+    mixed.close()
+    check_sound(land)
+
+
+def _tabled(mixed: Mixed) -> Tabled:
+    spec = mixed.filled.topic.spec
+    return Tabled(rig.metadata_of(mixed.log), "/forebay", spec.namespace, spec.topic, spec.topic_id)
+
+
+def _sweep(mixed: Mixed) -> list[str]:
+    return rig.shard_of(mixed.filled.topic).archive.sweep()
