@@ -73,7 +73,7 @@ def _arrow_struct(ddl: str) -> pa.StructType:
 
     parsed = StructType.fromDDL(ddl)
     assert isinstance(parsed, StructType)
-    return pa.struct(list(to_arrow_schema(parsed)))
+    return pa.struct(list(to_arrow_schema(parsed, timezone="UTC")))
 
 
 def _reading(

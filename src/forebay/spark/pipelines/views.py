@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from forebay.spark.pipelines.decoding import decoded, encoded_avro
 from forebay.spark.pipelines.document import Word, flawed, hint
@@ -26,6 +26,8 @@ from forebay.spark.pipelines.surroundings import read_options
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+SHUFFLES: Final = "spark.sql.shuffle.partitions"
+
 
 @dataclass(frozen=True)
 class Outlet:
@@ -39,11 +41,19 @@ def own_session(spark: SparkSession, settings: Mapping[Word, Word]) -> SparkSess
     """A session beside the given one, with views and settings of its own. Times are in UTC unless said otherwise."""
     session = spark.newSession()
     session.conf.set("spark.sql.session.timeZone", "UTC")
+    _fit_shuffles(session)
     for name, value in settings.items():
         if session.conf.isModifiable(str(name)):
             with told_at(name, str(name)):
                 session.conf.set(str(name), str(value))
     return session
+
+
+def _fit_shuffles(session: SparkSession) -> None:
+    """As many shuffle partitions as there are cores, unless somebody chose: a stream keeps state in each of them."""
+    context = getattr(session, "_sc", None)
+    if context is not None and not context.getConf().contains(SHUFFLES):
+        session.conf.set(SHUFFLES, str(context.defaultParallelism))
 
 
 def build(spark: SparkSession, pipeline: Pipeline, place: Mapping[str, str]) -> list[Outlet]:
