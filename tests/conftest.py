@@ -35,7 +35,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The one Spark session of the run. Its working directory, where relative paths start, is an empty one."""
     from forebay.spark import session  # noqa: PLC0415 - only a run that needs Spark loads it
+    from tests.spark.mixed import ENVIRONMENT  # noqa: PLC0415
 
+    os.environ.update(ENVIRONMENT)  # before Spark starts: its workers know what was set by then
     small = {"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"}
     with contextlib.chdir(tmp_path_factory.mktemp("spark")):
         started = session("forebay tests", master="local[2]", settings=small)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from datetime import UTC
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from pyspark.sql import functions as f
 import forebay
 from forebay.records import Gap, Reason
 from forebay.spark.source import ForebayDataSource
-from tests.spark.topics import SETTINGS, Filled, Row, flip_a_bit, in_order, skip_offsets
+from tests.spark.topics import SETTINGS, Filled, flip_a_bit, in_order, skip_offsets, spark_rows
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]  # starting Spark beside other work can take a minute
 
@@ -43,15 +42,6 @@ def load(spark: SparkSession, path: Path) -> Callable[..., DataFrame]:
     return loaded
 
 
-def _rows(frame: DataFrame) -> list[Row]:
-    found = [row.asDict(recursive=True) for row in frame.collect()]
-    for row in found:
-        row["headers"] = [(pair["key"], pair["value"]) for pair in row["headers"] or ()]
-        row["timestamp"] = round(row["timestamp"].astimezone(UTC).timestamp() * 1000)
-        assert row.pop("topic") == "shop/orders"
-    return in_order(found)
-
-
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 def test_rows_of_every_tier_equal_what_was_appended(
     load: Callable[..., DataFrame], log: forebay.Storage, compression: str
@@ -65,7 +55,7 @@ def test_rows_of_every_tier_equal_what_was_appended(
         "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,"
         "headers:array<struct<key:string,value:binary>>,tag:string>"
     )
-    assert _rows(frame) == in_order(filled.rows)
+    assert spark_rows(frame) == in_order(filled.rows)
 
 
 def test_aggregates_equal_a_plain_computation(load: Callable[..., DataFrame], log: forebay.Storage) -> None:
@@ -169,7 +159,7 @@ def test_offsets_per_partition_bound_the_read(load: Callable[..., DataFrame], lo
     )
 
     wanted = [row for row in filled.rows if (row["offset"] >= 2990 if row["partition"] == 0 else row["offset"] < 7)]
-    assert _rows(frame) == in_order(wanted)
+    assert spark_rows(frame) == in_order(wanted)
 
 
 def test_columns_narrow_the_schema_in_the_order_given(load: Callable[..., DataFrame], log: forebay.Storage) -> None:
@@ -199,7 +189,7 @@ def test_min_partitions_makes_more_tasks(load: Callable[..., DataFrame], log: fo
 
     assert frame.rdd.getNumPartitions() == 5
     assert load().rdd.getNumPartitions() == 1
-    assert _rows(frame) == in_order(filled.rows)
+    assert spark_rows(frame) == in_order(filled.rows)
 
 
 def test_lost_offsets_fail_by_name_unless_told_to_go_on(load: Callable[..., DataFrame], path: Path) -> None:
@@ -223,10 +213,10 @@ def test_flipped_bit_fails_by_name(load: Callable[..., DataFrame], path: Path) -
 
     with pytest.raises(PySparkException, match=r"DataLoss: shop/orders\[0\]: offsets \[0, 10\) damaged cannot be read"):
         load().collect()
-    assert _rows(load(failOnDataLoss="false")) == filled.rows
+    assert spark_rows(load(failOnDataLoss="false")) == filled.rows
 
 
-def test_empty_topic_has_columns_and_no_rows(load: Callable[..., DataFrame], log: forebay.Storage) -> None:
+def test_empty_topic_has_columns_and_nospark_rows(load: Callable[..., DataFrame], log: forebay.Storage) -> None:
     log.create_topic("shop/orders", partitions=2)
 
     frame = load()

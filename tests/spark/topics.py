@@ -5,8 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 
@@ -23,6 +24,9 @@ from forebay.wal.begin import Start, begin
 from forebay.wal.staging import Entry, Ticket
 from forebay.wal.survey import survey
 from forebay.wal.writer import ShardPlace
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 Row: TypeAlias = dict[str, Any]
 SETTINGS: Final[Mapping[str, object]] = {"wal": {"free_bytes_min": 0}}
@@ -175,3 +179,13 @@ def rows_in(batches: Iterable[pa.RecordBatch], topic: str = "shop/orders") -> li
             rows.append({**row, "headers": headers, "timestamp": stamp // 1000})
             assert rows[-1].pop("topic") == topic
     return in_order(rows)
+
+
+def spark_rows(frame: DataFrame, topic: str = "shop/orders") -> list[Row]:
+    """The rows of a data frame, by partition and offset."""
+    found = [row.asDict(recursive=True) for row in frame.collect()]
+    for row in found:
+        row["headers"] = [(pair["key"], pair["value"]) for pair in row["headers"] or ()]
+        row["timestamp"] = round(row["timestamp"].astimezone(UTC).timestamp() * 1000)
+        assert row.pop("topic") == topic
+    return in_order(found)
