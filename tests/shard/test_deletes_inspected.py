@@ -64,6 +64,31 @@ def test_a_vector_that_contradicts_itself_is_named(land: Land) -> None:
     assert any("deletes/" in item for item in wrong), wrong
 
 
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_damaged_delete_is_named_and_holds_by_its_second_copy(tmp_path: Path, copies: int) -> None:
+    land = local(tmp_path)
+    with land.open("a") as log:
+        topic = log.create_topic("shop/orders", partitions=1)
+        topic.append_many([b"%d" % place for place in range(5)])
+        _shard(log).deletes.delete_range(1, 4)
+        topic.append(b"behind")
+    newest = max((land.root / "a" / "shards").glob("*/*.seg"))
+    places = [item["byte"] for item in _run(land, "dump", str(newest)) if item["kind"] == "delete"]
+    assert len(places) == 2
+    content = bytearray(newest.read_bytes())
+    for place in places[:copies]:
+        assert isinstance(place, int)
+        content[place + 60] ^= 1
+    newest.write_bytes(content)
+
+    found = [item for item in _run(land, "verify") if "severity" in item]
+
+    assert [item["byte"] for item in found if "frame without records" in str(item["what"])] == places[:1], found
+    with land.open("a") as log:
+        left = [record.value for record in log.topic("shop/orders").read(0)]
+    assert left == ([b"0", b"4", b"behind"] if copies == 1 else [b"0", b"1", b"2", b"3", b"4", b"behind"])
+
+
 def test_frames_of_deletes_and_floors_are_shown(land: Land) -> None:
     newest = max((land.root / "a" / "shards").glob("*/*.seg"))
     frames = {item["kind"]: item for item in _run(land, "dump", str(newest))}

@@ -219,7 +219,9 @@ class SegmentExam:
             if verdict is Verdict.NEWER:
                 self._error("has a frame of a newer version", UPGRADE, byte=byte)
             elif gap.start == gap.stop and severity is not Severity.ERROR:
-                what, step = "a frame without records is not whole", "nothing to do: no record is affected"
+                what = "a frame without records is not whole"
+                # Deletes are written twice: most often the other copy is whole.
+                step = "nothing to do, unless deleted records are back: then delete them again"
                 self._report.add(severity, what, step, shard=self._shard, file=self._path, byte=byte)
                 continue
             elif gap not in known:

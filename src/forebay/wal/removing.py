@@ -48,9 +48,14 @@ class Removals:
             self.floor = higher(self.floor, decode_floor(buffer, position, head))
 
     def frames(self, frame_bytes_max: int, stamp: dict[str, int]) -> list[bytes]:
-        """Frames that say all of it; none where nothing has ended."""
+        """Frames that say all of it, twice; none where nothing has ended.
+
+        Where a damaged frame had no records, no offset is missing that would tell what it said.
+        """
         frames = encode_delete(self.deletes, frame_bytes_max=frame_bytes_max, **stamp)
-        return frames if self.floor == NO_FLOOR else [*frames, encode_floor(self.floor, **stamp)]
+        if self.floor != NO_FLOOR:
+            frames.append(encode_floor(self.floor, **stamp))
+        return [*frames, *frames]
 
 
 def write_removals(wal: Wal, removals: Removals) -> None:
