@@ -1,0 +1,196 @@
+"""Compacted history as an Iceberg table: it names the files of history, no more, no less, and keeps what it names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from pyiceberg.table import Table
+
+from forebay.errors import Conflict, Unsupported
+from forebay.spark import registering
+from forebay.spark.iceberg import find_table, open_catalog
+from forebay.spark.jobs.reports import Report
+from forebay.spark.location import Location
+from forebay.spark.opening import opened
+from forebay.spark.registering import OFFSETS
+from forebay.tabled import Tabled
+from forebay.topics import TopicName
+from tests.compacting.directly import AT_ONCE, compacted, location_of
+from tests.moves.rig import Land, local, shared_fs
+from tests.spark.mixed import TOPIC, Mixed
+from tests.spark.topics import Row
+
+NAME = TopicName.parse(TOPIC)
+
+
+@pytest.fixture(params=["local", "shared_fs"])
+def land(request: pytest.FixtureRequest, tmp_path: Path) -> Land:
+    return local(tmp_path) if request.param == "local" else shared_fs(tmp_path)
+
+
+def registered(land: Land, *, kept_s: int | None = None, dry_run: bool = False) -> Report:
+    location = location_of(land)
+    if kept_s is not None:
+        overrides = (*location.overrides, ("table.snapshots_kept_s", str(kept_s)))
+        location = Location(path=location.path, settings_text=location.settings_text, overrides=overrides)
+    return registering.run(location, TOPIC, dry_run=dry_run)
+
+
+def table_of(land: Land) -> Table:
+    found = find_table(open_catalog(location_of(land)), NAME)
+    assert found is not None
+    return found
+
+
+def offsets_in(table: Table) -> set[tuple[int, int]]:
+    rows = table.scan(selected_fields=("partition", "offset")).to_arrow().to_pylist()
+    assert len(rows) == len({(row["partition"], row["offset"]) for row in rows})
+    return {(row["partition"], row["offset"]) for row in rows}
+
+
+def objects_kept(land: Land) -> frozenset[str]:
+    with opened(location_of(land)) as found:
+        spec = found.definitions.get(NAME)
+        places = found.places
+        tabled = Tabled(found.metadata, found.settings.metadata.prefix, NAME.namespace, NAME.topic, spec.topic_id)
+        return tabled.objects(places.store if found.settings.is_shared and places.store is not None else places.loads)
+
+
+def shown(table: Table) -> dict[str, list[list[int]]]:
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    assert snapshot.summary is not None
+    found: dict[str, list[list[int]]] = msgspec.json.decode(snapshot.summary.additional_properties[OFFSETS])
+    return found
+
+
+def below(rows: list[Row], runs: dict[str, list[list[int]]]) -> set[tuple[int, int]]:
+    """The records of a topic in these offsets."""
+    return {
+        (row["partition"], row["offset"])
+        for row in rows
+        if any(start <= row["offset"] < stop for start, stop in runs[str(row["partition"])])
+    }
+
+
+def test_a_table_names_the_compacted_history_and_says_which_offsets_it_is(land: Land) -> None:
+    mixed = Mixed(land)
+    mixed.every_tier()
+    compacted(land, [TOPIC])
+
+    planned = registered(land, dry_run=True)
+    assert find_table(open_catalog(location_of(land)), NAME) is None
+    report = registered(land)
+
+    table = table_of(land)
+    assert planned.figures["added"] == report.figures["added"] == len(list(table.scan().plan_files()))
+    runs = shown(table)
+    assert all(run[0][0] == 0 and run[-1][1] >= 3200 for run in runs.values())
+    assert offsets_in(table) == below(mixed.rows, runs)
+    values = {row["value"] for row in mixed.rows if row["partition"] == 1 and row["offset"] < 1000}
+    assert set(table.scan("partition == 1 and offset < 1000").to_arrow().column("value").to_pylist()) == values
+    mixed.close()
+
+
+def test_a_second_registration_adds_nothing(land: Land) -> None:
+    mixed = Mixed(land)
+    mixed.every_tier()
+    compacted(land, [TOPIC])
+    registered(land)
+    before = table_of(land).current_snapshot()
+
+    again = registered(land)
+
+    assert (again.figures["added"], again.figures["removed"]) == (0, 0)
+    assert "nothing to do" in again.summary
+    assert table_of(land).current_snapshot() == before
+    mixed.close()
+
+
+def test_files_that_a_kept_snapshot_names_are_kept_and_go_when_it_is_expired(tmp_path: Path) -> None:
+    land = shared_fs(tmp_path)
+    mixed = Mixed(land)
+    mixed.every_tier()
+    compacted(land, [TOPIC])
+    registered(land)
+    first = objects_kept(land)
+    before = table_of(land).current_snapshot()
+    assert before is not None
+    mixed.delete(0, 0, 1500)
+    mixed.delete(1, 0, 1500)
+    compacted(land, [TOPIC], rules=AT_ONCE)
+
+    registered(land)
+
+    table, runs = table_of(land), shown(table_of(land))
+    assert offsets_in(table) == below(mixed.rows, runs)
+    assert first < objects_kept(land)
+    old = table.scan(snapshot_id=before.snapshot_id, selected_fields=("offset",)).to_arrow()
+    assert old.num_rows > len(offsets_in(table))
+
+    expired = registered(land, kept_s=0)
+    assert expired.figures["snapshots expired"] == 1
+    assert objects_kept(land).isdisjoint(first)
+    assert offsets_in(table_of(land)) == below(mixed.rows, runs)
+    mixed.close()
+
+
+def test_a_snapshot_that_was_cut_short_is_made_by_the_next_registration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    land = shared_fs(tmp_path)
+    mixed = Mixed(land)
+    mixed.every_tier()
+    compacted(land, [TOPIC])
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(registering, "_expire", _interrupt)
+        registered(land)
+    noted = objects_kept(land)
+
+    report = registered(land)
+
+    assert report.figures["added"] == 0
+    assert objects_kept(land) == noted
+    assert offsets_in(table_of(land)) == below(mixed.rows, shown(table_of(land)))
+    mixed.close()
+
+
+def _interrupt(*_: object) -> int:
+    raise KeyboardInterrupt
+
+
+def test_what_is_noted_before_the_snapshot_is_let_go_of_if_it_never_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    land = shared_fs(tmp_path)
+    mixed = Mixed(land)
+    mixed.every_tier()
+    compacted(land, [TOPIC])
+    changes = iter([0, 1])
+    real = registering._change
+
+    def changed(*arguments: object) -> object:
+        if next(changes) == 1:
+            return real(*arguments)._replace(added=["file:///another"])  # type: ignore[arg-type]
+        return real(*arguments)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched, pytest.raises(Conflict, match="compacted meanwhile"):
+        patched.setattr(registering, "_change", changed)
+        registered(land)
+    noted = objects_kept(land)
+    assert noted
+    assert table_of(land).current_snapshot() is None
+
+    assert registered(land).figures["added"] == len(noted)
+    mixed.close()
+
+
+def test_a_topic_without_history_is_refused_by_name(tmp_path: Path) -> None:
+    land = local(tmp_path)
+    with land.open("one") as log:
+        log.create_topic(TOPIC, durability="ephemeral")
+
+    with pytest.raises(Unsupported, match="shop/orders lives on engine"):
+        registered(land)
