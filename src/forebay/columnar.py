@@ -117,6 +117,14 @@ class ParquetSegment(SealedSegment):
         for table in self.tables(start, stop, names):
             yield from table.combine_chunks().cast(schema).to_batches()
 
+    def damaged(self) -> Iterator[tuple[int, int]]:
+        """The offsets of row groups that cannot be read; all of them are tried."""
+        for number in range(len(self.index().entries)):
+            try:
+                RowGroup(self._known_layout().read(number, self._opened().read_at))
+            except Corrupt:
+                yield _span(self.index().entries, number)
+
     def window(self) -> tuple[WindowEntry, ...]:
         """The appends that were recognised as repeats at the end of the segment."""
         return facts_of(self._known_layout().metadata, self.name).window

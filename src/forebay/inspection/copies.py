@@ -165,9 +165,9 @@ class HistoryExam:
         if finding.next_step == RESTORE:
             offsets = finding.offsets or (0, 0)
             named = parse_segment_name(finding.file.rpartition("/")[2])
-            starts = {copy.descriptor.start for copy in self.copies if copy.intact}
+            starts = {copy.descriptor.start for copy in self.copies if copy.intact and copy.name}
             is_named = named is not None and named[0] in starts
-            helps = is_named if offsets[0] == offsets[1] else self.is_held(offsets)
+            helps = is_named if offsets[0] == offsets[1] else self.is_held(offsets, as_files=True)
         elif finding.next_step == RESTORE_OBJECT:
             copies = (copy for copy in self.copies if copy.where == finding.file and not copy.index)
             helps = any(local.twin_of(copy.descriptor) for copy in copies)
@@ -175,9 +175,10 @@ class HistoryExam:
             helps = False
         return msgspec.structs.replace(finding, next_step=REPAIR) if helps else finding
 
-    def is_held(self, offsets: tuple[int, int]) -> bool:
-        """Whether sound objects hold all of these offsets."""
-        held = [copy.descriptor for copy in self.copies if copy.intact and copy.descriptor.end > offsets[0]]
+    def is_held(self, offsets: tuple[int, int], *, as_files: bool = False) -> bool:
+        """Whether sound objects hold all of these offsets; with `as_files` those that local files are copies of."""
+        sound = [copy for copy in self.copies if copy.intact and (copy.name or not as_files)]
+        held = [copy.descriptor for copy in sound if copy.descriptor.end > offsets[0]]
         return bool(held) and held[0].start <= offsets[0] and no_gap(offsets[0], held, offsets[1]) is None
 
     def _add(self, severity: Severity, what: str, step: str, *, offsets: tuple[int, int], file: str = "") -> None:

@@ -23,7 +23,14 @@ from forebay.format.control import decode_delete, decode_floor, decode_gap, deco
 from forebay.format.descriptor import Cur, SegmentDescriptor, ShardState
 from forebay.format.frame import HEADER, Codec, Column, FrameHead, Kind, Verdict, resync, runs_of
 from forebay.format.live import Live, decode_live
-from forebay.format.segment import HEADER_BYTES, INDEX_SUFFIX, SEGMENT_SUFFIX, SegmentHeader, decode_header
+from forebay.format.segment import (
+    HEADER_BYTES,
+    INDEX_SUFFIX,
+    PARQUET_SUFFIX,
+    SEGMENT_SUFFIX,
+    SegmentHeader,
+    decode_header,
+)
 from forebay.format.value import decode_value
 from forebay.metadata import Entry
 from forebay.records import OFFSET_MAX, Gap, Record
@@ -48,12 +55,14 @@ def dump(disk: Disk, path: str, *, records: bool = False) -> Iterator[Item]:
     }
     if name.endswith(SEGMENT_SUFFIX):
         return _segment(disk, path, records=records)
+    if name.endswith(PARQUET_SUFFIX):
+        return _columns(disk, path, records=records)
     if name.endswith(INDEX_SUFFIX):
         return _index(_content(disk, path, None))
     # What was set aside keeps its name in front: checkpoint.1
     reader = kinds.get(name) or kinds.get(name.partition(".")[0])
     if reader is None:
-        known = f"*{SEGMENT_SUFFIX}, *{INDEX_SUFFIX}, {', '.join(sorted(kinds))}"
+        known = f"*{SEGMENT_SUFFIX}, *{PARQUET_SUFFIX}, *{INDEX_SUFFIX}, {', '.join(sorted(kinds))}"
         raise Invalid(f"{path} is no file that Forebay writes; known: {known} and the metadata store")
     return reader(_content(disk, path, SMALL_FILE_BYTES))
 
@@ -216,6 +225,17 @@ def _frame(header: SegmentHeader, piece: Piece, head: FrameHead, place: int, *, 
 
 def _gap(gap: Gap) -> Item:
     return {"start": gap.start, "stop": gap.stop, "reason": gap.reason.name.lower()}
+
+
+def _columns(disk: Disk, path: str, *, records: bool) -> Iterator[Item]:
+    from forebay.inspection.columns import dump_columns  # noqa: PLC0415 - it brings Arrow
+
+    with contextlib.closing(disk.open(path)) as file:
+        try:
+            for item in dump_columns(file.read_at, file.size(), path, records=records):
+                yield {"kind": "record", **record_item(item)} if isinstance(item, Record) else item
+        except Corrupt as error:
+            yield {"kind": "not whole", "error": str(error)}
 
 
 def _index(content: bytes) -> Iterator[Item]:

@@ -114,7 +114,9 @@ class HistoryMending:
                     yield work
 
     def _local(self, copy: ObjectCopy, local: LocalFiles) -> Iterator[_Work]:
-        """The local file of an object that is sound."""
+        """The local file of an object that is sound; a Parquet segment is the copy of none."""
+        if not copy.name:
+            return
         file = next((file for file in local.files if file.name == copy.name), None)
         if file is not None and file.content_hash == copy.descriptor.content_hash:
             return

@@ -19,6 +19,7 @@ from forebay.format.checksum import content_hash
 from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.format.frame import Verdict
 from forebay.format.segment import HEADER_BYTES, SegmentHeader, decode_header, index_name, segment_name
+from forebay.history import READABLE
 from forebay.inspection.findings import UPGRADE, Report, Severity
 from forebay.inspection.recorded import METADATA
 from forebay.inspection.segments import REPAIR, damaged_places, log_file, without_lookups
@@ -144,7 +145,7 @@ class ObjectExam:
     def _object(self, copy: ObjectCopy, store: BlobStore) -> None:
         descriptor = copy.descriptor
         self._report.objects += 1
-        has_index = descriptor.kind is DescriptorKind.FRAMES
+        has_index = descriptor.kind in READABLE
         index = store.stat(index_name(descriptor.object_key)) if has_index else None
         if index is not None and not self._quick:
             # Before the bytes: it is the witness of what they held.
@@ -176,6 +177,9 @@ class ObjectExam:
         """Read all of it: the hash must be the one that was catalogued, and the frames must fill the range."""
         descriptor, fits = copy.descriptor, copy.intact
         copy.intact = False
+        if descriptor.kind is DescriptorKind.PARQUET:
+            self._columns(copy, store, size, fits=fits)
+            return
         if descriptor.kind is not DescriptorKind.FRAMES:
             found = content_hash(store.read(descriptor.object_key, 0, size)).hex()
             copy.intact = fits and found == descriptor.content_hash
@@ -202,6 +206,18 @@ class ObjectExam:
             self._add(copy, f"the frame is {verdict.value}", byte=byte, offsets=offsets)
         if not places and fits:
             self._exchanged(copy, footer.content_hash.hex())
+
+    def _columns(self, copy: ObjectCopy, store: BlobStore, size: int, *, fits: bool) -> None:
+        from forebay.inspection.columns import walked_columns  # noqa: PLC0415 - it brings Arrow
+
+        source = _ObjectBytes(store, copy.descriptor.object_key, size, copy.where)
+        found = walked_columns(copy.descriptor, source.read_at, size, copy.stored_index)
+        copy.index, copy.flaw = found.content, copy.flaw or found.flaw
+        copy.intact = fits and not found.flaw
+        for offsets in found.damaged:
+            self._add(copy, "the row group is damaged", offsets=offsets)
+        if fits and found.flaw and not found.damaged:
+            self._add(copy, found.flaw, METADATA if found.content else RESTORE_OBJECT)
 
     def _header(self, copy: ObjectCopy, header: SegmentHeader | Verdict) -> SegmentHeader | None:
         if isinstance(header, Verdict):
