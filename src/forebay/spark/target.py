@@ -21,7 +21,7 @@ from forebay.topics import Engine, TopicName, TopicSpec, parse_compression
 ATTACH_SECONDS: Final = 120.0
 ATTACH_SECONDS_MAX: Final = 86_400.0
 NAMES: Final = (*PLACE_NAMES[:4], "topic", "attachTimeout")
-_OF_SPARK: Final = frozenset({"checkpointlocation"})
+_OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
 _OTHER_WORDS: Final = {
     "topics": 'one write goes into one topic: write option("topic", …)',
     "mergeschema": "a topic has no schema to merge",
