@@ -11,6 +11,8 @@ from forebay.clock import SystemClock
 from forebay.format.batch import encode_rows
 from forebay.prepared import LoadPlace, manifest_of, write_segment
 from forebay.settings import Settings
+from forebay.spark.jobs.compaction import compact
+from forebay.spark.location import Location
 from forebay.storage import Storage
 from tests.blobs.servers import ACCESS_KEY, SECRET_KEY
 from tests.moves.rig import Land
@@ -43,10 +45,19 @@ class Mixed:
         return in_order(kept)
 
     def every_tier(self) -> None:
-        """Exported frames, a bulk load, sealed files, a rotated one and the active one, with deletes in each."""
+        """A Parquet segment, frames in the store, a bulk load, sealed files, a rotated and the active one.
+
+        With deletes in each, and in the Parquet segment also before it was made.
+        """
         partitions = range(self.filled.topic.partitions)
+        for count in (1500, 1000):
+            for partition in partitions:
+                self.filled.many(count, partition)
+            self.export()
         for partition in partitions:
-            self.filled.many(2500, partition)
+            self.delete(partition, 1490, 1510)
+        self.compact()
+        for partition in partitions:
             self.filled.many(400, partition)
         self.export()
         self.load(300)
@@ -66,6 +77,14 @@ class Mixed:
     def export(self) -> None:
         """Everything so far becomes history."""
         self.log.export_topic(self.topic)
+
+    def compact(self) -> None:
+        """All history so far becomes one Parquet segment."""
+        from tests.compacting.directly import AT_ONCE, Here  # noqa: PLC0415 - it builds on this module
+
+        location = Location.parse(self.options)
+        report = compact(Here(location), location, [self.topic], rules=AT_ONCE)
+        assert not report.findings, report
 
     def load(self, count: int) -> None:
         """A bulk load into every partition."""

@@ -6,13 +6,16 @@ import contextlib
 import json
 import pickle
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from forebay.clock import SystemClock
-from forebay.errors import Invalid, Unavailable, UnknownTopic
+from forebay.columnar import ParquetSegment
+from forebay.errors import Corrupt, DataLoss, Invalid, Unavailable, UnknownTopic
+from forebay.format.descriptor import DescriptorKind
 from forebay.settings import RetentionSettings
 from forebay.shard.loading import LoadBook
 from forebay.spark.options import ReadOptions, Topics
@@ -45,8 +48,9 @@ def test_rows_of_all_tiers_are_what_was_appended_without_what_was_deleted(mixed:
 
     snapshot, _ = load(ReadOptions.parse(mixed.options))
 
-    kinds = [[piece.descriptor is not None for piece in view.pieces] for view in snapshot.shards]
-    assert all(True in kind and False in kind for kind in kinds)
+    for view in snapshot.shards:
+        kinds = {piece.descriptor and piece.descriptor.kind for piece in view.pieces}
+        assert kinds >= {DescriptorKind.PARQUET, DescriptorKind.FRAMES, None}
     assert _read(mixed) == mixed.rows
     assert _read(mixed, minPartitions="7") == mixed.rows
 
@@ -245,3 +249,66 @@ def test_a_load_that_was_given_up_is_a_hole_that_nobody_misses(mixed: Mixed, mon
         mixed.filled.many(5, 0)
 
         assert _read(mixed) == mixed.rows
+
+
+@pytest.mark.parametrize("deleted_since", [False, True])
+def test_compaction_since_the_plan_gives_equal_rows_or_a_named_failure(tmp_path: Path, *, deleted_since: bool) -> None:
+    mixed = Mixed(rig.shared_fs(tmp_path), partitions=1)
+    for _ in range(3):
+        mixed.filled.many(100)
+        mixed.export()
+    mixed.delete(0, 50, 60)
+    splits, before = splits_of(ReadOptions.parse(mixed.options)), mixed.rows
+    if deleted_since:
+        mixed.delete(0, 150, 160)
+
+    mixed.compact()
+    assert _rows(splits) == before
+    for path in (tmp_path / "store").rglob("*.seg"):
+        path.unlink()
+
+    if deleted_since:
+        with pytest.raises(Unavailable, match=r"shop/orders\[0\]: records of \[150, 160\) went since this was loaded"):
+            _rows(splits)
+    else:
+        assert _rows(splits) == before
+    assert _read(mixed) == mixed.rows
+    mixed.close()
+
+
+def test_a_damaged_row_group_fails_by_name_or_is_skipped(tmp_path: Path) -> None:
+    mixed = Mixed(rig.shared_fs(tmp_path), partitions=1)
+    for _ in range(2):
+        mixed.filled.many(100)
+        mixed.export()
+    mixed.compact()
+    mixed.filled.many(5)
+    (path,) = (tmp_path / "store").rglob("*.parquet")
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    splits = splits_of(ReadOptions.parse(mixed.options))
+    path.write_bytes(content)
+
+    with pytest.raises((DataLoss, Unavailable), match=r"shop/orders\[0\]: offsets \[0, 200\)"):
+        _rows(splits)
+    mixed.close()
+
+
+def test_a_segment_that_gives_fewer_records_than_the_catalog_says_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mixed = Mixed(rig.shared_fs(tmp_path), partitions=1)
+    for _ in range(2):
+        mixed.filled.many(100)
+        mixed.export()
+    mixed.compact()
+    plain = ParquetSegment.tables
+
+    def fewer(segment: ParquetSegment, start: int, stop: int, names: Sequence[str]) -> Iterator[pa.Table]:
+        return (table.slice(0, table.num_rows - 1) for table in plain(segment, start, stop, names))
+
+    monkeypatch.setattr(ParquetSegment, "tables", fewer)
+
+    with pytest.raises(Corrupt, match=r"gave 199 records, the catalog says 200"):
+        _read(mixed)
+    mixed.close()

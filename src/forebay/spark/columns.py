@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from forebay.errors import Invalid
 from forebay.format.batch import Batch
+from forebay.spark.filters import Filters
 
 SPARK_TYPES: Final = {
     "key": "binary",
@@ -55,6 +56,27 @@ def record_batch(batch: Batch, names: Sequence[str], *, topic: str, partition: i
     """The records as Spark wants them; columns that are not named are not built."""
     stored = batch.to_arrow(partition, [name for name in names if name != "topic"])
     columns = [_column(name, batch, stored, topic) for name in names]
+    return pa.RecordBatch.from_arrays(columns, schema=arrow_schema(tuple(names)))
+
+
+def stored_columns(names: Sequence[str], filters: Filters) -> list[str]:
+    """What must be read of a Parquet segment to show these columns, and to filter by others."""
+    asked = {*names, *(each.column for each in filters.by_row), "offset"} - {"topic", "partition"}
+    return [name for name in SPARK_TYPES if name in asked]
+
+
+def stored_batch(rows: pa.RecordBatch, names: Sequence[str], *, topic: str, partition: int) -> pa.RecordBatch:
+    """Rows of a Parquet segment as Spark wants them."""
+    columns = []
+    for name in names:
+        if name == "topic":
+            columns.append(_repeated(topic, rows.num_rows))
+        elif name == "partition":
+            columns.append(pa.repeat(pa.scalar(partition, pa.int32()), rows.num_rows))
+        elif name == "headers":
+            columns.append(_headers(rows.column(name)))
+        else:
+            columns.append(rows.column(name))
     return pa.RecordBatch.from_arrays(columns, schema=arrow_schema(tuple(names)))
 
 

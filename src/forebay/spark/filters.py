@@ -182,18 +182,19 @@ class Filters:
 
     def mask(self, batch: Batch) -> Mask | None:
         """Which records of a batch pass; `None` if all do."""
-        if not self.by_row:
-            return None
-        found = reduce(pc.and_, (each.mask(self._column(batch, each.column)) for each in self.by_row))
-        mask: Mask = found.to_numpy(zero_copy_only=False)
-        return None if mask.all() else mask
+        return self._mask(self._column(batch, each.column) for each in self.by_row)
 
-    def mask_of(self, columns: pa.RecordBatch) -> pa.Array | None:
-        """Which rows of a table's columns pass; `None` if all do."""
-        if not self.by_row:
+    def mask_of(self, rows: pa.RecordBatch) -> Mask | None:
+        """The same for rows of a Parquet segment."""
+        return self._mask(_stamped(rows.column(each.column), each.column) for each in self.by_row)
+
+    def _mask(self, columns: Iterable[pa.Array]) -> Mask | None:
+        """For the column of each condition by row."""
+        masks = [each.mask(column) for each, column in zip(self.by_row, columns, strict=True)]
+        if not masks:
             return None
-        masks = (each.mask(_stamped(columns.column(each.column), each.column)) for each in self.by_row)
-        return reduce(pc.and_, masks)
+        mask: Mask = reduce(pc.and_, masks).to_numpy(zero_copy_only=False)
+        return None if mask.all() else mask
 
     @staticmethod
     def _column(batch: Batch, column: str) -> pa.Array:

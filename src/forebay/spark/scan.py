@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -18,23 +18,23 @@ import numpy as np
 import pyarrow as pa
 
 from forebay.blobs import BlobChanged, BlobMissing
+from forebay.columnar import ParquetSegment
 from forebay.errors import Corrupt, DataLoss, Unavailable
-from forebay.format.batch import Batch, batch_of, merge
+from forebay.format.batch import Batch
+from forebay.format.descriptor import DescriptorKind
 from forebay.format.vectors import live_mask
 from forebay.pages import Page
 from forebay.reading import in_order
 from forebay.records import Gap, Reason
-from forebay.sealed import SealedSegment
-from forebay.spark.columns import record_batch
-from forebay.spark.filters import Filters
+from forebay.spark.columns import record_batch, stored_batch, stored_columns
+from forebay.spark.joining import coalesced, joined
+from forebay.spark.narrowing import wanted_runs
 from forebay.spark.opening import Opened, opened
 from forebay.spark.pieces import PAGE_BYTES, Piece, PieceReader
 from forebay.spark.snapshot import Part, Split, look_again
 
 logger = logging.getLogger(__name__)
 
-ROWS_ENOUGH: Final = 2048
-"""Frames of fewer records are put together: each record batch costs Spark a fixed price."""
 WAIT_SECONDS: Final = 10.0
 """How long an owner that has just come may take to publish what was there before."""
 
@@ -66,20 +66,81 @@ class _PartRead:
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Every record that passes."""
         with contextlib.closing(self._reader):
-            for batch in joined(self._shown(batch) for batch in coalesced(self._records())):
+            for batch in joined(self._passing()):
                 self._shown_rows += batch.num_rows
                 yield batch
         self._check()
 
-    def _records(self) -> Iterator[Batch]:
-        """Everything stored in the part, as far as the filters may let it through; what ended is in it."""
+    def _passing(self) -> Iterator[pa.RecordBatch | None]:
         part, at = self._part, self._part.start
         for start, stop in wanted_runs(self._reader, part, self._split.filters):
             self._explained += start - at
             assert start >= at, "runs come in order"
-            yield from self._run(start, stop)
+            for first, last, is_columnar in self._stretches(start, stop):
+                yield from self._columnar(first, last) if is_columnar else self._framed(first, last)
             at = stop
         self._explained += part.stop - at
+
+    def _stretches(self, start: int, stop: int) -> Iterator[tuple[int, int, bool]]:
+        """The run cut where frames end and columns begin, and the other way."""
+        found: list[tuple[int, int, bool]] = []
+        for piece in self._part.pieces:
+            low, high = max(start, piece.start), min(stop, piece.stop)
+            is_columnar = piece.descriptor is not None and piece.descriptor.kind is DescriptorKind.PARQUET
+            if low >= high:
+                continue
+            if found and not found[-1][2] and not is_columnar:
+                found[-1] = (found[-1][0], high, False)
+            else:
+                found.append((low, high, is_columnar))
+        yield from found
+
+    def _framed(self, start: int, stop: int) -> Iterator[pa.RecordBatch | None]:
+        return (self._shown(batch) for batch in coalesced(self._run(start, stop)))
+
+    def _columnar(self, start: int, stop: int) -> Iterator[pa.RecordBatch | None]:
+        """What passes of a Parquet segment: its columns are handed on as they are, a row group at a time."""
+        piece = self._reader.piece_at(start)
+        at = start
+        try:
+            segment = self._reader.segment(piece) if piece is not None else None
+            assert piece is not None and isinstance(segment, ParquetSegment)
+            for table in segment.tables(start, stop, stored_columns(self._split.columns, self._split.filters)):
+                end = int(table.column("offset")[-1].as_py()) + 1
+                self._note_holes(piece, segment.index().gaps, at, end, table.num_rows)
+                at = end
+                yield self._table_shown(table)
+            self._note_holes(piece, segment.index().gaps, at, stop, 0)
+        except (Corrupt, BlobMissing, BlobChanged, FileNotFoundError) as error:
+            if isinstance(error, DataLoss):
+                raise
+            # Page by page it is told what is damaged, and found again what lies elsewhere by now.
+            yield from self._framed(at, stop)
+
+    def _note_holes(self, piece: Piece, gaps: Sequence[Gap], start: int, stop: int, rows: int) -> None:
+        """Account for `[start, stop)` of a Parquet segment, which has so many rows of it."""
+        named = [gap._replace(start=max(gap.start, start), stop=min(gap.stop, stop)) for gap in sorted(gaps)]
+        named = [gap for gap in named if gap.start < gap.stop]
+        for gap in named:
+            self._missing(gap, piece)
+        self._seen[piece.start] += rows
+        self._explained += stop - start - rows - sum(gap.stop - gap.start for gap in named)
+
+    def _table_shown(self, table: pa.Table) -> pa.RecordBatch | None:
+        split, part = self._split, self._part
+        (rows,) = table.combine_chunks().to_batches()
+        mask = split.filters.mask_of(rows)
+        offsets = rows.column("offset").to_numpy()
+        first, last = int(offsets[0]), int(offsets[-1]) + 1
+        if part.deleted.count_in(first, last):
+            live = live_mask(part.deleted, first, last - first)[offsets - first]
+            mask = live if mask is None else live & mask
+        if mask is not None:
+            self._left_out += rows.num_rows - int(np.count_nonzero(mask))
+            if not mask.any():
+                return None
+        shown = stored_batch(rows, split.columns, topic=part.topic, partition=part.partition)
+        return shown if mask is None else shown.filter(pa.array(mask))
 
     def _run(self, start: int, stop: int) -> Iterator[Batch]:
         at = start
@@ -163,89 +224,3 @@ class _PartRead:
                     f"{part}: {found.object_key} gave {count} records, the catalog says {found.records}: "
                     'run "forebay verify"'
                 )
-
-
-def wanted_runs(reader: PieceReader, part: Part, filters: Filters) -> Iterator[tuple[int, int]]:
-    """The offsets of the part in which the filters may let something through, in order; holes are among them."""
-    if not filters.narrows:
-        yield part.start, part.stop
-        return
-    for piece in part.pieces:
-        low, high = max(piece.start, part.start), min(piece.stop, part.stop)
-        segment = None
-        with contextlib.suppress(BlobMissing, BlobChanged, FileNotFoundError):
-            segment = reader.segment(piece) if piece.gap is None else None
-            if segment is not None:
-                segment.index()
-        yield from ((low, high),) if segment is None else _runs(segment, low, high, filters)
-
-
-def _runs(segment: SealedSegment, low: int, high: int, filters: Filters) -> list[tuple[int, int]]:
-    """The frames of `[low, high)` that may have what is sought, and the holes between frames."""
-    entries, gaps = segment.index().entries, segment.index().gaps
-    starts = entries["offset"]
-    stops = starts + entries["count"]
-    wanted = (stops > low) & (starts < high) & filters.may_match_frames(entries)
-    if filters.by_postings and wanted.any():
-        found = np.zeros(len(entries), dtype=np.bool_)
-        for sought in filters.sought:
-            for offsets in segment.find(sought.kind, sought.hash, low):
-                if offsets[0] >= high:
-                    break
-                found[np.searchsorted(starts, offsets, side="right") - 1] = True
-        wanted &= found
-    places = np.flatnonzero(wanted).tolist()
-    runs = [(int(starts[place]), int(stops[place])) for place in places]
-    runs += [(gap.start, gap.stop) for gap in gaps]
-    merged: list[tuple[int, int]] = []
-    for start, stop in sorted(
-        (max(low, start), min(high, stop)) for start, stop in runs if stop > low and start < high
-    ):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(stop, merged[-1][1])
-        else:
-            merged.append((start, stop))
-    return merged
-
-
-def coalesced(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The same records in fewer batches: consecutive small ones become one."""
-    small: list[Batch] = []
-    rows = 0
-    for batch in batches:
-        if small and (batch.count >= ROWS_ENOUGH or batch.base != small[-1].end or rows >= ROWS_ENOUGH):
-            yield _together(small)
-            small, rows = [], 0
-        if batch.count >= ROWS_ENOUGH:
-            yield batch
-        else:
-            small.append(batch)
-            rows += batch.count
-    if small:
-        yield _together(small)
-
-
-def _together(batches: Sequence[Batch]) -> Batch:
-    if len(batches) == 1:
-        return batches[0]
-    first = batches[0]
-    return batch_of(merge(batches), base=first.base, epoch=first.epoch, appended_at=first.appended_at)
-
-
-def joined(batches: Iterable[pa.RecordBatch | None]) -> Iterator[pa.RecordBatch]:
-    """The same rows in fewer record batches: small ones that follow each other become one."""
-    small: list[pa.RecordBatch] = []
-    rows = 0
-    for batch in batches:
-        if batch is None:
-            continue
-        if small and (batch.num_rows >= ROWS_ENOUGH or rows >= ROWS_ENOUGH):
-            yield pa.concat_batches(small)
-            small, rows = [], 0
-        if batch.num_rows >= ROWS_ENOUGH:
-            yield batch
-        else:
-            small.append(batch)
-            rows += batch.num_rows
-    if small:
-        yield pa.concat_batches(small)
