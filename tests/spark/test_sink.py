@@ -1,0 +1,119 @@
+"""The sink of streaming queries: every row once, whatever is killed and however often it is started again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+from unittest import mock
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+import forebay
+from forebay.errors import Conflict, Unsupported
+from forebay.partitioning import partition_of_key
+from forebay.prepared import Sink
+from forebay.spark import sink
+from forebay.spark.delivery import TaskResult
+from forebay.spark.sink import QUERY_ID, WrittenBatch
+from tests.ledger import Ledger
+from tests.spark.killed_sink import STEPS, TOPIC, run
+from tests.spark.topics import SETTINGS
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]  # a busy machine starts Spark in a minute
+
+SOAK: Final = bool(os.environ.get("FOREBAY_SOAK"))
+BATCHES: Final = 3
+ROWS: Final = 500
+KILLS: Final = [("offered", "nobody"), ("committed", "this process")]
+EVERY_KILL: Final = [(step, owner) for step in STEPS for owner in ("nobody", "this process")]
+
+
+@pytest.fixture
+def directory(tmp_path: Path, spark: SparkSession) -> Path:
+    with forebay.open(str(tmp_path / "data"), SETTINGS) as log:
+        log.create_topic(TOPIC, partitions=3)
+    for number in range(BATCHES):
+        frame = spark.range(number * ROWS, (number + 1) * ROWS).selectExpr("id AS number").coalesce(1)
+        frame.write.mode("append").parquet(f"{tmp_path}/in")
+    return tmp_path
+
+
+def _values(log: forebay.Storage) -> list[int]:
+    records = list(log.topic(TOPIC).read())
+    for record in records:
+        assert record.partition == partition_of_key(record.key or b"", 3)
+    return sorted(int(record.value or b"") for record in records)
+
+
+def test_every_row_is_written_once_and_a_query_goes_on_where_it_was(spark: SparkSession, directory: Path) -> None:
+    run(spark, directory, "forebay", 2)
+    run(spark, directory, "forebay", 3)
+    more = spark.range(BATCHES * ROWS, (BATCHES + 1) * ROWS).selectExpr("id AS number")
+    more.write.mode("append").parquet(f"{directory}/in")
+    with forebay.open(str(directory / "data"), SETTINGS) as log:
+        run(spark, directory, "forebay", 1)
+
+        assert _values(log) == list(range((BATCHES + 1) * ROWS))
+
+
+@pytest.mark.parametrize(("step", "owner"), EVERY_KILL if SOAK else KILLS)
+def test_a_query_killed_at_any_step_of_its_sink_gives_every_row_once(
+    spark: SparkSession, directory: Path, step: str, owner: str, ledger: Ledger
+) -> None:
+    """The batch is repeated by another driver in other tasks; rows are compared, not counted."""
+    with contextlib.ExitStack() as held:
+        if owner == "this process":
+            held.enter_context(forebay.open(str(directory / "data"), SETTINGS))
+        child = subprocess.run(
+            [sys.executable, "-m", "tests.spark.killed_sink", step, str(directory)],
+            cwd=Path(__file__).parents[2],
+            start_new_session=True,  # whoever dies takes its group along
+            check=False,
+        )
+        assert child.returncode == -signal.SIGKILL
+        run(spark, directory, "forebay", 3)
+
+    with forebay.open(str(directory / "data"), SETTINGS) as log:
+        found = _values(log)
+    is_whole = found == list(range(BATCHES * ROWS))
+    ledger.count("kills", figure="driver of a stream", step=step, owner=owner)
+    ledger.violation("kills", n=int(not is_whole), figure="driver of a stream", step=step, owner=owner)
+    assert is_whole, f"{len(found)} rows, {len(set(found))} of them different, of {BATCHES * ROWS}"
+
+
+def test_a_result_that_is_replaced_as_a_whole_is_refused(spark: SparkSession, directory: Path) -> None:
+    files = spark.readStream.schema("number long").parquet(f"{directory}/in")
+    counted = files.groupBy("number").count().selectExpr("cast(count AS string) AS value")
+    writer = counted.writeStream.format("forebay").options(path=f"{directory}/data", topic=TOPIC)
+
+    with pytest.raises(PySparkException, match=r'outputMode\("complete"\) is not offered: a topic only grows'):
+        writer.option("checkpointLocation", f"{directory}/c").outputMode("complete").start().processAllAvailable()
+
+
+def test_without_the_ids_that_spark_tells_its_tasks_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Untold:
+        def getLocalProperty(self, name: str) -> str | None:  # noqa: N802 - Spark's name
+            return "query" if name == QUERY_ID else None
+
+    monkeypatch.setattr("forebay.spark.sink.TaskContext.get", Untold)
+
+    with pytest.raises(Unsupported, match="has not told its task the local property streaming.sql.batchId"):
+        sink._sink_of_task()
+
+
+def test_tasks_that_do_not_agree_on_their_batch_are_refused() -> None:
+    def told(batch: int, load_id: str) -> WrittenBatch:
+        result = TaskResult(load_id=load_id, number=0, staged=())
+        return WrittenBatch(result, Sink(query_id="q", batch_id=batch), mock.sentinel.target)
+
+    assert sink._agreed([told(3, "a"), told(3, "a")], 3)[1].batch_id == 3
+    for messages in ([told(3, "a"), told(4, "a")], [told(3, "a"), told(3, "b")], [told(2, "a")], []):
+        with pytest.raises(Conflict, match="nothing of it is brought in"):
+            sink._agreed(messages, 3)
