@@ -15,6 +15,7 @@ from forebay.partitioning import partition_of_key
 from forebay.settings import Settings
 from forebay.storage import compaction
 from forebay.testing.clock import ManualClock
+from tests.moves.rig import shard_of
 from tests.storage.rig import QUICK, until, values
 
 pytestmark = pytest.mark.slow
@@ -266,12 +267,19 @@ def test_superseded_records_end_once_they_are_old_and_never_the_newest(
     assert values(topic.read()) == [b"7", b"keyless", b"8", b"9", b"young"]
 
 
-def test_compaction_leaves_what_is_superseded_but_young(log: Storage, clock: ManualClock, engine: str) -> None:
+@pytest.mark.parametrize("sealed", [False, True])
+def test_compaction_leaves_what_is_superseded_but_young(
+    log: Storage, clock: ManualClock, engine: str, *, sealed: bool
+) -> None:
     topic = log.create_topic("t", engine=engine, cleanup="compact", compact_lag_ms=60_000)
     topic.append(b"old", key=b"k")
     clock.advance(60)
     topic.append(b"young", key=b"k")
     topic.append(b"newest", key=b"k")
+    if sealed and engine == "segment":
+        # All three are in one frame then.
+        shard_of(topic).rotate()
+        shard_of(topic).upkeep.seal_rotated()
     log._keeping.step()
     assert values(topic.read()) == [b"young", b"newest"]
 
