@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from forebay.cli import declared, laking, registering, scrubbing
+from forebay.cli import backfilling, compacting, declared, laking, registering, scrubbing
 from forebay.cli.commands import Commands
 
 app = typer.Typer(
@@ -15,6 +15,8 @@ app = typer.Typer(
 )
 
 declared.register(app)
+compacting.register(app)
 scrubbing.register(app)
 laking.register(app)
+backfilling.register(app)
 registering.register(app)
