@@ -1,0 +1,119 @@
+"""A topic as one table: Spark's own scan of compacted history and the source behind it show what the topic shows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from forebay.errors import DataLoss, Invalid
+from forebay.records import Gap, Reason
+from forebay.spark import table
+from forebay.spark.opening import opened
+from forebay.spark.options import Topics
+from forebay.spark.snapshot import look
+from forebay.spark.table import native_of
+from forebay.topics import TopicName
+from tests.compacting.directly import compacted, location_of
+from tests.moves.rig import Land, local, shared_fs
+from tests.spark.mixed import TOPIC, Mixed, settings_file
+from tests.spark.topics import Filled, in_order, rows_of, skip_offsets, spark_rows
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(params=["local", "shared_fs"])
+def land(request: pytest.FixtureRequest, tmp_path: Path) -> Land:
+    return local(tmp_path) if request.param == "local" else shared_fs(tmp_path)
+
+
+def options_of(mixed: Mixed) -> dict[str, str]:
+    return {name: text for name, text in mixed.options.items() if name != "topic"}
+
+
+def natives(land: Land) -> list[tuple[int, int]]:
+    """How far Spark reads each partition by itself, and in how many files."""
+    location = location_of(land)
+    snapshot = look(location, Topics(names=(TopicName.parse(TOPIC),)))
+    with opened(location) as found:
+        made = [native_of(view, found, fail_on_data_loss=True) for view in snapshot.shards]
+    return [(native.stop, len(native.files)) for native in made]
+
+
+def test_a_table_shows_what_the_topic_shows_before_and_after_compaction(spark: SparkSession, land: Land) -> None:
+    mixed = Mixed(land)
+    mixed.every_tier()
+    frame = table(spark, TOPIC, **options_of(mixed))
+    assert natives(land) == [(0, 0), (0, 0)]
+    assert spark_rows(frame) == mixed.rows
+
+    compacted(land, [TOPIC])
+    assert all(stop >= 3200 and files for stop, files in natives(land))
+    frame = table(spark, TOPIC, **options_of(mixed))
+
+    assert frame.schema.simpleString() == (
+        "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,"
+        "headers:array<struct<key:string,value:binary>>,tag:string>"
+    )
+    assert spark_rows(frame) == mixed.rows
+    assert {row.topic for row in frame.select("topic").distinct().collect()} == {TOPIC}
+    mixed.close()
+
+
+def test_what_ends_after_the_compaction_is_left_out_of_the_files_too(spark: SparkSession, tmp_path: Path) -> None:
+    mixed = Mixed(shared_fs(tmp_path))
+    mixed.every_tier()
+    compacted(mixed.land, [TOPIC])
+    mixed.delete(0, 100, 130)
+    mixed.delete(1, 0, 5)
+    mixed.filled.topic.delete_before(50, partition=1)
+    gone = [row for row in mixed.rows if row["partition"] == 1 and row["offset"] < 50]
+
+    frame = table(spark, TOPIC, **options_of(mixed))
+
+    assert spark_rows(frame) == [row for row in mixed.rows if row not in gone]
+    mixed.close()
+
+
+def test_filters_and_columns_reach_sparks_own_scan(spark: SparkSession, tmp_path: Path) -> None:
+    mixed = Mixed(shared_fs(tmp_path))
+    mixed.every_tier()
+    compacted(mixed.land, [TOPIC])
+
+    frame = table(spark, TOPIC, columns="offset,key", **options_of(mixed)).where("offset >= 2000 and offset < 3300")
+
+    plan = str(frame._jdf.queryExecution().executedPlan().toString())
+    assert "PushedFilters: [IsNotNull(offset), GreaterThanOrEqual(offset,2000)" in plan
+    assert "value" not in plan
+    found = Counter((row.offset, None if row.key is None else bytes(row.key)) for row in frame.collect())
+    assert found == Counter((row["offset"], row["key"]) for row in mixed.rows if 2000 <= row["offset"] < 3300)
+    mixed.close()
+
+
+def test_a_loss_inside_compacted_history_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    land = local(tmp_path)
+    with land.open("one") as log:
+        filled = Filled(log, TOPIC)
+        filled.many(100)
+        filled.seal()
+    skip_offsets(land.root / "one", filled.topic.spec, Gap(100, 150, Reason.LOST))
+    with land.open("one") as log:
+        filled.topic = log.topic(TOPIC)
+        filled.rows += rows_of(filled.topic.read(150))
+        filled.many(100)
+        log.export_topic(TOPIC)
+        filled.many(10)
+    compacted(land, [TOPIC])
+    options = {"path": str(land.root / "one"), "settings": settings_file(land)}
+
+    with pytest.raises(DataLoss, match=r"shop/orders\[0\]: offsets \[100, 150\)"):
+        table(spark, TOPIC, **options)
+
+    assert spark_rows(table(spark, TOPIC, failOnDataLoss="false", **options)) == in_order(filled.rows)
+
+
+def test_offsets_are_chosen_by_filters_alone(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match="startingOffsets.*filter the table"):
+        table(spark, TOPIC, path=str(tmp_path), startingOffsets="earliest")
