@@ -10,6 +10,7 @@ import pytest
 
 import forebay
 from forebay import EARLIEST, Closed, Settings, Storage, Unavailable, Unsupported
+from forebay.testing.clock import ManualClock
 from tests.storage.rig import QUICK, WatchedDisk, quick, until, values, wal_of
 
 
@@ -191,6 +192,54 @@ def test_recovery_tells_its_progress_and_opens_every_shard(tmp_path: Path) -> No
         assert sum(len(list(log.topic(name).read())) for name in "abc") == 150
 
 
+def test_recovery_opens_shards_of_every_engine_on_disk_and_applies_their_limits(tmp_path: Path) -> None:
+    """Nobody has used the topics since: their limits were not applied, and the database was not even opened."""
+    clock = ManualClock()
+    settings = Settings.load(overrides=QUICK)
+    with Storage.open(tmp_path / "log", settings, clock=clock) as log:
+        for engine in ("rocksdb", "segment"):
+            log.create_topic(engine, engine=engine, cap_records=5).append_many([b"v"] * 12)
+        log.create_topic("fleeting", engine="memory").append(b"v")
+
+    with Storage.open(tmp_path / "log", settings, clock=clock) as log:
+        log._keeping.step()
+        assert log._shards.all() == []
+
+        log.recover()
+        log._keeping.step()
+
+        assert {shard.ref.spec.topic: shard.offsets().evict_floor for shard in log._shards.all()} == {
+            "rocksdb": 7,
+            "segment": 7,
+        }
+
+
+def test_recovery_leaves_a_database_shard_of_another_directory_alone(tmp_path: Path) -> None:
+    shared = {**QUICK, "metadata": {"path": str(tmp_path / "meta.sqlite")}}
+    with forebay.open(tmp_path / "A", shared) as log:
+        log.create_topic("t", engine="rocksdb").append(b"v")
+
+    with forebay.open(tmp_path / "B", shared) as log:
+        log.recover()
+        assert log._shards.all() == []
+    with forebay.open(tmp_path / "A", shared) as log:
+        log.recover()
+        assert values(log.topic("t").read()) == [b"v"]
+
+
+def test_a_shard_that_cannot_be_opened_does_not_keep_those_of_other_engines_closed(tmp_path: Path) -> None:
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        for engine in ("rocksdb", "segment"):
+            log.create_topic(engine, engine=engine).append(b"v")
+        lost = tmp_path / "log" / "shards" / f"{log.topic('segment').spec.topic_id}_0"
+    lost.rename(tmp_path / "lost")
+
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        with pytest.raises(forebay.Conflict, match="has lost its directory"):
+            log.recover()
+        assert [shard.ref.spec.topic for shard in log._shards.all()] == ["rocksdb"]
+
+
 def test_threads_are_not_made_per_topic_and_end_with_the_log(tmp_path: Path) -> None:
     before = threading.active_count()
     with forebay.open(tmp_path / "log", QUICK) as log:
@@ -249,10 +298,13 @@ def test_a_store_that_topics_would_not_use_is_refused(tmp_path: Path) -> None:
 
 def test_offsets_written_long_ago_are_no_rate_to_reserve_by(tmp_path: Path) -> None:
     """Each opening took the offsets of a whole life for the work of an instant, and reserved ever more ahead."""
-    with forebay.open(tmp_path / "log", QUICK) as log:
+    clock = ManualClock()
+    settings = Settings.load(overrides=QUICK)
+    with Storage.open(tmp_path / "log", settings, clock=clock) as log:
         for _ in range(20):
             log.create_topic("t", exist_ok=True).append_many([b"v"] * 5_000)
-    with forebay.open(tmp_path / "log", QUICK) as log:
+            clock.advance(10)
+    with Storage.open(tmp_path / "log", settings, clock=clock) as log:
         topic = log.topic("t")
         topic.append(b"v")
         writer = wal_of(topic).writer

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from forebay.engines import OpenShard, SegmentEngine
+from forebay.engines import OpenShard, RocksEngine, SegmentEngine
 from forebay.errors import Unavailable, UnknownTopic
 from forebay.shard import ShardRef
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions
+from forebay.topics import Engine
 
 Progress = Callable[[float], None]
 
@@ -58,6 +59,16 @@ class OpenShards:
                     return shard
                 opened.pop(ref.partition, None)
 
+    def take_in(self, engine: SegmentEngine | RocksEngine) -> None:
+        """Count the shards that are open in an engine as used: their limits are applied from now on."""
+        for shard in engine.shards():
+            opened = self.of(shard.ref.spec.topic_id)
+            if opened.get(shard.ref.partition) is not shard:
+                self.on_opened(shard)
+                opened[shard.ref.partition] = shard
+                if not engine.has(shard.ref, shard):
+                    opened.pop(shard.ref.partition, None)
+
     def let_go(self, ref: ShardRef) -> None:
         """The next use of the shard opens it anew."""
         self.of(ref.spec.topic_id).pop(ref.partition, None)
@@ -79,9 +90,12 @@ class OpenShards:
             opened.clear()
 
 
-def open_all(engine: SegmentEngine, refs: Sequence[ShardRef], on_progress: Progress) -> None:
-    """Open these shards now; `on_progress` hears 0.0 to 1.0, by bytes walked."""
-    done, total = 0, sum(engine.tail_bytes(ref) for ref in refs) or 1
+def open_all(
+    segment: SegmentEngine, rocksdb: RocksEngine | None, refs: Sequence[ShardRef], on_progress: Progress
+) -> None:
+    """Open those of these shards that are here now; `on_progress` hears 0.0 to 1.0, by bytes walked."""
+    logs = [ref for ref in refs if ref.spec.engine is Engine.SEGMENT]
+    done, total = 0, sum(segment.tail_bytes(ref) for ref in logs) or 1
 
     def on_bytes(count: int) -> None:
         nonlocal done
@@ -89,7 +103,11 @@ def open_all(engine: SegmentEngine, refs: Sequence[ShardRef], on_progress: Progr
         on_progress(min(0.999, done / total))
 
     try:
-        engine.open_many(refs, on_bytes)
+        try:
+            segment.open_many(logs, on_bytes)
+        finally:
+            if rocksdb is not None:
+                rocksdb.open_many([ref for ref in refs if ref.spec.engine is Engine.ROCKSDB])
     except OSError as error:
         raise Unavailable(f"not every shard could be opened: {error}; once the disk works, try again") from error
     on_progress(1.0)

@@ -261,12 +261,22 @@ class Storage:
         return self._progress.names()
 
     def recover(self, on_progress: Progress | None = None) -> None:
-        """Open every shard now rather than at its first use; `on_progress` hears 0.0 to 1.0, by bytes walked."""
+        """Open every shard of this directory now rather than at its first use, and apply its limits from now on.
+
+        `on_progress` hears 0.0 to 1.0, by bytes walked.
+        """
         self._check_open()
-        if self._parts.owned is not None:
+        owned, rocksdb = self._parts.owned, self._parts.rocksdb
+        if owned is not None:
             with self._shards.changing:
-                refs = [ref for spec in self.topics() if spec.engine is Engine.SEGMENT for ref in refs_of(spec)]
-                open_all(self._parts.owned, refs, on_progress or (lambda done: None))
+                handles = [self._handle(spec) for spec in self.topics() if spec.engine is not Engine.MEMORY]
+                refs = [ref for topic in handles for ref in refs_of(topic.spec)]
+                try:
+                    open_all(owned, rocksdb, refs, on_progress or (lambda done: None))
+                finally:
+                    self._shards.take_in(owned)
+                    if rocksdb is not None:
+                        self._shards.take_in(rocksdb)
 
     # Ending
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from forebay.clock import Clock
 from forebay.disk import Disk
@@ -74,6 +74,23 @@ class RocksEngine(LookupEngine[RocksShard]):
         """See `StorageEngine`. The database is open on return."""
         super().prepare(spec)
         self._database.open()
+
+    def open_many(self, refs: Sequence[ShardRef]) -> None:
+        """Open shards of this directory; those that another one has are left alone.
+
+        One that cannot be opened does not keep the others closed; the first error is raised when all were tried.
+        """
+        failed: list[ForebayError | OSError] = []
+        for ref in refs:
+            stored = read_state(self._metadata, wanted(ref, self._settings).key)
+            if stored is None or stored.state.holder in (None, self._membership.holder):
+                try:
+                    self.open_shard(ref)
+                except (ForebayError, OSError) as error:
+                    logger.error("%s cannot be opened: %s", ref, error)
+                    failed.append(error)
+        if failed:
+            raise failed[0]
 
     def close(self) -> None:
         """See `StorageEngine`. `Unavailable` inside a write of this thread, which a signal handler has interrupted."""
