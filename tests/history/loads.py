@@ -23,6 +23,7 @@ from forebay.prepared import (
     LoadPlace,
     Prepared,
     PreparedSegment,
+    Sink,
     descriptors_of,
     manifest_of,
     offer_of,
@@ -31,6 +32,7 @@ from forebay.prepared import (
 )
 from forebay.records import Gap, Reason, Record
 from forebay.sealed import SealedSegment
+from forebay.shard.loading import SinkState
 from forebay.testing.blobs import SimulatedBlobs
 from forebay.testing.clock import ManualClock
 from tests.format.samples import FULL_ROWS, ONE_ROW, SALT
@@ -109,6 +111,9 @@ def artefacts() -> dict[str, bytes]:
     manifest = manifest_of(PLACE.load_id, TOPIC, [(0, segment), (2, segment)])
     ref = write_manifest(store, manifest)
     load = offer_of(manifest, ref, namespace="shop", topic="orders", store="store", created_at=5)
+    sink, directory = Sink(query_id="8c2e", batch_id=3), "cd" * 16
+    batch = msgspec.structs.replace(load, sink=sink, directory=directory, expires_at=9)
+    reached = SinkState(topic_id=TOPIC, batch_id=2, load_id="load-6", offered=PLACE.load_id)
     placed = descriptors_of(manifest, 0, 42, epoch=3, store="store", leader="me", created_at=6)
     hole = gap_descriptor(Gap(45, 50, Reason.SKIPPED), topic_id=TOPIC, epoch=3, created_at=7)
     listed = store_value(store, "", CatalogManifest((*placed, hole)))
@@ -118,6 +123,8 @@ def artefacts() -> dict[str, bytes]:
         "prepared-lookups.idx": index,
         "load.manifest": store.contents[ref.object_key],
         "load.json": encode_value(load),
+        "load-batch.json": encode_value(batch),
+        "sink.json": encode_value(reached),
         "catalog.manifest": store.contents[listed.object_key],
     }
 

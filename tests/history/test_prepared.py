@@ -37,6 +37,7 @@ from forebay.prepared import (
     LoadManifest,
     Prepared,
     PreparedSegment,
+    Sink,
     descriptors_of,
     manifest_of,
     offer_of,
@@ -46,6 +47,7 @@ from forebay.prepared import (
 )
 from forebay.records import Gap, Reason, Record
 from forebay.sealed import SealedSegment
+from forebay.shard.loading import SinkState
 from forebay.testing.blobs import Fault, SimulatedBlobs
 from forebay.testing.clock import ManualClock
 from forebay.testing.disk import SimulatedDisk
@@ -428,6 +430,11 @@ def test_golden_files_are_read() -> None:
     manifest = decode_value((GOLDEN / "load.manifest").read_bytes(), LoadManifest)[0]
     listed = decode_value((GOLDEN / "catalog.manifest").read_bytes(), CatalogManifest)[0].descriptors
 
+    batch = decode_value((GOLDEN / "load-batch.json").read_bytes(), Load)[0]
+    sink = decode_value((GOLDEN / "sink.json").read_bytes(), SinkState)[0]
+
     assert (load.status, load.manifest.bytes) == ("offered", (GOLDEN / "load.manifest").stat().st_size)
+    assert (load.sink, batch.sink) == (None, Sink(query_id="8c2e", batch_id=3))
+    assert (sink.batch_id, sink.load_id, sink.offered) == (2, "load-6", "load-7")
     assert [(shard.partition, shard.records) for shard in manifest.shards] == [(0, 3), (2, 3)]
     assert [(piece.kind, piece.start, piece.end) for piece in listed] == [("frames", 42, 45), ("gap", 45, 50)]
