@@ -119,3 +119,8 @@ def registrar_key(namespace: str, topic: str, *, prefix: str = PREFIX) -> str:
 def lake_key(namespace: str, topic: str, *, prefix: str = PREFIX) -> str:
     """The lease of whoever brings a topic into a table."""
     return f"{prefix}/lakes/{namespace}/{topic}"
+
+
+def backfill_key(backfill_id: str, topic_id: str, *, prefix: str = PREFIX) -> str:
+    """What a backfill into a topic brings, so that its id is never used for something else."""
+    return f"{prefix}/backfills/{topic_id}/{backfill_id}"

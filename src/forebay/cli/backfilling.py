@@ -1,0 +1,136 @@
+"""`forebay pipeline backfill`: bring rows of files or of a table into a topic, once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from forebay.cli.commands import command
+from forebay.cli.invocation import Invocation
+from forebay.cli.job_answers import OneTopic, say_report
+from forebay.cli.spark_options import (
+    MASTER_DEFAULT,
+    AsJson,
+    ConfOption,
+    DryRunOption,
+    MasterOption,
+    location_of,
+    spark_session,
+)
+from forebay.cli.terminal import meter
+from forebay.errors import Invalid
+
+if TYPE_CHECKING:
+    from forebay.spark.jobs.sources import Source
+    from forebay.spark.location import Location
+
+FromOption = Annotated[
+    list[str] | None,
+    typer.Option("--from", metavar="PATH", help="Files, or directories of files; may be repeated.", show_default=False),
+]
+TableOption = Annotated[
+    str | None, typer.Option("--from-table", metavar="NAMESPACE.NAME", help="An Iceberg table.", show_default=False)
+]
+KindOption = Annotated[str, typer.Option("--format", help="What files are: parquet, json, csv, text or orc.")]
+ReaderOption = Annotated[
+    list[str] | None,
+    typer.Option("--option", metavar="NAME=VALUE", help="An option of Spark's reader of files.", show_default=False),
+]
+ColumnOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--column",
+        metavar="NAME=SQL",
+        help="What value, key, tag, timestamp, partition or headers is made of.",
+        show_default=False,
+    ),
+]
+IdOption = Annotated[
+    str | None,
+    typer.Option("--id", metavar="ID", help="The same id never brings anything twice.", show_default=False),
+]
+EachOption = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, help="So many files in one load; else all rows or none.", show_default=False),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    command(
+        app,
+        "backfill",
+        examples=[
+            "forebay pipeline backfill shop/orders --from old/orders --column key=customer --column timestamp=at",
+            "forebay pipeline backfill shop/orders --from old.csv --format csv --option header=true --dry-run",
+            "forebay pipeline backfill shop/orders --from-table shop.old_orders --id orders-2025",
+        ],
+    )(backfill)
+
+
+def backfill(
+    run: Invocation,
+    *,
+    name: OneTopic,
+    paths: FromOption = None,
+    from_table: TableOption = None,
+    kind: KindOption = "parquet",
+    options: ReaderOption = None,
+    columns: ColumnOption = None,
+    backfill_id: IdOption = None,
+    files_each: EachOption = None,
+    attach_timeout_s: Annotated[
+        float, typer.Option("--attach-timeout", metavar="SECONDS", help="How long to wait for the topic's owner.")
+    ] = 120.0,
+    dry_run: DryRunOption = False,
+    as_json: AsJson = False,
+    master: MasterOption = MASTER_DEFAULT,
+    conf: ConfOption = None,
+) -> int:
+    """Bring rows of files or of a table into a topic by bulk load, each once.
+
+    All rows of a load appear at once, or none. Run it again after an interruption: what the topic has is left out.
+    Without --id, the id is worked out from the files, their sizes and times, and the columns.
+    """
+    location = location_of(run)
+    chosen = _pairs("--column", columns)
+    with spark_session("forebay backfill", master, conf) as spark, meter("backfill", in_bytes=False) as shown:
+        from forebay.spark.jobs.backfill import run as brought
+
+        report = brought(
+            spark,
+            location,
+            name,
+            _source(location, paths or (), from_table, kind, _pairs("--option", options)),
+            columns=chosen,
+            backfill_id=backfill_id,
+            files_each=files_each,
+            attach_seconds=attach_timeout_s,
+            dry_run=dry_run,
+            progress=shown,
+        )
+    return say_report(report, as_json=as_json)
+
+
+def _source(location: Location, paths: Sequence[str], table: str | None, kind: str, options: dict[str, str]) -> Source:
+    from forebay.spark.jobs.sources import Files, Table
+
+    if bool(paths) == (table is not None):
+        raise Invalid("a backfill reads files or a table: give --from or --from-table")
+    return (
+        Table(location=location, name=table)
+        if table is not None
+        else Files(paths=tuple(paths), kind=kind, options=options)
+    )
+
+
+def _pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
+    pairs = {}
+    for one in given or ():
+        name, equals, value = one.partition("=")
+        if not equals or not name.strip():
+            raise Invalid(f"{option} {one!r:.100} is not NAME=VALUE")
+        pairs[name.strip()] = value.strip()
+    return pairs

@@ -1,0 +1,226 @@
+"""Backfill: rows of files or tables into a topic, by bulk load: all rows of a load or none, and each load once.
+
+A backfill has an id, given or worked out from what it reads. Each of its loads is recorded by the very transaction that
+commits it, as a batch of a streaming query is: a run that is repeated adds nothing, one that was ended goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from forebay.clock import SystemClock
+from forebay.errors import Conflict, Invalid
+from forebay.format.keys import backfill_key, sink_key
+from forebay.format.value import decode_value, encode_value
+from forebay.metadata import Absent, Put
+from forebay.prepared import Sink
+from forebay.shard.loading import LoadBook, SinkState
+from forebay.spark.delivery import TaskResult, deliver
+from forebay.spark.incoming import TYPES, check_columns
+from forebay.spark.jobs.histories import Histories
+from forebay.spark.jobs.reports import Figure, Part, Progress, Report, Unseen, summed
+from forebay.spark.jobs.sources import Source
+from forebay.spark.location import Location
+from forebay.spark.target import ATTACH_SECONDS, Target, WriteOptions, look
+from forebay.topics import TopicName
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+COLUMNS: Final = tuple(TYPES)
+_CASTS: Final = {"tag": "string", "timestamp": "timestamp", "partition": "int"}
+ID_LENGTH_MAX: Final = 64
+_STAGED: Final = "result binary"
+_STAGED_SCHEMA: Final = pa.schema([("result", pa.binary())])
+
+
+class Brought(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backfill brings, as recorded before its first load."""
+
+    fingerprint: str
+    loads: int
+
+
+class _Landed(NamedTuple):
+    """One load in the topic: records by partition, and where each begins."""
+
+    records: dict[int, int]
+    starts: dict[int, int]
+
+
+def run(
+    spark: SparkSession,
+    location: Location,
+    topic: str,
+    source: Source,
+    *,
+    columns: Mapping[str, str] | None = None,
+    backfill_id: str | None = None,
+    files_each: int | None = None,
+    attach_seconds: float = ATTACH_SECONDS,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """Bring all rows of the source into the topic, once however often it is run.
+
+    `columns` are SQL expressions for `value`, `key`, `tag`, `timestamp`, `partition` and `headers`; left out, columns
+    of these names are taken, or all columns together as JSON. All rows come in one load, all or none, unless
+    `files_each` says how many files one load brings. Raises `Conflict` if the id was used for other rows.
+    """
+    clock = SystemClock()
+    begun = clock.monotonic()
+    if files_each is not None and files_each < 1:
+        raise Invalid(f"files_each is {files_each}: a load brings at least one file")
+    target = look(WriteOptions(location=location, topic=TopicName.parse(topic), attach_seconds=attach_seconds))
+    slices = [(name, shaped(frame, columns or {})) for name, frame in source.slices(spark, files_each)]
+    fingerprint = _fingerprint(source.fingerprint(spark), columns or {}, files_each)
+    if fingerprint is None and backfill_id is None:
+        raise Invalid("nobody can tell whether these rows are the same next time: give the backfill an id")
+    work = _Backfill(spark, target, _checked_id(backfill_id or f"files-{fingerprint}"))
+    if not dry_run:
+        work.record(Brought(fingerprint=fingerprint or "", loads=len(slices)))
+    before = work.done()
+    shown = progress or Unseen()
+    shown.total(len(slices))
+    shown.advance(min(before, len(slices)))
+    for number, (_, frame) in enumerate(slices):
+        if number >= before and not dry_run:
+            work.bring(number, frame)
+            shown.advance(1)
+    planned = sum(frame.count() for _, frame in slices[before:]) if dry_run else None
+    return work.report(len(slices), before, planned, seconds=clock.monotonic() - begun)
+
+
+class _Backfill:
+    """One run."""
+
+    def __init__(self, spark: SparkSession, target: Target, backfill_id: str) -> None:
+        self._spark = spark
+        self._target = target
+        self._id = backfill_id
+        self._query = f"backfill-{backfill_id}-{target.spec.topic_id[:12]}"
+        self._landed: list[_Landed] = []
+
+    def record(self, brought: Brought) -> None:
+        """From here on the id stands for these rows; `Conflict` if it does for others."""
+        with Histories(self._target.location, read_only=False) as histories:
+            key = backfill_key(self._id, self._target.spec.topic_id, prefix=histories.settings.metadata.prefix)
+            if histories.metadata.transaction([Absent(key)], [Put(key, encode_value(brought))]).succeeded:
+                return
+            entry = histories.metadata.get(key)
+        known = decode_value(entry.value, Brought)[0] if entry is not None else brought
+        if known != brought:
+            raise Conflict(
+                f"backfill {self._id} into {self._target.spec.name} brings other rows, or the same ones cut otherwise: "
+                "files, columns and files_each must be as they were; give a backfill of other rows another id"
+            )
+
+    def done(self) -> int:
+        """How many loads the topic has already."""
+        spec = self._target.spec
+        with Histories(self._target.location) as histories:
+            prefix = histories.settings.metadata.prefix
+            entry = histories.metadata.get(sink_key(self._query, spec.namespace, spec.topic, prefix=prefix))
+        return 0 if entry is None else decode_value(entry.value, SinkState)[0].batch_id + 1
+
+    def bring(self, number: int, frame: DataFrame) -> None:
+        """On return the topic has these rows, once."""
+        from forebay.spark.sink import load_id_of
+
+        sink = Sink(query_id=self._query, batch_id=number)
+        load_id = load_id_of(self._target, sink)
+        rows = frame.mapInArrow(_stager(self._target, load_id), _STAGED).collect()
+        results: list[TaskResult] = [pickle.loads(row["result"]) for row in rows]
+        deliver(self._target, load_id, results, sink)
+        with Histories(self._target.location) as histories:
+            found = LoadBook(histories.metadata, histories.settings.metadata.prefix).find(load_id)
+        shards = found.load.shards if found is not None else ()
+        self._landed.append(
+            _Landed(
+                {shard.partition: shard.records for shard in shards},
+                {shard.partition: shard.start or 0 for shard in shards},
+            )
+        )
+
+    def report(self, loads: int, before: int, planned: int | None, *, seconds: float) -> Report:
+        """What was brought."""
+        name = str(self._target.spec.name)
+        parts = tuple(
+            Part(
+                topic=name,
+                partition=partition,
+                figures={
+                    "records": sum(landed.records.get(partition, 0) for landed in self._landed),
+                    "from": min(landed.starts[partition] for landed in self._landed if partition in landed.starts),
+                },
+            )
+            for partition in sorted({number for landed in self._landed for number in landed.records})
+        )
+        records = planned if planned is not None else summed(parts).get("records", 0)
+        figures: dict[str, Figure] = {"records": records, "loads": loads, "loads_before": min(before, loads)}
+        doing = "to be brought" if planned is not None else "brought"
+        summary = f"{records} records {doing} into {name} by backfill {self._id}"
+        return Report(
+            job="backfill",
+            summary=summary,
+            dry_run=planned is not None,
+            figures=figures,
+            parts=parts,
+            seconds=seconds,
+        )
+
+
+def shaped(frame: DataFrame, columns: Mapping[str, str]) -> DataFrame:
+    """The rows with the columns that a topic takes; `Invalid` names what is wrong with one."""
+    from pyspark.errors import AnalysisException, ParseException
+
+    for name in columns:
+        if name not in COLUMNS:
+            raise Invalid(f"a record has no {name!r}: give expressions for {', '.join(COLUMNS)}")
+    chosen = dict(columns)
+    if not chosen and "value" in frame.columns:
+        chosen = {name: f"`{name}`" for name in frame.columns if name in COLUMNS}
+    chosen.setdefault("value", "to_json(struct(*))")
+    try:
+        made = frame.selectExpr(*(_expression(name, text) for name, text in chosen.items()))
+        check_columns([(field.name, field.dataType.simpleString()) for field in made.schema.fields])
+    except (AnalysisException, ParseException) as error:
+        said = str(error).strip().partition("\n")[0]
+        raise Invalid(f"the rows have columns {', '.join(frame.columns)}, and {said}") from error
+    return made
+
+
+def _expression(name: str, text: str) -> str:
+    return f"CAST({text} AS {_CASTS[name]}) AS {name}" if name in _CASTS else f"{text} AS {name}"
+
+
+def _stager(target: Target, load_id: str) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def staged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from forebay.spark.writing import stage_rows
+
+        result = stage_rows(target, load_id, iter(batches))
+        yield pa.RecordBatch.from_pylist([{"result": pickle.dumps(result)}], schema=_STAGED_SCHEMA)
+
+    return staged
+
+
+def _fingerprint(rows: str | None, columns: Mapping[str, str], files_each: int | None) -> str | None:
+    """Of the rows and of how they are shaped and cut."""
+    if rows is None:
+        return None
+    facts = [rows, *(f"{name}={text}" for name, text in sorted(columns.items())), str(files_each)]
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]
+
+
+def _checked_id(text: str) -> str:
+    if not 0 < len(text) <= ID_LENGTH_MAX or not all(char.isalnum() or char in "-_." for char in text):
+        raise Invalid(
+            f"{text[:100]!r} is no id of a backfill: write letters, digits, '-', '_' and '.', at most {ID_LENGTH_MAX}"
+        )
+    return text

@@ -1,0 +1,144 @@
+"""What a backfill reads: files of any kind that Spark knows, an Iceberg table, or a DataFrame of the caller's own."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from urllib.parse import unquote
+
+from forebay.errors import Invalid, Unsupported
+from forebay.spark.iceberg import open_catalog
+from forebay.spark.location import Location
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+KINDS: Final = ("parquet", "json", "csv", "text", "orc")
+
+
+class Slice(NamedTuple):
+    """What one load brings."""
+
+    name: str
+    frame: DataFrame
+
+
+class Source(Protocol):
+    """Rows to be brought into a topic."""
+
+    def fingerprint(self, spark: SparkSession) -> str | None:
+        """Names exactly these rows: equal if and only if they are; `None` if nobody can tell."""
+
+    def slices(self, spark: SparkSession, files_each: int | None) -> list[Slice]:
+        """The rows, all together or so many files at a time, always cut in the same way."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files:
+    """Files of one kind, or directories of such."""
+
+    paths: tuple[str, ...]
+    kind: str = "parquet"
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise Invalid(f"files are of kind {', '.join(KINDS)}, not {self.kind!r}")
+        if not self.paths:
+            raise Invalid("a backfill from files names at least one")
+
+    def fingerprint(self, spark: SparkSession) -> str | None:
+        files = self._files(spark)
+        facts = [f"{name} {_stamp(name)}" for name in files]
+        return _digest([self.kind, *(f"{k}={v}" for k, v in sorted(self.options.items())), *facts])
+
+    def slices(self, spark: SparkSession, files_each: int | None) -> list[Slice]:
+        if files_each is None:
+            return [Slice(", ".join(self.paths), self._frame(spark, self.paths))]
+        files = self._files(spark)
+        groups = [files[first : first + files_each] for first in range(0, len(files), files_each)]
+        return [Slice(f"{len(group)} files from {group[0]}", self._frame(spark, group)) for group in groups]
+
+    def _files(self, spark: SparkSession) -> list[str]:
+        return sorted(map(unquote, self._frame(spark, self.paths).inputFiles()))
+
+    def _frame(self, spark: SparkSession, paths: Sequence[str]) -> DataFrame:
+        from pyspark.errors import AnalysisException
+
+        reader = spark.read.options(**self.options)
+        if len(self.paths) == 1 and Path(self.paths[0]).is_dir() and self.kind != "text":
+            # So that columns in the names of folders are there also when single files are read.
+            reader = reader.option("basePath", self.paths[0])
+        if self.kind == "json" and "mode" not in {name.lower() for name in self.options}:
+            reader = reader.option("mode", "FAILFAST")  # a line that is no JSON must not become a row of nulls
+        try:
+            return reader.format(self.kind).load(list(paths))
+        except AnalysisException as error:
+            raise Invalid(f"{', '.join(self.paths)} cannot be read as {self.kind}: {_first_line(error)}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """An Iceberg table of the catalog in the settings, as it is now."""
+
+    location: Location
+    name: str
+
+    def fingerprint(self, spark: SparkSession) -> str | None:
+        return _digest([self.name, *self._files()])
+
+    def slices(self, spark: SparkSession, files_each: int | None) -> list[Slice]:
+        files = self._files()
+        step = files_each or max(1, len(files))
+        groups = [files[first : first + step] for first in range(0, len(files), step)]
+        return [Slice(f"{len(group)} files of {self.name}", spark.read.parquet(*group)) for group in groups]
+
+    def _files(self) -> list[str]:
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+        catalog = open_catalog(self.location)
+        try:
+            tasks = list(catalog.load_table(self.name).scan().plan_files())
+        except (NoSuchTableError, NoSuchNamespaceError) as error:
+            raise Invalid(f"there is no table {self.name} in the catalog of the settings: {error}") from error
+        finally:
+            catalog.close()
+        if any(task.delete_files for task in tasks):
+            raise Unsupported(f"{self.name} has files of deletes, which Spark would not heed: rewrite the table first")
+        return sorted(task.file.file_path for task in tasks)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Rows that the caller has: only they know whether those are the same again."""
+
+    frame: DataFrame
+
+    def fingerprint(self, spark: SparkSession) -> str | None:
+        return None
+
+    def slices(self, spark: SparkSession, files_each: int | None) -> list[Slice]:
+        if files_each is not None:
+            raise Invalid("only files are brought some at a time: leave files_each out")
+        return [Slice("a DataFrame", self.frame)]
+
+
+def _stamp(address: str) -> str:
+    """Tells a file from another of its name, where it lies on this machine."""
+    path = Path(address.removeprefix("file://"))
+    try:
+        found = path.stat()
+    except OSError:
+        return ""
+    return f"{found.st_size} {found.st_mtime_ns}"
+
+
+def _digest(facts: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
