@@ -248,3 +248,26 @@ def _tabled(mixed: Mixed) -> Tabled:
 
 def _sweep(mixed: Mixed) -> list[str]:
     return rig.shard_of(mixed.filled.topic).archive.sweep()
+
+
+def test_segment_that_cannot_be_read_is_named_and_the_others_are_done(tmp_path: Path) -> None:
+    land = rig.shared_fs(tmp_path)
+    mixed = Mixed(land, partitions=2)
+    for _ in range(3):
+        for partition in range(2):
+            mixed.filled.many(200, partition)
+        mixed.export()
+    piece = catalog_of(mixed.log, mixed.filled.topic).descriptors()[1]
+    path = Path(str(land.settings.store.root)) / piece.object_key
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+    report = compacted(land)
+
+    (finding,) = report.findings
+    assert not report.is_clean and finding.shard == f"{TOPIC}[0]" and finding.offsets == (0, 600)
+    assert "left as it is" in finding.next_step
+    assert kinds_of(mixed.log, mixed.filled.topic, 0) == [DescriptorKind.FRAMES] * 3
+    assert kinds_of(mixed.log, mixed.filled.topic, 1) == [DescriptorKind.PARQUET]
+    mixed.close()

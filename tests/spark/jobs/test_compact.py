@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,14 +10,12 @@ from pyspark.sql import SparkSession
 from forebay.format.descriptor import DescriptorKind
 from forebay.spark.jobs import compaction
 from forebay.spark.jobs.superseding import KeyUnit, superseded_by_spark
-from tests.compacting.directly import AT_ONCE, Here, catalog_of, check_sound, kinds_of, location_of, shown
+from tests.compacting.directly import AT_ONCE, Here, catalog_of, check_sound, compacted, kinds_of, location_of, shown
 from tests.moves import rig
-from tests.moves.rig import TOPIC, Land
+from tests.moves.rig import TOPIC
 from tests.spark.mixed import Mixed
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
-
-LANDS: dict[str, Callable[[Path], Land]] = {"local": rig.local, "shared_fs": rig.shared_fs}
 
 
 class Counted:
@@ -34,39 +31,23 @@ class Counted:
         self.done += amount
 
 
-@pytest.mark.parametrize("mode", LANDS)
-def test_all_partitions_are_compacted_beside_their_owner(spark: SparkSession, tmp_path: Path, mode: str) -> None:
-    land = LANDS[mode](tmp_path)
+def test_all_partitions_are_compacted_from_the_store_beside_their_owner(spark: SparkSession, tmp_path: Path) -> None:
+    land = rig.shared_fs(tmp_path)
     mixed = Mixed(land, partitions=2)
     mixed.every_tier()
     mixed.export()
     counted = Counted()
 
-    report = compaction.run(spark, location_of(land), rules=AT_ONCE, progress=counted)
-    again = compaction.run(spark, location_of(land), rules=AT_ONCE)
+    report = compaction.run(spark, location_of(land, None), [TOPIC], rules=AT_ONCE, progress=counted)
 
     assert report.is_clean and report.figures["rewrites"] == 2, report.lines()
     assert counted.whole == counted.done > 0
-    assert again.summary == "nothing to do"
+    assert compacted(land).summary == "nothing to do"
     for partition in range(2):
         assert kinds_of(mixed.log, mixed.filled.topic, partition) == [DescriptorKind.PARQUET]
     assert shown(mixed.filled.topic) == mixed.rows
     mixed.close()
     check_sound(land)
-
-
-def test_store_alone_is_enough(spark: SparkSession, tmp_path: Path) -> None:
-    land = rig.shared_fs(tmp_path)
-    mixed = Mixed(land, partitions=1)
-    for _ in range(3):
-        mixed.filled.many(200)
-        mixed.export()
-
-    report = compaction.run(spark, location_of(land, None), [TOPIC], rules=AT_ONCE)
-
-    assert report.is_clean and report.figures["rewrites"] == 1, report.lines()
-    assert shown(mixed.filled.topic) == mixed.rows
-    mixed.close()
 
 
 def test_superseded_records_are_those_that_one_process_finds(spark: SparkSession, tmp_path: Path) -> None:
@@ -84,26 +65,3 @@ def test_superseded_records_are_those_that_one_process_finds(spark: SparkSession
 
     assert found == Here(location).superseded(units)
     assert 0 < len(found) < 200
-
-
-def test_segment_that_cannot_be_read_is_named_and_the_others_are_done(spark: SparkSession, tmp_path: Path) -> None:
-    land = rig.shared_fs(tmp_path)
-    mixed = Mixed(land, partitions=2)
-    for _ in range(3):
-        for partition in range(2):
-            mixed.filled.many(200, partition)
-        mixed.export()
-    piece = catalog_of(mixed.log, mixed.filled.topic).descriptors()[1]
-    path = Path(str(land.settings.store.root)) / piece.object_key
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-    report = compaction.run(spark, location_of(land), rules=AT_ONCE)
-
-    (finding,) = report.findings
-    assert not report.is_clean and finding.shard == f"{TOPIC}[0]" and finding.offsets == (0, 600)
-    assert "left as it is" in finding.what
-    assert kinds_of(mixed.log, mixed.filled.topic, 0) == [DescriptorKind.FRAMES] * 3
-    assert kinds_of(mixed.log, mixed.filled.topic, 1) == [DescriptorKind.PARQUET]
-    mixed.close()
