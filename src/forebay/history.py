@@ -70,6 +70,9 @@ class History:
         """Bulk loads that are over: how they ended never changes."""
         self.end = 0
         """Everything below is history, as far as it is known here."""
+        self.compactions = 0
+        """How often segments turned up here that others were compacted into."""
+        self._compacted: frozenset[str] = frozenset()
 
     def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page:
         """Records from `offset` on, at least one if history covers it; an empty page behind its end.
@@ -156,6 +159,9 @@ class History:
                 return
         descriptors = self._catalog.descriptors()
         with self._lock:
+            compacted = frozenset(piece.object_key for piece in descriptors if piece.kind is DescriptorKind.PARQUET)
+            self.compactions += bool(compacted - self._compacted)
+            self._compacted = compacted
             self._descriptors = descriptors
             self._generation = frontier.cur.generation
             self.end = descriptors[-1].end if descriptors else 0

@@ -271,3 +271,26 @@ def test_segment_that_cannot_be_read_is_named_and_the_others_are_done(tmp_path: 
     assert kinds_of(mixed.log, mixed.filled.topic, 0) == [DescriptorKind.FRAMES] * 3
     assert kinds_of(mixed.log, mixed.filled.topic, 1) == [DescriptorKind.PARQUET]
     mixed.close()
+
+
+def test_caps_count_what_is_left_after_compaction(tmp_path: Path) -> None:
+    land = rig.shared_fs(tmp_path, retention=NO_COPIES)
+    with land.open("one") as log:
+        topic = log.create_topic(TOPIC, cap_bytes=10_000)
+        for _ in range(8):
+            topic.append_many([b"x" * 84] * 10)  # each counts for 100
+            log.export_topic(TOPIC)
+        shard = rig.shard_of(topic)
+        assert shard.holding().bytes == 8_000
+        topic.delete_by_offset(10, 70, partition=0)
+        assert shard.holding().bytes == 8_000, "what is only deleted counts"
+        compacted(land)
+        _let_copies_go(topic)
+        assert shard.holding().bytes == 2_000, "what is gone does not"
+
+        topic.append_many([b"x" * 84] * 80)
+        assert shard.evict(2**50).records == 0 and shard.holding().bytes == 10_000
+        topic.append_many([b"x" * 84] * 5)
+
+        assert shard.evict(2**50).records == 5
+        assert topic.offsets(0).earliest == 5

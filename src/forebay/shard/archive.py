@@ -114,6 +114,11 @@ class Archive:
         return [(low, high, segment()) for low, high, segment, waits in found if not waits]
 
     @property
+    def compactions(self) -> int:
+        """How often history was found compacted here."""
+        return self.history.compactions
+
+    @property
     def exported(self) -> int:
         """The end of catalogued history, as far as it is known here."""
         return self._exporter.exported
@@ -188,6 +193,9 @@ class Archive:
 
         Copies go when they are old or too many, and verified.
         """
+        if "history" in vars(self):
+            # What was replaced long ago is gone from the store.
+            self.history.refresh()
         ended = self._drop_ended()
         return ended + (self._drop_compacted() if self._store is None else self._drop_copies(self._store))
 

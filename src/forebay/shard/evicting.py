@@ -38,15 +38,24 @@ InHistory: TypeAlias = Callable[[int, int], list[tuple[int, int, SealedSegment]]
 class Weights:
     """How many bytes the records of a range count for. Remembers the last answer. One thread at a time."""
 
-    def __init__(self, files: FileList, read: Read, in_history: InHistory) -> None:
+    def __init__(
+        self, files: FileList, read: Read, in_history: InHistory, compactions: Callable[[], int] = lambda: 0
+    ) -> None:
+        """`compactions` counts how often history has lost what ended in it."""
         self._files = files
         self._read = read
         self._in_history = in_history
+        self._compactions = compactions
+        self._standing: tuple[int, int | None] = (0, None)
         self._start = self._stop = self._bytes = 0
 
     def between(self, start: int, stop: int) -> int:
         """What `[start, stop)` counts for. Cheap where `start` is the same as before and `stop` a little further on."""
-        if start != self._start or stop < self._stop:
+        compactions = self._compactions()
+        # Where records went for good, those of a local file count until the file goes too.
+        standing = (compactions, self._files.begins if compactions else None)
+        if start != self._start or stop < self._stop or standing != self._standing:
+            self._standing = standing
             self._start = self._stop = start
             self._bytes = 0
         self._bytes += self._weigh(self._stop, stop)

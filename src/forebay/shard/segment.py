@@ -19,7 +19,7 @@ from forebay.shard.archive import Archive
 from forebay.shard.decision import RecoveryDecision, Situation, Source, decide
 from forebay.shard.deletes import Deletes, PastRemovals
 from forebay.shard.deletion import DeleteBefore, DeleteKey, DeleteRange, DeleteTag, Deletion
-from forebay.shard.evicting import Evicting, InHistory, Read, Weights
+from forebay.shard.evicting import Evicting, Read, Weights
 from forebay.shard.extents import Extents
 from forebay.shard.inheritance import inherited_window
 from forebay.shard.lookups import Lookups, Sought
@@ -76,7 +76,7 @@ class SegmentShard:
         self.deletes = Deletes(wal, visible, Extents(wal.files))
         self.read, self.offset_at_time = visible.read, visible.offset_at_time
         self.lookups = Lookups(wal, wal.read, lambda: visible.ended)
-        self._limit(wal.read, lambda start, stop: [], RetentionSettings())
+        self._limit(wal.read, Weights(wal.files, wal.read, lambda start, stop: []), RetentionSettings())
         self.read_by_key, self.read_by_tag = self.lookups.read_by_key, self.lookups.read_by_tag
         self.flush = wal.flush
 
@@ -90,14 +90,14 @@ class SegmentShard:
         self.deletes = Deletes(self.wal, visible, extents, past, before)
         self.read, self.offset_at_time = visible.read, visible.offset_at_time
         self.lookups = Lookups(self.wal, tiers.read, lambda: visible.ended, archive)
-        self._limit(tiers.read, archive.segments, around.settings.retention)
+        weights = Weights(self.wal.files, tiers.read, archive.segments, lambda: archive.compactions)
+        self._limit(tiers.read, weights, around.settings.retention)
         self.read_by_key, self.read_by_tag = self.lookups.read_by_key, self.lookups.read_by_tag
         archive.heed(self.deletes)
 
-    def _limit(self, read: Read, in_history: InHistory, settings: RetentionSettings) -> None:
+    def _limit(self, read: Read, weights: Weights, settings: RetentionSettings) -> None:
         """Heed the caps and the time to live of the topic."""
         self._retention = settings
-        weights = Weights(self.wal.files, read, in_history)
         self._evicting = Evicting(self.wal, self.deletes, Limits.of(self.ref.spec, settings), read, weights)
         self.evict, self.holding = self._evicting.evict, self._evicting.holding
         self.adopt(self.ref.spec)
