@@ -1,0 +1,97 @@
+"""A Spark driver in a process of its own: `python -m tests.spark.cluster.driver <orders as JSON>`.
+
+It reads a topic as a batch, copies it by one bulk load, copies it again by a streaming query, and puts the rows that
+it saw into a file, for the test to compare.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+
+from forebay.spark import session
+from forebay.spark.java import find_java
+from tests.spark.stream_child import SETTINGS, SOON_UP
+
+ROOT: Final = Path(__file__).parents[3]
+COLUMNS: Final = ("partition", "key", "value", "tag", "headers", "timestamp")
+
+
+class Orders(msgspec.Struct, frozen=True, kw_only=True):
+    """What a driver is to do."""
+
+    master: str
+    read: dict[str, str]
+    """The options of the reads."""
+    seen: str
+    """The file for the rows of the batch."""
+    checkpoint: str
+    loaded: dict[str, str] = {}
+    """The options of the bulk load; without any there is none."""
+    streamed: dict[str, str] = {}
+    """The options of the streaming sink; without any the stream goes into files."""
+    streamed_files: str = ""
+    settings: dict[str, str] = {}
+    """Spark's."""
+
+    def run(self, environment: Mapping[str, str]) -> None:
+        """Run the driver to its end; its last words if it fails."""
+        command = [sys.executable, "-m", "tests.spark.cluster.driver", msgspec.json.encode(self).decode()]
+        ended = subprocess.run(command, cwd=ROOT, env=dict(environment), capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stderr[-8000:]
+
+
+def rows_of(frame: DataFrame) -> list[list[Any]]:
+    """Rows as JSON can tell them, by partition and offset."""
+    shown = frame.selectExpr(
+        "partition",
+        "offset",
+        "hex(key)",
+        "hex(value)",
+        "tag",
+        "to_json(headers) headers",
+        "unix_millis(timestamp) timestamp",
+    )
+    return sorted((list(row) for row in shown.collect()), key=lambda row: row[:2])
+
+
+def _started(orders: Orders) -> SparkSession:
+    if not orders.master.startswith("connect "):
+        return session("forebay driver", master=orders.master, settings={**SETTINGS, **orders.settings})
+    # The server of Spark Connect, started by its client and reached through gRPC alone.
+    os.environ |= {"JAVA_HOME": str(find_java(os.environ)), "PYSPARK_PYTHON": sys.executable}
+    builder = SparkSession.builder.remote(orders.master.removeprefix("connect "))
+    for name, value in {"spark.driver.extraJavaOptions": SOON_UP, **orders.settings}.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def _drive(spark: SparkSession, orders: Orders) -> None:
+    frame = spark.read.format("forebay").options(**orders.read).load()
+    Path(orders.seen).write_text(json.dumps(rows_of(frame)))
+    if orders.loaded:
+        frame.select(*COLUMNS).write.format("forebay").mode("append").options(**orders.loaded).save()
+    stream = spark.readStream.format("forebay").options(startingOffsets="earliest", **orders.read).load()
+    if orders.streamed:
+        writer = stream.select(*COLUMNS).writeStream.format("forebay").options(**orders.streamed)
+    else:
+        writer = stream.writeStream.format("parquet").option("path", orders.streamed_files)
+    query = writer.option("checkpointLocation", orders.checkpoint).trigger(availableNow=True).start()
+    assert query.awaitTermination(600)
+    if orders.streamed_files:
+        assert rows_of(spark.read.parquet(orders.streamed_files)) == rows_of(frame)
+
+
+if __name__ == "__main__":
+    given = msgspec.json.decode(sys.argv[1], type=Orders)
+    running = _started(given)
+    _drive(running, given)
+    running.stop()
