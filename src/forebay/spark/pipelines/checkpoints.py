@@ -29,19 +29,15 @@ def standing(checkpoint: str) -> Standing | None:
     content = Path(checkpoint, "offsets", str(begun[-1])).read_text()
     offsets: dict[str, dict[int, int]] = {}
     for line in content.splitlines()[1:]:
-        for topic, points in _points(line).items():
+        for topic, points in points_of(line).items():
             offsets.setdefault(topic, {}).update(points)
     return Standing(begun[-1], bool(done) and done[-1] == begun[-1], offsets)
 
 
-def points_of(text: Any) -> dict[str, dict[int, int]]:
-    """The offsets by topic and partition, if the text is one of ours; else nothing."""
-    return _points(text) if isinstance(text, str) else {}
-
-
-def _points(text: str) -> dict[str, dict[int, int]]:
+def points_of(told: Any) -> dict[str, dict[int, int]]:
+    """The offsets by topic and partition, if they are ours, as JSON or as what it stands for; else nothing."""
     with contextlib.suppress(msgspec.MsgspecError, ForebayError):
-        found = StreamOffsets.parse(msgspec.json.decode(text))
+        found = StreamOffsets.parse(msgspec.json.decode(told) if isinstance(told, str) else told)
         return {
             topic: {partition: point.offset for partition, point in points.points.items()}
             for topic, points in found.topics.items()

@@ -55,8 +55,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     mode: str
     sinks: tuple[SinkProgress, ...]
     seconds: float
-    stopped: bool = False
-    """Whether it was asked to end before it was done."""
+    outcome: str
+    """`done`, `stopped` if it was asked to end before that, or `failed`."""
 
     def plain(self) -> Any:
         """For JSON."""
@@ -68,7 +68,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         for sink in self.sinks:
             batches = f", {sink.batches:,} batches" if self.mode == "streaming" else ""
             lines.append(f"{sink.name}: {sink.rows:,} rows to {sink.writes}{batches}")
-        return [*lines, f"pipeline {self.pipeline}: {'stopped' if self.stopped else 'done'} in {self.seconds:.1f} s"]
+        return [*lines, f"pipeline {self.pipeline}: {self.outcome} after {self.seconds:.1f} s"]
 
 
 def _lag(told: Mapping[str, Any]) -> int | None:

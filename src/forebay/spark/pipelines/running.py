@@ -8,7 +8,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
@@ -41,7 +41,7 @@ class Running:
     guard: Guard = contextlib.nullcontext
     """Entered for every call into Spark: what must not be cut in two."""
     clock: Clock = field(default_factory=SystemClock)
-    stopped: bool = False
+    outcome: str = "failed"
 
     def __post_init__(self) -> None:
         self._begun = self.clock.monotonic()
@@ -58,7 +58,7 @@ class Running:
             mode=str(self.pipeline.mode),
             sinks=tuple(self._sinks.values()),
             seconds=self.clock.monotonic() - self._begun,
-            stopped=self.stopped,
+            outcome=self.outcome,
         )
 
     def run(self, spark: SparkSession) -> RunReport:
@@ -69,6 +69,7 @@ class Running:
             self._run_batch(outlets)
         else:
             self._run_stream(outlets)
+        self.outcome = "done"
         return self.report
 
     def _run_batch(self, outlets: Sequence[Outlet]) -> None:
@@ -114,7 +115,7 @@ class Running:
                 while not self._ended(queries):
                     self.clock.sleep(POLL_SECONDS)
         except KeyboardInterrupt:
-            self.stopped = True
+            self.outcome = "stopped"
             raise
 
     @contextlib.contextmanager
@@ -124,7 +125,7 @@ class Running:
             yield
         finally:
             for name, query in queries.items():
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(Exception):  # what was told last is for the report alone
                     self._take(name, query)
                 if query.isActive:
                     logger.info("stopping the query of sink %s", name)
@@ -169,8 +170,7 @@ class Running:
 
     def _take(self, name: str, query: StreamingQuery) -> None:
         for told in query.recentProgress:
-            plain: Any = told if isinstance(told, dict) else msgspec.json.decode(told.json)
-            self._sinks[name].take(plain)
+            self._sinks[name].take(msgspec.json.decode(told.json))
 
     def _tell(self) -> None:
         if self.on_progress is not None:

@@ -1,0 +1,190 @@
+"""Streaming pipelines run by Spark: exactly once through stops and restarts, and no query left behind a failure."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import pytest
+
+import forebay
+from examples.fill import append_orders, fill, orders
+from forebay.errors import ForebayError
+from forebay.spark.pipelines.document import Flawed
+from forebay.spark.pipelines.outline import outline
+from forebay.spark.pipelines.parsing import load_pipeline
+from forebay.spark.pipelines.progress import SinkProgress
+from forebay.spark.pipelines.running import Running
+from forebay.spark.pipelines.views import build, own_session
+from tests.cli.rig import Shell
+from tests.spark.pipelines.files import pipeline_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
+
+Revenue: TypeAlias = dict[tuple[datetime, str], tuple[int, Decimal]]
+
+_EXAMPLES: Final = Path(__file__).parents[3] / "examples"
+_NARROW: Final = {"wal": {"free_bytes_min": 0}}
+_MINUTE: Final = timedelta(minutes=1)
+_ORDERS: Final = 1198
+
+
+def test_the_example_of_revenue_is_exact_through_stops_and_restarts(spark: SparkSession, tmp_path: Path) -> None:
+    home = tmp_path / "examples"
+    shutil.copytree(_EXAMPLES, home)
+    fill(str(home / "data"))
+    file = home / "revenue.yml"
+
+    first = Shell(home / "data").ok("pipeline", "run", str(file), "--json").items[0]
+    assert first["outcome"] == "done" and [sink["lag"] for sink in first["sinks"]] == [0, 0]
+    _more(home, 600, 300)
+    _run_until_stopped(spark, file)
+    _more(home, 900, _ORDERS - 900)
+    last = Shell(home / "data").ok("pipeline", "run", str(file), "--json").items[0]
+    idle = Shell(home / "data").ok("pipeline", "run", str(file), "--json").items[0]
+
+    expected = _revenue()
+    assert _of_topic(home) == expected
+    rows = spark.read.parquet(str(home / "tables" / "revenue")).collect()
+    assert len(rows) == len(expected)
+    table = {(row.minute.isoformat(), row.country): (row.orders, row.revenue) for row in rows}
+    assert table == {
+        (minute.replace(tzinfo=None).isoformat(), country): sums for (minute, country), sums in expected.items()
+    }
+    assert [sink["rows"] for sink in idle["sinks"]] == [0, 0] and all(sink["rows"] for sink in last["sinks"])
+    said = Shell(home / "data").ok("pipeline", "plan", str(file)).out
+    assert said.count("goes on behind batch") == 2
+
+
+def _more(home: Path, first: int, count: int) -> None:
+    with forebay.open(str(home / "data"), _NARROW) as log:
+        append_orders(log.topic("shop/orders"), first, count)
+
+
+def _run_until_stopped(spark: SparkSession, file: Path) -> None:
+    """Run without an end, and be interrupted once something was written."""
+    file.with_name("endless.yml").write_text(file.read_text().replace("trigger: availableNow\n", ""))
+    pipeline = load_pipeline(str(file.with_name("endless.yml")))
+
+    def interrupt(sinks: Sequence[SinkProgress]) -> None:
+        if any(sink.rows for sink in sinks):
+            raise KeyboardInterrupt
+
+    running = Running(pipeline=pipeline, place=outline(pipeline).location, on_progress=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        running.run(spark)
+    assert running.report.outcome == "stopped" and any(sink.rows for sink in running.report.sinks)
+    assert _active(spark) == []
+
+
+def _active(spark: SparkSession) -> list[str]:
+    """The queries that run, of whichever session."""
+    found: list[str] = [query.name for query in spark.streams.active]
+    return found
+
+
+def _revenue() -> Revenue:
+    """The same, in plain Python: the minutes that nothing can be added to any more."""
+    sums: dict[tuple[datetime, str], list[Decimal]] = defaultdict(list)
+    latest = max(datetime.fromisoformat(order["at"]) for order in orders(0, _ORDERS))
+    for order in orders(0, _ORDERS):
+        at, amount = datetime.fromisoformat(order["at"]), Decimal(order["amount"])
+        if amount > 0:
+            sums[at.replace(second=0), order["country"]].append(amount)
+    until = latest - timedelta(minutes=10)
+    return {place: (len(found), sum(found, Decimal())) for place, found in sums.items() if place[0] + _MINUTE <= until}
+
+
+def _of_topic(home: Path) -> Revenue:
+    found: Revenue = {}
+    with forebay.open(str(home / "data"), _NARROW) as log:
+        topic = log.topic("shop/revenue")
+        for partition in range(topic.partitions):
+            for record in topic.read(0, partition=partition):
+                value = json.loads(record.value or b"", parse_float=Decimal)
+                place = (datetime.fromisoformat(value["minute"]), value["country"])
+                assert place not in found, "written twice"
+                assert record.key == value["country"].encode() and record.tag == value["country"]
+                assert record.timestamp == int(place[0].timestamp() * 1000)
+                found[place] = (value["orders"], Decimal(value["revenue"]))
+    return found
+
+
+_STREAM: Final = """\
+name: p
+mode: streaming
+trigger: availableNow
+checkpoint: state
+location: {path: data}
+sources:
+  - name: orders
+    topic: shop/orders
+    format: json
+    schema: id STRING, amount DOUBLE, at TIMESTAMP
+steps:
+  - {name: sums, sql: SELECT id AS shop, sum(amount) AS total FROM orders GROUP BY id}
+  - {name: sorted, sql: SELECT * FROM orders ORDER BY amount}
+sinks:
+  - name: out
+    from: sums
+    topic: shop/out
+    key: shop
+    output: update
+  - {name: copy, from: orders, table: copy}
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A topic with a value that fits no schema at its end."""
+    with forebay.open(str(tmp_path / "data"), _NARROW) as log:
+        topic = log.create_topic("shop/orders")
+        topic.append_many([json.dumps({"id": f"s{number % 3}", "amount": 1.5}).encode() for number in range(30)])
+        log.create_topic("shop/out")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "place", "text"),
+    [
+        ("output: update", "output: append", "16:11", "append"),
+        ("from: orders", "from: sorted", "20:22", "Sorting is not supported"),
+    ],
+)
+def test_what_cannot_run_as_a_stream_is_told_before_any_query_starts(
+    spark: SparkSession, home: Path, before: str, after: str, place: str, text: str
+) -> None:
+    pipeline = pipeline_of(home, _STREAM.replace(before, after))
+
+    with pytest.raises(Flawed, match=text) as failure:
+        build(own_session(spark, {}), pipeline, {"path": f"{home}/data"})
+
+    assert failure.value.flaws[0].startswith(f"{home}/p.yml:{place}: sink ") and not (home / "state").exists()
+
+
+def test_a_sink_that_fails_ends_the_others_and_says_where(spark: SparkSession, home: Path) -> None:
+    with forebay.open(str(home / "data"), _NARROW) as log:
+        log.topic("shop/orders").append(b"{bad")
+    pipeline = pipeline_of(home, _STREAM)
+    running = Running(pipeline=pipeline, place=outline(pipeline).location)
+
+    with pytest.raises(ForebayError, match=r"sink (out|copy): source orders: .* at shop/orders\[0\] offset 30: {bad"):
+        running.run(spark)
+
+    assert running.report.outcome == "failed" and _active(spark) == []
+    # Once the source is told what to do with it, the same checkpoint goes on.
+    pipeline = pipeline_of(home, _STREAM.replace("format: json\n", "format: json\n    badRecords: drop\n"))
+    report = Running(pipeline=pipeline, place=outline(pipeline).location).run(spark)
+    assert [sink.rows for sink in report.sinks] == [3, 30]
+    with forebay.open(str(home / "data"), _NARROW) as log:
+        values = [json.loads(record.value or b"") for record in log.topic("shop/out").read(0)]
+    assert sorted((value["shop"], value["total"]) for value in values) == [("s0", 15.0), ("s1", 15.0), ("s2", 15.0)]
