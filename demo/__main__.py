@@ -1,4 +1,4 @@
-"""`make demo`: a data directory, a million orders, a follower, a crash, a move, and Spark over all the orders."""
+"""`make demo`: a million orders, a follower, a crash, a move, and all the orders in Spark: read, piped, compacted."""
 
 from __future__ import annotations
 
@@ -7,18 +7,24 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import forebay
 from demo import orders
 from demo.crash import Crash, kill_a_writer
 from demo.move import TOPIC, Move, move_a_topic
-from demo.spark import Revenue, revenue_by_country
+from demo.spark import Compacted, Piped, Revenue, compact_and_ask, plot, revenue_by_country, run_pipeline
+from forebay.spark import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ORDERS = 1_000_000
 PAYMENTS = 3_000
 SHIPMENTS = 100_000
 ROOT = Path(".demo-data")
 DATA = ROOT / "shop"
+PLOT = ROOT / "revenue.png"
 
 
 class Follower(threading.Thread):
@@ -85,14 +91,38 @@ def seal_and_move() -> Move:
     return move
 
 
-def read_in_spark(cents: int) -> Revenue:
+def read_in_spark(spark: SparkSession, cents: int) -> Revenue:
     """Aggregate the whole topic in Spark and compare with what was produced."""
-    revenue = revenue_by_country(str(DATA))
+    revenue = revenue_by_country(spark, DATA)
     say(f"Spark read {revenue.orders:,} orders in {revenue.seconds:.1f} s:")
     for country, count, euros in revenue.rows:
         print(f"       {country}  {count:>9,} orders  {euros:>16,.2f} EUR")
     check("Spark's totals equal what was produced", holds=revenue.orders == ORDERS and revenue.cents == cents)
     return revenue
+
+
+def pipe_in_spark(spark: SparkSession) -> Piped:
+    """Put the orders through the declared pipeline and look at what came out."""
+    piped = run_pipeline(spark, DATA)
+    say(f"demo/revenue.yml summed them by minute and country in {piped.seconds:.1f} s: {piped.records:,} records")
+    check("its topic and its table hold the same rows, each once", holds=piped.topic == piped.table)
+    check("no row was written twice", holds=piped.records == len(piped.topic))
+    return piped
+
+
+def compact_in_spark(spark: SparkSession, piped: Piped) -> Compacted:
+    """Compact the orders and ask the same question again."""
+    compacted = compact_and_ask(spark, DATA)
+    before, after = compacted.bytes_before / 1e6, compacted.bytes_after / 1e6
+    say(f"compacted {before:,.0f} MB of frames into {after:,.0f} MB of Parquet in {compacted.seconds:.1f} s")
+    say(f"the same aggregation over forebay.spark.table took {compacted.reading_seconds:.1f} s")
+    closed = {minute: worth for minute, worth in compacted.minutes.items() if minute in piped.topic}
+    check("it says what the pipeline said of every minute that is over", holds=closed == piped.topic)
+    total = sum(count for count, _ in compacted.minutes.values())
+    check("and has every order, those of the last minutes too", holds=total == ORDERS)
+    plot(compacted.minutes, PLOT)
+    say(f"plotted in {PLOT}")
+    return compacted
 
 
 def say(text: str) -> None:
@@ -114,16 +144,26 @@ def main() -> None:
     crash = crash_and_recover()
     print("\nSeal and move")
     move = seal_and_move()
+    spark = session("forebay-demo")
     print("\nRead the orders in Spark")
-    revenue = read_in_spark(cents)
+    revenue = read_in_spark(spark, cents)
+    print("\nPut them through a pipeline")
+    piped = pipe_in_spark(spark)
+    print("\nCompact them and ask again")
+    compacted = compact_in_spark(spark, piped)
+    spark.stop()
     print("\nSummary")
     print(f"  {ORDERS:>12,}  orders appended, {ORDERS / seconds:,.0f} per second")
     print(f"  {crash.acknowledged:>12,}  payments acknowledged before kill -9, {crash.lost} lost")
     print(f"  {move.from_history + move.from_log:>12,}  shipments in one stream across two directories, 0 missing")
     print(f"  {revenue.orders:>12,}  orders in Spark, worth {revenue.cents / 100:,.2f} EUR")
+    print(f"  {piped.records:>12,}  minutes of revenue in a topic and a table, by a stream, each once")
+    share = compacted.bytes_after / compacted.bytes_before
+    print(f"  {share:>12.0%}  of the bytes of history left by compaction, and the same answers from it")
     print(f"  {time.perf_counter() - begun:>12.1f}  seconds in all\n")
     print(f'Look around: .venv/bin/forebay --data {DATA} topic list   (and "forebay --help")')
     print(f"             .venv/bin/forebay --data {ROOT}/south --settings {ROOT}/shared.yaml topic show {TOPIC}")
+    print(f"             {PLOT}, and demo/revenue.yml, which is the whole pipeline")
 
 
 if __name__ == "__main__":
