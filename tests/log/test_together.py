@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,6 +12,7 @@ from typing import Final
 import pytest
 
 from forebay.disk.system import SystemDisk
+from forebay.errors import Unavailable
 from forebay.testing.history import Begun, Event, History, Outcome, Reading, Told
 from forebay.testing.invariants import check_log, stream_is_gapless
 from forebay.topics import Durability
@@ -36,6 +38,15 @@ class Crowd:
             values = tuple(f"{name}.{number}.{place}".encode() for place in range(1 + number % 3))
             offset = self.rig.wal.settle(stage(self.rig.wal, values, None, number))
             self.events[name] += [Begun(attempt, values, str(name)), Told(attempt, Outcome.ACKED, offset)]
+            if name == 0 and number % (APPENDS // 5) == 0:
+                self._rotate()
+
+    def _rotate(self) -> None:
+        """Full files are left alone while they are synced, which on a busy machine may be all the time."""
+        while True:
+            with contextlib.suppress(Unavailable):
+                self.rig.wal.rotate()
+                return
 
     def follow(self) -> Reading:
         """Read from 0 to the last record, waiting at the end."""
