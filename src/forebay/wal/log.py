@@ -13,20 +13,19 @@ import logging
 import threading
 from collections.abc import Callable
 
-from forebay.errors import Closed, Fenced, ForebayError, Indeterminate, Unavailable
+from forebay.errors import Closed, Fenced, ForebayError, Unavailable
 from forebay.format.batch import ColumnBytes
 from forebay.records import Offsets
 from forebay.topics import Durability
 from forebay.wal.counters import Counters
 from forebay.wal.files import FileList
 from forebay.wal.healing import rebuild
-from forebay.wal.hearing import call_back, is_inside
 from forebay.wal.live import LiveFile
 from forebay.wal.published import PublishedLog
 from forebay.wal.refusals import Refusals, check_space, fenced, refusals
 from forebay.wal.skipping import skip_to_history
-from forebay.wal.staging import INSIDE, Entry, Producing, Staging, Ticket
-from forebay.wal.turns import Turns, followed
+from forebay.wal.staging import Entry, Producing, Staging, Ticket
+from forebay.wal.turns import CommitQueue
 from forebay.wal.writer import Writer
 
 logger = logging.getLogger(__name__)
@@ -35,7 +34,7 @@ SPACE_CHECK_SECONDS = 0.1
 ROTATE_WAIT_SECONDS = 60.0
 
 
-class Wal(PublishedLog):
+class Wal(PublishedLog, CommitQueue):
     """One shard's log, open for appends. Made by `forebay.wal.begin.begin`."""
 
     def __init__(
@@ -50,10 +49,7 @@ class Wal(PublishedLog):
         super().__init__(writer, files, live)
         self.durability = durability
         self.settings = writer.settings
-        self.committing = threading.RLock()
-        """Its owner is known, so that a signal handler that comes in between is refused. Never entered twice."""
-        self.is_inside = is_inside(self.committing)
-        self.staging = Staging(writer.next, writer.window, writer.settings)
+        self.begin_queue(writer.place, Staging(writer.next, writer.window, writer.settings))
         self.counters = Counters()
         self.on_dirty: Callable[[], None] = lambda: None
         """Called when there may be work for `upkeep`."""
@@ -66,7 +62,6 @@ class Wal(PublishedLog):
         self.idle_since = writer.clock.monotonic()
         self.still_owner = still_owner
         self.trouble: BaseException | None = None
-        self._turns = Turns()
         self._space_checked = float("-inf")
 
     # Appending
@@ -86,46 +81,11 @@ class Wal(PublishedLog):
         return ticket
 
     def settle(self, ticket: Ticket) -> int:
-        """Wait until the durability class of an append holds; its first offset, or the error it failed with.
-
-        Leader and followers: whoever has the turn writes for all that wait.
-        """
+        """See `CommitQueue`."""
         if self.durability is Durability.MEMORY and ticket.offset + ticket.count <= self.writer.reserved:
             # Reserved, so that even if it is lost its offset never stands for another record.
             return ticket.result() if ticket.done else ticket.offset
-        while not ticket.done:
-            if self.is_inside():
-                raise Indeterminate(
-                    f"{self.writer.place}: queued behind the append that it interrupted, not waited for"
-                )
-            if self._turns.claim(ticket):
-                try:
-                    with self.committing:
-                        self._turns.begin()
-                        self._commit()
-                        if not ticket.done:
-                            ticket.finish(Closed(f"{self.writer.place}: queued before a fork; repeat it"))
-                finally:
-                    self.call_back()
-            elif not followed(ticket):
-                self._turns.begin()
-                self.commit()
-        return ticket.result()
-
-    def commit(self) -> None:
-        """Write and publish everything that waits. On return each ticket taken is settled, well or ill."""
-        if self.is_inside():
-            raise Unavailable(f"{self.writer.place}: {INSIDE}")
-        try:
-            with self.committing:
-                self._commit()
-        finally:
-            self.call_back()
-
-    def call_back(self) -> None:
-        """Call whoever wanted to hear of what is settled. The caller holds no lock."""
-        if self.staging.due:
-            call_back(self.staging.due)
+        return super().settle(ticket)
 
     def _commit(self) -> None:
         try:
@@ -386,11 +346,8 @@ class Wal(PublishedLog):
         """End without touching the disk: in a forked child, whose parent goes on writing."""
         self.closed = True
         # Whoever held a lock at the fork does not exist here.
-        self.committing = threading.RLock()
-        self.is_inside = is_inside(self.committing)
         self.published = threading.Condition()
-        self._turns = Turns()
-        self.staging = Staging(0, self.writer.window, self.settings)
+        self.begin_queue(self.writer.place, Staging(0, self.writer.window, self.settings))
         self.staging.refuse(Closed(f"{self.writer.place} was opened before a fork: open it anew in the child"))
 
     def check_writable(self) -> None:

@@ -1,13 +1,15 @@
 """Who writes next, when many threads append at once: one of them for all, and the others only wait.
 
-Knows tickets and locks, nothing of what is written. An append is staged before its thread comes here.
+Knows tickets, the queue and locks, nothing of what is written. An append is staged before its thread comes here.
 """
 
 from __future__ import annotations
 
 import threading
 
-from forebay.wal.staging import Ticket
+from forebay.errors import Closed, Indeterminate, Unavailable
+from forebay.wal.hearing import call_back, is_inside
+from forebay.wal.staging import INSIDE, Staging, Ticket
 
 FOLLOW_SECONDS = 1.0
 """How long a follower trusts its leader: one that died (Ctrl-C) between its steps leaves it waiting."""
@@ -36,6 +38,64 @@ class Turns:
         Also for a claimant that is gone.
         """
         self._claims.pop(None, None)
+
+
+class CommitQueue:
+    """Appends that wait, and the one thread at a time that writes for all of them. How, `_commit` says."""
+
+    def begin_queue(self, name: object, staging: Staging) -> None:
+        """Queue in `staging`; again in a forked child, where whoever held a lock does not exist."""
+        self.staging = staging
+        self.committing = threading.RLock()
+        """Its owner is known, so that a signal handler that comes in between is refused. Never entered twice."""
+        self.is_inside = is_inside(self.committing)
+        self._name = name
+        self._turns = Turns()
+
+    def settle(self, ticket: Ticket) -> int:
+        """Wait until the durability class of an append holds; its first offset, or the error it failed with.
+
+        Leader and followers: whoever has the turn writes for all that wait.
+        """
+        while not ticket.done:
+            if self.is_inside():
+                raise Indeterminate(f"{self._name}: queued behind the append that it interrupted, not waited for")
+            if self._turns.claim(ticket):
+                try:
+                    with self.committing:
+                        self._turns.begin()
+                        self._commit()
+                        if not ticket.done:
+                            ticket.finish(Closed(f"{self._name}: queued before a fork; repeat it"))
+                finally:
+                    self.call_back()
+            elif not followed(ticket):
+                self._turns.begin()
+                self.commit()
+        return ticket.result()
+
+    def commit(self) -> None:
+        """Write and publish everything that waits. On return each ticket taken is settled, well or ill."""
+        self.refuse_inside()
+        try:
+            with self.committing:
+                self._commit()
+        finally:
+            self.call_back()
+
+    def refuse_inside(self) -> None:
+        """`Unavailable` for a signal handler that interrupted a write of this shard."""
+        if self.is_inside():
+            raise Unavailable(f"{self._name}: {INSIDE}")
+
+    def call_back(self) -> None:
+        """Call whoever wanted to hear of what is settled. The caller holds no lock."""
+        if self.staging.due:
+            call_back(self.staging.due)
+
+    def _commit(self) -> None:
+        """Write what waits and settle it, well or ill. The caller holds `committing`."""
+        raise NotImplementedError
 
 
 def followed(ticket: Ticket) -> bool:

@@ -191,7 +191,7 @@ class RocksShard:
     def _change(self, make: Making) -> None:
         """Write what `make` puts into a batch, beside the appends."""
         self._commits.refuse_inside()
-        with self._commits.lock:
+        with self._commits.committing:
             self._check_writable()
             self._commits.unsettled = False
             batch = self._database.batch()
@@ -228,7 +228,7 @@ class RocksShard:
             page = self._pages.read(counters, offset, bytes_max)
             if page is not None:
                 return page
-            with self._commits.lock:
+            with self._commits.committing:
                 # Whoever was moving the floor while we read has told so by now.
                 if self.stance.counters.earliest == counters.earliest:
                     raise Corrupt(f"{self.ref}: an entry behind {offset} is not in the database: restore a backup")
@@ -339,7 +339,7 @@ class RocksShard:
         if self._closed is not None:
             return
         self.commit()
-        with self._changing, self._commits.lock:
+        with self._changing, self._commits.committing:
             self._commits.staging.refuse(Closed(f"{self.ref} {reason}"))
             self._closed = reason
             if clean and self.failure is None and self._bounds.epoch == self.epoch and not self._bounds.clean:
