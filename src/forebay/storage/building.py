@@ -11,6 +11,7 @@ from forebay.clock import Clock
 from forebay.disk import Disk, SystemDisk
 from forebay.engines import FollowingEngine, MemoryEngine, RocksEngine, SegmentEngine
 from forebay.engines.rocksdb.database import check_installed
+from forebay.engines.rounds import Rounds
 from forebay.errors import Unavailable, Unsupported
 from forebay.metadata import MemoryMetadata, MetadataStore
 from forebay.metadata.opening import open_metadata
@@ -21,7 +22,7 @@ from forebay.shard.places import Places
 from forebay.storage.archiving import Archiving
 from forebay.storage.definitions import Definitions
 from forebay.storage.directory import LogDirectory, is_owned, refuse_lost_metadata
-from forebay.storage.threads import Maintenance, Rounds
+from forebay.storage.threads import Maintenance
 from forebay.topics import Engine, TopicSpec
 
 logger = logging.getLogger(__name__)

@@ -9,12 +9,12 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Generic, TypeVar
 
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.engines import OpenShard
-from forebay.errors import ForebayError, Unavailable
+from forebay.engines.rounds import Rounds
+from forebay.errors import Unavailable
 from forebay.settings import RuntimeSettings
 from forebay.shard import SegmentShard
 from forebay.wal.hearing import deferred, in_callback, is_inside
@@ -23,8 +23,6 @@ from forebay.wal.staging import INSIDE
 logger = logging.getLogger(__name__)
 
 AGE_CHECK_SECONDS = 1.0
-
-T = TypeVar("T")
 
 
 class Maintenance:
@@ -146,61 +144,6 @@ def _safely(shard: SegmentShard, step: Callable[[], bool | None]) -> bool:
     except Exception:
         logger.exception("%s: upkeep failed and will be tried again", shard.ref)
         return False
-
-
-class Rounds(Generic[T]):
-    """Does one thing for whoever asks, in a thread of its own; who asks twice meanwhile is served once."""
-
-    def __init__(self, name: str, act: Callable[[T], None]) -> None:
-        self.lock = threading.RLock()
-        self._name = name
-        self._act = act
-        self._asked = threading.Condition(self.lock)
-        self._asking: dict[T, None] = {}
-        self._ended = False
-        self._thread: threading.Thread | None = None
-
-    def ask(self, who: T) -> None:
-        """Do it for this one, soon."""
-        if who in self._asking:
-            return
-        with self._asked:
-            self._asking[who] = None
-            if self._thread is None and not self._ended:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
-            self._asked.notify()
-
-    def end(self) -> None:
-        """Stop the thread; what was asked for and not done yet is left to whoever ends it."""
-        with self._asked:
-            self._ended = True
-            self._asked.notify()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def abandon(self) -> None:
-        """In a forked child: the thread is not there."""
-        self._thread = None
-        self._ended = True
-        self.lock = threading.RLock()
-        self._asked = threading.Condition(self.lock)
-
-    def _run(self) -> None:
-        while True:
-            with self._asked:
-                self._asked.wait_for(lambda: self._asking or self._ended)
-                if self._ended:
-                    return
-                # Taken out before it is done: whoever asks from here on asks for another time.
-                asking, self._asking = self._asking, {}
-            for who in asking:
-                try:
-                    self._act(who)
-                except ForebayError as error:
-                    logger.warning("%s: %s", self._name, error)
-                except Exception:
-                    logger.exception("%s failed", self._name)
 
 
 def committing() -> Rounds[OpenShard]:

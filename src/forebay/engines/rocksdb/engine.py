@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from forebay.clock import Clock
 from forebay.disk import Disk
@@ -16,6 +15,7 @@ from forebay.engines.rocksdb.layout import Bounds, Counters, Keys
 from forebay.engines.rocksdb.producers import stored_window
 from forebay.engines.rocksdb.shard import RocksShard
 from forebay.engines.rocksdb.times import edges_at
+from forebay.engines.rounds import Rounds
 from forebay.errors import Conflict, ForebayError
 from forebay.metadata import MetadataStore
 from forebay.progress import ProgressStore
@@ -64,7 +64,8 @@ class RocksEngine(LookupEngine[RocksShard]):
         self._clock = clock
         self._metadata = metadata
         self._membership = membership
-        self._syncing = Syncing(self._sync, settings.wal.sync_interval_ms / 1000)
+        seconds = settings.wal.sync_interval_ms / 1000
+        self._syncing: Rounds[None] = Rounds("forebay-rocksdb", lambda _: self._sync(), seconds)
 
     def check_installed(self) -> None:
         """`Unsupported` if the package that this engine needs is not there."""
@@ -186,7 +187,7 @@ class RocksEngine(LookupEngine[RocksShard]):
             identity=identity,
             stance=stance,
             window=window,
-            on_dirty=self._syncing.ask,
+            on_dirty=lambda: self._syncing.ask(None),
         )
 
     def _make_room(self, ref: ShardRef, keys: Keys) -> None:
@@ -212,52 +213,3 @@ class RocksEngine(LookupEngine[RocksShard]):
         self._database.sync()
         for shard, head in heads:
             shard.synced_to(head)
-
-
-class Syncing:
-    """Makes what was written durable, a while after it was, in a thread that exists once it is needed."""
-
-    def __init__(self, sync: Callable[[], None], seconds: float) -> None:
-        self._sync = sync
-        self._seconds = seconds
-        self._changed = threading.Condition()
-        self._dirty = False
-        self._ended = False
-        self._thread: threading.Thread | None = None
-
-    def ask(self) -> None:
-        """Something was written."""
-        if self._dirty:
-            return
-        with self._changed:
-            self._dirty = True
-            if self._thread is None and not self._ended:
-                self._thread = threading.Thread(target=self._run, name="forebay-rocksdb", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
-
-    def end(self) -> None:
-        """Stop the thread and wait for what it does."""
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def abandon(self) -> None:
-        """In a forked child: the thread is not there."""
-        self._thread, self._ended = None, True
-        self._changed = threading.Condition()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._dirty or self._ended)
-                self._changed.wait_for(lambda: self._ended, self._seconds)
-                if self._ended:
-                    return
-                self._dirty = False
-            try:
-                self._sync()
-            except ForebayError as error:
-                logger.warning("what was written is not synced yet: %s", error)
