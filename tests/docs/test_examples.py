@@ -14,12 +14,15 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from forebay import Settings
+from forebay.spark.pipelines.checking import check_pipeline
+from forebay.spark.pipelines.parsing import load_pipeline
 
 _ROOT: Final = Path(__file__).parents[2]
 _PAGES: Final = (_ROOT / "README.md", *sorted((_ROOT / "docs").rglob("*.md")))
 _BLOCK: Final = re.compile(r"^```(python|console|yaml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_FILE: Final = re.compile(r"# ([\w-]+\.yaml)\n")
-"""A block that begins so is that file, for the commands and programs of its page."""
+_FILE: Final = re.compile(r"# ([\w-]+\.ya?ml)\n")
+"""A block that begins so is that file, for the commands and programs of its page. With .yml it is a pipeline."""
+_PIPELINE: Final = re.compile(r"# [\w-]+\.yml\n")
 _VARIABLE: Final = re.compile(r"(?<!\$)\$\{(\w+)\}")
 _OTHERS_FILES: Final = "cli.md"
 """Its commands name files that only its reader has."""
@@ -65,21 +68,29 @@ def test_every_command_of_a_page_is_run() -> None:
     assert [page.name for page in unseen for block in _BLOCK.finditer(page.read_text()) if _commands(block[2])] == []
 
 
-def _settings() -> Iterator[ParameterSet]:
+def _yaml(*, pipelines: bool) -> Iterator[ParameterSet]:
     for page in _PAGES:
         text = page.read_text()
         for block in _BLOCK.finditer(text):
-            if block[1] == "yaml":
+            if block[1] == "yaml" and bool(_PIPELINE.match(block[2])) == pipelines:
                 line = text.count("\n", 0, block.start(2))
                 yield pytest.param(block[2], id=f"{page.relative_to(_ROOT)}:{line}")
 
 
-@pytest.mark.parametrize("example", list(_settings()))
+@pytest.mark.parametrize("example", list(_yaml(pipelines=False)))
 def test_settings_in_the_pages_are_valid(example: str, tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text(example)
 
     Settings.load(str(file), environment=dict.fromkeys(_VARIABLE.findall(example), "something"))
+
+
+@pytest.mark.parametrize("example", list(_yaml(pipelines=True)))
+def test_pipelines_in_the_pages_are_sound(example: str, tmp_path: Path) -> None:
+    file = tmp_path / "pipeline.yml"
+    file.write_text(example)
+
+    check_pipeline(load_pipeline(str(file)))
 
 
 def _commands(block: str) -> list[str]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import pytest
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import forebay
 from examples.fill import append_orders, fill, orders
@@ -80,16 +83,25 @@ def _run_until_stopped(spark: SparkSession, file: Path) -> None:
             raise KeyboardInterrupt
 
     running = Running(pipeline=pipeline, place=outline(pipeline).location, on_progress=interrupt)
-    with pytest.raises(KeyboardInterrupt):
+    with _nothing_left(), pytest.raises(KeyboardInterrupt):
         running.run(spark)
     assert running.report.outcome == "stopped" and any(sink.rows for sink in running.report.sinks)
-    assert _active(spark) == []
 
 
-def _active(spark: SparkSession) -> list[str]:
-    """The queries that run, of whichever session."""
-    found: list[str] = [query.name for query in spark.streams.active]
-    return found
+@contextmanager
+def _nothing_left() -> Iterator[None]:
+    """The block starts queries, and behind it none of them is active."""
+    started: list[StreamingQuery] = []
+    start = DataStreamWriter.start
+
+    def noted(writer: DataStreamWriter) -> StreamingQuery:
+        started.append(start(writer))
+        return started[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DataStreamWriter, "start", noted)
+        yield
+    assert len(started) == 2 and [query.name for query in started if query.isActive] == []
 
 
 def _revenue() -> Revenue:
@@ -177,10 +189,13 @@ def test_a_sink_that_fails_ends_the_others_and_says_where(spark: SparkSession, h
     pipeline = pipeline_of(home, _STREAM)
     running = Running(pipeline=pipeline, place=outline(pipeline).location)
 
-    with pytest.raises(ForebayError, match=r"sink (out|copy): source orders: .* at shop/orders\[0\] offset 30: {bad"):
+    with (
+        _nothing_left(),
+        pytest.raises(ForebayError, match=r"sink (out|copy): source orders: .* at shop/orders\[0\] offset 30: {bad"),
+    ):
         running.run(spark)
 
-    assert running.report.outcome == "failed" and _active(spark) == []
+    assert running.report.outcome == "failed"
     # Once the source is told what to do with it, the same checkpoint goes on.
     pipeline = pipeline_of(home, _STREAM.replace("format: json\n", "format: json\n    badRecords: drop\n"))
     report = Running(pipeline=pipeline, place=outline(pipeline).location).run(spark)

@@ -108,7 +108,8 @@ def _private(spec: TopicSpec) -> str:
 
 
 def _check_options(flaws: Flaws, pipeline: Pipeline, source: TopicSource, place: Mapping[str, str]) -> None:
-    known = [name for name in NAMES if name.lower() not in _OWN_OPTIONS and name not in PLACE_NAMES]
+    # The option columns is not for here: a view has the columns that it promises.
+    known = [name for name in NAMES if name.lower() not in _OWN_OPTIONS and name not in (*PLACE_NAMES, "columns")]
     for name in source.options:
         if name.lower() in _OWN_OPTIONS:
             own = _OWN_OPTIONS[name.lower()]
