@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from forebay.catalog import ShardCatalog
 from forebay.clock import SystemClock
+from forebay.compacting.passes import Unit
 from forebay.compacting.planning import Rules
 from forebay.compacting.superseding import KEYS
 from forebay.disk import SystemDisk
@@ -16,10 +17,9 @@ from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.format.offsets import OffsetSet
 from forebay.inspection import verify
 from forebay.inspection.findings import Severity
-from forebay.spark.jobs.compaction import Unit, compact, written
+from forebay.spark.jobs.compaction import compact, written
 from forebay.spark.jobs.reports import Report
 from forebay.spark.jobs.superseding import KeyUnit, looked_through
-from forebay.spark.jobs.units import Outcome
 from forebay.spark.location import Location
 from forebay.storage import Storage, Topic
 from tests.moves.rig import Land, keys_of, metadata_of
@@ -36,13 +36,13 @@ class Here:
         self._location = location
         self._meanwhile = meanwhile
 
-    def write(self, units: Sequence[Unit]) -> Iterator[Outcome[Unit, SegmentDescriptor]]:
-        made: list[Outcome[Unit, SegmentDescriptor]] = []
+    def write(self, units: Sequence[Unit]) -> Iterator[SegmentDescriptor | str]:
+        made: list[SegmentDescriptor | str] = []
         for unit in units:
             try:
-                made.append(Outcome(unit, written(self._location, unit), None))
+                made.append(written(self._location, unit))
             except Exception as error:  # noqa: BLE001 - as on executors: the other units go on
-                made.append(Outcome(unit, None, f"{type(error).__name__}: {error}"))
+                made.append(f"{type(error).__name__}: {error}")
         self._meanwhile()
         return iter(made)
 

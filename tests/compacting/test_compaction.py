@@ -9,9 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from forebay.clock import SystemClock
 from forebay.compacting.planning import Rules
+from forebay.format.batch import Row as RowBytes
+from forebay.format.batch import encode_rows
 from forebay.format.descriptor import DescriptorKind
+from forebay.prepared import LoadPlace, manifest_of, write_segment
 from forebay.settings import ExportSettings, RetentionSettings
+from forebay.shard.attaching import DESCRIPTORS_MAX
 from forebay.storage import Topic
 from forebay.tabled import Tabled
 from forebay.wal.files import SealedFile
@@ -294,3 +299,56 @@ def test_caps_count_what_is_left_after_compaction(tmp_path: Path) -> None:
 
         assert shard.evict(2**50).records == 5
         assert topic.offsets(0).earliest == 5
+
+
+def test_compacted_topic_moves_to_another_directory(land: Land) -> None:
+    mixed = Mixed(land, partitions=1)
+    mixed.every_tier()
+    mixed.export()
+    compacted(land)
+    mixed.filled.many(50)
+    rows = mixed.rows
+    mixed.log.seal_topic(TOPIC)
+    with land.open("two") as other:
+        topic = other.topic(TOPIC)
+        assert shown(topic) == rows
+        topic.append(b"here")
+        assert shown(topic)[:-1] == rows
+        look_up(topic, [row for row in shown(topic) if row["value"] != b"here"])
+        rig.clear_up(mixed.log)
+        assert land.files("one") == [] and land.aside("one") == [], "all of it was known to be history"
+        assert DescriptorKind.PARQUET in kinds_of(other, topic)
+    mixed.close()
+    check_sound(land, "two")
+
+
+def test_load_of_many_segments_is_compacted_inside_its_manifest(tmp_path: Path) -> None:
+    land = rig.shared_fs(tmp_path)
+    with land.open("one") as log:
+        topic = log.create_topic(TOPIC)
+        topic.append_many([b"first"] * 10)
+        store = log.loads.store().store
+        place = LoadPlace("many", topic.spec.topic_id, 0)
+        segments = []
+        for number in range(DESCRIPTORS_MAX + 10):
+            rows: list[RowBytes] = [(b"%d" % number * 40, b"k%d" % number, None, (), number) for _ in range(3)]
+            made = write_segment(store, place, f"{number}-0", [encode_rows(rows)], clock=SystemClock())
+            assert made is not None
+            segments.append((0, made))
+        log.loads.offer(TOPIC, manifest_of("many", topic.spec.topic_id, segments), None)
+        log.loads.attach("many")
+        before = shown(topic)
+        assert catalog_of(log, topic).pieces()[1].descriptor.kind is DescriptorKind.MANIFEST
+
+        report = compacted(land, rules=msgspec.structs.replace(AT_ONCE, target_bytes=20_000))
+
+        assert report.is_clean and report.figures["rewrites"] == 1, report.lines()
+        assert catalog_of(log, topic).pieces()[1].descriptor.kind is DescriptorKind.MANIFEST
+        kinds = kinds_of(log, topic)
+        # The last is too small to be put together with anything.
+        assert kinds[0] is DescriptorKind.FRAMES and set(kinds[1:-1]) == {DescriptorKind.PARQUET} and len(kinds) < 12
+        assert shown(topic) == before
+        log.loads.sweep()
+    with land.open("one", read_only=True) as beside:
+        assert shown(beside.topic(TOPIC)) == before
+    check_sound(land)

@@ -15,6 +15,8 @@ from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from forebay.blobs import BlobChanged, BlobMissing, BlobStore, Stat
 from forebay.errors import Corrupt, UnsupportedFormat
@@ -35,6 +37,7 @@ Fetch: TypeAlias = Callable[[SegmentDescriptor, str], bytes | None]
 Pieces: TypeAlias = Sequence[SegmentDescriptor]
 
 WHOLE = 1 << 40
+SEGMENTS = (DescriptorKind.FRAMES, DescriptorKind.PARQUET)
 
 
 def from_blobs(store: BlobStore) -> Fetch:
@@ -84,7 +87,7 @@ def catalog_is_contiguous(pieces: Pieces, frontier: int, *, floor: int = 0) -> I
 def objects_are_whole(pieces: Pieces, fetch: Fetch) -> Iterator[Violation]:
     """I16: each object is there with its index, has the catalogued size and hash, and decodes to exactly its range."""
     for piece in pieces:
-        if piece.kind is DescriptorKind.FRAMES:
+        if piece.kind in SEGMENTS:
             try:
                 flaw = _flaw_of(piece, fetch)
             except (Corrupt, UnsupportedFormat) as error:
@@ -104,6 +107,7 @@ def every_record_has_a_copy(
             if content is not None and content_hash([content]).hex() == piece.content_hash:
                 contents.append(content)
     copies = {copy for content in contents for copy in frames_of(content).records}
+    copies |= {copy for piece in pieces if piece.kind is DescriptorKind.PARQUET for copy in _rows_of(piece, fetch)}
     for append in history.acked:
         for offset, value in append.records:
             if history.must_survive(append) and offset >= floor and (offset, value) not in copies:
@@ -113,7 +117,7 @@ def every_record_has_a_copy(
 def references_are_complete(pieces: Pieces, fetch: Fetch) -> Iterator[Violation]:
     """I18, to be asked at the moment of each commit: what the catalog names from now on is there in full."""
     for piece in pieces:
-        if piece.kind is DescriptorKind.FRAMES:
+        if piece.kind in SEGMENTS:
             for key, size in ((piece.object_key, piece.bytes), (index_name(piece.object_key), piece.index_bytes)):
                 content = fetch(piece, key)
                 if content is None or len(content) != size:
@@ -207,10 +211,30 @@ def _flaw_of(piece: SegmentDescriptor, fetch: Fetch) -> str | None:
         return f"{len(content)} and {len(raw_index)} bytes, catalogued were {piece.bytes} and {piece.index_bytes}"
     if content_hash([content]).hex() != piece.content_hash:
         return "its bytes have another hash"
+    if piece.kind is DescriptorKind.PARQUET:
+        return _flaw_in_rows(piece, content, decoded_index(raw_index, piece.object_key))
     header = decode_header(content[:HEADER_BYTES])
     if isinstance(header, Verdict) or header.topic_id != piece.topic_id:
         return "its header is that of another topic, or none"
     return _flaw_inside(piece, content, decoded_index(raw_index, piece.object_key))
+
+
+def _rows_of(piece: SegmentDescriptor, fetch: Fetch) -> list[tuple[int, bytes | None]]:
+    content = fetch(piece, piece.object_key)
+    if content is None or content_hash([content]).hex() != piece.content_hash:
+        return []
+    table = pq.read_table(pa.BufferReader(content), columns=["offset", "value"])
+    return list(zip(table.column("offset").to_pylist(), table.column("value").to_pylist(), strict=True))
+
+
+def _flaw_in_rows(piece: SegmentDescriptor, content: bytes, index: SealedIndex) -> str | None:
+    offsets = pq.read_table(pa.BufferReader(content), columns=["offset"]).column("offset").to_pylist()
+    if offsets != sorted(set(offsets)) or any(not piece.start <= offset < piece.end for offset in offsets):
+        return "its rows are out of order, or not of its range"
+    if len(offsets) != piece.records or index.footer.records != piece.records:
+        return f"{len(offsets)} rows, catalogued were {piece.records}"
+    spans = (index.footer.start, index.footer.end, index.footer.content_hash.hex())
+    return None if spans == (piece.start, piece.end, piece.content_hash) else "its index is of another segment"
 
 
 def _flaw_inside(piece: SegmentDescriptor, content: bytes, index: SealedIndex) -> str | None:

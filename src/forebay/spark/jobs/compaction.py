@@ -13,24 +13,23 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
-import msgspec
-
 from forebay.blobs import BlobStore
 from forebay.clock import SystemClock
-from forebay.compacting.merging import Merge, Target, merge
-from forebay.compacting.planning import Rewrite, Rules
+from forebay.compacting.merging import Target, merge
+from forebay.compacting.passes import Holding, Passes, Unit
+from forebay.compacting.planning import Rules
 from forebay.compacting.shard import Outlook, ShardCompaction
 from forebay.errors import ForebayError, Unavailable
 from forebay.format.descriptor import SegmentDescriptor
 from forebay.format.offsets import OffsetSet
-from forebay.format.vectors import DeletionVector, deleted_by, vectors_of
+from forebay.format.vectors import deleted_by, vectors_of
 from forebay.inspection.findings import REACH, Finding, Severity
 from forebay.shard import ShardRef
 from forebay.shard.places import is_private, loads_name, local_name
-from forebay.spark.jobs.leases import Lease, leased
+from forebay.spark.jobs.leases import leased
 from forebay.spark.jobs.reports import Figure, Part, Progress, Report, summed
 from forebay.spark.jobs.superseding import KeyUnit, superseded_by_spark
-from forebay.spark.jobs.units import Outcome, spread
+from forebay.spark.jobs.units import spread
 from forebay.spark.location import Location
 from forebay.spark.opening import Opened, opened
 from forebay.storage.definitions import refs_of
@@ -40,27 +39,15 @@ from forebay.wal.window import ProducerWindow
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PASSES_MAX: Final = 8
-"""What became small by losing records may be worth putting together again: but not for ever."""
 LEADER: Final = "compaction"
 AGAIN: Final = 'run "forebay verify"; what could not be read is left as it is'
-
-
-class Unit(msgspec.Struct, frozen=True, array_like=True):
-    """One segment to be written."""
-
-    task: Merge
-    ended: tuple[DeletionVector, ...]
-    token: str
-    store: str
-    created_at: int
 
 
 class Work(Protocol):
     """Who does the work: executors, by way of Spark."""
 
-    def write(self, units: Sequence[Unit]) -> Iterator[Outcome[Unit, SegmentDescriptor]]:
-        """Write every unit; the outcomes in their order."""
+    def write(self, units: Sequence[Unit]) -> Iterator[SegmentDescriptor | str]:
+        """Write every unit: the descriptor of each, in their order, or why there is none."""
 
     def superseded(self, units: Sequence[KeyUnit]) -> OffsetSet:
         """Which records of a shard a later one with their key superseded; `units` are all its segments."""
@@ -74,8 +61,8 @@ class OnSpark:
         self._location = location
         self._progress = progress
 
-    def write(self, units: Sequence[Unit]) -> Iterator[Outcome[Unit, SegmentDescriptor]]:
-        return spread(
+    def write(self, units: Sequence[Unit]) -> Iterator[SegmentDescriptor | str]:
+        outcomes = spread(
             self._spark,
             units,
             partial(written, self._location),
@@ -84,6 +71,7 @@ class OnSpark:
             progress=self._progress,
             weight=lambda unit: sum(source.bytes for source in unit.task.sources),
         )
+        return (outcome.result or outcome.error or "" for outcome in outcomes)
 
     def superseded(self, units: Sequence[KeyUnit]) -> OffsetSet:
         return superseded_by_spark(self._spark, self._location, units)
@@ -153,7 +141,6 @@ class _Shard:
         self._work = work
         self._rules = rules
         self._findings = findings
-        self._failed: set[tuple[int, int]] = set()
         self._compaction = ShardCompaction(
             found.catalog(ref),
             ref.spec.topic_id,
@@ -191,52 +178,19 @@ class _Shard:
                 wait_s=wait_s,
                 clock=clock,
             ) as lease:
-                done = self._passes(lease)
-                return _figures(before, self._look(), done)
+                passes = Passes(self._compaction, self._target, self._work.write, self._look, clock)
+                passes.run(Holding(lease.held, lease.check))
+                for failure in passes.failures:
+                    self._add(failure.why, AGAIN, (failure.start, failure.end))
+                return _figures(before, self._look(), passes.swapped)
         except Unavailable as error:
             self._add(str(error), REACH)
         except ForebayError as error:
             self._add(str(error), AGAIN)
         return {}
 
-    def _passes(self, lease: Lease) -> int:
-        done = 0
-        for _ in range(PASSES_MAX):
-            # Under the lease: nobody else rewrites from here on, though history may grow, and records end.
-            outlook = self._look()
-            wanted = [one for one in outlook.rewrites if (one.start, one.end) not in self._failed]
-            if not wanted:
-                break
-            done += self._pass(lease, outlook, wanted)
-        return done
-
-    def _pass(self, lease: Lease, outlook: Outlook, wanted: Sequence[Rewrite]) -> int:
-        """Do these rewrites, as far as they can be done; how many were."""
-        target = Target(*_target_store(self._found), LEADER, self._found.clock.now_ms())
-        units = [self._units(rewrite, outlook, target) for rewrite in wanted]
-        outcomes = iter(self._work.write([unit for group in units for unit in group]))
-        swapped = 0
-        for rewrite, group in zip(wanted, units, strict=True):
-            results = [next(outcomes) for _ in group]
-            made = [outcome.result for outcome in results if outcome.result is not None]
-            if len(made) < len(group):
-                self._fail(rewrite, next(outcome.error or "" for outcome in results if outcome.result is None))
-                continue
-            lease.check()
-            swapped += self._compaction.finish(rewrite, made, target, lease.held)
-        return swapped
-
-    def _units(self, rewrite: Rewrite, outlook: Outlook, target: Target) -> list[Unit]:
-        return [
-            Unit(
-                task,
-                tuple(vectors_of(outlook.ended.clipped(task.start, task.end), 1)),
-                self._found.clock.random_bytes(8).hex(),
-                target.name,
-                target.created_at,
-            )
-            for task in self._compaction.merges(rewrite, outlook)
-        ]
+    def _target(self) -> Target:
+        return Target(*_target_store(self._found), LEADER, self._found.clock.now_ms())
 
     def _look(self) -> Outlook:
         now_ms = self._found.clock.now_ms()
@@ -255,10 +209,6 @@ class _Shard:
                 for piece in segments
             ]
         )
-
-    def _fail(self, rewrite: Rewrite, why: str) -> None:
-        self._failed.add((rewrite.start, rewrite.end))
-        self._add(why, AGAIN, (rewrite.start, rewrite.end))
 
     def _add(self, what: str, step: str, offsets: tuple[int, int] | None = None) -> None:
         self._findings.append(

@@ -1,0 +1,235 @@
+"""Compactors that die between any two steps, whatever the owner does meanwhile: history stays one and true."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Final
+
+import pytest
+
+from forebay.errors import Closed, ForebayError
+from forebay.format.descriptor import DescriptorKind
+from forebay.metadata import Compare, Operation, Outcome, Put
+from forebay.testing.blobs import Call, Fault, plan_faults
+from forebay.testing.metadata import Fault as MetadataFault
+from forebay.testing.metadata import FaultyMetadata
+from tests.compacting.world import LEASE, Compactor, World
+from tests.history.house import KEYS
+from tests.ledger import Ledger
+
+SOAK: Final = bool(os.environ.get("FOREBAY_SOAK"))
+STEPS: Final = 5
+"""Lease, look, write, swap, end."""
+ACTS: Final[dict[str, Callable[[World], None]]] = {
+    "nothing": lambda world: None,
+    "export": World.grow,
+    "delete": World.delete,
+    "evict": World.move_floor,
+    "sweep": World.sweep,
+    "take over": World.take_over,
+}
+
+
+def test_steps_are_these() -> None:
+    world = World()
+    compactor = Compactor(world)
+
+    assert list(compactor.steps()) == ["lease", "look", "write", "swap", "end"]
+    assert [piece.kind for piece in world.catalog().descriptors()] == [DescriptorKind.PARQUET]
+    world.check()
+
+
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("then", ["goes on", "dies"])
+def test_owner_acts_between_any_two_steps(act: str, then: str, ledger: Ledger) -> None:
+    for at in range(STEPS):
+        world = World()
+        compactor = Compactor(world)
+        for number, _ in enumerate(compactor.steps()):
+            if number == at:
+                ACTS[act](world)
+                world.check()
+                if then == "dies":
+                    break
+        compactor.close()
+        world.check()
+        ACTS["sweep"](world)
+        world.check()
+        Compactor(world).run()
+        world.check()
+        assert not _is_work_left(world), "what was cut short is done by the next run"
+        ledger.count("compactions beside an owner", act=act, then=then)
+
+
+def _is_work_left(world: World) -> bool:
+    next_ = Compactor(world)
+    steps = list(next_.steps())
+    return steps != ["lease", "end"]
+
+
+def test_second_compactor_is_refused_until_the_first_is_gone() -> None:
+    world = World()
+    first, second = Compactor(world), Compactor(world)
+    going = first.steps()
+    assert [next(going), next(going)] == ["lease", "look"]
+
+    assert list(second.steps()) == [] and second.is_refused
+    assert list(going)[-1] == "end"
+    world.check()
+
+
+@pytest.mark.parametrize("at", range(1, STEPS - 1))
+def test_compactor_that_lost_its_lease_changes_nothing(at: int, ledger: Ledger) -> None:
+    """Paused for so long that another came: what it wrote is named by nobody, and swept."""
+    world = World()
+    slow, quick = Compactor(world), Compactor(world)
+    going = slow.steps()
+    for _ in range(at):
+        next(going)
+    slow._session.close()
+    assert list(quick.steps())[-1] == "end"
+    swapped = world.catalog().pieces()
+
+    with contextlib.suppress(ForebayError):
+        list(going)
+    assert world.catalog().pieces() == swapped
+    world.check()
+    world.sweep()
+    world.check()
+    named = {piece.descriptor.object_key for piece in world.catalog().pieces()}
+    assert {key for key in world.blobs.contents if key.endswith(".parquet")} == named
+    ledger.count("compactors that lost their lease", at=str(at))
+
+
+class _Interposed(FaultyMetadata):
+    """Lets something happen right before the swap is committed."""
+
+    def __init__(self, world: World, act: Callable[[], None]) -> None:
+        super().__init__(world.metadata)
+        self._act: Callable[[], None] | None = act
+
+    def transaction(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Outcome:
+        act = self._act
+        if act is not None and any(isinstance(one, Put) and one.key == KEYS.cur for one in operations):
+            self._act = None
+            act()
+        return super().transaction(compares, operations)
+
+
+def test_swap_is_refused_if_the_lease_ends_at_the_last_moment() -> None:
+    """Else a sweep that finds no compactor alive could take what the swap is about to name."""
+    world = World()
+
+    def lose_and_sweep() -> None:
+        compactor._session.close()
+        world.sweep()
+
+    compactor = Compactor(world, _Interposed(world, lose_and_sweep))
+    with contextlib.suppress(ForebayError):
+        compactor.run()
+
+    assert not any("/compacted/" in key for key in world.blobs.contents)
+    world.check()
+
+
+@pytest.mark.parametrize("act", ["export", "delete", "evict", "sweep", "take over"])
+def test_owner_acts_right_before_the_swap(act: str) -> None:
+    world = World()
+    compactor = Compactor(world, _Interposed(world, lambda: ACTS[act](world)))
+
+    compactor.run()
+
+    world.check()
+    world.sweep()
+    world.check()
+
+
+def test_sweep_spares_what_a_living_compactor_has_written() -> None:
+    world = World()
+    going = Compactor(world).steps()
+    while next(going) != "write":
+        pass
+    written = {key for key in world.blobs.contents if "/compacted/" in key}
+    assert len(written) == 2
+
+    world.sweep()
+    assert {key for key in world.blobs.contents if "/compacted/" in key} == written
+    assert list(going)[-1] == "end"
+    world.check()
+
+
+def test_orphans_of_a_dead_compactor_are_swept() -> None:
+    world = World()
+    compactor = Compactor(world)
+    for step in compactor.steps():
+        if step == "write":
+            break
+    compactor.close()
+    world.sweep()
+
+    assert not any("/compacted/" in key for key in world.blobs.contents)
+    assert world.metadata.get(LEASE) is None
+    world.check()
+
+
+def _undisturbed() -> tuple[list[Call], dict[str, int]]:
+    world = World()
+    before = len(world.blobs.calls)
+    faulty = FaultyMetadata(world.metadata)
+    Compactor(world, faulty).run()
+    return world.blobs.calls[before:], faulty.calls
+
+
+CALLS, METADATA_CALLS = _undisturbed()
+
+
+def _recovered(world: World) -> None:
+    world.blobs.heal()
+    world.check()
+    world.blobs.land()
+    world.check()
+    ACTS["delete"](world)
+    Compactor(world).run()
+    world.check()
+    world.sweep()
+    world.check()
+
+
+def test_store_fails_at_any_call(ledger: Ledger) -> None:
+    faults = list(plan_faults(CALLS))
+    for call, fault in faults if SOAK else faults[::3]:
+        world = World()
+        world.blobs.fail_at(call.index, fault)
+        compactor = Compactor(world)
+        with contextlib.suppress(ForebayError, AssertionError):
+            compactor.run()
+        compactor.close()
+        _recovered(world)
+        ledger.count("store faults of compaction", fault=fault.value)
+    assert Fault.FAIL_AFTER in {fault for _, fault in faults}
+
+
+def test_metadata_fails_at_any_call(ledger: Ledger) -> None:
+    kinds = [("transaction", fault) for fault in MetadataFault]
+    kinds += [(method, MetadataFault.FAIL_BEFORE) for method in ("get", "range")]
+    for method, fault in kinds:
+        for number, late in product(range(METADATA_CALLS[method]), (False, True)):
+            if late and fault is not MetadataFault.TIME_OUT:
+                continue
+            world = World()
+            faulty = FaultyMetadata(world.metadata)
+            faulty.inject(fault, method=method, after=number)
+            compactor = Compactor(world, faulty)
+            with contextlib.suppress(ForebayError, AssertionError):
+                compactor.run()
+            compactor.close()
+            if late:
+                ACTS["delete"](world)
+                # A session that has ended takes no key.
+                with contextlib.suppress(Closed):
+                    faulty.land()
+            _recovered(world)
+            ledger.count("metadata faults of compaction", fault=fault.value, method=method)

@@ -1,0 +1,201 @@
+"""A shard whose history is compacted by whoever comes, while its owner goes on: step by step, in memory alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from forebay.catalog import ShardCatalog
+from forebay.catalog.removals import RecordedRemovals
+from forebay.compacting.merging import Merge, Target, merge
+from forebay.compacting.passes import Holding, Passes, Unit
+from forebay.compacting.planning import Rules
+from forebay.compacting.shard import Outlook, ShardCompaction
+from forebay.errors import Fenced
+from forebay.export import Exporter
+from forebay.format.control import Floor
+from forebay.format.descriptor import SegmentDescriptor
+from forebay.format.keys import compactor_key
+from forebay.format.offsets import OffsetSet
+from forebay.format.vectors import deleted_by
+from forebay.history import Objects
+from forebay.metadata import Absent, MetadataStore, Put, RevisionIs
+from forebay.records import Gap, Reason
+from forebay.testing.blobs import SimulatedBlobs
+from forebay.testing.catalogs import check_history, from_files, references_are_complete
+from forebay.testing.clock import ManualClock
+from forebay.testing.invariants import Violation
+from forebay.testing.moves import Operations, RecordingMetadata, commits_of
+from forebay.wal.window import ProducerWindow
+from tests.history.house import KEYS, TOPIC, House, history_of, stream
+
+RULES: Final = Rules(settle_ms=0, segments_min=2)
+LEASE: Final = compactor_key(KEYS.namespace, KEYS.topic, KEYS.partition, prefix=KEYS.prefix)
+DAY_MS: Final = 86_400_000
+GRACE_S: Final = 3_600
+
+
+class World:
+    """Four exported files. What is promised of references is checked at every commit, the rest when asked for."""
+
+    def __init__(self) -> None:
+        clock = ManualClock(seed=1)
+        self.blobs = SimulatedBlobs(clock=clock)
+        self.house = House(blobs=self.blobs, clock=clock)
+        self.violations: list[Violation] = []
+        self.metadata = RecordingMetadata(self.house.metadata, on_commit=self._committed)
+        self.deleted: set[int] = set()
+        self.earliest = 0
+        self.exporter = self._exporter()
+        for _ in range(4):
+            self.grow()
+
+    def _exporter(self) -> Exporter:
+        exporter = self.house.exporter(catalog=self.catalog())
+        exporter.compacting = lambda: self.metadata.get(LEASE) is not None
+        return exporter
+
+    def catalog(self, metadata: MetadataStore | None = None) -> ShardCatalog:
+        return self.house.catalog(metadata or self.metadata)
+
+    def _committed(self, operations: Operations) -> None:
+        for commit in commits_of(KEYS, [operations]):
+            files = {f"/{key}": content for key, content in self.blobs.contents.items()}
+            self.violations += references_are_complete(commit.pieces, from_files(files, ""))
+
+    # What an owner does meanwhile
+
+    def grow(self) -> None:
+        """One more file becomes history."""
+        self.house.append(5)
+        self.house.seal()
+        self.exporter.export(self.house.shard.wal.files)
+
+    def delete(self) -> None:
+        """Records of history end."""
+        gone = OffsetSet.of([3, 4, 5, 12])
+        RecordedRemovals(self.catalog()).record(self.house.epoch, gone)
+        self.deleted |= set(gone)
+
+    def move_floor(self) -> None:
+        """The front of history ends, and leaves the catalog."""
+        removals = RecordedRemovals(self.catalog())
+        removals.record(self.house.epoch, OffsetSet(), Floor(7, 7, Reason.CAP))
+        removals.drop_below(self.house.epoch, 7)
+        self.earliest = 7
+
+    def sweep(self) -> None:
+        """A day later: whatever is old enough and not needed goes."""
+        self.house.clock.jump(DAY_MS)
+        self.exporter.sweep(GRACE_S, self.house.shard.wal.files)
+
+    def take_over(self) -> None:
+        """The owner dies, and the next epoch goes on."""
+        self.house.reopen()
+        self.exporter = self._exporter()
+
+    # What must hold
+
+    def broken(self) -> list[Violation]:
+        """Everything that is not as promised."""
+        catalog = self.house.catalog()
+        pieces, frontier = catalog.descriptors(), catalog.frontier().next
+        files = {f"/{key}": content for key, content in self.blobs.contents.items()}
+        checked = check_history(
+            self.house.acked(), pieces, frontier, from_files(files, ""), self.house.local_files(), floor=self.earliest
+        )
+        return [*self.violations, *checked]
+
+    def visible(self) -> dict[int, bytes | None]:
+        """What a reader of history alone sees, who knows what was deleted."""
+        gone = RecordedRemovals(self.house.catalog()).deleted()
+        with history_of(self.house) as history:
+            found = stream(history, self.house.catalog().pieces()[0].descriptor.start)
+        assert all(piece.reason is Reason.DELETED for piece in found if isinstance(piece, Gap))
+        return {piece[0]: piece[1] for piece in found if not isinstance(piece, Gap) and _lives(piece[0], gone, self)}
+
+    def expected(self) -> dict[int, bytes]:
+        kept = {offset for offset in self.house.appended if offset >= self.earliest} - self.deleted
+        return {offset: value for offset, value in self.house.appended.items() if offset in kept}
+
+    def check(self) -> None:
+        assert self.broken() == []
+        assert self.visible() == self.expected()
+
+
+def _lives(offset: int, gone: OffsetSet, world: World) -> bool:
+    return offset not in gone and offset >= world.earliest
+
+
+class Compactor:
+    """One run of compaction, whose steps are told one by one; `close` is its death."""
+
+    def __init__(self, world: World, metadata: MetadataStore | None = None) -> None:
+        self._world = world
+        self._metadata = metadata or world.metadata
+        self._objects = Objects(world.blobs, read_ahead_bytes=512)
+        self._session = self._metadata.session(5)
+        self.compaction = ShardCompaction(
+            world.catalog(self._metadata), TOPIC, self._objects, readable=lambda _: True, manifest=lambda _: ()
+        )
+        self.is_over = False
+        self.is_refused = False
+        self.held = RevisionIs(LEASE, -1)
+
+    def steps(self) -> Iterator[str]:
+        """Do it; stops behind each step."""
+        taken = self._metadata.transaction([Absent(LEASE)], [Put(LEASE, b"compactor", self._session.id)])
+        self.is_refused = not taken.succeeded
+        if self.is_refused:
+            return
+        self.held = RevisionIs(LEASE, taken.revision)
+        yield "lease"
+        while (outlook := self._look()).rewrites:
+            yield "look"
+            target = self._target()
+            done = False
+            for rewrite in outlook.rewrites:
+                made: list[SegmentDescriptor] = []
+                for task in self.compaction.merges(rewrite, outlook):
+                    made.append(self._merge(task, outlook.ended, target))
+                    yield "write"
+                done = self.compaction.finish(rewrite, made, target, self.held) or done
+                yield "swap"
+            if not done:
+                break
+        self._session.close()
+        self.is_over = True
+        yield "end"
+
+    def run(self) -> None:
+        """All of it, by the passes that a job goes by."""
+        taken = self._metadata.transaction([Absent(LEASE)], [Put(LEASE, b"compactor", self._session.id)])
+        assert taken.succeeded
+        self.held = RevisionIs(LEASE, taken.revision)
+        passes = Passes(self.compaction, self._target, self._write, self._look, self._world.house.clock)
+        passes.run(Holding(self.held, self._check))
+        assert passes.failures == []
+        self._session.close()
+
+    def close(self) -> None:
+        """Die: the lease ends, nothing else is undone."""
+        self._session.close()
+        self._objects.close()
+
+    def _check(self) -> None:
+        if not self._session.alive():
+            raise Fenced("the lease was lost")
+
+    def _look(self) -> Outlook:
+        return self.compaction.outlook(RULES, self._world.house.clock.now_ms())
+
+    def _target(self) -> Target:
+        return Target(self._world.blobs, "directory", "compaction", self._world.house.clock.now_ms())
+
+    def _write(self, units: Sequence[Unit]) -> Iterator[SegmentDescriptor | str]:
+        for unit in units:
+            yield self._merge(unit.task, deleted_by(unit.ended), self._target(), unit.token)
+
+    def _merge(self, task: Merge, ended: OffsetSet, target: Target, token: str = "") -> SegmentDescriptor:
+        token = token or self._world.house.clock.random_bytes(8).hex()
+        return merge(task, ended, self._objects, target, token=token, window=ProducerWindow(10, 10))
