@@ -52,6 +52,11 @@ class Tabled:
                 return frozenset(load_value(store, found.manifest, TableObjects).objects)
         raise Unavailable(f"the list that {self._key} names is not there: nothing is swept; register the tables again")
 
+    def is_some(self) -> bool:
+        """Whether there are any."""
+        found = self._stored()[0]
+        return bool(found.objects) or found.manifest is not None
+
     def put(self, keys: Iterable[str], store: BlobStore) -> None:
         """On return exactly these are kept. Whoever names more adds to what `objects` says; one at a time."""
         listed = tuple(sorted(keys))

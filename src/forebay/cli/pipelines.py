@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from forebay.cli import backfilling, compacting, declared, laking, registering, scrubbing
+from forebay.cli import backfilling, compacting, declared, laking, migrating, registering, scrubbing
 from forebay.cli.commands import Commands
 
 app = typer.Typer(
@@ -19,4 +19,5 @@ compacting.register(app)
 scrubbing.register(app)
 laking.register(app)
 backfilling.register(app)
+migrating.register(app)
 registering.register(app)

@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from forebay.blobs import BlobStore, DirectoryStore
+from forebay.blobs import BlobStore, DirectoryStore, open_store
 from forebay.catalog import ShardCatalog, ShardKeys
 from forebay.clock import SystemClock
 from forebay.disk import SystemDisk
-from forebay.errors import Unsupported
+from forebay.errors import Unavailable, Unsupported
 from forebay.format.descriptor import SegmentDescriptor
 from forebay.inspection.directory import ShardPlace
 from forebay.inspection.recorded import ShardHistory
 from forebay.inspection.stores import Home, Stores
 from forebay.manifests import ManifestReader
 from forebay.metadata.opening import open_metadata
+from forebay.settings import StoreSettings
 from forebay.shard.places import local_name
 from forebay.spark.location import Location
 from forebay.storage.definitions import Definitions
@@ -34,9 +35,12 @@ class _Nowhere(NamedTuple):
 class JobStores(Stores):
     """The stores that descriptors name, the files of the data directory among them."""
 
-    def __init__(self, location: Location, *, disk: SystemDisk, clock: SystemClock) -> None:
+    def __init__(
+        self, location: Location, *, disk: SystemDisk, clock: SystemClock, also: StoreSettings | None = None
+    ) -> None:
         self.directory = LogDirectory.look(location.path, disk) if location.path is not None else None
         self._files = (disk, clock)
+        self._also = also
         home: Home = self.directory if self.directory is not None else _Nowhere()
         super().__init__(home, location.settings(), disk=disk, clock=clock)
 
@@ -44,18 +48,24 @@ class JobStores(Stores):
         if self.directory is not None and name == local_name(self.directory.id):
             disk, clock = self._files
             return DirectoryStore(self.directory.shards, disk=disk, clock=clock)
-        return super()._open(name)
+        try:
+            return super()._open(name)
+        except Unavailable:
+            if self._also is None or name != self._also.name:
+                raise
+            return open_store(self._also, disk=self._files[0], clock=self._files[1])
 
 
 class Histories:
     """What a location knows of its topics. A context; on the driver, or in a task that needs more than objects."""
 
-    def __init__(self, location: Location, *, read_only: bool = True) -> None:
+    def __init__(self, location: Location, *, read_only: bool = True, also: StoreSettings | None = None) -> None:
+        """`also` is a store that descriptors may name besides those of the location."""
         self.location = location
         self.settings = location.settings()
         self.clock = SystemClock()
         self.disk = SystemDisk(self.settings.runtime.descriptors_max)
-        self.stores = JobStores(location, disk=self.disk, clock=self.clock)
+        self.stores = JobStores(location, disk=self.disk, clock=self.clock, also=also)
         self.directory = self.stores.directory
         path = self.settings.metadata.path or (self.directory.metadata_path if self.directory is not None else "")
         self.metadata = open_metadata(

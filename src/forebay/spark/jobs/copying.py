@@ -1,0 +1,118 @@
+"""One object from one store into another, verified by its hash on both sides. What a task of `migrate` does."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import msgspec
+
+from forebay.blobs import BlobMissing, BlobStore, open_store
+from forebay.clock import SystemClock
+from forebay.disk import SystemDisk
+from forebay.errors import Corrupt
+from forebay.format import index as index_format
+from forebay.format.checksum import ContentHash, content_hash
+from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
+from forebay.format.frame import Verdict
+from forebay.format.segment import index_name
+from forebay.spark.jobs.histories import JobStores
+from forebay.spark.location import Location
+
+
+class Errand(msgspec.Struct, frozen=True, array_like=True):
+    """An object to be copied, and the key it will have."""
+
+    topic: str
+    partition: int
+    descriptor: SegmentDescriptor
+    key: str
+
+    @property
+    def bytes(self) -> int:
+        return self.descriptor.bytes
+
+
+class Copied(msgspec.Struct, frozen=True, array_like=True):
+    """What the other store has now."""
+
+    etag: str | None
+    bytes: int
+    was_there: bool
+
+
+def copy(old: Location, new: Location, errand: Errand) -> Copied:
+    """On return the new store has the object and its index, both as they were catalogued.
+
+    Raises `Corrupt` if the old object is not what was catalogued: damage is not brought along.
+    """
+    disk, clock = SystemDisk(), SystemClock()
+    with contextlib.ExitStack() as stack:
+        stack.callback(disk.close)
+        store = new.settings().store
+        stores = stack.enter_context(contextlib.closing(JobStores(old, disk=disk, clock=clock, also=store)))
+        source = stores.of(errand.descriptor.store)
+        target = stack.enter_context(contextlib.closing(open_store(store, disk=disk, clock=clock)))
+        copied = _object(source, target, errand)
+        if has_index(errand.descriptor):
+            _index(source, target, errand)
+        return copied
+
+
+def has_index(descriptor: SegmentDescriptor) -> bool:
+    """Whether an index lies beside the object."""
+    return descriptor.kind in (DescriptorKind.FRAMES, DescriptorKind.PARQUET) and descriptor.index_bytes > 0
+
+
+def _object(source: BlobStore, target: BlobStore, errand: Errand) -> Copied:
+    descriptor = errand.descriptor
+    there = target.stat(errand.key)
+    if there is not None and there.size == descriptor.bytes and _hash(target, errand) == descriptor.content_hash:
+        return Copied(there.etag, there.size, True)
+    stat = target.upload(errand.key, _verified(source, descriptor))
+    found = _hash(target, errand)
+    if found != descriptor.content_hash:
+        raise Corrupt(f"{target.name}: {errand.key} has the hash {found} once it is stored, not that of its source")
+    return Copied(stat.etag, stat.size, False)
+
+
+def _verified(source: BlobStore, descriptor: SegmentDescriptor) -> Iterator[bytes]:
+    """The bytes of the object; raises before the end if they are not those that were catalogued."""
+    digest = ContentHash()
+    for chunk in source.read(descriptor.object_key, 0, descriptor.bytes, etag=descriptor.etag):
+        digest.update(chunk)
+        yield chunk
+    if digest.digest().hex() != descriptor.content_hash:
+        raise Corrupt(
+            f"{source.name}: {descriptor.object_key} is not what was catalogued (hash {digest.digest().hex()}): it was "
+            'not copied; run "forebay pipeline scrub"'
+        )
+
+
+def _hash(target: BlobStore, errand: Errand) -> str:
+    try:
+        return content_hash(target.read(errand.key, 0, errand.descriptor.bytes)).hex()
+    except BlobMissing:
+        return ""
+
+
+def _index(source: BlobStore, target: BlobStore, errand: Errand) -> None:
+    name, key = index_name(errand.descriptor.object_key), index_name(errand.key)
+    if _fits(target, key, errand.descriptor) is not None:
+        return
+    content = _fits(source, name, errand.descriptor)
+    if content is None:
+        raise Corrupt(f'{source.name}: {name} is not the index of its segment: run "forebay pipeline reindex" first')
+    target.upload(key, [content])
+
+
+def _fits(store: BlobStore, key: str, descriptor: SegmentDescriptor) -> bytes | None:
+    """The index, if it is the one that was catalogued."""
+    try:
+        content = store.get_range(key, 0, descriptor.index_bytes + 1)
+    except BlobMissing:
+        return None
+    footer = index_format.decode_footer(content)
+    if isinstance(footer, Verdict) or footer.content_hash.hex() != descriptor.content_hash:
+        return None
+    return content if len(content) == descriptor.index_bytes else None

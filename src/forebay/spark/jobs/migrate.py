@@ -1,0 +1,308 @@
+"""Migrate: the history of topics from one store to another. Objects are copied and verified by executors, then one
+transaction for each partition makes the catalog name the copies: one manifest in the new store stands for all of them.
+
+Nobody may own the topic meanwhile: it is sealed, or its owner is gone. May be ended anywhere and run again. The old
+objects stay until a run is told to remove them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from forebay import manifests
+from forebay.blobs import BlobStore, open_store
+from forebay.catalog.shard import Piece
+from forebay.clock import SystemClock
+from forebay.errors import Conflict, ForebayError, Invalid, Unavailable, Unsupported
+from forebay.format.descriptor import DescriptorKind, Phase, SegmentDescriptor
+from forebay.format.segment import SEGMENT_SUFFIX
+from forebay.inspection.findings import Finding, Severity
+from forebay.shard.loading import LoadBook
+from forebay.shard.places import is_private
+from forebay.shard.remains import remove_objects
+from forebay.spark.jobs.copying import Copied, Errand, copy
+from forebay.spark.jobs.histories import Histories
+from forebay.spark.jobs.reports import Figure, Part, Progress, Report, summed
+from forebay.spark.jobs.units import spread
+from forebay.spark.location import Location
+from forebay.tabled import Tabled
+from forebay.topics import TopicSpec, shard_id
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+AGAIN = "see to it, then run migrate again: what was copied is not copied twice"
+
+
+@dataclass(kw_only=True)
+class _Shard:
+    """One partition on its way."""
+
+    spec: TopicSpec
+    partition: int
+    pieces: list[Piece]
+    opened: list[SegmentDescriptor]
+    """All of its history, manifests opened."""
+    revision: int
+    """Of its state when it was looked at."""
+    copied: dict[str, Copied] = field(default_factory=dict)
+    figures: dict[str, Figure] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def place(self) -> tuple[str, int]:
+        return str(self.spec.name), self.partition
+
+    def __str__(self) -> str:
+        return f"{self.spec.name}[{self.partition}]"
+
+
+def run(
+    spark: SparkSession,
+    location: Location,
+    to: Location,
+    topics: Sequence[str] = (),
+    *,
+    remove_old: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """Bring the history of these topics, or of all, into the store of the settings of `to`.
+
+    With `remove_old` objects of the old store are removed where the catalog names their copies, verified once more.
+    Raises `Unavailable` by name for a topic that somebody owns, `Unsupported` for what cannot be migrated.
+    """
+    clock = SystemClock()
+    begun = clock.monotonic()
+    settings = to.settings()
+    if not settings.is_shared:
+        raise Invalid('the settings to migrate to have no store: set storage.mode to "shared_fs" or "object_store"')
+    with Histories(location, read_only=dry_run, also=settings.store) as histories:
+        _check_stores(histories, to)
+        shards = [
+            _looked_at(histories, spec, partition)
+            for spec in histories.topics(topics)
+            for partition in range(spec.partitions)
+        ]
+        work = _Migration(histories, to, shards)
+        if not dry_run:
+            with closing(open_store(settings.store, disk=histories.disk, clock=clock)) as store:
+                store.probe()
+                work.copy(spark, progress)
+                work.switch(store)
+                if remove_old:
+                    work.remove_old(store)
+        else:
+            work.plan()
+    return work.report(dry_run=dry_run, seconds=clock.monotonic() - begun)
+
+
+def _check_stores(histories: Histories, to: Location) -> None:
+    old, new = histories.settings, to.settings()
+    here, there = map(_metadata, (histories.location, to))
+    if here != there:
+        raise Unsupported(
+            f"the settings to migrate to name other metadata ({there}, not {here}): migrate moves objects, and the "
+            "catalog stays where it is; name the same metadata store"
+        )
+    if (old.store.name, old.store.root) == (new.store.name, new.store.root) and old.is_shared:
+        raise Invalid(f"the settings to migrate to name the same store, {new.store.root}: name another")
+
+
+def _metadata(location: Location) -> str:
+    """Which metadata store a location has."""
+    found = location.settings().metadata
+    if found.backend == "etcd":
+        return f"etcd {','.join(sorted(found.endpoints))}{found.prefix}"
+    return f"{found.path or f'{location.path}/metadata.sqlite'}{found.prefix}"
+
+
+def _looked_at(histories: Histories, spec: TopicSpec, partition: int) -> _Shard:
+    """A partition that may be migrated; else an error that names it."""
+    catalog = histories.catalog(spec, partition)
+    stored = catalog.state()
+    name = f"{spec.name}[{partition}]"
+    state = stored.state if stored is not None else None
+    if state is not None and state.owner is not None and histories.metadata.session_alive(state.owner):
+        raise Unavailable(f"{name} is owned by session {state.owner} in directory {state.holder}: seal or close it")
+    if state is not None and state.phase is Phase.DELETING:
+        raise Conflict(f"{name} is being deleted: leave its topic out")
+    pending = LoadBook(histories.metadata, histories.settings.metadata.prefix).pending()
+    pieces = catalog.pieces()
+    waiting = [piece.descriptor.load_id for piece in pieces if piece.descriptor.load_id in pending]
+    if waiting:
+        raise Unavailable(f"{name} has a part of load {waiting[0]}, which is not over: let it be, then migrate")
+    opened = catalog.descriptors()
+    elsewhere = [piece for piece in opened if histories.stores.is_elsewhere(piece.store)]
+    if elsewhere:
+        raise Unavailable(
+            f"{name}: offsets [{elsewhere[0].start}, {elsewhere[0].end}) lie in {elsewhere[0].store}, another data "
+            "directory: name it with path or --data, or export the topic there first"
+        )
+    return _Shard(
+        spec=spec,
+        partition=partition,
+        pieces=pieces,
+        opened=opened,
+        revision=stored.revision if stored is not None else 0,
+    )
+
+
+class _Migration:
+    """One run."""
+
+    def __init__(self, histories: Histories, to: Location, shards: Sequence[_Shard]) -> None:
+        self._histories = histories
+        self._to = to
+        self._new = to.settings().store
+        self._shards = shards
+        self._same_name = histories.settings.store.name == self._new.name
+        """Two directories: the catalog calls them alike, and nothing in it has to change."""
+        for spec in {shard.spec.topic_id: shard.spec for shard in shards}.values():
+            self._refuse_tabled(spec)
+
+    def plan(self) -> None:
+        """Say what there is to copy."""
+        for shard in self._shards:
+            errands = list(self._errands(shard))
+            shard.figures = {"objects": len(errands), "bytes": sum(errand.bytes for errand in errands)}
+
+    def copy(self, spark: SparkSession, progress: Progress | None) -> None:
+        """Copy what the new store does not have; what fails is a finding of its partition."""
+        self.plan()
+        by_place = {shard.place: shard for shard in self._shards}
+        outcomes = spread(
+            spark,
+            [errand for shard in self._shards for errand in self._errands(shard)],
+            partial(copy, self._histories.location, self._to),
+            unit_type=Errand,
+            result_type=Copied,
+            progress=progress,
+            weight=lambda errand: errand.bytes,
+        )
+        for errand, copied, error in outcomes:
+            shard = by_place[errand.topic, errand.partition]
+            if copied is None:
+                offsets = (errand.descriptor.start, errand.descriptor.end)
+                _tell(shard, f"{errand.descriptor.object_key} was not copied: {error}", offsets)
+                continue
+            shard.copied[errand.descriptor.object_key] = copied
+            name = "there_before" if copied.was_there else "copied"
+            shard.figures[name] = int(shard.figures.get(name, 0) or 0) + 1
+
+    def switch(self, store: BlobStore) -> None:
+        """Make the catalog name the copies, partition by partition, where all of a partition is copied."""
+        for shard in self._shards:
+            if not shard.findings:
+                try:
+                    shard.figures["switched"] = self._switched(shard, store)
+                except ForebayError as error:
+                    _tell(shard, f"the catalog was not switched: {error}")
+
+    def remove_old(self, store: BlobStore) -> None:
+        """Remove old objects whose copies the catalog names and the new store has."""
+        for shard in self._shards:
+            if not shard.findings:
+                shard.figures["removed"] = self._removed(shard, store)
+
+    def report(self, *, dry_run: bool, seconds: float) -> Report:
+        """What was done."""
+        parts = tuple(
+            Part(topic=str(shard.spec.name), partition=shard.partition, figures=shard.figures) for shard in self._shards
+        )
+        findings = tuple(finding for shard in self._shards for finding in shard.findings)
+        totals = summed(parts)
+        doing = "to be copied" if dry_run else f"copied, {totals.get('there_before', 0)} were there"
+        count = totals.get("objects" if dry_run else "copied", 0)
+        return Report(
+            job="migrate",
+            summary=f"{count} objects of {len(self._shards)} partitions {doing}, into {self._new.name}",
+            dry_run=dry_run,
+            figures=totals,
+            parts=parts,
+            findings=findings,
+            seconds=seconds,
+        )
+
+    def _errands(self, shard: _Shard) -> Iterator[Errand]:
+        name, partition = shard.place
+        manifests_here = [
+            piece.descriptor
+            for piece in shard.pieces
+            if piece.descriptor.kind is DescriptorKind.MANIFEST and self._same_name
+        ]
+        for descriptor in [*manifests_here, *shard.opened]:
+            if descriptor.gap is None and (self._same_name or descriptor.store != self._new.name):
+                yield Errand(name, partition, descriptor, _key(shard, descriptor))
+
+    def _switched(self, shard: _Shard, store: BlobStore) -> bool:
+        """Whether the catalog names the new store for all of it, on return."""
+        now = self._histories.catalog(shard.spec, shard.partition).state()
+        if (now.revision if now is not None else 0) != shard.revision:
+            raise Conflict("somebody opened or changed the partition meanwhile")
+        renewed = [self._renewed(shard, descriptor) for descriptor in shard.opened]
+        if renewed == shard.opened or (self._same_name and not any(map(is_private, shard.opened))):
+            return True
+        prefix = f"{shard_id(shard.spec.topic_id, shard.partition)}/"
+        created_at = self._histories.clock.now_ms()
+        manifest = manifests.write(store, prefix, renewed, store_name=self._new.name, created_at=created_at)
+        # Commit point: one descriptor now stands for all of it, and it names the new store.
+        if not self._histories.catalog(shard.spec, shard.partition).replace(shard.pieces, manifest):
+            raise Conflict("the catalog changed meanwhile")
+        return True
+
+    def _renewed(self, shard: _Shard, descriptor: SegmentDescriptor) -> SegmentDescriptor:
+        copied = shard.copied.get(descriptor.object_key) if descriptor.gap is None else None
+        if copied is None:
+            return descriptor
+        key = _key(shard, descriptor)
+        return msgspec.structs.replace(descriptor, store=self._new.name, object_key=key, etag=copied.etag)
+
+    def _removed(self, shard: _Shard, store: BlobStore) -> int:
+        """How many objects of the old store went; none if a copy is not as catalogued."""
+        for descriptor in self._histories.catalog(shard.spec, shard.partition).descriptors():
+            if descriptor.gap is not None:
+                continue
+            there = store.stat(descriptor.object_key) if descriptor.store == self._new.name else None
+            if there is None or (there.size, there.etag) != (descriptor.bytes, descriptor.etag):
+                what = f"{descriptor.object_key} is not in the new store as catalogued: old objects stay"
+                _tell(shard, what, (descriptor.start, descriptor.end))
+                return 0
+        return remove_objects(self._old(), shard_id(shard.spec.topic_id, shard.partition))
+
+    def _old(self) -> BlobStore:
+        settings = self._histories.settings
+        if not settings.is_shared and settings.storage.handoff_root is None:
+            raise Invalid("there is no old store to remove objects from: files of the directory go by themselves")
+        return self._histories.stores.of(settings.store.name if settings.is_shared else "directory")
+
+    def _refuse_tabled(self, spec: TopicSpec) -> None:
+        prefix = self._histories.settings.metadata.prefix
+        tabled = Tabled(self._histories.metadata, prefix, spec.namespace, spec.topic, spec.topic_id)
+        if tabled.is_some():
+            raise Unsupported(
+                f"{spec.name} has an open table whose snapshots name objects of the old store: drop the table, migrate "
+                "the topic and register it again"
+            )
+
+
+def _key(shard: _Shard, descriptor: SegmentDescriptor) -> str:
+    """The key in the new store: the same, but for files of a data directory, which get that of an export."""
+    if not is_private(descriptor):
+        return descriptor.object_key
+    prefix = shard_id(shard.spec.topic_id, shard.partition)
+    if descriptor.header_start is None and descriptor.object_key.endswith(SEGMENT_SUFFIX):
+        return f"{prefix}/{descriptor.epoch}-{descriptor.content_hash}{SEGMENT_SUFFIX}"
+    return descriptor.object_key
+
+
+def _tell(shard: _Shard, what: str, offsets: tuple[int, int] | None = None) -> None:
+    shard.findings.append(
+        Finding(severity=Severity.ERROR, what=what, next_step=AGAIN, shard=str(shard), offsets=offsets)
+    )

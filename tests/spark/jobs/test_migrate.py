@@ -1,0 +1,237 @@
+"""Migrate: every record reads the same from the new store, wherever a run was ended; damage is not brought along."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import forebay
+from forebay.errors import Invalid, Unavailable, Unsupported
+from forebay.spark.jobs import migrate
+from forebay.spark.jobs.copying import copy
+from forebay.spark.jobs.histories import Histories
+from forebay.spark.jobs.units import Outcome
+from forebay.spark.location import Location
+from forebay.tabled import Tabled
+from tests.blobs import servers
+from tests.blobs.servers import ACCESS_KEY, BUCKET, SECRET_KEY, Server
+from tests.cli.rig import flip, snapshot
+from tests.ledger import Ledger
+
+S3 = """
+storage: {{mode: object_store}}
+store:
+  backend: s3
+  root: {bucket}/{prefix}
+  options:
+    endpoint: "{endpoint}"
+    region: us-east-1
+    allow_http: true
+    access_key_id: "${{TEST_KEY}}"
+    secret_access_key: "${{TEST_SECRET}}"
+metadata: {{path: {metadata}}}
+wal: {{free_bytes_min: 0}}
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with servers.moto(tmp_path_factory.mktemp("moto")) as started:
+        yield started
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units are done in this process: for what is not about Spark."""
+
+    def local(spark: object, units: Sequence[Any], work: Callable[[Any], Any], **_: object) -> Iterator[Any]:
+        for unit in units:
+            try:
+                yield Outcome(unit, work(unit), None)
+            except Exception as error:  # noqa: BLE001 - as a task does
+                yield Outcome(unit, None, str(error))
+
+    monkeypatch.setattr(migrate, "spread", local)
+
+
+def _shared(tmp_path: Path, name: str) -> dict[str, Any]:
+    return {
+        "storage": {"mode": "shared_fs"},
+        "store": {"backend": "directory", "root": str(tmp_path / name)},
+        "metadata": {"path": str(tmp_path / "data" / "metadata.sqlite")},
+        "wal": {"free_bytes_min": 0},
+    }
+
+
+LOCAL: dict[str, Any] = {"wal": {"free_bytes_min": 0}}
+
+
+def _file(tmp_path: Path, name: str, settings: dict[str, Any]) -> Path:
+    import yaml  # noqa: PLC0415
+
+    file = tmp_path / f"{name}.yaml"
+    file.write_text(yaml.safe_dump(settings))
+    return file
+
+
+def _fill(path: Path, settings: dict[str, Any], *, sealed: bool = True) -> list[bytes | None]:
+    with forebay.open(str(path), settings) as log:
+        topic = log.create_topic("shop/orders", partitions=2, exist_ok=True)
+        for round_ in range(3):
+            for partition in range(2):
+                values = [b"%d-%d-%d" % (round_, partition, number) for number in range(50)]
+                topic.append_many(values, keys=[b"k"] * 50, partition=partition)
+            topic.rotate()
+        topic.delete_by_offset(3, 5, partition=0)
+        if sealed:
+            log.seal_topic("shop/orders")
+        else:
+            log.export_topic("shop/orders")
+    return _values(path, settings)
+
+
+def _values(path: Path, settings: dict[str, Any]) -> list[bytes | None]:
+    with forebay.open(str(path), settings, read_only=True) as log:
+        topic = log.topic("shop/orders")
+        return [record.value for partition in range(2) for record in topic.read(partition=partition)]
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_files_of_a_directory_become_objects_and_the_topic_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    before = _fill(data, LOCAL)
+    new = _shared(tmp_path, "new")
+    to = Location.of(data, _file(tmp_path, "new", new))
+
+    planned = migrate.run(spark, Location.of(data), to, dry_run=True)
+    untouched = (tmp_path / "new").exists()
+    report = migrate.run(spark, Location.of(data), to, ["shop/orders"])
+    again = migrate.run(spark, Location.of(data), to, ["shop/orders"])
+
+    assert planned.figures["objects"] == 6 and not untouched
+    assert report.is_clean and report.figures["copied"] == 6, report.lines()
+    assert again.is_clean and "copied" not in again.figures
+    for file in (data / "shards").rglob("*.seg"):
+        file.rename(file.with_suffix(".gone"))
+    assert _values(data, new) == before and len(before) == 298
+    for file in (data / "shards").rglob("*.gone"):
+        file.rename(file.with_suffix(".seg"))
+    with forebay.open(str(data), new) as log:
+        log.topic("shop/orders").append(b"later", partition=1)
+    assert _values(data, new) == [*before, b"later"]
+
+
+def _bucket(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> Location:
+    """Settings that name the server."""
+    monkeypatch.setenv("TEST_KEY", ACCESS_KEY)
+    monkeypatch.setenv("TEST_SECRET", SECRET_KEY)
+    metadata = tmp_path / "data" / "metadata.sqlite"
+    text = S3.format(bucket=BUCKET, prefix=tmp_path.name, endpoint=server.endpoint, metadata=metadata)
+    (tmp_path / "new.yaml").write_text(text)
+    return Location.parse({"settings": str(tmp_path / "new.yaml")})
+
+
+def test_objects_go_from_a_directory_to_s3_whatever_ends_a_run(
+    tmp_path: Path, server: Server, here: None, monkeypatch: pytest.MonkeyPatch, ledger: Ledger
+) -> None:
+    data, old = tmp_path / "data", _shared(tmp_path, "old")
+    to = _bucket(tmp_path, server, monkeypatch)
+    before = _fill(data, old)
+    location = Location.of(data, _file(tmp_path, "old", old))
+    new = to.settings()
+    calls: list[int] = []
+
+    def copy_or_end(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) in (3, 8):
+            raise KeyboardInterrupt
+        return copy(*arguments)
+
+    monkeypatch.setattr(migrate, "copy", copy_or_end)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            migrate.run(None, location, to)  # type: ignore[arg-type]
+        ledger.count("interruptions", at="copy")
+        assert _values(data, old) == before, "the old store is named until all of a partition is copied"
+    switched = migrate._Migration._switched
+
+    def ended(*arguments: Any) -> bool:
+        switched(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(migrate._Migration, "_switched", ended)
+        migrate.run(None, location, to)  # type: ignore[arg-type]
+    ledger.count("interruptions", at="switch")
+    report = migrate.run(None, location, to)  # type: ignore[arg-type]
+    kept = snapshot(tmp_path / "old")
+    with forebay.open(str(data), new, read_only=True) as log:
+        topic = log.topic("shop/orders")
+        found = [record.value for partition in range(2) for record in topic.read(partition=partition)]
+    removed = migrate.run(None, location, to, remove_old=True)  # type: ignore[arg-type]
+
+    assert report.is_clean and found == before
+    assert len([name for name in kept if name.endswith(".seg")]) == 6
+    assert removed.is_clean and int(removed.figures["removed"] or 0) >= 12
+    assert not [name for name in snapshot(tmp_path / "old") if name.endswith((".seg", ".idx"))]
+    (tmp_path / "data" / "shards").rename(tmp_path / "aside")
+    (tmp_path / "data" / "shards").mkdir()
+    with forebay.open(str(data), new, read_only=True) as log:
+        topic = log.topic("shop/orders")
+        assert [record.value for p in range(2) for record in topic.read(partition=p)] == before
+
+
+def test_between_directories_the_catalog_stays_as_it_is(tmp_path: Path, here: None) -> None:
+    data, old, new = tmp_path / "data", _shared(tmp_path, "old"), _shared(tmp_path, "new")
+    before = _fill(data, old)
+    location, to = (Location.of(data, _file(tmp_path, name, found)) for name, found in (("o", old), ("n", new)))
+
+    report = migrate.run(None, location, to, remove_old=True)  # type: ignore[arg-type]
+
+    assert report.is_clean and report.figures["copied"] == 6
+    (data / "shards").rename(tmp_path / "aside")
+    (data / "shards").mkdir()
+    assert _values(data, new) == before
+
+
+def test_damage_stays_behind_and_its_partition_is_not_switched(tmp_path: Path, here: None) -> None:
+    data = tmp_path / "data"
+    _fill(data, LOCAL)
+    victim = next((data / "shards").glob("*_1/*.seg"))
+    flip(victim, -60)
+    to = Location.of(data, _file(tmp_path, "new", _shared(tmp_path, "new")))
+
+    report = migrate.run(None, Location.of(data), to)  # type: ignore[arg-type]
+
+    (finding,) = report.findings
+    assert finding.shard == "shop/orders[1]" and "is not what was catalogued" in finding.what
+    assert [part.figures.get("switched") for part in report.parts] == [True, None]
+    assert not list((tmp_path / "new").rglob(f"*{victim.stem}*"))
+
+
+def test_what_cannot_be_migrated_is_refused_by_name(tmp_path: Path, here: None) -> None:
+    data, new = tmp_path / "data", _shared(tmp_path, "new")
+    _fill(data, LOCAL, sealed=False)
+    location, to = Location.of(data), Location.of(data, _file(tmp_path, "new", new))
+    with forebay.open(str(data), LOCAL) as log:
+        log.topic("shop/orders").append(b"more")
+        with pytest.raises(Unavailable, match=r"shop/orders\[0\] is owned by session"):
+            migrate.run(None, location, to)  # type: ignore[arg-type]
+    with pytest.raises(Invalid, match="have no store"):
+        migrate.run(None, location, location)  # type: ignore[arg-type]
+    with pytest.raises(Invalid, match="name the same store"):
+        migrate.run(None, to, to)  # type: ignore[arg-type]
+    other = {**new, "metadata": {"path": str(tmp_path / "other.sqlite")}}
+    with pytest.raises(Unsupported, match="name other metadata"):
+        migrate.run(None, location, Location.of(data, _file(tmp_path, "x", other)))  # type: ignore[arg-type]
+    with Histories(location, read_only=False) as histories:
+        (spec,) = histories.topics([])
+        store = histories.stores.of(f"local:{histories.stores.directory.id}")  # type: ignore[union-attr]
+        Tabled(histories.metadata, "/forebay", "shop", "orders", spec.topic_id).put(["a/b.parquet"], store)
+    with pytest.raises(Unsupported, match="has an open table"):
+        migrate.run(None, location, to)  # type: ignore[arg-type]
