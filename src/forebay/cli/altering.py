@@ -8,7 +8,7 @@ import typer
 
 from forebay.cli.commands import command
 from forebay.cli.failures import PROBLEM, complain
-from forebay.cli.invocation import Invocation
+from forebay.cli.invocation import AsJson, Invocation, TopicArgument
 from forebay.cli.limits import (
     CapBytesOption,
     CapRecordsOption,
@@ -26,10 +26,8 @@ if TYPE_CHECKING:
     from forebay.storage import Storage, Topic
     from forebay.topics import TopicChanges, TopicSpec
 
-Name = Annotated[str, typer.Argument(metavar="TOPIC", help="namespace/topic, or topic for default/topic.")]
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="The topic whose records are copied.")]
 Target = Annotated[str, typer.Argument(metavar="TARGET", help="The topic that gets them; made if there is none.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 PartitionsOption = Annotated[int | None, typer.Option(help="More partitions than now.", show_default=False)]
 LossOption = Annotated[bool, typer.Option("--allow-loss", help="Even if records end at once by a new limit.")]
 
@@ -58,7 +56,7 @@ def register(app: typer.Typer) -> None:
 def alter(
     run: Invocation,
     *,
-    name: Name,
+    name: TopicArgument,
     partitions: PartitionsOption = None,
     cap_records: CapRecordsOption = None,
     cap_bytes: CapBytesOption = None,

@@ -8,7 +8,7 @@ import typer
 
 from forebay.cli.asking import YesOption, confirm
 from forebay.cli.commands import Commands, command
-from forebay.cli.invocation import Invocation
+from forebay.cli.invocation import AsJson, Invocation
 from forebay.cli.positions import parse_start
 from forebay.cli.terminal import say, say_json, say_table
 from forebay.errors import Conflict, Unsupported
@@ -24,7 +24,6 @@ app = typer.Typer(
 )
 
 Name = Annotated[str, typer.Argument(metavar="GROUP", help="The name of the group or reader.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 
 
 @command(app, "list", examples=["forebay group list", "forebay group list --json"])

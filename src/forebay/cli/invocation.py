@@ -35,6 +35,8 @@ SettingsOption = Annotated[
     str | None,
     typer.Option("--settings", metavar="FILE", help="Settings in YAML.", show_default=False),
 ]
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="namespace/topic, or topic for default/topic.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 AssignmentsOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="One setting, as wal.sync_interval_ms=200.", show_default=False),

@@ -14,7 +14,7 @@ from forebay.cli.asking import YesOption, confirm
 from forebay.cli.commands import Commands, command
 from forebay.cli.consume import OutputFormat, Printer
 from forebay.cli.failures import PROBLEM
-from forebay.cli.invocation import Invocation
+from forebay.cli.invocation import AsJson, Invocation, TopicArgument
 from forebay.cli.positions import parse_time
 from forebay.cli.terminal import readable_bytes, say, say_json
 from forebay.errors import Invalid
@@ -30,7 +30,6 @@ app = typer.Typer(
     help="Find and delete single records by key, tag, time and offset.",
 )
 
-Name = Annotated[str, typer.Argument(metavar="TOPIC", help="namespace/topic, or topic for default/topic.")]
 KeyOption = Annotated[str | None, typer.Option(help="Records with exactly this key.", show_default=False)]
 CodedKeyOption = Annotated[str | None, typer.Option("--key-b64", help="The same, in base64.", show_default=False)]
 TagOption = Annotated[str | None, typer.Option(help="Records with exactly this tag.", show_default=False)]
@@ -40,7 +39,6 @@ TimeOption = Annotated[
 ]
 PartitionOption = Annotated[int | None, typer.Option(help="This partition alone.", show_default=False)]
 FormatOption = Annotated[OutputFormat, typer.Option("--format", help="As for consume.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 
 _RANGE: Final = re.compile(r"([0-9]{1,19})-([0-9]{1,19})")
 
@@ -58,7 +56,7 @@ _RANGE: Final = re.compile(r"([0-9]{1,19})-([0-9]{1,19})")
 def get(
     run: Invocation,
     *,
-    name: Name,
+    name: TopicArgument,
     key: KeyOption = None,
     key_b64: CodedKeyOption = None,
     tag: TagOption = None,
@@ -104,7 +102,7 @@ def get(
 def delete(
     run: Invocation,
     *,
-    name: Name,
+    name: TopicArgument,
     key: KeyOption = None,
     key_b64: CodedKeyOption = None,
     tag: TagOption = None,
@@ -154,7 +152,7 @@ def delete(
 def erase(
     run: Invocation,
     *,
-    name: Name,
+    name: TopicArgument,
     key: KeyOption = None,
     key_b64: CodedKeyOption = None,
     yes: YesOption = False,

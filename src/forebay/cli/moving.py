@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forebay.cli.commands import command
-from forebay.cli.invocation import Invocation
+from forebay.cli.invocation import AsJson, Invocation, TopicArgument
 from forebay.cli.terminal import Meter, meter, readable_bytes, readable_time, say, say_json
 from forebay.errors import Moved
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Name = Annotated[str, typer.Argument(metavar="TOPIC", help="namespace/topic, or topic for default/topic.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 ToOption = Annotated[
     str, typer.Option("--to", metavar="DIR", help="The data directory that goes on with it; made if there is none.")
 ]
@@ -46,7 +44,7 @@ def register(app: typer.Typer) -> None:
     )(move)
 
 
-def seal(run: Invocation, *, name: Name, as_json: AsJson = False) -> None:
+def seal(run: Invocation, *, name: TopicArgument, as_json: AsJson = False) -> None:
     """End a topic here in order: all of it becomes history, and whoever opens it next goes on exactly there.
 
     Repeat it if it was interrupted. The next use, here or elsewhere, opens the topic again; in mode local without
@@ -64,7 +62,7 @@ def seal(run: Invocation, *, name: Name, as_json: AsJson = False) -> None:
             say(_sealed_line(item))
 
 
-def unseal(run: Invocation, *, name: Name) -> None:
+def unseal(run: Invocation, *, name: TopicArgument) -> None:
     """Take a sealed topic back into this directory, unless another has opened it by now."""
     from forebay.cli.holding import look_at, states_of
     from forebay.format.descriptor import Phase
@@ -85,7 +83,7 @@ def unseal(run: Invocation, *, name: Name) -> None:
             say(f"{spec.name}[{partition}]: open here at offset {topic.offsets(partition).next}")
 
 
-def export(run: Invocation, *, name: Name, as_json: AsJson = False) -> None:
+def export(run: Invocation, *, name: TopicArgument, as_json: AsJson = False) -> None:
     """Make everything appended so far history now, rather than at the next interval; say how far it reaches."""
     from forebay.cli.holding import frontier_of, look_at, states_of
     from forebay.format.descriptor import Phase
@@ -105,7 +103,7 @@ def export(run: Invocation, *, name: Name, as_json: AsJson = False) -> None:
                 say(f"{spec.name}[{partition}]: history ends at offset {exported}")
 
 
-def move(run: Invocation, *, name: Name, to: ToOption, as_json: AsJson = False) -> None:
+def move(run: Invocation, *, name: TopicArgument, to: ToOption, as_json: AsJson = False) -> None:
     """Move a topic to another data directory that shares the metadata store.
 
     Everything that can be known is checked before anything is sealed. May be interrupted at any moment: the same

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forebay.cli.commands import Commands, command
-from forebay.cli.invocation import Invocation
+from forebay.cli.invocation import AsJson, Invocation, TopicArgument
 from forebay.cli.terminal import say, say_json
 from forebay.errors import Conflict, Invalid, Moved, UnknownTopic, Unsupported
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode=None, help="Look after single partitions.")
 
-Name = Annotated[str, typer.Argument(metavar="TOPIC", help="namespace/topic, or topic for default/topic.")]
 PartitionOption = Annotated[int | None, typer.Option(help="This partition alone.", show_default=False)]
 FromOption = Annotated[
     str | None,
@@ -36,7 +35,6 @@ IntoOption = Annotated[
 AppendOption = Annotated[bool, typer.Option("--append", help="Append the records to their own topic again.")]
 ListOption = Annotated[bool, typer.Option("--list", help="Only say what there is.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be copied; change nothing.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 
 
 @command(
@@ -51,7 +49,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 def salvage(
     run: Invocation,
     *,
-    name: Name,
+    name: TopicArgument,
     partition: PartitionOption = None,
     source: FromOption = None,
     into: IntoOption = None,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import typer
 
 from forebay.cli.commands import command
-from forebay.cli.invocation import Invocation
+from forebay.cli.invocation import AsJson, Invocation, TopicArgument
 from forebay.cli.terminal import readable_bytes, readable_time, say, say_json
 from forebay.errors import ForebayError
 
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from forebay.storage import Storage
     from forebay.topics import TopicSpec
 
-Name = Annotated[str, typer.Argument(metavar="TOPIC", help="namespace/topic, or topic for default/topic.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
-
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
@@ -30,7 +27,7 @@ def register(app: typer.Typer) -> None:
     command(app, "show", examples=examples)(show)
 
 
-def show(run: Invocation, *, name: Name, as_json: AsJson = False) -> None:
+def show(run: Invocation, *, name: TopicArgument, as_json: AsJson = False) -> None:
     """Show a topic: its definition and, per partition, who has it, offsets, history, files and the recovery to come.
 
     Changes nothing. While another process has the directory open, what that process has published is shown.

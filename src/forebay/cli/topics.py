@@ -9,7 +9,7 @@ import typer
 from forebay.cli import altering, moving, showing
 from forebay.cli.asking import YesOption, confirm
 from forebay.cli.commands import Commands, command
-from forebay.cli.invocation import Invocation
+from forebay.cli.invocation import AsJson, Invocation, TopicArgument
 from forebay.cli.limits import (
     CapBytesOption,
     CapRecordsOption,
@@ -30,8 +30,6 @@ app = typer.Typer(
     help="Create, list, show, alter, copy, seal, move and delete topics.",
 )
 
-Name = Annotated[str, typer.Argument(metavar="TOPIC", help="namespace/topic, or topic for default/topic.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 DurabilityOption = Annotated[
     str | None,
     typer.Option(help="fsync, disk (the default), memory or ephemeral: when an append returns.", show_default=False),
@@ -51,7 +49,7 @@ EngineOption = Annotated[str | None, typer.Option(help="segment (the default), r
 def create(
     run: Invocation,
     *,
-    name: Name,
+    name: TopicArgument,
     partitions: Annotated[int, typer.Option(help="How many partitions.")] = 1,
     durability: DurabilityOption = None,
     engine: EngineOption = None,
@@ -116,7 +114,7 @@ def list_topics(run: Invocation, *, as_json: AsJson = False) -> None:
 def delete(
     run: Invocation,
     *,
-    name: Name,
+    name: TopicArgument,
     yes: YesOption = False,
 ) -> None:
     """Delete a topic with all its records. There is no way back."""

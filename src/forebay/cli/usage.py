@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forebay.cli.commands import command
-from forebay.cli.invocation import Invocation
+from forebay.cli.invocation import AsJson, Invocation
 from forebay.cli.terminal import readable_bytes, say_json, say_table
 from forebay.errors import UnknownTopic
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from forebay.inspection import Inspected
 
 Name = Annotated[str | None, typer.Argument(metavar="[TOPIC]", help="This topic alone.", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 
 
 def register(app: typer.Typer) -> None:
