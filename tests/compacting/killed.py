@@ -1,0 +1,69 @@
+"""Compactions that end themselves with kill -9, each at another step.
+
+`python -m tests.compacting.killed ROOT MODE STEP…`. Each is a fork of this process and works without Spark, which is
+quick; the owner is another process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from forebay.blobs.directory import DirectoryStore
+from forebay.catalog import ShardCatalog
+from forebay.compacting.shard import ShardCompaction
+from tests.compacting.directly import compacted
+from tests.moves import rig
+
+LANDS: Final[dict[str, Callable[[Path], rig.Land]]] = {"local": rig.local, "shared_fs": rig.shared_fs}
+
+
+def die() -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("a killed process does not go on")
+
+
+def die_at(kind: type, name: str, *, before: bool = False, call: int = 1) -> None:
+    """Die before or behind a call of this method."""
+    whole, calls = getattr(kind, name), []
+
+    def dying(*arguments: Any, **options: Any) -> Any:
+        calls.append(1)
+        if before and len(calls) == call:
+            die()
+        result = whole(*arguments, **options)
+        if len(calls) == call:
+            die()
+        return result
+
+    setattr(kind, name, dying)
+
+
+STEPS: Final[dict[str, Callable[[], None]]] = {
+    "with the lease": lambda: die_at(ShardCompaction, "outlook", call=2),
+    "object written": lambda: die_at(DirectoryStore, "upload"),
+    "index written": lambda: die_at(DirectoryStore, "upload", call=2),
+    "before the swap": lambda: die_at(ShardCatalog, "_replaced", before=True),
+    "behind the swap": lambda: die_at(ShardCatalog, "_replaced"),
+    "in the second partition": lambda: die_at(ShardCatalog, "_replaced", before=True, call=2),
+}
+
+
+def main(root: str, mode: str, *steps: str) -> None:
+    land = LANDS[mode](Path(root))
+    for step in steps:
+        child = os.fork()
+        if not child:
+            STEPS[step]()
+            compacted(land)
+            os._exit(1)
+        _, status = os.waitpid(child, 0)
+        assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, (step, status)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
