@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Final
 from unittest import mock
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -36,13 +38,19 @@ EVERY_KILL: Final = [(step, owner) for step in STEPS for owner in ("nobody", "th
 
 
 @pytest.fixture
-def directory(tmp_path: Path, spark: SparkSession) -> Path:
+def directory(tmp_path: Path) -> Path:
     with forebay.open(str(tmp_path / "data"), SETTINGS) as log:
         log.create_topic(TOPIC, partitions=3)
-    for number in range(BATCHES):
-        frame = spark.range(number * ROWS, (number + 1) * ROWS).selectExpr("id AS number").coalesce(1)
-        frame.write.mode("append").parquet(f"{tmp_path}/in")
+    (tmp_path / "in").mkdir()
+    for batch in range(BATCHES):
+        _come_in(tmp_path, batch)
     return tmp_path
+
+
+def _come_in(directory: Path, batch: int) -> None:
+    """Rows for one more micro-batch."""
+    numbers = pa.array(range(batch * ROWS, (batch + 1) * ROWS), pa.int64())
+    pq.write_table(pa.table({"number": numbers}), directory / "in" / f"{batch}.parquet")
 
 
 def _values(log: forebay.Storage) -> list[int]:
@@ -55,8 +63,7 @@ def _values(log: forebay.Storage) -> list[int]:
 def test_every_row_is_written_once_and_a_query_goes_on_where_it_was(spark: SparkSession, directory: Path) -> None:
     run(spark, directory, "forebay", 2)
     run(spark, directory, "forebay", 3)
-    more = spark.range(BATCHES * ROWS, (BATCHES + 1) * ROWS).selectExpr("id AS number")
-    more.write.mode("append").parquet(f"{directory}/in")
+    _come_in(directory, BATCHES)
     with forebay.open(str(directory / "data"), SETTINGS) as log:
         run(spark, directory, "forebay", 1)
 
