@@ -22,7 +22,8 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
-from forebay.spark import session
+from forebay.spark.session import SETTINGS as CHOSEN
+from forebay.spark.session import session
 from tests.children import Child
 
 ROOT: Final = Path(__file__).parents[2]
@@ -30,7 +31,7 @@ SOON_UP: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 SETTINGS: Final = {
     "spark.driver.memory": "512m",
     "spark.sql.shuffle.partitions": "1",
-    "spark.driver.extraJavaOptions": SOON_UP,
+    "spark.driver.extraJavaOptions": f"{CHOSEN['spark.driver.extraJavaOptions']} {SOON_UP}",
     "spark.executor.extraJavaOptions": SOON_UP,
 }
 """A JVM that is up soon, for a process that does not live long."""

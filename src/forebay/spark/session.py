@@ -5,9 +5,11 @@ Any other session reads Forebay as well; this one spares looking the settings up
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Mapping, MutableMapping
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -17,6 +19,8 @@ from forebay.spark.java import find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
 
 Session: TypeAlias = "SparkSession"
 """For rooms that pass a session on and know nothing else of Spark."""
@@ -35,6 +39,15 @@ LOCAL_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
     {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 )
 """A session on this machine alone is not to be reached from another."""
+REMOTE: Final = "sc://"
+"""How the address of a Spark Connect server begins."""
+WANTED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "spark.python.unix.domain.socket.enabled": "rows reach Spark over TCP, a quarter slower",
+        "spark.sql.python.filterPushdown.enabled": "filters run after all rows have reached Spark",
+    }
+)
+"""Settings that a session of somebody else's should have, and what it is like without."""
 
 
 def session(
@@ -42,17 +55,21 @@ def session(
 ) -> SparkSession:
     """The running Spark session, or a new one. `settings` are Spark's own and go before those chosen here.
 
-    Raises `Unavailable` before anything is started if there is no Java to run on.
+    With a `master` that begins with sc:// it is a session of that Spark Connect server, whose own settings cannot be
+    chosen from here. Raises `Unavailable` before anything is started if there is no Java to run on.
     """
     found = running()
     if found is not None:
+        _tell_what_is_off(found)
         return found
     from pyspark.sql import SparkSession
 
-    local = master.startswith("local")
-    _prepare(os.environ, local=local)
-    builder = SparkSession.builder.appName(app_name).master(master)
-    for name, value in {**SETTINGS, **(LOCAL_SETTINGS if local else {}), **(settings or {})}.items():
+    local, remote = master.startswith("local"), master.startswith(REMOTE)
+    if not remote:
+        _prepare(os.environ, local=local)
+    builder = SparkSession.builder.remote(master) if remote else SparkSession.builder.appName(app_name).master(master)
+    own = {name: value for name, value in SETTINGS.items() if not remote or name.startswith("spark.sql.")}
+    for name, value in {**own, **(LOCAL_SETTINGS if local else {}), **(settings or {})}.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 
@@ -64,6 +81,17 @@ def running() -> SparkSession | None:
     except ImportError as error:
         raise Unsupported(f'Spark is not installed ({error}): pip install "forebay[spark]"') from error
     return SparkSession.getActiveSession()
+
+
+def _tell_what_is_off(found: SparkSession) -> None:
+    for name in WANTED:
+        if found.conf.get(name, "false") != "true":
+            _tell(name)
+
+
+@cache
+def _tell(name: str) -> None:
+    logger.warning("this Spark session was started without %s=true: %s", name, WANTED[name])
 
 
 def _prepare(environment: MutableMapping[str, str], *, local: bool) -> None:

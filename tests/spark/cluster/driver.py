@@ -7,7 +7,6 @@ it saw into a file, for the test to compare.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -17,9 +16,8 @@ from typing import Any, Final
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
-from forebay.spark import session
-from forebay.spark.java import find_java
-from tests.spark.stream_child import SETTINGS, SOON_UP
+from forebay.spark.session import REMOTE, session
+from tests.spark.stream_child import SETTINGS
 
 ROOT: Final = Path(__file__).parents[3]
 COLUMNS: Final = ("partition", "key", "value", "tag", "headers", "timestamp")
@@ -64,14 +62,9 @@ def rows_of(frame: DataFrame) -> list[list[Any]]:
 
 
 def _started(orders: Orders) -> SparkSession:
-    if not orders.master.startswith("connect "):
-        return session("forebay driver", master=orders.master, settings={**SETTINGS, **orders.settings})
-    # The server of Spark Connect, started by its client and reached through gRPC alone.
-    os.environ |= {"JAVA_HOME": str(find_java(os.environ)), "PYSPARK_PYTHON": sys.executable}
-    builder = SparkSession.builder.remote(orders.master.removeprefix("connect "))
-    for name, value in {"spark.driver.extraJavaOptions": SOON_UP, **orders.settings}.items():
-        builder = builder.config(name, value)
-    return builder.getOrCreate()
+    # A server of Spark Connect has settings of its own.
+    own = {} if orders.master.startswith(REMOTE) else SETTINGS
+    return session("forebay driver", master=orders.master, settings={**own, **orders.settings})
 
 
 def _drive(spark: SparkSession, orders: Orders) -> None:

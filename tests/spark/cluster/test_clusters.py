@@ -15,6 +15,7 @@ import forebay
 from tests.blobs import servers
 from tests.blobs.servers import Server
 from tests.moves import rig
+from tests.spark.cluster.connect import connect_server
 from tests.spark.cluster.driver import Orders
 from tests.spark.cluster.standalone import cluster
 from tests.spark.mixed import ENVIRONMENT, Mixed, settings_file
@@ -92,13 +93,14 @@ def test_spark_connect_reads_batches_and_streams(tmp_path: Path) -> None:
     mixed = Mixed(rig.shared_fs(tmp_path))
     mixed.every_tier()
 
-    Orders(
-        master="connect local[2]",
-        read=mixed.options,
-        seen=str(tmp_path / "seen.json"),
-        checkpoint=str(tmp_path / "checkpoint"),
-        streamed_files=str(tmp_path / "streamed"),
-    ).run(os.environ)
+    with connect_server(tmp_path, os.environ) as address:
+        Orders(
+            master=address,
+            read=mixed.options,
+            seen=str(tmp_path / "seen.json"),
+            checkpoint=str(tmp_path / "checkpoint"),
+            streamed_files=str(tmp_path / "streamed"),
+        ).run(os.environ)
 
     assert _seen(tmp_path / "seen.json") == [_told(row) for row in mixed.rows]
     mixed.close()

@@ -1,0 +1,40 @@
+"""A session that is there already is taken as it is; what it lacks is told once."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from forebay.spark.session import WANTED, _tell, session
+
+
+class _Session:
+    """As much of a Spark session as is asked."""
+
+    def __init__(self, conf: dict[str, str]) -> None:
+        self.conf = conf
+
+
+@pytest.mark.parametrize(
+    ("off", "effect"),
+    [
+        ("spark.python.unix.domain.socket.enabled", "rows reach Spark over TCP"),
+        ("spark.sql.python.filterPushdown.enabled", "filters run after all rows have reached Spark"),
+    ],
+)
+def test_running_session_is_taken_and_what_it_lacks_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, off: str, effect: str
+) -> None:
+    _tell.cache_clear()
+    running = _Session({name: str(name != off).lower() for name in WANTED})
+    monkeypatch.setitem(session.__globals__, "running", lambda: running)  # the package has a function of its name
+
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert session() is running  # type: ignore[comparison-overlap]
+
+    assert [record.getMessage() for record in caplog.records] == [
+        f"this Spark session was started without {off}=true: {WANTED[off]}"
+    ]
+    assert effect in caplog.text
