@@ -379,3 +379,22 @@ def test_what_is_wrong_with_the_options_is_named(tmp_path: Path, options: dict[s
 
     with pytest.raises(Invalid, match=message):
         place.target(**options)
+
+
+def test_a_batch_is_kept_whose_offer_was_attached_before_its_answer_was_lost(tmp_path: Path) -> None:
+    place = Place(tmp_path, "local")
+    with place.open() as log:
+        log.create_topic(TOPIC, partitions=3)
+    target = place.target()
+    offered = LoadBook._offered
+
+    def lost(book: LoadBook, load_id: str, *rest: Any) -> bool:
+        assert offered(book, load_id, *rest)
+        with place.open() as log:
+            assert log.loads.attach(load_id).load.status is LoadStatus.COMMITTED
+        return False  # as when it is not known whether it was done
+
+    with mock.patch.object(LoadBook, "_offered", lost):
+        bring(target, 0)
+
+    assert shown(place) == sorted(VALUES)

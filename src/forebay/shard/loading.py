@@ -18,7 +18,7 @@ from forebay.catalog import ShardCatalog
 from forebay.errors import Conflict, Indeterminate, Invalid, Unavailable, UnknownTopic
 from forebay.format.descriptor import LoadStatus, SegmentDescriptor, gap_descriptor
 from forebay.format.keys import attached_key, load_key, offer_key, offers_prefix, sink_key, topic_key
-from forebay.format.segment import index_name, is_segment
+from forebay.format.segment import is_segment
 from forebay.format.value import Unknown, decode_value, encode_value
 from forebay.manifests import ManifestRef
 from forebay.metadata import Absent, Compare, Delete, DeleteRange, MetadataStore, Operation, Put, RevisionIs
@@ -149,7 +149,7 @@ class LoadBook:
         raise self._gave_up(load_id)
 
     def offer_batch(self, load_id: str, load: Load) -> str | None:
-        """Offer what a batch of a streaming query brings, unless the topic has that batch: then `None`.
+        """Offer what a batch of a streaming query brings, unless the topic has that batch by another: then `None`.
 
         Else the load that brings it: an earlier one of the same batch that is not over goes first, and this one is
         then never offered. A load without partitions only records its batch. Harmless when repeated.
@@ -158,7 +158,9 @@ class LoadBook:
         for _ in range(ATTEMPTS):
             sink = self.sink(load)
             if self._is_recorded(sink.state, load):
-                return None
+                # Perhaps by this very load, offered by an attempt whose answer was lost.
+                found = self.find(load_id)
+                return load_id if found is not None and found.load.status is LoadStatus.COMMITTED else None
             standing = self._standing(sink.state, load)
             if standing is not None:
                 return standing
@@ -345,8 +347,9 @@ def sweep_loads(
 def keys_of(catalog: ShardCatalog) -> set[str]:
     """Every object that a history names."""
     pieces: Iterable[SegmentDescriptor] = [*(p.descriptor for p in catalog.pieces()), *catalog.descriptors()]
-    named = {piece.object_key for piece in pieces if piece.object_key}
-    return named | {index_name(key) for key in named if is_segment(key)}
+    named = [piece for piece in pieces if piece.object_key]
+    indexes = {piece.index_object for piece in named if is_segment(piece.object_key)}
+    return {piece.object_key for piece in named} | indexes
 
 
 def _is_over(book: LoadBook, load_id: str, unknown_as: Load) -> bool:
