@@ -1,14 +1,16 @@
 """A Parquet segment of history: stored, read as pages, and looked into as sealed segments are. Knows no disk.
 
 Its index is of the same kind, with an entry per row group. Every byte is checked before a record of it is shown; a
-row group that does not check is answered as a damaged range. One row group is held decoded, for whoever reads on.
+row group that does not check is answered as a damaged range. Those decoded last are held, for whoever reads on.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +32,9 @@ from forebay.pages import Page
 from forebay.records import Gap, Reason
 from forebay.sealed import ByteSource, SealedSegment
 
+HELD_BYTES: Final = 128 * 1024 * 1024
+"""Of decoded row groups in one process: about sixteen."""
+
 
 class ParquetSegment(SealedSegment):
     """An immutable Parquet segment `[start, end)`, with the interface of a sealed one.
@@ -38,8 +43,6 @@ class ParquetSegment(SealedSegment):
     """
 
     _layout: ParquetLayout | None = None
-    _held: tuple[int, RowGroup] | None = None
-    """The row group that was decoded last, and its number."""
 
     def _read(self, offset: int, bytes_max: int, opened: Callable[[], ByteSource]) -> Page:
         _, entries, _ = self.index()
@@ -131,7 +134,7 @@ class ParquetSegment(SealedSegment):
 
     def rest(self) -> None:
         """Give back the bytes of the segment that are held; what is known of its index stays."""
-        self._held = None
+        _HELD.forget(self)
         super().rest()
 
     def close(self) -> None:
@@ -140,11 +143,10 @@ class ParquetSegment(SealedSegment):
         super().close()
 
     def _group(self, number: int, opened: Callable[[], ByteSource]) -> RowGroup:
-        held = self._held
-        if held is not None and held[0] == number:
-            return held[1]
-        rows = RowGroup(self._known_layout().read(number, opened().read_at))
-        self._held = number, rows
+        rows = _HELD.get(self, number)
+        if rows is None:
+            rows = RowGroup(self._known_layout().read(number, opened().read_at))
+            _HELD.put(self, number, rows)
         return rows
 
     def _offsets(self, start: int, stop: int) -> Iterator[tuple[int, Places | None]]:
@@ -193,6 +195,50 @@ class ParquetSegment(SealedSegment):
 def _span(entries: FrameEntries, number: int) -> tuple[int, int]:
     first = int(entries["offset"][number])
     return first, first + int(entries["count"][number])
+
+
+class HeldGroups:
+    """Decoded row groups, one of a segment, the latest of all segments: so many bytes, whatever the number of readers.
+
+    Thread-safe.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._lock = threading.Lock()
+        self._held: OrderedDict[ParquetSegment, tuple[int, RowGroup]] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, segment: ParquetSegment, number: int) -> RowGroup | None:
+        """The row group of this number, if it is held."""
+        with self._lock:
+            held = self._held.get(segment)
+            if held is None or held[0] != number:
+                return None
+            self._held.move_to_end(segment)
+            return held[1]
+
+    def put(self, segment: ParquetSegment, number: int, rows: RowGroup) -> None:
+        """Hold it, and let go of others if need be."""
+        with self._lock:
+            self._drop(segment)
+            self._held[segment] = number, rows
+            self._bytes += rows.bytes
+            while self._bytes > self._bytes_max and len(self._held) > 1:
+                self._drop(next(iter(self._held)))
+
+    def forget(self, segment: ParquetSegment) -> None:
+        """Hold nothing of this segment."""
+        with self._lock:
+            self._drop(segment)
+
+    def _drop(self, segment: ParquetSegment) -> None:
+        held = self._held.pop(segment, None)
+        if held is not None:
+            self._bytes -= held[1].bytes
+
+
+_HELD: Final = HeldGroups(HELD_BYTES)
 
 
 class StoredParquet(NamedTuple):

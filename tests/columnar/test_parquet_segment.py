@@ -17,7 +17,7 @@ import pytest
 from hypothesis import strategies as st
 
 from forebay.blobs import Stat
-from forebay.columnar import ParquetSegment
+from forebay.columnar import HeldGroups, ParquetSegment
 from forebay.errors import Corrupt, Unsupported
 from forebay.format import parquet as parquet_format
 from forebay.format.batch import batch_of, encode_rows
@@ -26,7 +26,7 @@ from forebay.format.hashing import hash_bytes, hash_text
 from forebay.format.index import SectionKind
 from forebay.format.offsets import OffsetSet
 from forebay.format.parquet import SCHEMA, TIME_MAX, rows_of
-from forebay.format.rowgroups import walk
+from forebay.format.rowgroups import RowGroup, walk
 from forebay.format.segment import index_name
 from forebay.history import SPOT, Objects
 from forebay.records import Bytes, Gap, Reason, Record
@@ -229,3 +229,23 @@ def test_row_groups_follow_each_other_in_the_file(store: SimulatedBlobs, monkeyp
         entries = segment.index().entries
         assert all(a["position"] + a["length"] == b["position"] for a, b in pairwise(entries))
         assert entries["count"].tolist() == [1, 1, 1, 1]
+
+
+def test_decoded_row_groups_are_bounded_whatever_the_number_of_segments(store: SimulatedBlobs) -> None:
+    objects = Objects(store, read_ahead_bytes=512)
+    segments = [
+        opened(objects, stored(store, SPARSE, 10, 25, key=KEY.replace("one", f"{number}"))) for number in range(5)
+    ]
+    (one,) = [RowGroup(table) for table in segments[0].tables(10, 25)]
+    held = HeldGroups(2 * one.bytes)
+
+    for segment in segments:
+        held.put(segment, 0, one)
+    held.put(segments[3], 1, one)
+
+    assert [held.get(segment, 0) is one for segment in segments] == [False, False, False, False, True]
+    assert held.get(segments[3], 1) is one
+    held.forget(segments[4])
+    held.put(segments[0], 0, one)
+    assert held.get(segments[3], 1) is one and held.get(segments[0], 0) is one
+    objects.close()

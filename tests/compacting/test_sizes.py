@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 import pytest
 
+from forebay.testing.clock import ManualClock
 from tests.compacting.directly import catalog_of, compacted
 from tests.ledger import Ledger
 from tests.moves import rig
@@ -26,14 +27,14 @@ PATHS: Final = ("/cart", "/checkout", "/search", "/product", "/account/orders")
 
 def events() -> list[tuple[bytes, bytes, int]]:
     """Key, value and time of each: clicks and orders of a shop, with ids that say nothing of each other."""
-    chance = np.random.default_rng(7)
+    chance = ManualClock(seed=7)
     found = []
     for number in range(EVENTS):
-        below = [int(drawn) for drawn in chance.integers(0, 2**31, 12)]
+        below: list[int] = np.frombuffer(chance.random_bytes(48), "<u4").tolist()
         customer = f"c-{below[0] % 20_000:06d}"
         prices = below[8 : 8 + below[7] % 3]
         event = {
-            "event_id": chance.bytes(16).hex(),
+            "event_id": chance.random_bytes(16).hex(),
             "type": TYPES[below[1] % len(TYPES)],
             "occurred_at": f"2023-11-14T22:{number // 60 % 60:02d}:{number % 60:02d}.{below[2] % 1000:03d}Z",
             "customer": {"id": customer, "country": COUNTRIES[below[3] % 4], "tier": below[3] % 7},

@@ -56,6 +56,7 @@ class RowGroup:
         records = pa.Table.from_arrays([table.column(name).combine_chunks() for name in _RECORD], _RECORD)
         columns = timed(arrow.encode_arrow(records.to_batches()[0], 0), self._times())
         self._layout = find(b"".join(columns.parts), 0, columns.size, columns.flags, columns.count)
+        self.bytes = columns.size + 3 * self.offsets.nbytes
         self.whole = Batch(0, columns.count, 0, 0, self._layout)
         """All rows as if they were consecutive records from offset 0 on."""
 
