@@ -147,11 +147,13 @@ class Exporter:
         spared = f"/{COMPACTED}" if self.compacting() else None
         # Read after the list: whatever was uploaded and catalogued in between is named here.
         needed = {piece.descriptor.object_key for piece in self._catalog.pieces()}
-        needed |= {piece.object_key for piece in self._catalog.descriptors()}
-        needed |= {self._key(file.footer) for file in self._pending(files)}
+        named = self._catalog.descriptors()
+        needed |= {piece.object_key for piece in named}
+        needed |= {piece.index_object for piece in named if is_segment(piece.object_key)}
+        others = {self._key(file.footer) for file in self._pending(files)}
         # And after the catalog: who names an object in a table sees first that history still does.
-        needed |= set(self.tabled(store))
-        needed |= {index_name(key) for key in needed if is_segment(key)}
+        others |= set(self.tabled(store))
+        needed |= others | {index_name(key) for key in others if is_segment(key)}
         swept = [stat.key for stat in found if stat.key not in needed and self._may_sweep(stat.key, spared)]
         for key in swept:
             store.delete(key)

@@ -21,7 +21,6 @@ from forebay.blobs.ranges import ObjectBytes, Range
 from forebay.catalog import ShardCatalog
 from forebay.errors import Corrupt, Unsupported
 from forebay.format.descriptor import DescriptorKind, LoadStatus, SegmentDescriptor
-from forebay.format.segment import index_name
 from forebay.pages import Page
 from forebay.records import Gap, Reason
 from forebay.sealed import ByteSource, SealedSegment
@@ -234,7 +233,7 @@ class Objects:
 
     def segment(self, descriptor: SegmentDescriptor) -> SealedSegment:
         """The segment that a descriptor names; its object must still be the one that was catalogued."""
-        index = partial(self._store.get_range, index_name(descriptor.object_key))
+        index = partial(self._store.get_range, descriptor.index_object)
         return _class_of(descriptor)(
             descriptor.object_key,
             descriptor.start,

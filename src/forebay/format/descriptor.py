@@ -15,6 +15,7 @@ import msgspec
 from forebay.format.control import Floor, reason_of
 from forebay.format.index import FrameEntries, find_offset
 from forebay.format.keys import cur_key, segment_key, segments_prefix, state_key
+from forebay.format.segment import index_name
 from forebay.records import Gap
 
 __all__ = [
@@ -96,7 +97,8 @@ class SegmentDescriptor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
     The offset of a record is its frame's base − `header_start` + `start`; in segments born in the log
     `header_start` equals `start`. `producers` counts those whose repeats were recognised when it was catalogued.
-    `source_bytes` is how many bytes of frames a Parquet segment was made of.
+    `source_bytes` is how many bytes of frames a Parquet segment was made of. `index_key` is where its index lies, if
+    that was made anew and is not beside the object.
     """
 
     kind: DescriptorKind
@@ -126,6 +128,12 @@ class SegmentDescriptor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     producers: int = 0
     source_bytes: int = 0
     sparse: tuple[SparseEntry, ...] = ()
+    index_key: str | None = None
+
+    @property
+    def index_object(self) -> str:
+        """The key of its index, which only segments have."""
+        return self.index_key if self.index_key is not None else index_name(self.object_key)
 
     @property
     def gap(self) -> Gap | None:

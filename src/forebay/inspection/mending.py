@@ -159,8 +159,9 @@ class HistoryMending:
             yield _Work(step, lambda step: self._upload(copy, path, step))
         elif copy.index and not copy.index_intact:
             why = "it does not fit its segment" if copy.index_exists else "it is missing"
-            aside = self._aside.free(index_name(key).rpartition("/")[2]) if copy.index_exists else ""
-            where = index_name(copy.where)
+            index = copy.descriptor.index_object
+            aside = self._aside.free(index.rpartition("/")[2]) if copy.index_exists else ""
+            where = f"{copy.where.removesuffix(key)}{index}"
             step = self._step(Action.REBUILD_INDEX, where, why, offsets=copy.offsets, aside=aside)
             yield _Work(step, lambda step: self._upload_index(copy, copy.index, step.set_aside))
         if copy.intact and copy.has_other_etag:
@@ -201,14 +202,14 @@ class HistoryMending:
             chunks = (file.read_at(min(CHUNK_BYTES, descriptor.bytes - place), place) for place in places)
             stat = store.upload(descriptor.object_key, chunks)
         if not copy.index_intact:
-            name = index_name(descriptor.object_key).rpartition("/")[2]
+            name = descriptor.index_object.rpartition("/")[2]
             index = catalogued_index(index, descriptor)
             self._upload_index(copy, index, self._aside.free(name) if copy.index_exists else "")
         if stat.etag != descriptor.etag:
             self._record(copy, stat.etag)
 
     def _upload_index(self, copy: ObjectCopy, content: bytes, aside: str) -> None:
-        store, key = self._store(copy), index_name(copy.descriptor.object_key)
+        store, key = self._store(copy), copy.descriptor.index_object
         if aside:
             self._keep_object(store, key, aside)
         store.upload(key, [content])

@@ -18,7 +18,7 @@ from forebay.format import index as index_format
 from forebay.format.checksum import content_hash
 from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.format.frame import Verdict
-from forebay.format.segment import HEADER_BYTES, SegmentHeader, decode_header, index_name, segment_name
+from forebay.format.segment import HEADER_BYTES, SegmentHeader, decode_header, segment_name
 from forebay.history import READABLE
 from forebay.inspection.findings import UPGRADE, Report, Severity
 from forebay.inspection.recorded import METADATA
@@ -50,6 +50,8 @@ class ObjectCopy:
     """The name that the segment has in the log, if it can be told."""
     index: bytes = b""
     """What its index must hold, worked out from its bytes; empty if they are not intact or were not read."""
+    whole_index: bytes = b""
+    """The same with all that an index of today has."""
     stored_index: bytes | None = None
     """What it does hold; `None` if there is no such object or it was not read."""
     index_exists: bool = False
@@ -146,7 +148,7 @@ class ObjectExam:
         descriptor = copy.descriptor
         self._report.objects += 1
         has_index = descriptor.kind in READABLE
-        index = store.stat(index_name(descriptor.object_key)) if has_index else None
+        index = store.stat(descriptor.index_object) if has_index else None
         if index is not None and not self._quick:
             # Before the bytes: it is the witness of what they held.
             copy.stored_index = store.get_range(index.key, 0, index.size)
@@ -164,7 +166,7 @@ class ObjectExam:
                 what = f"its etag is {copy.etag}, catalogued with {descriptor.etag}, so readers refuse it"
                 self._add(copy, what, REPAIR)
         if has_index:
-            self._index(copy, index, f"{store.name}/{index_name(descriptor.object_key)}")
+            self._index(copy, index, f"{store.name}/{descriptor.index_object}")
 
     def _size_fits(self, copy: ObjectCopy, size: int) -> bool:
         if size == copy.descriptor.bytes:
@@ -194,7 +196,7 @@ class ObjectExam:
         log = log_file(source, header, end=end, limit=min(size, descriptor.bytes))
         content, footer = index_of(log)
         if footer.content_hash.hex() == descriptor.content_hash and fits:
-            copy.index = catalogued_index(content, descriptor)
+            copy.index, copy.whole_index = catalogued_index(content, descriptor), content
             copy.name = segment_name(header.start, header.epoch)
             copy.intact = self._range_fits(copy, header, content)
             return
@@ -213,6 +215,7 @@ class ObjectExam:
         source = _ObjectBytes(store, copy.descriptor.object_key, size, copy.where)
         found = walked_columns(copy.descriptor, source.read_at, size, copy.stored_index)
         copy.index, copy.flaw = found.content, copy.flaw or found.flaw
+        copy.whole_index = found.content
         copy.intact = fits and not found.flaw
         for offsets in found.damaged:
             self._add(copy, "the row group is damaged", offsets=offsets)

@@ -36,9 +36,8 @@ def copied(descriptor: SegmentDescriptor, origin: BlobStore, store: BlobStore, s
     """Put a copy of a Parquet segment into another store; the descriptor of that copy. Harmless when repeated."""
     key = descriptor.object_key
     stat = store.upload(key, _verified(origin, descriptor))
-    index = index_name(key)
-    store.upload(index, [origin.get_range(index, 0, descriptor.index_bytes)])
-    return msgspec.structs.replace(descriptor, store=store_name, etag=stat.etag)
+    store.upload(index_name(key), [origin.get_range(descriptor.index_object, 0, descriptor.index_bytes)])
+    return msgspec.structs.replace(descriptor, store=store_name, etag=stat.etag, index_key=None)
 
 
 def _verified(store: BlobStore, descriptor: SegmentDescriptor) -> Iterator[bytes]:

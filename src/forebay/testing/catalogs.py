@@ -26,7 +26,7 @@ from forebay.format.control import decode_gap
 from forebay.format.descriptor import DescriptorKind, Phase, SegmentDescriptor, ShardState
 from forebay.format.frame import Kind, Verdict, resync
 from forebay.format.scan import scan_frames
-from forebay.format.segment import HEADER_BYTES, SEGMENT_SUFFIX, decode_header, index_name
+from forebay.format.segment import HEADER_BYTES, SEGMENT_SUFFIX, decode_header
 from forebay.records import OFFSET_MAX, Reason
 from forebay.sealed import FRAME_BYTES_LIMIT, SealedIndex, decoded_index
 from forebay.testing.history import History
@@ -118,7 +118,7 @@ def references_are_complete(pieces: Pieces, fetch: Fetch) -> Iterator[Violation]
     """I18, to be asked at the moment of each commit: what the catalog names from now on is there in full."""
     for piece in pieces:
         if piece.kind in SEGMENTS:
-            for key, size in ((piece.object_key, piece.bytes), (index_name(piece.object_key), piece.index_bytes)):
+            for key, size in ((piece.object_key, piece.bytes), (piece.index_object, piece.index_bytes)):
                 content = fetch(piece, key)
                 if content is None or len(content) != size:
                     found = "nothing" if content is None else f"{len(content)} bytes"
@@ -141,7 +141,7 @@ def sweep_is_right(
 
 def keys_of(pieces: Pieces) -> set[str]:
     """The keys of all objects that these name, indexes included."""
-    return {key for piece in pieces if piece.object_key for key in (piece.object_key, index_name(piece.object_key))}
+    return {key for piece in pieces if piece.object_key for key in (piece.object_key, piece.index_object)}
 
 
 class Ending(NamedTuple):
@@ -204,7 +204,7 @@ def frames_of(content: bytes) -> Frames:
 
 
 def _flaw_of(piece: SegmentDescriptor, fetch: Fetch) -> str | None:
-    content, raw_index = fetch(piece, piece.object_key), fetch(piece, index_name(piece.object_key))
+    content, raw_index = fetch(piece, piece.object_key), fetch(piece, piece.index_object)
     if content is None or raw_index is None:
         return f"{'the object' if content is None else 'its index'} is not there, or is another"
     if (len(content), len(raw_index)) != (piece.bytes, piece.index_bytes):

@@ -97,7 +97,7 @@ def _hash(target: BlobStore, errand: Errand) -> str:
 
 
 def _index(source: BlobStore, target: BlobStore, errand: Errand) -> None:
-    name, key = index_name(errand.descriptor.object_key), index_name(errand.key)
+    name, key = errand.descriptor.index_object, index_name(errand.key)
     if _fits(target, key, errand.descriptor) is not None:
         return
     content = _fits(source, name, errand.descriptor)

@@ -262,7 +262,9 @@ class _Migration:
         if copied is None:
             return descriptor
         key = _key(shard, descriptor)
-        return msgspec.structs.replace(descriptor, store=self._new.name, object_key=key, etag=copied.etag)
+        return msgspec.structs.replace(
+            descriptor, store=self._new.name, object_key=key, etag=copied.etag, index_key=None
+        )
 
     def _removed(self, shard: _Shard, store: BlobStore) -> int:
         """How many objects of the old store went; none if a copy is not as catalogued."""
