@@ -109,7 +109,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A bulk load, as the metadata store knows it. Small even for a thousand partitions.
 
     One that is not attached everywhere by `expires_at` (ms) is given up. Who has the data directory `directory` is
-    asked to open partitions for it that nobody has.
+    asked to open partitions for it that nobody has. `unnamed_since` (ms) is when it was over and no history named it.
     """
 
     status: LoadStatus
@@ -123,6 +123,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     expires_at: int | None = None
     sink: Sink | None = None
     directory: str | None = None
+    unnamed_since: int | None = None
 
 
 class PreparedSegment:

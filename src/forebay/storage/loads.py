@@ -23,6 +23,7 @@ from forebay.prepared import Load, LoadManifest, Sink, offer_of, read_manifest, 
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef, Surroundings
 from forebay.shard.attaching import Attached, Attaching
+from forebay.shard.forgetting import EndedLoad, ended_loads, forget_unnamed, named_in
 from forebay.shard.loading import NEVER_OFFERED, AttachedPart, LoadBook, leave_holes, sweep_loads
 from forebay.shard.places import Places
 from forebay.shard.remains import remove_objects
@@ -160,7 +161,8 @@ class Loads:
                 self._safely(load_id, partial(self._look, load_id, parts))
 
     def sweep(self) -> None:
-        """Remove objects of loads that nobody needs any more, once they are old enough."""
+        """Remove objects of loads that nobody needs any more, and what is known of those, once they are old enough."""
+        ended = ended_loads(self._parts.metadata, self._settings.metadata.prefix)
         places, owned = self._places, {shard.ref.id for shard in self._engine.shards()}
         before_ms = self._clock.now_ms() - int(self._settings.export.orphan_grace_s * 1000)
         here = {stat.key.partition("/")[0] for stat in places.loads.list()}
@@ -175,6 +177,14 @@ class Loads:
         for name in here - known:
             # Of a topic that was deleted where it was then.
             remove_objects(places.loads, name, before_ms=before_ms)
+        for topic_id, loads in ended.items():
+            refs = [ref for spec in specs if spec.topic_id == topic_id for ref in refs_of(spec)]
+            if not refs or refs[0].id in owned:
+                self._safely("", partial(self._forget, loads, refs, before_ms))
+
+    def _forget(self, ended: list[EndedLoad], refs: list[ShardRef], before_ms: int) -> None:
+        named = {load_id for ref in refs for load_id in named_in(self._around.catalog(ref))}
+        forget_unnamed(self._parts.metadata, ended, named, now_ms=self._clock.now_ms(), before_ms=before_ms)
 
     def _look(self, load_id: str, parts: dict[int, AttachedPart]) -> None:
         stored = self._book.find(load_id)

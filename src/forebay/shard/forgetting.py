@@ -1,0 +1,84 @@
+"""What is known of bulk loads that are over goes once no history has named them for long.
+
+A load that is over is looked up by whoever reads what it brought. Once compaction has written that anew, or holes
+have taken its place, nobody asks any more but readers that began before: for them it stays a while. Knows the metadata
+store alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from forebay.catalog import ShardCatalog
+from forebay.errors import Indeterminate
+from forebay.format.descriptor import LoadStatus
+from forebay.format.keys import load_key
+from forebay.format.value import decode_value, encode_value
+from forebay.metadata import Delete, Entry, MetadataStore, Put, RevisionIs
+from forebay.prepared import Load
+
+logger = logging.getLogger(__name__)
+
+PAGE_KEYS = 100
+
+
+class EndedLoad(NamedTuple):
+    """A load that is over, as found."""
+
+    load_id: str
+    load: Load
+    entry: Entry
+
+
+def ended_loads(metadata: MetadataStore, prefix: str) -> dict[str, list[EndedLoad]]:
+    """Every load that is over, by the id of its topic."""
+    found: dict[str, list[EndedLoad]] = {}
+    after: str | None = None
+    below = load_key("", prefix=prefix)
+    while entries := metadata.range(below, start_after=after, limit=PAGE_KEYS):
+        for entry in entries:
+            load = decode_value(entry.value, Load)[0]
+            if load.status is not LoadStatus.OFFERED:
+                found.setdefault(load.topic_id, []).append(EndedLoad(entry.key.removeprefix(below), load, entry))
+        after = entries[-1].key
+    return found
+
+
+def named_in(catalog: ShardCatalog) -> set[str]:
+    """The loads that a history names."""
+    pieces = [*(piece.descriptor for piece in catalog.pieces()), *catalog.descriptors()]
+    return {piece.load_id for piece in pieces if piece.load_id is not None}
+
+
+def forget_unnamed(
+    metadata: MetadataStore, ended: Iterable[EndedLoad], named: set[str], *, now_ms: int, before_ms: int
+) -> list[str]:
+    """Forget those that no history names, each when that was so before `before_ms` already; their ids.
+
+    `named` was read after `ended`: what is over is attached nowhere any more.
+    """
+    forgotten: list[str] = []
+    for load_id, load, entry in ended:
+        if load_id in named:
+            continue
+        if load.unnamed_since is None:
+            unknown = decode_value(entry.value, Load)[1]
+            noted = msgspec.structs.replace(load, unnamed_since=now_ms)
+            _change(metadata, entry, Put(entry.key, encode_value(noted, unknown=unknown)))
+        elif load.unnamed_since < before_ms and _change(metadata, entry, Delete(entry.key)):
+            forgotten.append(load_id)
+    if forgotten:
+        logger.info("forgot %d loads that no history names any more", len(forgotten))
+    return forgotten
+
+
+def _change(metadata: MetadataStore, entry: Entry, operation: Put | Delete) -> bool:
+    """Try once: what does not succeed now is due again at the next look."""
+    try:
+        return metadata.transaction([RevisionIs(entry.key, entry.mod_revision)], [operation]).succeeded
+    except Indeterminate:
+        return False

@@ -1,0 +1,98 @@
+"""Loads that are over are known as long as a history names them, and a while longer; then they are forgotten."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+
+from forebay.errors import Unavailable
+from forebay.format.descriptor import LoadStatus, gap_descriptor
+from forebay.records import Gap, Reason
+from forebay.shard.loading import LoadBook
+from forebay.storage import loads
+from tests.history.attached import LOAD, TOPIC_ID, Land, Node, broken, values
+
+BROUGHT = {0: values(0, 10), 1: values(1, 3)}
+
+
+def _is_known(land: Land, load_id: str = LOAD) -> bool:
+    return LoadBook(land.inner, "/forebay").find(load_id) is not None
+
+
+def _later(land: Land, node: Node) -> None:
+    """Past every grace, the sweep that is due then."""
+    land.clock.jump(2 * land.settings.export.orphan_grace_s * 1000)
+    node.loads.sweep()
+
+
+def _rewrite(land: Land, partition: int) -> None:
+    """What compaction does: something else stands for the offsets that the load brought."""
+    catalog = land.catalog(partition)
+    named = [piece for piece in catalog.pieces() if piece.descriptor.load_id == LOAD]
+    gap = Gap(named[0].descriptor.start, named[-1].descriptor.end, Reason.SKIPPED)
+    catalog.replace(named, gap_descriptor(gap, topic_id=TOPIC_ID, epoch=1, created_at=0))
+
+
+@pytest.fixture(params=["local", "shared_fs"])
+def land(request: pytest.FixtureRequest) -> Land:
+    return Land(request.param, partitions=2)
+
+
+def test_a_load_is_known_while_a_history_names_it(land: Land) -> None:
+    node = land.node()
+    node.append(0)
+    node.offer(BROUGHT)
+    _later(land, node)
+    assert land.load().status is LoadStatus.OFFERED
+    node.loads.attach(LOAD)
+    for _ in range(3):
+        _later(land, node)
+    assert broken(land, node, BROUGHT) == []
+
+    _rewrite(land, 0)
+    for _ in range(3):
+        _later(land, node)
+
+    assert _is_known(land), "the other partition names it still"
+
+
+def test_a_load_that_no_history_names_is_forgotten_after_a_while(land: Land) -> None:
+    node = land.node()
+    node.offer(BROUGHT)
+    node.loads.attach(LOAD)
+    for partition in (0, 1):
+        _rewrite(land, partition)
+    _later(land, node)
+    assert _is_known(land), "a reader that began before may ask for it"
+    node.loads.sweep()
+    assert _is_known(land)
+
+    _later(land, node)
+
+    assert not _is_known(land)
+    assert [step for partition in (0, 1) for step in node.stream(partition) if not isinstance(step, Gap)] == []
+
+
+def test_a_load_that_was_given_up_is_forgotten(land: Land) -> None:
+    node = land.node()
+    node.offer(BROUGHT)
+    node.loads.abandon(LOAD)
+    node.shard(0)  # the owner of the first partition sees to it
+    for _ in range(3):
+        _later(land, node)
+
+    assert not _is_known(land)
+
+
+def test_a_history_that_cannot_be_read_keeps_its_loads_known(land: Land) -> None:
+    node = land.node()
+    node.offer(BROUGHT)
+    node.loads.attach(LOAD)
+    for partition in (0, 1):
+        _rewrite(land, partition)
+    with mock.patch.object(loads, "named_in", side_effect=Unavailable("not now")):
+        for _ in range(3):
+            _later(land, node)
+
+    assert land.load().unnamed_since is None
