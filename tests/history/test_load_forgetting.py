@@ -43,8 +43,9 @@ def test_a_load_is_known_while_a_history_names_it(land: Land) -> None:
     node = land.node()
     node.append(0)
     node.offer(BROUGHT)
-    _later(land, node)
-    assert land.load().status is LoadStatus.OFFERED
+    for _ in range(3):
+        _later(land, node)
+    assert (land.load().status, land.load().unnamed_since) == (LoadStatus.OFFERED, None)
     node.loads.attach(LOAD)
     for _ in range(3):
         _later(land, node)
@@ -54,7 +55,8 @@ def test_a_load_is_known_while_a_history_names_it(land: Land) -> None:
     for _ in range(3):
         _later(land, node)
 
-    assert _is_known(land), "the other partition names it still"
+    load = land.load()
+    assert (load.status, load.unnamed_since) == (LoadStatus.COMMITTED, None), "the other partition names it still"
 
 
 def test_a_load_that_no_history_names_is_forgotten_after_a_while(land: Land) -> None:
