@@ -17,6 +17,7 @@ import msgspec
 
 from forebay.blobs import BlobStore, Stat
 from forebay.catalog import ShardCatalog
+from forebay.catalog.replaced import Replaced
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.errors import Corrupt
@@ -76,6 +77,7 @@ class Exporter:
         self._store = store
         self._disk = disk
         self._clock = clock
+        self._replaced = Replaced(clock)
         self.exported = 0
         """The frontier as last seen."""
         self.objects = 0
@@ -130,7 +132,8 @@ class Exporter:
 
         Needed is what the catalog or a table names, and what is still to be exported from `files`: a transaction
         whose answer was lost may yet name it, and a delete whose answer was lost may yet be done. `private` is the
-        store in the data directory, where compaction puts what it makes if there is no other.
+        store in the data directory, where compaction puts what it makes if there is no other. What was compacted
+        stays for the grace, too, for those who read it.
         """
         swept = self._sweep(self._store, self.origin.prefix, grace_s, files) if self._store is not None else []
         if private is not None:
@@ -154,7 +157,8 @@ class Exporter:
         # And after the catalog: who names an object in a table sees first that history still does.
         others |= set(self.tabled(store))
         needed |= others | {index_name(key) for key in others if is_segment(key)}
-        swept = [stat.key for stat in found if stat.key not in needed and self._may_sweep(stat.key, spared)]
+        unneeded = [stat.key for stat in found if stat.key not in needed and self._may_sweep(stat.key, spared)]
+        swept = self._replaced.long_ago(unneeded, named, grace_s)
         for key in swept:
             store.delete(key)
             logger.info("%s: removed the orphan object %s", self._catalog.keys, key)

@@ -1,0 +1,85 @@
+"""What compaction took the place of stays for the grace: whoever planned a read before it goes on undisturbed."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from forebay.export import Exporter
+from forebay.format.descriptor import DescriptorKind, Status
+from forebay.format.segment import COMPACTED, index_name
+from tests.history.house import TOPIC, House
+
+GRACE_S: Final = 3600
+
+
+def _grown() -> House:
+    """Two files of history that were exported long ago."""
+    house = House()
+    for _ in range(2):
+        house.append(5)
+        house.seal()
+        house.export()
+    house.clock.advance(10 * GRACE_S)
+    return house
+
+
+def _swap(house: House, name: str) -> None:
+    """What compaction does, as far as the catalog and the names of objects go."""
+    catalog = house.catalog()
+    pieces = catalog.pieces()
+    key = f"{TOPIC}_0/{COMPACTED}{name}.parquet"
+    for made in (key, index_name(key)):
+        house.store.put_if_absent(made, b"rows")
+    new = msgspec.structs.replace(
+        pieces[0].descriptor,
+        kind=DescriptorKind.PARQUET,
+        end=pieces[-1].descriptor.end,
+        object_key=key,
+        status=Status.COMPACTED,
+        created_at=house.clock.now_ms(),
+    )
+    assert catalog.replace(pieces, new)
+
+
+def _sweep(house: House, exporter: Exporter) -> set[str]:
+    return set(exporter.sweep(GRACE_S, house.shard.wal.files))
+
+
+def test_old_objects_stay_for_the_grace_however_old_they_are() -> None:
+    house = _grown()
+    frames, exporter = house.keys(), house.exporter()
+    _swap(house, "one")
+
+    assert _sweep(house, exporter) == set()
+    house.clock.advance(GRACE_S - 1)
+    assert _sweep(house, exporter) == set()
+    house.clock.advance(1)
+    assert _sweep(house, exporter) == frames
+
+
+def test_a_history_that_is_compacted_again_and_again_is_swept_in_its_time() -> None:
+    house = _grown()
+    frames, exporter = house.keys(), house.exporter()
+    _swap(house, "one")
+    assert _sweep(house, exporter) == set()
+    house.clock.advance(GRACE_S - 1)
+    _swap(house, "two")
+    assert _sweep(house, exporter) == set()
+
+    house.clock.advance(1)
+    assert _sweep(house, exporter) == frames, "what the second replaced has its own time"
+    house.clock.advance(GRACE_S)
+    assert len(_sweep(house, exporter)) == 2
+
+
+def test_an_owner_that_comes_later_knows_that_too() -> None:
+    house = _grown()
+    frames = house.keys()
+    _swap(house, "one")
+    house.clock.advance(GRACE_S - 1)
+
+    assert _sweep(house, house.exporter()) == set()
+    house.clock.advance(1)
+    assert _sweep(house, house.exporter()) == frames
