@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
+import pytest
 
+from forebay.catalog import ShardCatalog
 from forebay.export import Exporter
 from forebay.format.descriptor import DescriptorKind, Status
 from forebay.format.segment import COMPACTED, index_name
+from forebay.testing.clock import ManualClock
+from tests.history.attached import LOAD, Land, values
 from tests.history.house import TOPIC, House
 
 GRACE_S: Final = 3600
@@ -27,18 +31,22 @@ def _grown() -> House:
 
 def _swap(house: House, name: str) -> None:
     """What compaction does, as far as the catalog and the names of objects go."""
-    catalog = house.catalog()
-    pieces = catalog.pieces()
     key = f"{TOPIC}_0/{COMPACTED}{name}.parquet"
     for made in (key, index_name(key)):
         house.store.put_if_absent(made, b"rows")
+    _replace(house.catalog(), key, house.clock)
+
+
+def _replace(catalog: ShardCatalog, key: str, clock: ManualClock) -> None:
+    pieces = catalog.pieces()
     new = msgspec.structs.replace(
         pieces[0].descriptor,
         kind=DescriptorKind.PARQUET,
         end=pieces[-1].descriptor.end,
         object_key=key,
         status=Status.COMPACTED,
-        created_at=house.clock.now_ms(),
+        created_at=clock.now_ms(),
+        load_id=None,
     )
     assert catalog.replace(pieces, new)
 
@@ -83,3 +91,22 @@ def test_an_owner_that_comes_later_knows_that_too() -> None:
     assert _sweep(house, house.exporter()) == set()
     house.clock.advance(1)
     assert _sweep(house, house.exporter()) == frames
+
+
+@pytest.mark.parametrize("mode", ["local", "shared_fs"])
+def test_what_a_load_brought_stays_so_long_too(mode: str) -> None:
+    land = Land(mode)
+    node = land.node()
+    node.offer({0: values(0, 10)})
+    node.loads.attach(LOAD)
+    grace_s = land.settings.export.orphan_grace_s
+    land.clock.advance(10 * grace_s)
+    brought = {path for path in land.files() if f"/loads/{LOAD}/" in path and path.endswith(".seg")}
+    assert brought
+    _replace(land.catalog(0), "made.parquet", land.clock)
+
+    node.loads.sweep()
+    assert brought <= land.files().keys()
+    land.clock.advance(grace_s)
+    node.loads.sweep()
+    assert not brought & land.files().keys()

@@ -15,6 +15,7 @@ import msgspec
 
 from forebay.blobs import BlobStore
 from forebay.catalog import ShardCatalog
+from forebay.catalog.replaced import Replaced
 from forebay.errors import Conflict, Indeterminate, Invalid, Unavailable, UnknownTopic
 from forebay.format.descriptor import LoadStatus, SegmentDescriptor, gap_descriptor
 from forebay.format.keys import attached_key, load_key, offer_key, offers_prefix, sink_key, topic_key
@@ -321,23 +322,35 @@ def leave_holes(catalog: ShardCatalog, load_id: str, *, created_at: int) -> None
     raise Unavailable(f"{catalog.keys}: its history changed {ATTEMPTS} times while load {load_id} was taken out of it")
 
 
-def sweep_loads(
-    store: BlobStore, prefix: str, book: LoadBook, catalog: ShardCatalog, *, unknown_as: Load, before_ms: int
-) -> list[str]:
-    """Remove objects of loads below `prefix` that are older than `before_ms` and that nobody needs; their keys.
+class LoadSweep(NamedTuple):
+    """What a sweep goes by: how old objects must be, and since when history has not named them."""
 
-    All are needed while the load is offered, afterwards those that the catalog names. What was never offered is
-    given up first: whoever brings it must have offered it by then.
+    now_ms: int
+    grace_s: float
+    replaced: Replaced
+
+
+def sweep_loads(
+    store: BlobStore, prefix: str, book: LoadBook, catalog: ShardCatalog, *, unknown_as: Load, by: LoadSweep
+) -> list[str]:
+    """Remove objects of loads below `prefix` that are older than the grace and that nobody needs; their keys.
+
+    All are needed while the load is offered, afterwards those that the catalog names or has named within the grace.
+    What was never offered is given up first: whoever brings it must have offered it by then.
     """
     found: dict[str, list[str]] = {}
+    before_ms = by.now_ms - int(by.grace_s * 1000)
     for stat in store.list(prefix):
         load_id, _, name = stat.key.removeprefix(prefix).partition("/")
         if name and stat.modified_ms < before_ms:
             found.setdefault(load_id, []).append(stat.key)
     over = [load_id for load_id in found if _is_over(book, load_id, unknown_as)]
     # Read after that: nothing of a load that is over can be named any more, unless it is named here.
-    needed = keys_of(catalog) if over else set()
-    swept = [key for load_id in over for key in found[load_id] if key not in needed]
+    if not over:
+        return []
+    needed = keys_of(catalog)
+    unneeded = [key for load_id in over for key in found[load_id] if key not in needed]
+    swept = by.replaced.long_ago(unneeded, catalog.descriptors(), by.grace_s)
     for key in swept:
         store.delete(key)
         logger.info("%s: removed %s of a load that is over", catalog.keys, key)

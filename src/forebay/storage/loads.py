@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 from forebay.blobs import BlobStore
 from forebay.catalog import ShardCatalog, ShardKeys
+from forebay.catalog.replaced import Replaced
 from forebay.clock import Clock
 from forebay.engines import OpenShard
 from forebay.engines.segment import SegmentEngine
@@ -24,7 +25,7 @@ from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef, Surroundings
 from forebay.shard.attaching import Attached, Attaching
 from forebay.shard.forgetting import EndedLoad, ended_loads, forget_unnamed, named_in
-from forebay.shard.loading import NEVER_OFFERED, AttachedPart, LoadBook, leave_holes, sweep_loads
+from forebay.shard.loading import NEVER_OFFERED, AttachedPart, LoadBook, LoadSweep, leave_holes, sweep_loads
 from forebay.shard.places import Places
 from forebay.shard.remains import remove_objects
 from forebay.storage.archiving import RETRY_SECONDS
@@ -106,6 +107,7 @@ class Loads:
         self._open_shard = open_shard
         self._book = LoadBook(parts.metadata, settings.metadata.prefix)
         self._attaching: WeakKeyDictionary[SegmentShard, Attaching] = WeakKeyDictionary()
+        self._replaced = Replaced(clock)
         self._retry_at: dict[str, float] = {}
         self._pending: dict[str, str] = {}
         """The loads that were not over at the last look, each with the id of its topic."""
@@ -164,15 +166,16 @@ class Loads:
         """Remove objects of loads that nobody needs any more, and what is known of those, once they are old enough."""
         ended = ended_loads(self._parts.metadata, self._settings.metadata.prefix)
         places, owned = self._places, {shard.ref.id for shard in self._engine.shards()}
-        before_ms = self._clock.now_ms() - int(self._settings.export.orphan_grace_s * 1000)
+        by = LoadSweep(self._clock.now_ms(), self._settings.export.orphan_grace_s, self._replaced)
+        before_ms = by.now_ms - int(by.grace_s * 1000)
         here = {stat.key.partition("/")[0] for stat in places.loads.list()}
         # Read after the list: whoever puts something there knows its topic.
         specs = self._definitions.all()
         for ref in [ref for spec in specs for ref in refs_of(spec)]:
             if {ref.id, ref.spec.topic_id} & here:
-                self._sweep(places.loads, ref, before_ms)
+                self._sweep(places.loads, ref, by)
             if self._settings.is_shared and places.store is not None and ref.id in owned:
-                self._sweep(places.store, ref, before_ms)
+                self._sweep(places.store, ref, by)
         known = {name for spec in specs for name in (spec.topic_id, *(ref.id for ref in refs_of(spec)))}
         for name in here - known:
             # Of a topic that was deleted where it was then.
@@ -268,16 +271,14 @@ class Loads:
             leave_holes(self._catalog(load, partition), load_id, created_at=self._clock.now_ms())
         self._book.end(load_id)
 
-    def _sweep(self, store: BlobStore, ref: ShardRef, before_ms: int) -> None:
+    def _sweep(self, store: BlobStore, ref: ShardRef, by: LoadSweep) -> None:
         catalog = self._around.catalog(ref)
         prefixes = [f"{ref.id}/loads/"]
         if ref.partition == 0:
             prefixes.append(f"{ref.spec.topic_id}/loads/")
         for prefix in prefixes:
             unknown_as = self._never_offered(ref.spec)
-            self._safely(
-                "", partial(sweep_loads, store, prefix, self._book, catalog, unknown_as=unknown_as, before_ms=before_ms)
-            )
+            self._safely("", partial(sweep_loads, store, prefix, self._book, catalog, unknown_as=unknown_as, by=by))
 
     def _alone_with(self, shard: SegmentShard, work: Callable[[SegmentShard], T]) -> T:
         assert self._parts.archiving is not None
