@@ -20,6 +20,8 @@ hypothesis.settings.register_profile("normal", deadline=None)
 hypothesis.settings.register_profile("soak", deadline=None, max_examples=5_000)
 hypothesis.settings.load_profile("soak" if os.environ.get("FOREBAY_SOAK") else "normal")
 
+SPARK_SECONDS = 900
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(LedgerPlugin(), "forebay-ledger")
@@ -29,6 +31,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("spark"):
             item.add_marker(pytest.mark.xdist_group("spark"))  # one JVM for the run, not one per worker
+            # A busy machine starts Spark in a minute.
+            item.add_marker(pytest.mark.timeout(SPARK_SECONDS))
 
 
 @pytest.fixture(scope="session")

@@ -110,12 +110,22 @@ def test_a_secret_in_an_option_is_refused_and_not_repeated(options: dict[str, st
     assert "spark.executorEnv." in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["store: {options: {secret_access_key: hush}}", "metadata: {password: hush}"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "store: {options: {secret_access_key: hush}}",
+        "metadata: {password: hush}",
+        "table: {options: {s3.endpoint: 'http://here', s3.secret-access-key: hush}}",
+        "table: {options: 'token=hush'}",
+    ],
+)
 def test_a_secret_in_the_file_is_refused_and_not_repeated(tmp_path: Path, text: str) -> None:
     file = tmp_path / "forebay.yaml"
     file.write_text(text)
 
-    with pytest.raises(Invalid, match="settings file has (store.options|metadata.password) a secret") as caught:
+    with pytest.raises(
+        Invalid, match="settings file has (store.options|metadata.password|table.options) a secret"
+    ) as caught:
         Location.of("/d", file)
 
     assert "hush" not in str(caught.value)

@@ -25,6 +25,9 @@ NAMES: Final = ("path", "settings", "store", "metadata", "broker")
 """Options that say where topics are; those with a dot are settings and do so too."""
 
 _OPTIONS: Final = "store.options"
+_TABLE_OPTIONS: Final = "table.options"
+_SECRET_WORDS: Final = ("credential", "key", "password", "sas", "secret", "token")
+"""An option of a catalog of tables with one of these in its name is taken for a secret."""
 _FILE: Final = "the settings file"
 _SCHEMES: Final = {"s3": "s3", "gs": "gcs", "az": "azure"}
 _USER: Final = re.compile(r"://[^/]*@")
@@ -139,13 +142,16 @@ class Location:
 def _refuse_secret(name: str, value: object, place: str) -> None:
     """`Invalid` if a secret stands there and not the name of a variable; its value is not repeated."""
     setting = _SETTINGS.get(name)
-    if name == _OPTIONS:
-        held = _SETTINGS[_OPTIONS].parse(value, source=place, strict=False) if _plain(value) else value
+    if name in (_OPTIONS, _TABLE_OPTIONS):
+        held = _SETTINGS[name].parse(value, source=place, strict=False) if _plain(value) else value
         for option, text in held.items() if isinstance(held, Mapping) else ():
-            _refuse_secret(f"{_OPTIONS}.{option}", text, place)
+            _refuse_secret(f"{name}.{option}", text, place)
         return
-    option = name.removeprefix(f"{_OPTIONS}.")
-    is_secret = option not in OPEN | CONNECTION if option != name else setting is not None and setting.secret
+    option = name.removeprefix(f"{_OPTIONS}.").removeprefix(f"{_TABLE_OPTIONS}.")
+    if name.startswith(f"{_TABLE_OPTIONS}."):
+        is_secret = any(word in option.lower() for word in _SECRET_WORDS)
+    else:
+        is_secret = option not in OPEN | CONNECTION if option != name else setting is not None and setting.secret
     if not isinstance(value, str):
         is_secret &= isinstance(value, int) and not isinstance(value, bool)
     elif not is_secret and _USER.search(value) and not variables_in(value):
