@@ -4,7 +4,7 @@ SHELL := bash
 READY := .venv/.ready
 READY_BENCH := .venv/.ready-bench
 READY_SERVERS := .venv/.ready-servers
-SOURCES := $(wildcard src tests tools demo bench)
+SOURCES := $(wildcard src tests tools demo bench examples)
 
 .PHONY: help setup demo test check soak bench fmt clean
 
@@ -36,7 +36,7 @@ check: $(READY_SERVERS) ## the quick checks: lint, types, contracts, tests that 
 	@tools/run_tests.sh quick
 
 soak: $(READY_SERVERS) ## the randomised tests again, for long
-	@FOREBAY_SOAK=1 .venv/bin/python -m pytest -n 2 --timeout 3600 -m "not spark"
+	@FOREBAY_SOAK=1 .venv/bin/python -m pytest -n 2 --dist loadgroup --timeout 7200
 
 bench: $(READY_BENCH) $(READY_SERVERS) ## measure Forebay beside its peers
 	@.venv/bin/python -m bench

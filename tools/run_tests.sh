@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 scope=${1:?usage: tools/run_tests.sh all|quick}
 bin=.venv/bin
 sources=()
-for directory in src tests tools demo bench; do
+for directory in src tests tools demo bench examples; do
     if [ -d "$directory" ]; then sources+=("$directory"); fi
 done
 report=()
