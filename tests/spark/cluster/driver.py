@@ -1,4 +1,4 @@
-"""A Spark driver in a process of its own: `python -m tests.spark.cluster.driver <orders as JSON>`.
+"""A Spark driver in a process of its own, started by spark-submit: `… tests/spark/cluster/driver.py <orders as JSON>`.
 
 It reads a topic as a batch, copies it by one bulk load, copies it again by a streaming query, and puts the rows that
 it saw into a file, for the test to compare.
@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
+from forebay.spark.java import find_java
 from forebay.spark.session import REMOTE, session
 from tests.spark.stream_child import SETTINGS
 
@@ -42,9 +43,18 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
 
     def run(self, environment: Mapping[str, str]) -> None:
         """Run the driver to its end; its last words if it fails."""
-        command = [sys.executable, "-m", "tests.spark.cluster.driver", msgspec.json.encode(self).decode()]
-        ended = subprocess.run(command, cwd=ROOT, env=dict(environment), capture_output=True, text=True, check=False)
+        command = [*self._launcher(), __file__, msgspec.json.encode(self).decode()]
+        java = {"JAVA_HOME": str(find_java(environment))}
+        around = {**environment, **java, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
+        ended = subprocess.run(command, cwd=ROOT, env=around, capture_output=True, text=True, check=False)
         assert ended.returncode == 0, ended.stderr[-8000:]
+
+    def _launcher(self) -> list[str]:
+        if self.master.startswith(REMOTE):
+            return [sys.executable]  # a client of Spark Connect is a program like any other
+        settings = {**SETTINGS, **self.settings}
+        words = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+        return [str(Path(sys.executable).with_name("spark-submit")), "--master", self.master, *words]
 
 
 def rows_of(frame: DataFrame) -> list[list[Any]]:
@@ -59,12 +69,6 @@ def rows_of(frame: DataFrame) -> list[list[Any]]:
         "unix_millis(timestamp) timestamp",
     )
     return sorted((list(row) for row in shown.collect()), key=lambda row: row[:2])
-
-
-def _started(orders: Orders) -> SparkSession:
-    # A server of Spark Connect has settings of its own.
-    own = {} if orders.master.startswith(REMOTE) else SETTINGS
-    return session("forebay driver", master=orders.master, settings={**own, **orders.settings})
 
 
 def _drive(spark: SparkSession, orders: Orders) -> None:
@@ -85,6 +89,6 @@ def _drive(spark: SparkSession, orders: Orders) -> None:
 
 if __name__ == "__main__":
     given = msgspec.json.decode(sys.argv[1], type=Orders)
-    running = _started(given)
+    running = session("forebay driver", master=given.master)
     _drive(running, given)
     running.stop()
