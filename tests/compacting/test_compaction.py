@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from tests.compacting.directly import AT_ONCE, catalog_of, check_sound, compacte
 from tests.moves import rig
 from tests.moves.rig import TOPIC, Land
 from tests.spark.mixed import Mixed
-from tests.spark.topics import Row
+from tests.spark.topics import Row, rows_of
 
 LANDS: dict[str, Callable[[Path], Land]] = {"local": rig.local, "shared_fs": rig.shared_fs}
 NO_COPIES = RetentionSettings(time_s=0, bytes_max=0, grace_s=0, check_interval_s=1)
@@ -352,3 +353,45 @@ def test_load_of_many_segments_is_compacted_inside_its_manifest(tmp_path: Path) 
     with land.open("one", read_only=True) as beside:
         assert shown(beside.topic(TOPIC)) == before
     check_sound(land)
+
+
+def test_readers_in_flight_are_not_disturbed(land: Land) -> None:
+    """Streams begun before go on behind it, though everything that they had planned with is gone."""
+    mixed = Mixed(land, partitions=1)
+    for _ in range(4):
+        mixed.filled.many(300)
+        mixed.export()
+    topic, rows = mixed.filled.topic, mixed.rows
+    mixed.filled.many(10)
+    if land.settings.storage.mode != "local":
+        _drop_copies(topic)
+    with land.open("one", read_only=True) as beside:
+        streams = [topic.read(stop=1200, partition=0), beside.topic(TOPIC).read(stop=1200, partition=0)]
+        seen = [rows_of(islice(stream, 5)) for stream in streams]
+        for stream in streams:
+            assert len(list(islice(stream, 250))) == 250
+
+        compacted(land)
+        _drop_copies(topic)
+        places = mixed.log._parts.places
+        assert places is not None
+        rig.shard_of(topic).archive._exporter.sweep(-1, rig.shard_of(topic).wal.files, places.loads)
+        kept = [path.name for path in land.root.rglob("*.seg")]
+        assert len(kept) == 1, "all that they read from before is gone"
+
+        for stream, first in zip(streams, seen, strict=True):
+            assert first == rows[:5]
+            assert rows_of(iter(stream)) == rows[255:1200]
+    mixed.close()
+
+
+def _drop_copies(topic: Topic) -> None:
+    """Local files go that others hold, as if retention asked for all of it."""
+    shard = rig.shard_of(topic)
+    pieces = shard.archive.catalog.descriptors()
+    store = shard.archive._store
+    sealed = [file for file in shard.wal.files.all[:-1] if isinstance(file, SealedFile)]
+    if store is None:
+        shard.archive._drop_while(sealed, lambda file: shard.archive._is_compacted(file, pieces))
+    else:
+        shard.archive._drop_while(sealed, lambda file: shard.archive._has_copy(store, file, pieces))
