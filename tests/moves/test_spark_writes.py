@@ -1,4 +1,4 @@
-"""Writes from Spark into topics that live in a bucket and in etcd, without a data directory; Spark itself is not here."""
+"""Writes from Spark into topics that live in a bucket and in etcd, without a data directory; without Spark."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ from forebay.spark import delivery
 from forebay.spark.sink import BATCH_ID, ForebayStreamWriter, plan_stream_write
 from forebay.spark.source import ForebayDataSource
 from forebay.spark.target import Target
+from tests.spark.stream_child import SETTINGS
 
 TOPIC: Final = "shop/orders"
 STEPS: Final = ("writing", "staged", "offered", "attached", "committed", "next batch")
@@ -104,7 +105,7 @@ def run(spark: SparkSession, directory: Path, sink: str, tasks: int) -> None:
 
 def main(step: str, directory: Path) -> None:
     os.environ[_GROUP], os.environ[_STEP] = str(os.getpgrp()), step
-    spark = forebay.spark.session("a query that dies", master="local[2]", settings={"spark.driver.memory": "512m"})
+    spark = forebay.spark.session("a query that dies", master="local[2]", settings=SETTINGS)
     spark.dataSource.register(DyingSource)
     run(spark, directory, DyingSource.name(), 2)
 
