@@ -32,6 +32,11 @@ class TableObjects(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     objects: tuple[str, ...] = ()
     manifest: ManifestRef | None = None
 
+    @property
+    def objects_at(self) -> str | None:
+        """The object that lists them, if one does."""
+        return self.manifest.object_key if self.manifest is not None else None
+
 
 class Tabled:
     """The objects of one topic that tables name. Stateless: every call asks the metadata store."""
@@ -71,7 +76,7 @@ class Tabled:
             put = Put(self._key, encode_value(value, unknown=unknown))
             with contextlib.suppress(Indeterminate):
                 if self._metadata.transaction([RevisionIs(self._key, revision)], [put]).succeeded:
-                    if before.manifest is not None:
+                    if before.manifest is not None and before.objects_at != value.objects_at:
                         store.delete(before.manifest.object_key)
                     return
         raise Unavailable(f"{self._key} changed {ATTEMPTS} times while it was being written; try again")

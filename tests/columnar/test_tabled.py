@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 
+from forebay.blobs import Stat
 from forebay.metadata import MemoryMetadata
 from forebay.tabled import LISTED_MAX, Tabled
 from forebay.testing.blobs import SimulatedBlobs
@@ -12,9 +15,23 @@ FEW = frozenset({"a/1.parquet", "b/2.parquet"})
 MANY = frozenset(f"shard/{number:06d}.parquet" for number in range(LISTED_MAX + 1))
 
 
+class PerUpload(SimulatedBlobs):
+    """Its etags name the upload and not what was uploaded, as those of some stores do."""
+
+    _numbers = count()
+
+    def _keep(self, key: str, content: bytes) -> Stat:
+        stat = super()._keep(key, content)._replace(etag=f"upload {next(self._numbers)}")
+        self._shared.kept[key] = (content, stat)
+        return stat
+
+
+@pytest.mark.parametrize("store_type", [SimulatedBlobs, PerUpload])
 @pytest.mark.parametrize(("first", "then"), [(FEW, MANY), (MANY, FEW), (MANY, MANY | FEW), (FEW, frozenset())])
-def test_what_was_written_last_is_kept(first: frozenset[str], then: frozenset[str]) -> None:
-    store = SimulatedBlobs()
+def test_what_was_written_last_is_kept(
+    first: frozenset[str], then: frozenset[str], store_type: type[SimulatedBlobs]
+) -> None:
+    store = store_type()
     tabled = Tabled(MemoryMetadata(), "/forebay", "shop", "orders", "ab" * 16)
 
     assert tabled.objects(store) == frozenset()
@@ -25,6 +42,16 @@ def test_what_was_written_last_is_kept(first: frozenset[str], then: frozenset[st
 
     assert tabled.objects(store) == then
     assert len(store.contents) == (len(then) > LISTED_MAX), "an old list does not stay"
+
+
+def test_a_list_that_was_uploaded_again_by_a_writer_that_died_is_read() -> None:
+    store, metadata = PerUpload(), MemoryMetadata()
+    tabled = Tabled(metadata, "/forebay", "shop", "orders", "ab" * 16)
+    tabled.put(MANY, store)
+    ((key, content),) = store.contents.items()
+    store.upload(key, [content])
+
+    assert tabled.objects(store) == MANY
 
 
 def test_topic_created_anew_has_none() -> None:
