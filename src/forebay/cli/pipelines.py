@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from forebay.cli import backfilling, compacting, declared, laking, migrating, registering, scrubbing
+from forebay.cli import backfilling, compacting, declared, laking, migrating, registering, reindexing, scrubbing
 from forebay.cli.commands import Commands
 
 app = typer.Typer(
@@ -20,4 +20,5 @@ scrubbing.register(app)
 laking.register(app)
 backfilling.register(app)
 migrating.register(app)
+reindexing.register(app)
 registering.register(app)

@@ -1,0 +1,275 @@
+"""Reindex: every segment of history has an index that is sound and has look-ups by key and tag.
+
+An index that is damaged or missing is made anew from its segment. One that was written before there were look-ups is
+not overwritten: a new one lies beside it under a key of its own, and one transaction makes the descriptor name that
+one. Readers in flight keep the old, which is swept later. May run beside the owner, and be ended and run again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from forebay import manifests
+from forebay.blobs import BlobStore
+from forebay.catalog.shard import Piece
+from forebay.clock import SystemClock
+from forebay.disk import SystemDisk
+from forebay.errors import Conflict, Corrupt, ForebayError
+from forebay.format import index as index_format
+from forebay.format.checksum import content_hash
+from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
+from forebay.format.frame import Verdict
+from forebay.format.index import SectionKind
+from forebay.format.segment import INDEX_SUFFIX, index_name
+from forebay.inspection.findings import Finding, Severity
+from forebay.inspection.findings import Report as Exam
+from forebay.inspection.objects import ObjectExam
+from forebay.shard.places import is_private
+from forebay.spark.jobs.histories import Histories, JobStores
+from forebay.spark.jobs.reports import Figure, Part, Progress, Report, summed
+from forebay.spark.jobs.units import spread
+from forebay.spark.location import Location
+from forebay.topics import TopicSpec, shard_id
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOOKUPS: Final = {SectionKind.SIZES, SectionKind.KEY_POSTINGS, SectionKind.TAG_POSTINGS}
+AGAIN: Final = "run reindex again"
+
+
+class Indexed(msgspec.Struct, frozen=True, array_like=True):
+    """A segment to be looked at."""
+
+    topic: str
+    partition: int
+    shard_id: str
+    descriptor: SegmentDescriptor
+
+
+class Judged(msgspec.Struct, frozen=True, array_like=True):
+    """What its index turned out to be. With a key, a new one lies there and has so many bytes."""
+
+    flaw: str
+    key: str | None = None
+    bytes: int = 0
+
+
+@dataclass(kw_only=True)
+class _Shard:
+    """One partition."""
+
+    spec: TopicSpec
+    partition: int
+    pieces: list[Piece]
+    opened: dict[int, Sequence[SegmentDescriptor]]
+    """What each piece stands for, by where it starts."""
+    rebuilt: dict[str, Judged] = field(default_factory=dict)
+    figures: dict[str, Figure] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def place(self) -> tuple[str, int]:
+        return str(self.spec.name), self.partition
+
+    def count(self, name: str) -> None:
+        self.figures[name] = int(self.figures.get(name, 0) or 0) + 1
+
+    def tell(self, what: str, step: str, descriptor: SegmentDescriptor | None = None) -> None:
+        """Note what went wrong."""
+        offsets = (descriptor.start, descriptor.end) if descriptor is not None else None
+        name = f"{self.spec.name}[{self.partition}]"
+        self.findings.append(Finding(severity=Severity.ERROR, what=what, next_step=step, shard=name, offsets=offsets))
+
+
+def run(
+    spark: SparkSession,
+    location: Location,
+    topics: Sequence[str] = (),
+    *,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """See to it that all history of these topics, or of all, has sound indexes with look-ups.
+
+    Segments in files of a data directory are left out: their indexes are the business of `forebay repair`.
+    """
+    clock = SystemClock()
+    begun = clock.monotonic()
+    with Histories(location, read_only=dry_run) as histories:
+        shards = [
+            _looked_at(histories, spec, partition)
+            for spec in histories.topics(topics)
+            for partition in range(spec.partitions)
+        ]
+        _judge(spark, location, shards, dry_run=dry_run, progress=progress)
+        if not dry_run:
+            for shard in shards:
+                _name(histories, shard)
+    parts = tuple(
+        Part(topic=str(shard.spec.name), partition=shard.partition, figures=shard.figures) for shard in shards
+    )
+    totals = summed(parts)
+    count = totals.get("to_be_rebuilt" if dry_run else "rebuilt", 0)
+    return Report(
+        job="reindex",
+        summary=f"{count} of {totals.get('segments', 0)} indexes {'to be ' if dry_run else ''}made anew",
+        dry_run=dry_run,
+        figures=totals,
+        parts=parts,
+        findings=tuple(finding for shard in shards for finding in shard.findings),
+        seconds=clock.monotonic() - begun,
+    )
+
+
+def _looked_at(histories: Histories, spec: TopicSpec, partition: int) -> _Shard:
+    pieces = histories.catalog(spec, partition).pieces()
+    opened = {
+        piece.descriptor.start: histories.manifest(piece.descriptor)
+        if piece.descriptor.kind is DescriptorKind.MANIFEST
+        else [piece.descriptor]
+        for piece in pieces
+    }
+    shard = _Shard(spec=spec, partition=partition, pieces=pieces, opened=opened)
+    found = [descriptor for listed in opened.values() for descriptor in listed if _has_index(descriptor)]
+    shard.figures["segments"] = sum(not is_private(descriptor) for descriptor in found)
+    local = sum(map(is_private, found))
+    if local:
+        shard.figures["in_directories"] = local
+    return shard
+
+
+def _has_index(descriptor: SegmentDescriptor) -> bool:
+    return descriptor.kind in (DescriptorKind.FRAMES, DescriptorKind.PARQUET)
+
+
+def _units(shards: Sequence[_Shard]) -> Iterator[Indexed]:
+    for shard in shards:
+        name, partition = shard.place
+        for listed in shard.opened.values():
+            for descriptor in listed:
+                if _has_index(descriptor) and not is_private(descriptor):
+                    yield Indexed(name, partition, shard_id(shard.spec.topic_id, partition), descriptor)
+
+
+def _judge(
+    spark: SparkSession, location: Location, shards: Sequence[_Shard], *, dry_run: bool, progress: Progress | None
+) -> None:
+    """Look at every index and, unless nothing is to be done, make new ones; what became of each goes to its shard."""
+    by_place = {shard.place: shard for shard in shards}
+    outcomes = spread(
+        spark,
+        list(_units(shards)),
+        partial(judge, location, rebuild=not dry_run),
+        unit_type=Indexed,
+        result_type=Judged,
+        progress=progress,
+    )
+    for unit, judged, error in outcomes:
+        shard = by_place[unit.topic, unit.partition]
+        if judged is None:
+            shard.tell(f"the index of {unit.descriptor.object_key} was not made anew: {error}", AGAIN, unit.descriptor)
+        elif not judged.flaw:
+            shard.count("sound")
+        elif dry_run:
+            shard.count("to_be_rebuilt")
+        else:
+            shard.rebuilt[unit.descriptor.object_key] = judged
+
+
+def judge(location: Location, unit: Indexed, *, rebuild: bool) -> Judged:
+    """What a task does: read the index; if it is not as it should be, read the segment and store a new one.
+
+    Raises `Corrupt` if the segment itself is damaged.
+    """
+    disk, clock = SystemDisk(), SystemClock()
+    with contextlib.closing(disk), contextlib.closing(JobStores(location, disk=disk, clock=clock)) as stores:
+        store = stores.of(unit.descriptor.store)
+        flaw = _flaw(store, unit.descriptor)
+        if not flaw or not rebuild:
+            return Judged(flaw)
+        exam = Exam()
+        shard = f"{unit.topic}[{unit.partition}]"
+        copy = ObjectExam(stores, unit.shard_id, shard, exam, quick=False, on_bytes=None).examine(
+            Piece(unit.descriptor, 0)
+        )
+        if not copy.intact or not copy.whole_index:
+            raise Corrupt(f'{copy.where} is damaged itself ({copy.flaw}): run "forebay pipeline scrub"')
+        if len(copy.whole_index) == unit.descriptor.index_bytes:
+            # The very bytes that were catalogued: what stands under the key now was never meant to.
+            store.upload(unit.descriptor.index_object, [copy.whole_index])
+            return Judged(flaw)
+        key = _new_key(unit.descriptor, copy.whole_index)
+        store.upload(key, [copy.whole_index])
+        return Judged(flaw, key, len(copy.whole_index))
+
+
+def _flaw(store: BlobStore, descriptor: SegmentDescriptor) -> str:
+    """What is wrong with the index of a segment; empty if nothing is."""
+    stat = store.stat(descriptor.index_object)
+    if stat is None:
+        return "it is missing"
+    content = memoryview(store.get_range(descriptor.index_object, 0, stat.size))
+    try:
+        decoded = index_format.decode_index(content)
+        found = index_format.read_sections(
+            lambda position, length: bytes(content[position : position + length]), len(content)
+        )
+        if isinstance(found, Verdict) or isinstance(decoded, Verdict):
+            return f"its footer is {decoded.value if isinstance(decoded, Verdict) else 'damaged'}"
+        footer, sections = found
+        for section in sections:
+            index_format.check_section(content[section.position : section.position + section.length], section)
+    except Corrupt as error:
+        return str(error)
+    if footer.content_hash.hex() != descriptor.content_hash or len(content) != descriptor.index_bytes:
+        return "it is of another segment"
+    return "" if {section.kind for section in sections} >= LOOKUPS else "it has no look-ups"
+
+
+def _new_key(descriptor: SegmentDescriptor, content: bytes) -> str:
+    beside = index_name(descriptor.object_key).removesuffix(INDEX_SUFFIX)
+    return f"{beside}-{content_hash([content]).hex()[:16]}{INDEX_SUFFIX}"
+
+
+def _name(histories: Histories, shard: _Shard) -> None:
+    """Make the catalog name the new indexes, piece by piece."""
+    catalog = histories.catalog(shard.spec, shard.partition)
+    for piece in shard.pieces:
+        listed = shard.opened[piece.descriptor.start]
+        rebuilt = [found for one in listed if (found := shard.rebuilt.get(one.object_key)) is not None]
+        if not rebuilt:
+            continue
+        try:
+            renewed = [_renewed(descriptor, shard.rebuilt.get(descriptor.object_key)) for descriptor in listed]
+            if renewed != list(listed) and not catalog.replace([piece], _standing_for(histories, piece, renewed)):
+                raise Conflict("the catalog changed meanwhile")
+        except ForebayError as error:
+            shard.tell(f"new indexes are not named yet: {error}", AGAIN, piece.descriptor)
+            continue
+        for judged in rebuilt:
+            shard.count("rebuilt")
+            shard.count("without_lookups" if judged.flaw == "it has no look-ups" else "damaged")
+
+
+def _renewed(descriptor: SegmentDescriptor, judged: Judged | None) -> SegmentDescriptor:
+    if judged is None or judged.key is None:
+        return descriptor
+    return msgspec.structs.replace(descriptor, index_key=judged.key, index_bytes=judged.bytes)
+
+
+def _standing_for(histories: Histories, piece: Piece, renewed: Sequence[SegmentDescriptor]) -> SegmentDescriptor:
+    """What takes the place of a piece: the descriptor itself, or a manifest that lists those it stood for."""
+    old = piece.descriptor
+    if old.kind is not DescriptorKind.MANIFEST:
+        return renewed[0]
+    store = histories.stores.of(old.store)
+    prefix = f"{old.object_key.rpartition('/')[0]}/"
+    listed = manifests.write(store, prefix, renewed, store_name=old.store, created_at=histories.clock.now_ms())
+    return msgspec.structs.replace(listed, load_id=old.load_id)

@@ -1,0 +1,124 @@
+"""Reindex: indexes without look-ups, damaged or missing ones become what sealing writes today; nothing else changes."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import msgspec
+import pytest
+from pyspark.sql import SparkSession
+
+from forebay import manifests
+from forebay.catalog import ShardCatalog
+from forebay.clock import SystemClock
+from forebay.disk import SystemDisk
+from forebay.export import Exporter, Origin
+from forebay.format.descriptor import DescriptorKind
+from forebay.inspection.segments import without_lookups
+from forebay.spark.jobs import reindex, scrub
+from forebay.spark.jobs.histories import Histories
+from forebay.spark.location import Location
+from forebay.wal.files import FileList
+from tests.cli.rig import flip
+from tests.inspection.exported import KEYS, Exported
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Exported:
+    return Exported(tmp_path)
+
+
+def _location(exported: Exported) -> Location:
+    return Location.parse({"path": str(exported.shell.directory), "storage.handoff_root": str(exported.root)})
+
+
+def _make_old(exported: Exported, place: int) -> bytes:
+    """Give a segment the index that a version without look-ups wrote; what it had before."""
+    path = exported.object(place, ".idx")
+    whole = path.read_bytes()
+    plain = without_lookups(whole)
+    path.write_bytes(plain)
+    with exported.metadata() as metadata:
+        catalog = ShardCatalog(metadata, KEYS, "")
+        piece = catalog.pieces()[place]
+        assert catalog.replace([piece], msgspec.structs.replace(piece.descriptor, index_bytes=len(plain)))
+    return whole
+
+
+def _indexes(exported: Exported) -> list[bytes]:
+    with Histories(_location(exported)) as histories:
+        (spec,) = histories.topics([])
+        found = histories.catalog(spec, 0).descriptors()
+        return [(exported.root / piece.index_object).read_bytes() for piece in found]
+
+
+def test_every_index_becomes_what_it_would_be_today(spark: SparkSession, exported: Exported) -> None:
+    whole = _indexes(exported)
+    _make_old(exported, 0)
+    old = exported.object(0, ".idx").read_bytes()
+    flip(exported.object(1, ".idx"), 70)
+    exported.object(2, ".idx").unlink()
+
+    planned = reindex.run(spark, _location(exported), dry_run=True)
+    untouched = not exported.object(2, ".idx").exists()
+    report = reindex.run(spark, _location(exported), ["shop/orders"])
+    again = reindex.run(spark, _location(exported))
+
+    assert planned.figures == {"segments": 3, "to_be_rebuilt": 3} and untouched
+    assert report.is_clean, report.lines()
+    assert report.figures == {"segments": 3, "rebuilt": 3, "without_lookups": 1, "damaged": 2}
+    assert _indexes(exported) == whole
+    assert exported.object(0, ".idx").read_bytes() == old, "an index is never overwritten by another"
+    assert again.figures == {"segments": 3, "sound": 3}
+    assert scrub.run(spark, _location(exported)).is_clean
+
+
+def test_what_a_manifest_lists_gets_a_new_manifest(spark: SparkSession, exported: Exported) -> None:
+    whole = _make_old(exported, 1)
+    with Histories(_location(exported), read_only=False) as histories:
+        (spec,) = histories.topics([])
+        catalog = histories.catalog(spec, 0)
+        pieces = catalog.pieces()
+        store = histories.stores.of("directory")
+        listed = [piece.descriptor for piece in pieces]
+        manifest = manifests.write(store, f"{spec.topic_id}_0/", listed, store_name="directory", created_at=1)
+        assert catalog.replace(pieces, manifest)
+
+    report = reindex.run(spark, _location(exported))
+
+    assert report.is_clean and report.figures["rebuilt"] == 1
+    assert _indexes(exported)[1] == whole
+    with Histories(_location(exported)) as histories:
+        (piece,) = histories.catalog(spec, 0).pieces()
+    assert piece.descriptor.kind is DescriptorKind.MANIFEST and piece.descriptor != manifest
+
+
+def test_a_damaged_segment_gets_no_index(spark: SparkSession, exported: Exported) -> None:
+    exported.object(1, ".idx").unlink()
+    flip(exported.object(1), -100)
+
+    report = reindex.run(spark, _location(exported))
+
+    (finding,) = report.findings
+    assert "is damaged itself" in finding.what and finding.offsets == (20, 40)
+    assert not exported.object(1, ".idx").exists() and report.figures["sound"] == 2
+
+
+def test_the_index_that_is_not_named_any_more_is_swept(spark: SparkSession, exported: Exported) -> None:
+    _make_old(exported, 0)
+    old = exported.object(0, ".idx")
+    reindex.run(spark, _location(exported))
+    before = _indexes(exported)
+    with Histories(_location(exported), read_only=False) as histories, contextlib.closing(SystemDisk()) as disk:
+        (spec,) = histories.topics([])
+        origin = Origin(spec.topic_id, 0, 1, "tests", "directory")
+        store = histories.stores.of("directory")
+        exporter = Exporter(origin, histories.catalog(spec, 0), store, disk=disk, clock=SystemClock())
+
+        swept = exporter.sweep(-1, FileList([]))
+
+    assert [key.rpartition("/")[2] for key in swept] == [old.name]
+    assert _indexes(exported) == before
