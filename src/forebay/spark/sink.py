@@ -6,7 +6,6 @@ for the commit: what the tasks know goes there in their messages.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -19,7 +18,7 @@ from pyspark.sql.types import StructType
 from forebay.errors import Conflict, Unsupported
 from forebay.prepared import Sink
 from forebay.spark.delivery import deliver, give_up
-from forebay.spark.target import Target
+from forebay.spark.target import Target, load_id_of
 from forebay.spark.writing import Written, planned_target, results_of, stage_rows
 
 QUERY_ID: Final = "sql.streaming.queryId"
@@ -62,17 +61,8 @@ class ForebayStreamWriter(DataSourceStreamArrowWriter):
 def plan_stream_write(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> ForebayStreamWriter:
     """The writer of a streaming query with this schema."""
     if overwrite:
-        raise Unsupported(
-            'outputMode("complete") is not offered: a topic only grows. Use outputMode("append"), or "update", which '
-            "appends the rows that changed"
-        )
+        raise Unsupported('outputMode("complete") is not offered: a topic only grows. Use outputMode("append")')
     return ForebayStreamWriter(planned_target(options, schema))
-
-
-def load_id_of(target: Target, sink: Sink) -> str:
-    """The load of one attempt to write a batch; attempts share all but its end."""
-    batch = f"{sink.query_id}/{target.spec.topic_id}/{sink.batch_id}".encode()
-    return f"sink-{hashlib.sha256(batch).hexdigest()[:32]}-{target.run}"
 
 
 def _sink_of_task() -> Sink:

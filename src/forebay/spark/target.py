@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from forebay.clock import Clock, SystemClock
 from forebay.errors import Invalid, UnknownTopic, Unsupported
+from forebay.prepared import Sink
 from forebay.spark.location import NAMES as PLACE_NAMES
 from forebay.spark.location import Location, is_about_place
 from forebay.spark.opening import opened
@@ -20,7 +23,9 @@ from forebay.topics import Engine, TopicName, TopicSpec, parse_compression
 
 ATTACH_SECONDS: Final = 120.0
 ATTACH_SECONDS_MAX: Final = 86_400.0
-NAMES: Final = (*PLACE_NAMES[:4], "topic", "attachTimeout")
+NAMES: Final = (*PLACE_NAMES[:4], "topic", "attachTimeout", "queryId", "batchId")
+_QUERY_ID: Final = re.compile(r"[0-9A-Za-z-]{1,100}")
+_BATCH_ID: Final = re.compile(r"[0-9]{1,18}")
 _OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
 _OTHER_WORDS: Final = {
     "topics": 'one write goes into one topic: write option("topic", …)',
@@ -36,6 +41,8 @@ class WriteOptions:
     location: Location
     topic: TopicName
     attach_seconds: float = ATTACH_SECONDS
+    sink: Sink | None = None
+    """The batch of a streaming query that a function of `foreachBatch` writes; then it is written once."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
@@ -51,6 +58,7 @@ class WriteOptions:
             location=Location.parse(options),
             topic=TopicName.parse(topic),
             attach_seconds=_seconds(given.get("attachtimeout", str(ATTACH_SECONDS))),
+            sink=_sink(given.get("queryid", ""), given.get("batchid", "")),
         )
 
 
@@ -63,6 +71,8 @@ class Target:
     attach_seconds: float
     run: str
     """Of this planning alone: two that write the same rows never share an object."""
+    sink: Sink | None = None
+    """The batch that all of this write is, if its options say so."""
 
     @property
     def zstd_level(self) -> int | None:
@@ -92,7 +102,15 @@ def look(options: WriteOptions, clock: Clock | None = None) -> Target:
             'owns it, or write to a topic on engine "segment"'
         )
     run = (clock or SystemClock()).random_bytes(8).hex()
-    return Target(location=options.location, spec=spec, attach_seconds=options.attach_seconds, run=run)
+    return Target(
+        location=options.location, spec=spec, attach_seconds=options.attach_seconds, run=run, sink=options.sink
+    )
+
+
+def load_id_of(target: Target, sink: Sink) -> str:
+    """The load of one attempt to write a batch; attempts share all but its end."""
+    batch = f"{sink.query_id}/{target.spec.topic_id}/{sink.batch_id}".encode()
+    return f"sink-{hashlib.sha256(batch).hexdigest()[:32]}-{target.run}"
 
 
 def _refuse_unknown(given: Mapping[str, str]) -> None:
@@ -102,6 +120,17 @@ def _refuse_unknown(given: Mapping[str, str]) -> None:
         every = f"the options are {', '.join(NAMES)}"
         way_out = _OTHER_WORDS.get(name, f"did you mean {known[near[0]]}? {every}" if near else every)
         raise Invalid(f'option "{name}" is not known to a forebay write: {way_out}')
+
+
+def _sink(query_id: str, batch_id: str) -> Sink | None:
+    if not query_id and not batch_id:
+        return None
+    if not _QUERY_ID.fullmatch(query_id) or not _BATCH_ID.fullmatch(batch_id):
+        raise Invalid(
+            f'option "queryId" is {query_id!r:.80} and option "batchId" {batch_id!r:.40}: give both, the id of the '
+            "query and the number that foreachBatch was called with"
+        )
+    return Sink(query_id=query_id, batch_id=int(batch_id))
 
 
 def _seconds(text: str) -> float:

@@ -18,7 +18,7 @@ from forebay.spark.delivery import TaskResult, deliver, give_up, load_store
 from forebay.spark.incoming import check_columns
 from forebay.spark.opening import opened
 from forebay.spark.staging import Task, stage
-from forebay.spark.target import Target, WriteOptions, look
+from forebay.spark.target import Target, WriteOptions, load_id_of, look
 
 
 @dataclass
@@ -33,15 +33,15 @@ class ForebayWriter(DataSourceArrowWriter):
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._load_id = f"spark-{target.run}"
+        self._load_id = f"spark-{target.run}" if target.sink is None else load_id_of(target, target.sink)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of one task."""
         return Written(stage_rows(self._target, self._load_id, iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Bring in what all tasks have staged."""
-        deliver(self._target, self._load_id, results_of(messages))
+        """Bring in what all tasks have staged; if it is a batch of a query that the topic has, nothing."""
+        deliver(self._target, self._load_id, results_of(messages), self._target.sink)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """See to it that nothing of it is ever brought in."""

@@ -6,11 +6,11 @@ import json
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pytest
 from pyspark.sql.streaming.query import StreamingQuery
@@ -18,8 +18,11 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import forebay
 from examples.fill import append_orders, fill, orders
-from forebay.errors import ForebayError
+from forebay.errors import ForebayError, Invalid
+from forebay.spark.iceberg import open_catalog
+from forebay.spark.location import Location
 from forebay.spark.pipelines.document import Flawed
+from forebay.spark.pipelines.open_tables import Batch, OpenTable
 from forebay.spark.pipelines.outline import outline
 from forebay.spark.pipelines.parsing import load_pipeline
 from forebay.spark.pipelines.progress import SinkProgress
@@ -143,15 +146,20 @@ sources:
     format: json
     schema: id STRING, amount DOUBLE, at TIMESTAMP
 steps:
-  - {name: sums, sql: SELECT id AS shop, sum(amount) AS total FROM orders GROUP BY id}
-  - {name: sorted, sql: SELECT * FROM orders ORDER BY amount}
+  - name: sums
+    sql: SELECT id AS shop, sum(amount) AS total FROM orders GROUP BY id
+  - name: sorted
+    sql: SELECT * FROM orders ORDER BY amount
 sinks:
   - name: out
     from: sums
     topic: shop/out
     key: shop
     output: update
-  - {name: copy, from: orders, table: copy}
+  - name: copy
+    from: orders
+    table: shop.copy
+    format: iceberg
 """
 
 
@@ -168,8 +176,8 @@ def home(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("before", "after", "place", "text"),
     [
-        ("output: update", "output: append", "16:11", "append"),
-        ("from: orders", "from: sorted", "20:22", "Sorting is not supported"),
+        ("output: update", "output: append", "18:11", "append"),
+        ("from: orders", "from: sorted", "23:11", "Sorting is not supported"),
     ],
 )
 def test_what_cannot_run_as_a_stream_is_told_before_any_query_starts(
@@ -200,6 +208,43 @@ def test_a_sink_that_fails_ends_the_others_and_says_where(spark: SparkSession, h
     pipeline = pipeline_of(home, _STREAM.replace("format: json\n", "format: json\n    badRecords: drop\n"))
     report = Running(pipeline=pipeline, place=outline(pipeline).location).run(spark)
     assert [sink.rows for sink in report.sinks] == [3, 30]
+    assert sorted(row["_offset"] for row in _rows(home)) == list(range(30))
     with forebay.open(str(home / "data"), _NARROW) as log:
         values = [json.loads(record.value or b"") for record in log.topic("shop/out").read(0)]
     assert sorted((value["shop"], value["total"]) for value in values) == [("s0", 15.0), ("s1", 15.0), ("s2", 15.0)]
+
+
+def _rows(home: Path) -> list[dict[str, Any]]:
+    """What other engines see of the table."""
+    catalog = open_catalog(Location.of(home / "data"))
+    found: list[dict[str, Any]] = catalog.load_table("shop.copy").scan().to_arrow().to_pylist()
+    return found
+
+
+def test_a_table_takes_a_batch_once_and_rows_of_a_run_as_a_whole(spark: SparkSession, home: Path) -> None:
+    table = OpenTable(Location.of(home / "data"), "shop.copy")
+    rows = spark.createDataFrame([(1, "a"), (2, "b")], "id BIGINT, name STRING")
+
+    for number in (0, 0, 1, 0):
+        table.put(rows, batch=Batch("query", number))
+    assert sorted(row["id"] for row in _rows(home)) == [1, 1, 2, 2]
+    table.put(rows, batch=Batch("another", 0))
+    assert len(_rows(home)) == 6
+    table.put(rows.limit(1), overwrite=True)
+    assert len(_rows(home)) == 1
+    table.put(rows)
+    assert len(_rows(home)) == 3
+    with pytest.raises(Invalid, match=r"shop.copy has the columns id, name, the rows have id: name another table"):
+        table.put(rows.select("id"))
+
+    flaws = (
+        ("name: p\nmode: batch", "is there already: write `write: append` or `write: overwrite`"),
+        ("name: p\nmode: streaming\ncheckpoint: state", None),
+    )
+    for head, flaw in flaws:
+        text = f"{head}\nlocation: {{path: data}}\nsources:\n  - {{name: orders, topic: shop/orders}}\n"
+        pipeline = pipeline_of(
+            home, f"{text}sinks:\n  - {{name: a, from: orders, table: shop.copy, format: iceberg}}\n"
+        )
+        with pytest.raises(Flawed, match=flaw) if flaw is not None else nullcontext():
+            outline(pipeline)

@@ -10,11 +10,13 @@ import pytest
 
 import forebay
 from forebay.errors import Invalid
+from forebay.prepared import Sink
 from forebay.spark.pipelines.document import Flawed
 from forebay.spark.pipelines.outline import outline
 from forebay.spark.pipelines.parsing import load_pipeline
 from forebay.spark.pipelines.surroundings import place_of, read_options
 from forebay.spark.pipelines.tables import StagedTable
+from forebay.spark.target import WriteOptions
 from tests.spark.pipelines.files import BATCH, SOUND, pipeline_of
 
 _NARROW: Final = {"wal": {"free_bytes_min": 0}}
@@ -223,3 +225,17 @@ def test_paths_are_relative_to_the_file_wherever_the_process_is(home: Path, monk
     pipeline = load_pipeline("p.yml")
 
     assert pipeline.path_of("out") == f"{home}/out" and outline(pipeline).location == {"path": f"{home}/data"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"queryId": "q"}, {"batchId": "0"}, {"queryId": "q/r", "batchId": "0"}, {"queryId": "q", "batchId": "-1"}],
+)
+def test_a_batch_of_a_query_is_named_whole(options: dict[str, str], tmp_path: Path) -> None:
+    place = {"path": str(tmp_path), "topic": "shop/out"}
+
+    with pytest.raises(Invalid, match="give both, the id of the query and the number"):
+        WriteOptions.parse({**place, **options})
+
+    assert WriteOptions.parse({**place, "queryId": "q-1", "batchId": "7"}).sink == Sink(query_id="q-1", batch_id=7)
+    assert WriteOptions.parse(place).sink is None

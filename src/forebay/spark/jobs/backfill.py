@@ -131,7 +131,7 @@ class _Backfill:
 
     def bring(self, number: int, frame: DataFrame) -> None:
         """On return the topic has these rows, once."""
-        from forebay.spark.sink import load_id_of
+        from forebay.spark.target import load_id_of
 
         sink = Sink(query_id=self._query, batch_id=number)
         load_id = load_id_of(self._target, sink)

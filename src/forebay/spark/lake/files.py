@@ -66,6 +66,16 @@ class Outlet:
         yield pa.RecordBatch.from_pylist(rows, schema=_REPORT_SCHEMA)
 
 
+def write_rows(
+    location: Location, folder: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """What a task does whose rows are all of one table: write them into the folder, and report the files."""
+    files = _Files(location, folder, schema, bad=False)
+    for batch in batches:
+        files.add(batch.cast(schema))
+    yield pa.RecordBatch.from_pylist([found._asdict() for found in files.close()], schema=_REPORT_SCHEMA)
+
+
 def _from(batch: pa.RecordBatch, partition: str, offset: str, starts: tuple[tuple[int, int], ...]) -> pa.RecordBatch:
     """The rows that the table does not have yet."""
     if not batch.num_rows:

@@ -17,6 +17,7 @@ from forebay.spark.pipelines.model import (
     Sink,
     Source,
     Step,
+    TableFormat,
     TableSink,
     TopicSink,
     TopicSource,
@@ -161,7 +162,8 @@ def _check_targets(flaws: Flaws, pipeline: Pipeline) -> None:
     tables: dict[str, TableSink] = {}
     for sink in pipeline.sinks:
         if isinstance(sink, TableSink):
-            first = tables.setdefault(pipeline.path_of(sink.path), sink)
+            name = str(sink.path) if sink.format is TableFormat.ICEBERG else pipeline.path_of(sink.path)
+            first = tables.setdefault(name, sink)
             if first is not sink:
                 flaws.add(sink.path.place, f"sink {first.name} writes the same table: give each its own")
     for path, sink in tables.items():

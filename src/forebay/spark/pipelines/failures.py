@@ -18,6 +18,8 @@ from forebay.errors import ForebayError, Invalid
 from forebay.spark.pipelines.document import Flaw, Flawed, Place, Word
 
 _OURS: Final = re.compile(r"forebay\.errors\.(\w+): ([^\n]*)")
+_RAISED: Final = re.compile(r"\[USER_RAISED_EXCEPTION\] ([^\n]*?)(?: SQLSTATE|\n|$)")
+"""What a query itself says with raise_error, as we do for values that do not fit."""
 _STATE: Final = re.compile(r"\s*SQLSTATE: \w+")
 _PLACE: Final = re.compile(r"[;(]?\s*\(?line (\d+),? pos (\d+)\)?")
 _CONDITION: Final = re.compile(r"^\s*\[[A-Z_0-9.]+\]\s*")
@@ -42,6 +44,9 @@ def ours_in(error: BaseException) -> ForebayError | None:
 def text_of(error: BaseException) -> str:
     """What Spark has to say, without its codes, its plans and its stack traces."""
     text = str(error)
+    raised = _RAISED.search(text)
+    if raised is not None:
+        return raised[1].strip()[:TEXT_MAX]
     if isinstance(error, StreamingQueryException):
         text = _CAUSE.split(text, maxsplit=1)[-1]
     told = _LAST_LINE.findall(text) if "Traceback (most recent call last)" in text else []

@@ -62,11 +62,21 @@ class Output(enum.StrEnum):
     UPDATE = "update"
 
 
+class TableFormat(enum.StrEnum):
+    """What a table is."""
+
+    PARQUET = "parquet"
+    """A directory of Parquet files."""
+    ICEBERG = "iceberg"
+    """A table of the catalog that the settings name."""
+
+
 class Overwrite(enum.StrEnum):
     """What a batch does where its table is already."""
 
     CREATE = "create"
     OVERWRITE = "overwrite"
+    APPEND = "append"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,12 +193,13 @@ class TopicSink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSink:
-    """Rows of a view as a directory of Parquet files."""
+    """Rows of a view as a table."""
 
     name: Word
     view: Word
     path: Word
-    """As written; see `Pipeline.path_of`."""
+    """As written: the directory, see `Pipeline.path_of`; of a catalog's table its name."""
+    format: TableFormat = TableFormat.PARQUET
     partition_by: tuple[Word, ...] = ()
     overwrite: Overwrite = Overwrite.CREATE
 

@@ -16,6 +16,7 @@ from forebay.spark.pipelines.model import (
     Pipeline,
     Sink,
     Source,
+    TableFormat,
     TableSink,
     TopicSource,
 )
@@ -168,7 +169,8 @@ def _sink(pipeline: Pipeline, sink: Sink) -> SinkOutline:
     checkpoint = pipeline.checkpoint_of(sink) if streams else None
     stands = standing(checkpoint) if checkpoint is not None else None
     if isinstance(sink, TableSink):
-        writes, how = pipeline.path_of(sink.path), "parquet" if streams else f"parquet, {sink.overwrite}"
+        writes = str(sink.path) if sink.format is TableFormat.ICEBERG else pipeline.path_of(sink.path)
+        how = str(sink.format) if streams else f"{sink.format}, {sink.overwrite}"
     else:
         writes, how = str(sink.topic), f"{sink.format}, {sink.output}" if streams else str(sink.format)
     return SinkOutline(

@@ -29,6 +29,7 @@ from forebay.spark.pipelines.model import (
     Sink,
     Source,
     Step,
+    TableFormat,
     TableSink,
     TopicSink,
     TopicSource,
@@ -74,9 +75,10 @@ _TOPIC_SINK: Final = (
     "output",
     "options",
 )
-_TABLE_SINK: Final = ("table", "partitionBy", "write")
+_TABLE_SINK: Final = ("table", "format", "partitionBy", "write")
 _SINK: Final = ("name", "from", *dict.fromkeys((*_TOPIC_SINK, *_TABLE_SINK)))
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
+_TABLE: Final = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)+")
 _DURATION: Final = re.compile(
     r"(\d+\s*(ms|milliseconds?|seconds?|minutes?|hours?|days?|weeks?)\s*)+", re.IGNORECASE | re.ASCII
 )
@@ -324,12 +326,30 @@ def _sink(fields: Fields, directory: str) -> Sink | None:
         return None
     if kinds[0] == "topic":
         return _topic_sink(fields, name, view, target, directory)
+    return _table_sink(fields, name, view, target)
+
+
+def _table_sink(fields: Fields, name: Word, view: Word, target: Word) -> TableSink:
+    kind = fields.choice("format", {str(one): one for one in TableFormat}, TableFormat.PARQUET)
+    overwrite = fields.choice("write", {str(one): one for one in Overwrite}, Overwrite.CREATE)
+    if kind is TableFormat.ICEBERG:
+        if "partitionBy" in fields:
+            fields.flaws.add(fields.place_of("partitionBy"), "partitionBy does not go with format iceberg")
+        if not _TABLE.fullmatch(target):
+            fields.flaws.add(target.place, f"{target} is not the name of a table: write NAMESPACE.NAME")
+    elif overwrite is Overwrite.APPEND:
+        fields.flaws.add(
+            fields.place_of("write"),
+            "write append is for `format: iceberg`, which adds as a whole; to add to a directory again and again write "
+            "`mode: streaming` with `trigger: availableNow`",
+        )
     return TableSink(
         name=name,
         view=view,
         path=target,
+        format=kind,
         partition_by=fields.words("partitionBy"),
-        overwrite=fields.choice("write", {str(kind): kind for kind in Overwrite}, Overwrite.CREATE),
+        overwrite=overwrite,
     )
 
 

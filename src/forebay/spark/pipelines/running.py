@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -14,8 +15,10 @@ import msgspec
 
 from forebay.clock import Clock, SystemClock
 from forebay.errors import ForebayError
+from forebay.spark.location import Location
 from forebay.spark.pipelines.failures import failure, quiet
-from forebay.spark.pipelines.model import Mode, Output, Overwrite, Pipeline, Sink, TableSink, TopicSink
+from forebay.spark.pipelines.model import Mode, Output, Overwrite, Pipeline, Sink, TableFormat, TopicSink
+from forebay.spark.pipelines.open_tables import Batch, OpenTable
 from forebay.spark.pipelines.progress import ROWS, OnProgress, RunReport, SinkProgress
 from forebay.spark.pipelines.surroundings import write_options
 from forebay.spark.pipelines.tables import StagedTable
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 0.25
+START_SECONDS: Final = 120
 Guard: TypeAlias = Callable[[], contextlib.AbstractContextManager[None]]
 
 
@@ -97,6 +101,11 @@ class Running:
         if isinstance(sink, TopicSink):
             rows.write.format("forebay").options(**write_options(sink, self.place)).mode("append").save()
             return
+        if sink.format is TableFormat.ICEBERG:
+            OpenTable(Location.parse(self.place), str(sink.path)).put(
+                rows, overwrite=sink.overwrite is Overwrite.OVERWRITE
+            )
+            return
         table = StagedTable(self.pipeline.path_of(sink.path))
         names = [str(name) for name in sink.partition_by]
 
@@ -136,12 +145,17 @@ class Running:
         from pyspark.sql import functions as f
 
         sink, pipeline = outlet.sink, self.pipeline
+        started: Future[str] = Future()
         rows = outlet.frame.observe(ROWS, f.count(f.lit(1)).alias("rows"))
         writer = rows.writeStream.queryName(f"{pipeline.name}_{sink.name}")
         writer = writer.option("checkpointLocation", pipeline.checkpoint_of(sink))
-        if isinstance(sink, TopicSink):
-            mode = "append" if sink.output is Output.APPEND else "update"
-            writer = writer.format("forebay").options(**write_options(sink, self.place)).outputMode(mode)
+        if isinstance(sink, TopicSink) and sink.output is Output.APPEND:
+            writer = writer.format("forebay").options(**write_options(sink, self.place)).outputMode("append")
+        elif isinstance(sink, TopicSink):
+            # Spark lets no source in Python take updates itself.
+            writer = writer.foreachBatch(_into_topic(write_options(sink, self.place), started)).outputMode("update")
+        elif sink.format is TableFormat.ICEBERG:
+            writer = writer.foreachBatch(_into_table(self.place, str(sink.path), started)).outputMode("append")
         else:
             names = [str(name) for name in sink.partition_by]
             writer = writer.format("parquet").option("path", pipeline.path_of(sink.path)).outputMode("append")
@@ -152,7 +166,9 @@ class Running:
             writer = writer.trigger(processingTime=str(pipeline.trigger.interval))
         try:
             with quiet():
-                return writer.start()
+                query = writer.start()
+                started.set_result(query.id)
+                return query
         except PySparkException as error:
             raise failure(error, f"sink {sink.name}") from error
 
@@ -177,6 +193,28 @@ class Running:
             self.on_progress(tuple(self._sinks.values()))
 
 
+def _into_topic(options: Mapping[str, str], started: Future[str]) -> Callable[[DataFrame, int], None]:
+    """Brings each batch of a query into a topic once; the query's id is known once it has started."""
+
+    def put(rows: DataFrame, number: int) -> None:
+        batch = {"queryId": started.result(START_SECONDS), "batchId": str(number)}
+        rows.write.format("forebay").options(**options, **batch).mode("append").save()
+
+    return put
+
+
+def _into_table(place: Mapping[str, str], name: str, started: Future[str]) -> Callable[[DataFrame, int], None]:
+    """The same for a table."""
+
+    def put(rows: DataFrame, number: int) -> None:
+        batch = Batch(started.result(START_SECONDS), number)
+        OpenTable(Location.parse(place), name).put(rows, batch=batch)
+
+    return put
+
+
 def target_of(pipeline: Pipeline, sink: Sink) -> str:
     """What a sink writes to."""
-    return pipeline.path_of(sink.path) if isinstance(sink, TableSink) else str(sink.topic)
+    if isinstance(sink, TopicSink):
+        return str(sink.topic)
+    return str(sink.path) if sink.format is TableFormat.ICEBERG else pipeline.path_of(sink.path)

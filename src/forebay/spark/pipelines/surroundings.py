@@ -16,7 +16,17 @@ from forebay.spark.location import Location
 from forebay.spark.opening import opened
 from forebay.spark.options import NAMES, ReadOptions
 from forebay.spark.pipelines.document import Flaws, Place, Word, flawed, hint
-from forebay.spark.pipelines.model import FileSource, Mode, Overwrite, Pipeline, TableSink, TopicSink, TopicSource
+from forebay.spark.pipelines.model import (
+    FileSource,
+    Mode,
+    Overwrite,
+    Pipeline,
+    TableFormat,
+    TableSink,
+    TopicSink,
+    TopicSource,
+)
+from forebay.spark.pipelines.open_tables import OpenTable
 from forebay.spark.target import NAMES as WRITE_NAMES
 from forebay.spark.target import WriteOptions
 from forebay.topics import Engine, TopicName, TopicSpec
@@ -76,7 +86,9 @@ def check_surroundings(pipeline: Pipeline, place: Mapping[str, str]) -> None:
         else:
             _check_files(flaws, pipeline, source)
     for sink in pipeline.sinks:
-        if isinstance(sink, TableSink):
+        if isinstance(sink, TableSink) and sink.format is TableFormat.ICEBERG:
+            _check_open_table(flaws, pipeline, sink, Location.parse(place))
+        elif isinstance(sink, TableSink):
             _check_table(flaws, pipeline, sink)
         else:
             _check_write_options(flaws, sink, place)
@@ -129,7 +141,7 @@ def _check_options(flaws: Flaws, pipeline: Pipeline, source: TopicSource, place:
 
 
 def _check_write_options(flaws: Flaws, sink: TopicSink, place: Mapping[str, str]) -> None:
-    known = [name for name in WRITE_NAMES if name not in (*PLACE_NAMES, "topic")]
+    known = [name for name in WRITE_NAMES if name not in (*PLACE_NAMES, "topic", "queryId", "batchId")]
     for name in sink.options:
         if name not in known:
             flaws.add(
@@ -191,6 +203,11 @@ def _check_table(flaws: Flaws, pipeline: Pipeline, sink: TableSink) -> None:
         flaws.add(sink.path.place, f"{path} is there already: write `write: overwrite`, or name a new table")
     elif not is_table(path):
         flaws.add(sink.path.place, f"{path} holds more than a table of Parquet files: it is not overwritten")
+
+
+def _check_open_table(flaws: Flaws, pipeline: Pipeline, sink: TableSink, location: Location) -> None:
+    if pipeline.mode is Mode.BATCH and sink.overwrite is Overwrite.CREATE and OpenTable(location, sink.path).exists():
+        flaws.add(sink.path.place, f"{sink.path} is there already: write `write: append` or `write: overwrite`")
 
 
 def is_table(path: Path) -> bool:

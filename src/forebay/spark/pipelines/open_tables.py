@@ -1,0 +1,106 @@
+"""A table of a catalog as a sink: tasks write files, and one commit makes them part of the table.
+
+The commit of a streaming query's batch also notes the batch in the table's properties, and is refused if anybody
+changed the table meanwhile: a batch that is done again finds its note, and adds nothing.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import pyarrow as pa
+
+from forebay.errors import Conflict, Invalid
+from forebay.spark.iceberg import open_catalog
+from forebay.spark.lake.files import REPORT, write_rows
+from forebay.spark.location import Location
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+    from pyspark.sql import DataFrame
+
+FOLDER: Final = "data/pipelines"
+BATCH: Final = "forebay.query."
+"""Of the table, with the id of a query behind it: its last batch."""
+
+
+class Batch(NamedTuple):
+    """One batch of a streaming query."""
+
+    query_id: str
+    number: int
+
+
+class OpenTable:
+    """A table by its name, `NAMESPACE.NAME`."""
+
+    def __init__(self, location: Location, name: str) -> None:
+        self.location = location
+        self.name = name
+        self._catalog: Catalog = open_catalog(location)
+
+    def exists(self) -> bool:
+        """Whether it is there."""
+        return self._catalog.table_exists(self.name)
+
+    def put(self, rows: DataFrame, *, batch: Batch | None = None, overwrite: bool = False) -> None:
+        """Add the rows, all at once, or put them in the place of what is there. A batch is added only once."""
+        schema = schema_of(rows)
+        table = self._made(schema)
+        if batch is not None and int(table.properties.get(f"{BATCH}{batch.query_id}", "-1")) >= batch.number:
+            return
+        folder = f"{table.location()}/{FOLDER}"
+        told = rows.mapInArrow(_task(self.location, folder, schema), REPORT).collect()
+        self._commit(table, [row.path for row in told], batch, overwrite=overwrite)
+
+    def _made(self, schema: pa.Schema) -> Table:
+        self._catalog.create_namespace_if_not_exists(self.name.rpartition(".")[0])
+        table = self._catalog.create_table_if_not_exists(self.name, schema)
+        known = {field.name: field.field_type for field in table.schema().fields}
+        missing = [field.name for field in schema if field.name not in known]
+        if missing or len(known) != len(schema):
+            raise Invalid(
+                f"the table {self.name} has the columns {', '.join(known)}, the rows have {', '.join(schema.names)}: "
+                "name another table, or make them equal"
+            )
+        return table
+
+    def _commit(self, table: Table, files: list[str], batch: Batch | None, *, overwrite: bool) -> None:
+        from pyiceberg.exceptions import CommitFailedException
+        from pyiceberg.expressions import AlwaysTrue
+
+        # Else PyIceberg would try again behind whatever another has committed.
+        table.metadata.properties["commit.retry.num-retries"] = "0"
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                with table.transaction() as transaction:
+                    if overwrite:
+                        transaction.delete(AlwaysTrue())
+                    if files:
+                        transaction.add_files(files)
+                    if batch is not None:
+                        transaction.set_properties({f"{BATCH}{batch.query_id}": str(batch.number)})
+        except CommitFailedException as error:
+            raise Conflict(f"{self.name} was changed by another meanwhile: run it again ({error})") from error
+
+
+def schema_of(rows: DataFrame) -> pa.Schema:
+    """The columns as the files will have them; `Invalid` names one that a table cannot have."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    try:
+        return to_arrow_schema(rows.schema, timezone="UTC")
+    except PySparkException as error:
+        raise Invalid(f"a table cannot have these columns: {error}") from error
+
+
+def _task(
+    location: Location, folder: str, schema: pa.Schema
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    return partial(write_rows, location, folder, schema)
