@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import Invalid
+from forebay.format.offsets import OffsetSet
 from forebay.spark.options import FROM_EARLIEST, FROM_LATEST, Limit
+from forebay.spark.pieces import Piece
 from forebay.spark.planning import (
     MIB,
     TASK_BYTES_MAX,
@@ -18,6 +22,7 @@ from forebay.spark.planning import (
     resolve,
     split,
 )
+from forebay.spark.snapshot import ShardView, covering
 
 _SPANS = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 1000)).map(sorted), max_size=5)
 _FILES = st.lists(
@@ -149,3 +154,47 @@ def test_offsets_that_are_gone_are_skipped_and_logged_if_that_is_wanted(caplog: 
 
 def test_a_range_that_is_gone_altogether_is_empty() -> None:
     assert _resolve({0: 3, 1: 0}, {0: 5, 1: 0}, fail_on_data_loss=False) == []
+
+
+@given(
+    st.integers(0, 50),
+    st.integers(0, 50),
+    st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20), st.integers(0, 1000)), max_size=8),
+)
+def test_pieces_cover_every_offset_once_whatever_is_found(
+    start: int, count: int, found: list[tuple[int, int, int]]
+) -> None:
+    given_pieces = [Piece(at, at + length, size, file="x") for at, length, size in found]
+
+    pieces = list(covering(start, start + count, given_pieces))
+
+    assert [offset for piece in pieces for offset in range(piece.start, piece.stop)] == list(
+        range(start, start + count)
+    )
+    assert all(piece.start < piece.stop for piece in pieces)
+    for piece in pieces:
+        known = [given for given in given_pieces if given.start <= piece.start and piece.stop <= given.stop]
+        assert piece.file is None or known
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=30), st.integers(0, 300), st.integers(0, 300))
+def test_pieces_of_a_range_are_those_that_touch_it(lengths: list[int], one: int, other: int) -> None:
+    ends = list(accumulate(lengths))
+    pieces = tuple(Piece(end - length, end, 0) for length, end in zip(lengths, ends, strict=True))
+    view = ShardView(
+        topic=_NAME,
+        topic_id="ab" * 16,
+        partition=0,
+        is_durable=True,
+        epoch=1,
+        earliest=0,
+        next=ends[-1],
+        pieces=pieces,
+        deleted=OffsetSet(),
+        generation=0,
+    )
+    start, stop = sorted((one, other))
+
+    found = view.pieces_of(start, stop)
+
+    assert found == tuple(piece for piece in pieces if piece.start < stop and piece.stop > start)

@@ -312,3 +312,37 @@ def test_a_segment_that_gives_fewer_records_than_the_catalog_says_is_an_error(
     with pytest.raises(Corrupt, match=r"gave 199 records, the catalog says 200"):
         _read(mixed)
     mixed.close()
+
+
+def test_machines_that_do_not_see_the_directory_read_history_and_name_what_they_cannot(tmp_path: Path) -> None:
+    mixed = Mixed(rig.shared_fs(tmp_path), partitions=1)
+    mixed.filled.many(100)
+    mixed.export()
+    history, rows = splits_of(ReadOptions.parse(mixed.options)), mixed.rows
+    mixed.filled.many(10)
+    tail = splits_of(ReadOptions.parse({**mixed.options, "startingOffsets": json.dumps({TOPIC: {"0": 100}})}))
+    mixed.close()
+    (tmp_path / "one").rename(tmp_path / "unseen")
+
+    assert _rows(history) == rows
+    with pytest.raises(Invalid, match="one is not a Forebay data directory"):
+        _rows(tail)
+
+
+def test_a_task_without_the_secrets_of_the_store_says_which_and_where_to_set_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mixed = Mixed(rig.shared_fs(tmp_path), partitions=1)
+    mixed.filled.many(10)
+    mixed.export()
+    monkeypatch.setenv("PLACE_OF_HISTORY", str(tmp_path / "store"))
+    (split,) = splits_of(ReadOptions.parse({**mixed.options, "store.root": "${PLACE_OF_HISTORY}"}))
+    assert _rows([split]) == mixed.rows
+
+    monkeypatch.delenv("PLACE_OF_HISTORY")
+
+    with pytest.raises(
+        Invalid, match="variable PLACE_OF_HISTORY, .* executors with spark.executorEnv.PLACE_OF_HISTORY"
+    ):
+        list(read_split(split))
+    mixed.close()

@@ -7,6 +7,7 @@ of Spark.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from typing import NamedTuple
 from forebay.catalog import ShardCatalog, ShardKeys
 from forebay.clock import Clock, SystemClock
 from forebay.disk import SystemDisk
+from forebay.errors import Invalid, Unavailable
 from forebay.metadata import MetadataStore
 from forebay.metadata.opening import open_metadata
 from forebay.shard import ShardRef
@@ -23,6 +25,8 @@ from forebay.storage.building import history_store
 from forebay.storage.definitions import Definitions
 from forebay.storage.directory import LogDirectory, is_owned
 from forebay.wal.follow import FollowedLog
+
+logger = logging.getLogger(__name__)
 
 
 class _Nowhere(NamedTuple):
@@ -41,7 +45,11 @@ class Opened:
         self.settings = location.settings()
         self.clock = clock or SystemClock()
         self.disk = SystemDisk(self.settings.runtime.descriptors_max)
-        self.directory = LogDirectory.look(location.path, self.disk) if location.path is not None else None
+
+    @cached_property
+    def directory(self) -> LogDirectory | None:
+        """The data directory, if the location has one; `Invalid` or `Unavailable` where it is not seen from here."""
+        return LogDirectory.look(self.location.path, self.disk) if self.location.path is not None else None
 
     @property
     def holder(self) -> str:
@@ -52,11 +60,19 @@ class Opened:
     def places(self) -> Places:
         """Where the segments of history are."""
         store, name = history_store(self.settings, self.disk, self.clock, make=False)
+        try:
+            directory = self.directory
+        except (Invalid, Unavailable) as error:
+            if store is None:
+                raise
+            # History in a store is read by machines too that do not see the directory.
+            logger.info("%s", error)
+            directory = None
         return Places(
             disk=self.disk,
             clock=self.clock,
-            directory=self.directory or _Nowhere(),
-            holder=self.holder,
+            directory=directory or _Nowhere(),
+            holder=directory.id if directory is not None else "",
             store=store,
             store_name=name,
             read_ahead_bytes=self.settings.store.read_ahead_bytes,

@@ -8,7 +8,9 @@ costs that frame a second decoding and nothing else.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice, takewhile
 from typing import Final, NamedTuple
 
 from forebay.errors import Invalid
@@ -136,11 +138,12 @@ def split(
     `partitions_min` asks for more tasks than the bytes call for. `sizes` may be inexact, or incomplete:
     that makes tasks unequal, never wrong.
     """
-    pieces = [piece for wanted in ranges for piece in _pieces(wanted, sizes.get(wanted.shard, ()))]
+    ordered = {shard: sorted(files) for shard, files in sizes.items()}
+    pieces = [piece for wanted in ranges for piece in _pieces(wanted, ordered.get(wanted.shard, []))]
     records = sum(wanted.stop - wanted.start for wanted in ranges)
     total = sum(piece.weight for piece in pieces)
     tasks = max(_tasks(total), min(partitions_min, records))
-    return [_joined(task) for task in _dealt(pieces, total, tasks) if task]
+    return [joined(task) for task in _dealt(pieces, total, tasks) if task]
 
 
 def _tasks(total: int) -> int:
@@ -151,7 +154,8 @@ def _tasks(total: int) -> int:
 def _pieces(wanted: Range, sizes: Sequence[Size]) -> Iterator[_Piece]:
     """The range cut at the ends of files. What lies in no file weighs nothing, and is read all the same."""
     shard, start, stop = wanted
-    for file in sorted(sizes):
+    at = max(0, bisect_right(sizes, start, key=lambda file: file.start) - 1)
+    for file in takewhile(lambda file: file.start < stop, islice(sizes, at, None)):
         first, last = max(start, file.start), min(stop, file.end)
         if first >= last:
             continue
@@ -183,12 +187,12 @@ def _dealt(pieces: Sequence[_Piece], total: int, tasks: int) -> list[list[Range]
     return dealt
 
 
-def _joined(task: Sequence[Range]) -> tuple[Range, ...]:
-    """Neighbours of one partition as one range."""
-    joined = [task[0]]
-    for wanted in task[1:]:
-        if (wanted.shard, wanted.start) == (joined[-1].shard, joined[-1].stop):
-            joined[-1] = joined[-1]._replace(stop=wanted.stop)
+def joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
+    """The same offsets with neighbours of one partition as one range."""
+    found: list[Range] = []
+    for wanted in ranges:
+        if found and (wanted.shard, wanted.start) == (found[-1].shard, found[-1].stop):
+            found[-1] = found[-1]._replace(stop=wanted.stop)
         else:
-            joined.append(wanted)
-    return tuple(joined)
+            found.append(wanted)
+    return tuple(found)

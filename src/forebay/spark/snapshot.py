@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,7 +26,7 @@ from forebay.spark.location import Location
 from forebay.spark.opening import Opened
 from forebay.spark.options import FROM_LATEST, Limit, ReadOptions, Topics
 from forebay.spark.pieces import Piece, PieceReader, skipped
-from forebay.spark.planning import Bounds, Range, Size, check_partitions, resolve, split
+from forebay.spark.planning import Bounds, Range, Size, check_partitions, joined, resolve, split
 from forebay.storage.definitions import refs_of
 from forebay.topics import Durability, Engine, TopicSpec, shard_id
 from forebay.wal.files import SealedFile
@@ -60,6 +61,12 @@ class ShardView:
     def bounds(self) -> Bounds:
         """What it holds."""
         return Bounds(self.topic, self.partition, self.earliest, self.next)
+
+    def pieces_of(self, start: int, stop: int) -> tuple[Piece, ...]:
+        """The pieces that have offsets of `[start, stop)`."""
+        first = bisect_right(self.pieces, start, key=lambda piece: piece.stop)
+        last = bisect_left(self.pieces, stop, key=lambda piece: piece.start)
+        return self.pieces[first:last]
 
     def __str__(self) -> str:
         return f"{self.topic}[{self.partition}]"
@@ -136,7 +143,7 @@ def plan(
     fail_on_data_loss: bool = True,
 ) -> list[Split]:
     """The tasks that together read these offsets of the snapshot, as far as the filters may let something through."""
-    kept = [part for wanted in ranges for part in _kept(snapshot.shards[wanted.shard], wanted, filters)]
+    kept = joined(part for wanted in ranges for part in _kept(snapshot.shards[wanted.shard], wanted, filters))
     sizes: Mapping[int, Sequence[Size]] = {
         wanted.shard: [_size(piece, filters) for piece in snapshot.shards[wanted.shard].pieces] for wanted in kept
     }
@@ -157,7 +164,7 @@ def _kept(view: ShardView, wanted: Range, filters: Filters) -> Iterator[Range]:
     if not filters.may_match_partition(view.topic, view.partition):
         return
     low, high = filters.offsets(wanted.start, wanted.stop)
-    for piece in view.pieces:
+    for piece in view.pieces_of(low, high):
         start, stop = max(low, piece.start), min(high, piece.stop)
         if start < stop and (piece.descriptor is None or filters.may_match(piece.descriptor)):
             yield Range(wanted.shard, start, stop)
@@ -179,7 +186,7 @@ def _part(view: ShardView, wanted: Range) -> Part:
         is_durable=view.is_durable,
         start=wanted.start,
         stop=wanted.stop,
-        pieces=tuple(piece for piece in view.pieces if piece.start < wanted.stop and piece.stop > wanted.start),
+        pieces=view.pieces_of(wanted.start, wanted.stop),
         deleted=view.deleted.clipped(wanted.start, wanted.stop),
     )
 
@@ -386,7 +393,7 @@ def covering(start: int, stop: int, pieces: Iterable[Piece]) -> Iterator[Piece]:
     """Pieces for all of `[start, stop)` without overlap: of those given the earlier ones first, else the log itself."""
     at = start
     for piece in pieces:
-        if piece.stop <= at or piece.start >= stop:
+        if piece.stop <= at or max(at, piece.start) >= stop:
             continue
         if piece.start > at:
             yield Piece(at, piece.start, 0)
