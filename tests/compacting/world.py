@@ -172,7 +172,7 @@ class Compactor:
         taken = self._metadata.transaction([Absent(LEASE)], [Put(LEASE, b"compactor", self._session.id)])
         assert taken.succeeded
         self.held = RevisionIs(LEASE, taken.revision)
-        passes = Passes(self.compaction, self._target, self._write, self._look, self._world.house.clock)
+        passes = Passes(self.compaction, self._target, self._write, self._look)
         passes.run(Holding(self.held, self._check))
         assert passes.failures == []
         self._session.close()
@@ -194,8 +194,8 @@ class Compactor:
 
     def _write(self, units: Sequence[Unit]) -> Iterator[SegmentDescriptor | str]:
         for unit in units:
-            yield self._merge(unit.task, deleted_by(unit.ended), self._target(), unit.token)
+            yield self._merge(unit.task, deleted_by(unit.ended), self._target())
 
-    def _merge(self, task: Merge, ended: OffsetSet, target: Target, token: str = "") -> SegmentDescriptor:
-        token = token or self._world.house.clock.random_bytes(8).hex()
+    def _merge(self, task: Merge, ended: OffsetSet, target: Target) -> SegmentDescriptor:
+        token = self._world.house.clock.random_bytes(8).hex()
         return merge(task, ended, self._objects, target, token=token, window=ProducerWindow(10, 10))

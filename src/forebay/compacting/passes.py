@@ -10,7 +10,6 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from forebay.clock import Clock
 from forebay.compacting.merging import Merge, Target
 from forebay.compacting.planning import Rewrite
 from forebay.compacting.shard import Outlook, ShardCompaction
@@ -20,15 +19,13 @@ from forebay.metadata import Compare
 
 PASSES_MAX: Final = 8
 """What became small by losing records may be worth putting together again: but not for ever."""
-TOKEN_BYTES: Final = 8
 
 
 class Unit(msgspec.Struct, frozen=True, array_like=True):
-    """One segment to be written; `token` is for its name."""
+    """One segment to be written."""
 
     task: Merge
     ended: tuple[DeletionVector, ...]
-    token: str
     store: str
     created_at: int
 
@@ -63,13 +60,11 @@ class Passes:
         target: Callable[[], Target],
         write: Write,
         look: Callable[[], Outlook],
-        clock: Clock,
     ) -> None:
         self._compaction = compaction
         self._target = target
         self._write = write
         self._look = look
-        self._clock = clock
         self.failures: list[Failure] = []
         self.swapped = 0
 
@@ -103,7 +98,6 @@ class Passes:
             Unit(
                 task,
                 tuple(vectors_of(outlook.ended.clipped(task.start, task.end), 1)),
-                self._clock.random_bytes(TOKEN_BYTES).hex(),
                 target.name,
                 target.created_at,
             )

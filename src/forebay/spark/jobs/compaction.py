@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from forebay.blobs import BlobStore
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LEADER: Final = "compaction"
+TOKEN_BYTES: Final = 8
 AGAIN: Final = 'run "forebay verify"; what could not be read is left as it is'
 
 
@@ -178,7 +179,7 @@ class _Shard:
                 wait_s=wait_s,
                 clock=clock,
             ) as lease:
-                passes = Passes(self._compaction, self._target, self._work.write, self._look, clock)
+                passes = Passes(self._compaction, self._target, self._work.write, self._look)
                 passes.run(Holding(lease.held, lease.check))
                 for failure in passes.failures:
                     self._add(failure.why, AGAIN, (failure.start, failure.end))
@@ -193,13 +194,13 @@ class _Shard:
         return Target(*_target_store(self._found), LEADER, self._found.clock.now_ms())
 
     def _look(self) -> Outlook:
-        now_ms = self._found.clock.now_ms()
-        superseded = None
-        if self._ref.spec.cleanup is Cleanup.COMPACT:
-            superseded = self._superseded(now_ms - self._ref.spec.compact_lag_ms)
-        return self._compaction.outlook(self._rules, now_ms, superseded)
+        superseded = self._superseded if self._ref.spec.cleanup is Cleanup.COMPACT else None
+        return self._compaction.outlook(self._rules, self._found.clock.now_ms(), superseded)
 
-    def _superseded(self, appended_max: int) -> OffsetSet:
+    @cached_property
+    def _superseded(self) -> OffsetSet:
+        """As of the first look: all keys of the history are read for it, and what was superseded stays so."""
+        appended_max = self._found.clock.now_ms() - self._ref.spec.compact_lag_ms
         deleted, earliest = self._compaction.ended()
         readable = partial(_is_readable, self._found.holder)
         segments = [piece for piece in self._compaction.segments() if readable(piece) and piece.end > earliest]
@@ -252,6 +253,7 @@ def written(location: Location, unit: Unit) -> SegmentDescriptor:
             deleted_by(unit.ended),
             found.places,
             Target(store, unit.store, LEADER, unit.created_at),
-            token=unit.token,
+            # An attempt that was given up may go on unseen: it must not touch the object of another.
+            token=found.clock.random_bytes(TOKEN_BYTES).hex(),
             window=ProducerWindow(settings.producers_max, settings.producer_appends_max),
         )
