@@ -264,6 +264,30 @@ def _values(batch: int) -> list[bytes]:
     return [b"%d/%d" % (batch, number) for number in range(20)]
 
 
+def test_what_a_dead_driver_has_attached_everywhere_is_committed_by_the_replay(place: Place) -> None:
+    """Without another attempt to own anything: nobody has to attach any more."""
+    dying = mock.patch.object(LoadBook, "commit", side_effect=KeyboardInterrupt)
+    with dying, pytest.raises(KeyboardInterrupt):
+        bring(place.target(), 0)
+    with mock.patch.object(delivery._Delivery, "_attach_in", side_effect=AssertionError):
+        bring(place.target(), 0, tasks=2)
+
+    assert shown(place) == sorted(VALUES)
+
+
+def test_an_owner_elsewhere_that_does_not_attach_is_named(tmp_path: Path) -> None:
+    place = Place(tmp_path, "no path")
+    with place.open() as log:
+        topic = log.create_topic(TOPIC, partitions=3)
+        for partition in range(3):
+            topic.append(b"mine", partition=partition)
+        assert log._parts.archiving is not None
+        log._parts.archiving.end()
+        target = place.target(attachTimeout="0.3")
+        with pytest.raises(Unavailable, match=f"directory {log.directory_id} has it and did not attach it"):
+            deliver(target, "load", staged(target, "load"))
+
+
 def test_aborting_removes_what_was_staged_and_nothing_can_bring_it_in(place: Place) -> None:
     target = place.target()
     results = staged(target, "load")

@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from forebay.blobs import DirectoryStore
+from forebay.catalog import ShardKeys
 from forebay.errors import Conflict, ForebayError, Indeterminate, Unavailable, UnknownTopic
 from forebay.format.descriptor import LoadStatus
 from forebay.metadata import MetadataStore
 from forebay.metadata.opening import open_metadata
 from forebay.prepared import Load, Sink, manifest_of
+from forebay.shard import read_state
 from forebay.shard.loading import LoadBook
 from forebay.spark.opening import Opened, opened
 from forebay.spark.staging import Staged
@@ -33,7 +35,8 @@ logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 0.05
 TRY_SECONDS: Final = 1.0
-"""How often it is tried to attach as an owner."""
+TRY_SECONDS_MAX: Final = 15.0
+"""How long after an attempt to attach as an owner the next one comes: longer each time."""
 SLACK_MS: Final = 60_000
 """Whoever finds the load this long after the driver should have ended the wait gives it up."""
 
@@ -104,10 +107,12 @@ class _Delivery:
         self._target = target
         self._found = found
         self._clock = found.clock
+        self._metadata = metadata
         self._book = LoadBook(metadata, found.settings.metadata.prefix)
         self._place = load_store(found)
         self._deadline = self._clock.monotonic() + target.attach_seconds
         self._try_at = float("-inf")
+        self._pause = TRY_SECONDS
         self._reason = "nobody has looked at it"
 
     def run(self, load_id: str, results: Sequence[TaskResult], sink: Sink | None) -> None:
@@ -183,15 +188,18 @@ class _Delivery:
         return stored.load.status
 
     def _attach(self, load_id: str) -> None:
-        """Where nobody has the directory, attach as its owner; now and then."""
+        """Where nobody has the directory and the partitions, attach as their owner; now and then."""
+        path = self._found.location.path
         if self._clock.monotonic() < self._try_at:
             return
-        self._try_at = self._clock.monotonic() + TRY_SECONDS
-        path = self._found.location.path
         if path is not None and is_owned(path, self._found.disk):
             self._reason = f"the process that has {path} open did not attach it"
             return
         try:
+            if not self._is_anything_free(load_id):
+                return
+            self._try_at = self._clock.monotonic() + self._pause
+            self._pause = min(2 * self._pause, TRY_SECONDS_MAX)
             if path is not None:
                 self._attach_in(path, load_id)
             else:
@@ -200,6 +208,20 @@ class _Delivery:
                     self._attach_in(f"{made}/d", load_id)
         except Unavailable as error:
             self._reason = str(error)
+
+    def _is_anything_free(self, load_id: str) -> bool:
+        """Whether a partition that the load waits for has no living owner. If it waits for none, it is committed."""
+        load, attached = self._book.get(load_id).load, self._book.attached(load_id)
+        missing = [shard.partition for shard in load.shards if shard.partition not in attached]
+        if not missing:
+            self._book.commit(load_id)
+        for partition in missing:
+            keys = ShardKeys(load.namespace, load.topic, partition, self._found.settings.metadata.prefix)
+            stored = read_state(self._metadata, keys.state)
+            if stored is None or stored.state.owner is None or not self._metadata.session_alive(stored.state.owner):
+                return True
+            self._reason = f"partition {partition}: directory {stored.state.holder} has it and did not attach it"
+        return False
 
     def _attach_in(self, path: str, load_id: str) -> None:
         with Storage.open(path, self._found.settings) as log:
