@@ -22,6 +22,7 @@ from forebay.format.descriptor import LoadStatus, SegmentDescriptor, ShardState
 from forebay.format.offsets import OffsetSet
 from forebay.shard import ShardRef
 from forebay.spark.filters import NO_FILTERS, Filters
+from forebay.spark.loaded import LoadsSeen
 from forebay.spark.location import Location
 from forebay.spark.opening import Opened
 from forebay.spark.options import FROM_LATEST, Limit, ReadOptions, Topics
@@ -197,12 +198,12 @@ class Viewer:
     def __init__(self, location: Location) -> None:
         self._opened = Opened(location)
         self._shards: dict[str, _Viewed] = {}
+        self._loads = LoadsSeen()
 
     def look(self, topics: Topics) -> Snapshot:
         """Everything that these topics hold now. Raises `UnknownTopic` and `Unsupported` by name."""
-        views = []
-        for spec in self.specs(topics):
-            views += [self._viewed(ref).look() for ref in refs_of(spec)]
+        refs = [ref for spec in self.specs(topics) for ref in refs_of(spec)]
+        views = self._loads.whole(lambda: [self._viewed(ref).look() for ref in refs])
         return Snapshot(location=self._opened.location, shards=tuple(views))
 
     def specs(self, topics: Topics) -> list[TopicSpec]:
@@ -257,7 +258,7 @@ class Viewer:
 
     def _viewed(self, ref: ShardRef) -> _Viewed:
         if ref.id not in self._shards:
-            self._shards[ref.id] = _Viewed(self._opened, ref)
+            self._shards[ref.id] = _Viewed(self._opened, ref, self._loads)
         return self._shards[ref.id]
 
 
@@ -266,7 +267,7 @@ def look_again(opened: Opened, topic_id: str, topic: str, partition: int, start:
     specs = [spec for spec in opened.definitions.all() if spec.topic_id == topic_id and str(spec.name) == topic]
     if not specs:
         return []
-    with contextlib.closing(_Viewed(opened, ShardRef(specs[0], partition))) as viewed:
+    with contextlib.closing(_Viewed(opened, ShardRef(specs[0], partition), LoadsSeen())) as viewed:
         view = viewed.look()
     return [
         piece._replace(start=max(start, piece.start), stop=min(stop, piece.stop))
@@ -288,8 +289,9 @@ def _refuse_private(spec: TopicSpec) -> None:
 class _Viewed:
     """One partition, looked at again and again."""
 
-    def __init__(self, opened: Opened, ref: ShardRef) -> None:
+    def __init__(self, opened: Opened, ref: ShardRef, loads: LoadsSeen) -> None:
         self._ref = ref
+        self._loads = loads
         self._holder = opened.holder
         self._catalog = opened.catalog(ref)
         self._disk = opened.disk
@@ -299,7 +301,6 @@ class _Viewed:
         self._deletes = 0
         self._known: tuple[int, int] | None = None
         self._descriptors: list[SegmentDescriptor] = []
-        self._loads: dict[str, LoadStatus] = {}
 
     def look(self) -> ShardView:
         """The partition as it is now."""
@@ -359,14 +360,7 @@ class _Viewed:
     def _status(self, descriptor: SegmentDescriptor) -> LoadStatus:
         """How far the load is that a segment came with; one that came with none is history."""
         load = descriptor.load_id
-        if load is None:
-            return LoadStatus.COMMITTED
-        status = self._loads.get(load)
-        if status is None:
-            status = self._catalog.load_status(load)
-            if status is not LoadStatus.OFFERED:
-                self._loads[load] = status
-        return status
+        return LoadStatus.COMMITTED if load is None else self._loads.status(self._catalog, load)
 
     def _history(self) -> Iterator[Piece]:
         for found in self._descriptors:
