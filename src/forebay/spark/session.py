@@ -51,12 +51,13 @@ WANTED: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def session(
-    app_name: str = "forebay", *, master: str = "local[*]", settings: Mapping[str, str] | None = None
+    app_name: str = "forebay", *, master: str | None = None, settings: Mapping[str, str] | None = None
 ) -> SparkSession:
     """The running Spark session, or a new one. `settings` are Spark's own and go before those chosen here.
 
-    With a `master` that begins with sc:// it is a session of that Spark Connect server, whose own settings cannot be
-    chosen from here. Raises `Unavailable` before anything is started if there is no Java to run on.
+    Without a `master` it is that of spark-submit, which may have started this program, else all cores of this
+    machine. With one that begins with sc:// it is a session of that Spark Connect server, whose own settings cannot
+    be chosen from here. Raises `Unavailable` before anything is started if there is no Java to run on.
     """
     found = running()
     if found is not None:
@@ -64,12 +65,16 @@ def session(
         return found
     from pyspark.sql import SparkSession
 
-    local, remote = master.startswith("local"), master.startswith(REMOTE)
+    submitted = _submitted(os.environ)
+    chosen = master or submitted.get("spark.master", "local[*]")
+    local, remote = chosen.startswith("local"), chosen.startswith(REMOTE)
     if not remote:
         _prepare(os.environ, local=local)
-    builder = SparkSession.builder.remote(master) if remote else SparkSession.builder.appName(app_name).master(master)
+    builder = SparkSession.builder.remote(chosen) if remote else SparkSession.builder.appName(app_name).master(chosen)
     own = {name: value for name, value in SETTINGS.items() if not remote or name.startswith("spark.sql.")}
-    for name, value in {**own, **(LOCAL_SETTINGS if local else {}), **(settings or {})}.items():
+    own |= LOCAL_SETTINGS if local else {}
+    wanted = {name: value for name, value in own.items() if name not in submitted}
+    for name, value in {**wanted, **(settings or {})}.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 
@@ -81,6 +86,16 @@ def running() -> SparkSession | None:
     except ImportError as error:
         raise Unsupported(f'Spark is not installed ({error}): pip install "forebay[spark]"') from error
     return SparkSession.getActiveSession()
+
+
+def _submitted(environment: Mapping[str, str]) -> dict[str, str]:
+    """What spark-submit was told, if it has started this program."""
+    if "PYSPARK_GATEWAY_PORT" not in environment:
+        return {}
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized()  # the JVM is there already: it is asked what it was told
+    return dict(SparkConf().getAll())
 
 
 def _tell_what_is_off(found: SparkSession) -> None:

@@ -89,6 +89,7 @@ def _drive(spark: SparkSession, orders: Orders) -> None:
 
 if __name__ == "__main__":
     given = msgspec.json.decode(sys.argv[1], type=Orders)
-    running = session("forebay driver", master=given.master)
+    remote = given.master if given.master.startswith(REMOTE) else None
+    running = session("forebay driver", master=remote)  # else the master of spark-submit
     _drive(running, given)
     running.stop()
