@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
 import pytest
 
 from forebay.catalog import ShardCatalog
+from forebay.compacting.passes import Holding, Passes, Unit
 from forebay.export import Exporter
-from forebay.format.descriptor import DescriptorKind, Status
+from forebay.format.descriptor import DescriptorKind, SegmentDescriptor, Status
 from forebay.format.segment import COMPACTED, index_name
+from forebay.metadata import Put, RevisionIs
 from forebay.testing.clock import ManualClock
+from tests.compacting.world import LEASE, Compactor, World
 from tests.history.attached import LOAD, Land, values
 from tests.history.house import TOPIC, House
 
@@ -110,3 +114,21 @@ def test_what_a_load_brought_stays_so_long_too(mode: str) -> None:
     land.clock.advance(grace_s)
     node.loads.sweep()
     assert not brought & land.files().keys()
+
+
+def test_grace_begins_with_the_swap_however_long_the_writing_took() -> None:
+    world = World()
+    compactor = Compactor(world)
+
+    def slowly(units: Sequence[Unit]) -> Iterator[SegmentDescriptor | str]:
+        for made in compactor._write(units):
+            world.house.clock.advance(10 * GRACE_S)
+            yield made
+
+    passes = Passes(compactor.compaction, compactor._target, slowly, compactor._look)
+    taken = world.metadata.transaction([], [Put(LEASE, b"compactor")])
+    passes.run(Holding(RevisionIs(LEASE, taken.revision), lambda: None))
+
+    assert passes.swapped == 1
+    assert [piece.created_at for piece in world.catalog().descriptors()] == [world.house.clock.now_ms()]
+    compactor.close()

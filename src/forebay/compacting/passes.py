@@ -91,7 +91,7 @@ class Passes:
                 self.failures.append(Failure(rewrite.start, rewrite.end, why))
                 continue
             holding.check()
-            self.swapped += self._compaction.finish(rewrite, made, target, holding.held)
+            self.swapped += self._compaction.finish(rewrite, made, self._target(), holding.held)
 
     def _units(self, rewrite: Rewrite, outlook: Outlook, target: Target) -> list[Unit]:
         return [

@@ -108,12 +108,16 @@ class ShardCompaction:
     def finish(self, rewrite: Rewrite, made: Sequence[SegmentDescriptor], target: Target, held: Compare) -> bool:
         """Put what was made in the place of what it was made from; false if that has changed meanwhile.
 
-        `held` says that the lease is still the one under which it was made.
+        `held` says that the lease is still the one under which it was made. What was replaced is kept for a grace
+        from the time of `target` on.
         """
         coming = iter(made)
         new: list[SegmentDescriptor] = []
         for part in rewrite.parts:
-            new += [next(coming)] if part.why else [_settled(source) for source in part.sources]
+            if part.why:
+                new.append(msgspec.structs.replace(next(coming), created_at=target.created_at))
+            else:
+                new += [_settled(source) for source in part.sources]
         return swap(
             self._catalog,
             rewrite.pieces,

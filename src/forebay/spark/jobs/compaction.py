@@ -8,7 +8,7 @@ to do where all was done.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, Protocol
@@ -19,7 +19,7 @@ from forebay.compacting.merging import Target, merge
 from forebay.compacting.passes import Holding, Passes, Unit
 from forebay.compacting.planning import Rules
 from forebay.compacting.shard import Outlook, ShardCompaction
-from forebay.errors import ForebayError, Unavailable
+from forebay.errors import ForebayError, Unavailable, Unsupported
 from forebay.format.descriptor import SegmentDescriptor
 from forebay.format.offsets import OffsetSet
 from forebay.format.vectors import deleted_by, vectors_of
@@ -99,7 +99,7 @@ def compact(
 ) -> Report:
     """Compact by whoever does the work. Shards that another compacts are left to it after `wait_s`, and named.
 
-    Raises only where there is nothing to look at: `UnknownTopic`, `Unavailable`, `Denied`.
+    Raises only where there is nothing to look at: `UnknownTopic`, `Unsupported`, `Unavailable`, `Denied`.
     """
     clock = SystemClock()
     begun = clock.monotonic()
@@ -109,7 +109,7 @@ def compact(
         for spec in _specs(found, topics):
             for ref in refs_of(spec):
                 shard = _Shard(found, ref, work, rules, findings)
-                figures = shard.outlook_figures() if dry_run else shard.compact(wait_s)
+                figures = shard.figures(shard.outlook_figures if dry_run else partial(shard.compact, wait_s))
                 if figures:
                     parts.append(Part(topic=str(spec.name), partition=ref.partition, figures=figures))
     figures = summed(parts)
@@ -128,9 +128,13 @@ def compact(
 
 
 def _specs(found: Opened, topics: Sequence[str]) -> list[TopicSpec]:
-    if topics:
-        return [found.definitions.get(TopicName.parse(name)) for name in topics]
-    return [spec for spec in found.definitions.all() if spec.engine is Engine.SEGMENT]
+    if not topics:
+        return [spec for spec in found.definitions.all() if spec.engine is Engine.SEGMENT]
+    specs = [found.definitions.get(TopicName.parse(name)) for name in topics]
+    for spec in specs:
+        if spec.engine is not Engine.SEGMENT:
+            raise Unsupported(f'{spec.name} lives on engine "{spec.engine}" and has no history: leave it out')
+    return specs
 
 
 class _Shard:
@@ -150,6 +154,16 @@ class _Shard:
             manifest=found.places.manifest,
         )
 
+    def figures(self, done: Callable[[], dict[str, Figure]]) -> dict[str, Figure]:
+        """The figures of what is done with the shard; what cannot be done is a finding, and the others go on."""
+        try:
+            return done()
+        except Unavailable as error:
+            self._add(str(error), REACH)
+        except (ForebayError, OSError) as error:
+            self._add(str(error), AGAIN)
+        return {}
+
     def outlook_figures(self) -> dict[str, Figure]:
         """What a run would do now."""
         outlook = self._look()
@@ -167,28 +181,22 @@ class _Shard:
     def compact(self, wait_s: float) -> dict[str, Figure]:
         """Do what is to be done; the figures of it, none for a shard without history."""
         settings, clock = self._found.settings, self._found.clock
-        try:
-            before = self._look()
-            if not before.segments or not before.rewrites:
-                return _figures(before, before, 0) if before.segments else {}
-            with leased(
-                self._found.metadata,
-                self._compaction.lease_key,
-                f"compaction of {self._ref}",
-                ttl_s=settings.metadata.lease_ttl_s,
-                wait_s=wait_s,
-                clock=clock,
-            ) as lease:
-                passes = Passes(self._compaction, self._target, self._work.write, self._look)
-                passes.run(Holding(lease.held, lease.check))
-                for failure in passes.failures:
-                    self._add(failure.why, AGAIN, (failure.start, failure.end))
-                return _figures(before, self._look(), passes.swapped)
-        except Unavailable as error:
-            self._add(str(error), REACH)
-        except ForebayError as error:
-            self._add(str(error), AGAIN)
-        return {}
+        before = self._look()
+        if not before.segments or not before.rewrites:
+            return _figures(before, before, 0) if before.segments else {}
+        with leased(
+            self._found.metadata,
+            self._compaction.lease_key,
+            f"compaction of {self._ref}",
+            ttl_s=settings.metadata.lease_ttl_s,
+            wait_s=wait_s,
+            clock=clock,
+        ) as lease:
+            passes = Passes(self._compaction, self._target, self._work.write, self._look)
+            passes.run(Holding(lease.held, lease.check))
+            for failure in passes.failures:
+                self._add(failure.why, AGAIN, (failure.start, failure.end))
+            return _figures(before, self._look(), passes.swapped)
 
     def _target(self) -> Target:
         return Target(*_target_store(self._found), LEADER, self._found.clock.now_ms())
