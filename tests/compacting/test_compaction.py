@@ -12,9 +12,12 @@ import pytest
 
 from forebay.clock import SystemClock
 from forebay.compacting.planning import Rules
+from forebay.errors import UnknownTopic, Unsupported
 from forebay.format.batch import Row as RowBytes
 from forebay.format.batch import encode_rows
 from forebay.format.descriptor import DescriptorKind
+from forebay.format.keys import compactor_key
+from forebay.metadata import Put
 from forebay.prepared import LoadPlace, manifest_of, write_segment
 from forebay.settings import ExportSettings, RetentionSettings
 from forebay.shard.attaching import DESCRIPTORS_MAX
@@ -58,6 +61,7 @@ def look_up(topic: Topic, rows: list[Row]) -> None:
         assert topic.offset_at_time(row["timestamp"], partition=0) == wanted
 
 
+@pytest.mark.slow
 def test_every_tier_reads_the_same_before_and_after(mixed: Mixed, land: Land) -> None:
     mixed.every_tier()
     mixed.log.export_topic(mixed.topic)
@@ -302,6 +306,7 @@ def test_caps_count_what_is_left_after_compaction(tmp_path: Path) -> None:
         assert topic.offsets(0).earliest == 5
 
 
+@pytest.mark.slow
 def test_compacted_topic_moves_to_another_directory(land: Land) -> None:
     mixed = Mixed(land, partitions=1)
     mixed.every_tier()
@@ -323,6 +328,7 @@ def test_compacted_topic_moves_to_another_directory(land: Land) -> None:
     check_sound(land, "two")
 
 
+@pytest.mark.slow
 def test_load_of_many_segments_is_compacted_inside_its_manifest(tmp_path: Path) -> None:
     land = rig.shared_fs(tmp_path)
     with land.open("one") as log:
@@ -395,3 +401,31 @@ def _drop_copies(topic: Topic) -> None:
         shard.archive._drop_while(sealed, lambda file: shard.archive._is_compacted(file, pieces))
     else:
         shard.archive._drop_while(sealed, lambda file: shard.archive._has_copy(store, file, pieces))
+
+
+def test_bad_input_is_named(land: Land) -> None:
+    with land.open("one") as log:
+        log.create_topic("shop/cache", durability="ephemeral")
+
+        with pytest.raises(UnknownTopic, match="shop/none"):
+            compacted(land, ["shop/none"])
+        with pytest.raises(Unsupported, match='engine "memory" and has no history'):
+            compacted(land, ["shop/cache"])
+        assert compacted(land).summary == "nothing to do"
+
+
+def test_partition_that_another_compacts_is_left_to_it(mixed: Mixed, land: Land) -> None:
+    for _ in range(3):
+        mixed.filled.many(50)
+        mixed.export()
+    metadata = rig.metadata_of(mixed.log)
+    session = metadata.session(30)
+    key = compactor_key("shop", "orders", 0)
+    metadata.transaction([], [Put(key, b"compaction elsewhere", session.id)])
+
+    report = compacted(land)
+
+    (finding,) = report.findings
+    assert "compaction elsewhere" in finding.what and finding.shard == "shop/orders[0]" and not report.is_clean
+    session.close()
+    assert compacted(land).summary == "1 rewrite"

@@ -104,7 +104,7 @@ def test_compactor_that_lost_its_lease_changes_nothing(at: int, ledger: Ledger) 
     ledger.count("compactors that lost their lease", at=str(at))
 
 
-class _Interposed(FaultyMetadata):
+class Interposed(FaultyMetadata):
     """Lets something happen right before the swap is committed."""
 
     def __init__(self, world: World, act: Callable[[], None]) -> None:
@@ -127,7 +127,7 @@ def test_swap_is_refused_if_the_lease_ends_at_the_last_moment() -> None:
         compactor._session.close()
         world.sweep()
 
-    compactor = Compactor(world, _Interposed(world, lose_and_sweep))
+    compactor = Compactor(world, Interposed(world, lose_and_sweep))
     with contextlib.suppress(ForebayError):
         compactor.run()
 
@@ -138,7 +138,7 @@ def test_swap_is_refused_if_the_lease_ends_at_the_last_moment() -> None:
 @pytest.mark.parametrize("act", ["export", "delete", "evict", "sweep", "take over"])
 def test_owner_acts_right_before_the_swap(act: str) -> None:
     world = World()
-    compactor = Compactor(world, _Interposed(world, lambda: ACTS[act](world)))
+    compactor = Compactor(world, Interposed(world, lambda: ACTS[act](world)))
 
     compactor.run()
 

@@ -1,0 +1,138 @@
+"""Deliberate breaks of compaction: for each the checks must name the promise that it breaks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import forebay.columnar
+import forebay.compacting.merging
+import forebay.compacting.swapping
+from forebay.catalog.shard import Piece, ShardCatalog
+from forebay.compacting.shard import ShardCompaction
+from forebay.errors import ForebayError
+from forebay.export import Exporter
+from forebay.format.descriptor import SegmentDescriptor
+from forebay.format.segment import index_name
+from forebay.metadata import DeleteRange
+from tests.compacting.test_races import Interposed
+from tests.compacting.world import Compactor, World
+from tests.history.house import KEYS
+from tests.ledger import Ledger
+
+Run = Callable[[World], None]
+
+
+def _undisturbed(world: World) -> None:
+    Compactor(world).run()
+
+
+def _deleted_between(world: World) -> None:
+    going = Compactor(world).steps()
+    while next(going) != "write":
+        pass
+    world.delete()
+    list(going)
+
+
+def _swept_between(world: World) -> None:
+    going = Compactor(world).steps()
+    while next(going) != "write":
+        pass
+    world.sweep()
+    with contextlib.suppress(ForebayError):
+        list(going)
+
+
+def _lease_lost_at_the_last_moment(world: World) -> None:
+    def lose() -> None:
+        compactor._session.close()
+        world.sweep()
+
+    compactor = Compactor(world, Interposed(world, lose))
+    with contextlib.suppress(ForebayError):
+        compactor.run()
+
+
+def _lease_not_compared(patch: pytest.MonkeyPatch) -> None:
+    whole = ShardCatalog.replace
+
+    def replace(catalog: ShardCatalog, old: Sequence[Piece], new: SegmentDescriptor, **_: Any) -> bool:
+        return whole(catalog, old, new)
+
+    patch.setattr(ShardCatalog, "replace", replace)
+
+
+def _sweep_spares_nobody(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Exporter, "_may_sweep", lambda exporter, key, spared: "/loads/" not in key)
+    patch.setattr(forebay.compacting.swapping, "_check", lambda store, piece: None)
+
+
+def _vectors_dropped(patch: pytest.MonkeyPatch) -> None:
+    whole = ShardCompaction.finish
+
+    def finish(compaction: ShardCompaction, *arguments: Any) -> bool:
+        done = whole(compaction, *arguments)
+        compaction._catalog.store.transaction([], [DeleteRange(KEYS.deletes)])
+        return done
+
+    patch.setattr(ShardCompaction, "finish", finish)
+
+
+def _last_row_forgotten(patch: pytest.MonkeyPatch) -> None:
+    def living(rows: Any, table: pa.Table) -> pa.Table:
+        return table.filter(pa.array(np.arange(table.num_rows) < table.num_rows - 1))
+
+    patch.setattr(forebay.compacting.merging._Rows, "_living", living)
+
+
+def _index_never_stored(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(forebay.columnar, "index_name", lambda key: f"{index_name(key)}.other")
+    patch.setattr(forebay.compacting.swapping, "_check", lambda store, piece: None)
+
+
+class Mutant(NamedTuple):
+    """A break, when it shows, and which promise it breaks."""
+
+    breaks: Callable[[pytest.MonkeyPatch], None]
+    run: Run
+    invariant: str
+
+
+MUTANTS: Final[dict[str, Mutant]] = {
+    "the lease is not compared": Mutant(_lease_not_compared, _lease_lost_at_the_last_moment, "I18"),
+    "the sweep spares nobody": Mutant(_sweep_spares_nobody, _swept_between, "I18"),
+    "the swap drops vectors": Mutant(_vectors_dropped, _deleted_between, "I23"),
+    "a record is left out": Mutant(_last_row_forgotten, _undisturbed, "I6"),
+    "the index is not there": Mutant(_index_never_stored, _undisturbed, "I18"),
+}
+
+
+def _named(world: World) -> set[str]:
+    """The promises that do not hold."""
+    named = {violation.invariant for violation in world.broken()}
+    if not named & {"I16", "I18"}:
+        found, wanted = world.visible(), world.expected()
+        named |= {"I23"} if found.keys() & world.deleted else set()
+        named |= {"I6"} if wanted.keys() - found.keys() else set()
+    return named
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_break_is_named(name: str, monkeypatch: pytest.MonkeyPatch, ledger: Ledger) -> None:
+    mutant = MUTANTS[name]
+    sound = World()
+    mutant.run(sound)
+    assert _named(sound) == set(), "without the break all holds"
+
+    world = World()
+    mutant.breaks(monkeypatch)
+    mutant.run(world)
+
+    assert mutant.invariant in _named(world)
+    ledger.count("mutants of compaction", invariant=mutant.invariant)
