@@ -148,6 +148,4 @@ def _moved(stored: StoredState, floor: Floor, *, counted: bool) -> ShardState:
 def _is_needed(piece: Piece) -> bool:
     """Whether a take-over may have to look into it."""
     found = piece.descriptor
-    if found.kind is DescriptorKind.MANIFEST:
-        return found.load_id is None
-    return found.kind in (DescriptorKind.FRAMES, DescriptorKind.PARQUET) and found.header_start is None
+    return found.load_id is None if found.kind is DescriptorKind.MANIFEST else found.is_born

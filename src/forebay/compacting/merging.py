@@ -47,6 +47,8 @@ class Merge(msgspec.Struct, frozen=True, kw_only=True):
     sources: tuple[SegmentDescriptor, ...]
     earliest: int = 0
     """Records below it ended, too."""
+    window_of: int | None = None
+    """The start of the source that tells which appends must be recognised as repeats: the newest born in the log."""
 
     @property
     def start(self) -> int:
@@ -95,7 +97,6 @@ class _Rows:
         self._sources = sources
         self._window = window
         self._gaps: list[Gap] = []
-        self._born = [source for source in task.sources if _is_born(source)]
         self.source_bytes = 0
 
     def tables(self) -> Iterator[pa.Table]:
@@ -128,7 +129,7 @@ class _Rows:
             start=task.start,
             end=task.end,
             epoch=max(source.epoch for source in task.sources),
-            born=bool(self._born),
+            born=any(source.is_born for source in task.sources),
             gaps=tuple((gap.start, gap.stop, int(gap.reason)) for gap in self._gaps),
             window=tuple(self._window.entries()),
         )
@@ -172,8 +173,8 @@ class _Rows:
                         yield pa.Table.from_batches([rows.slice(low - batch.base, high - low)])
 
     def _tells_window(self, source: SegmentDescriptor) -> bool:
-        """Whether what must be recognised as a repeat is told by this one: the newest born in the log restates it."""
-        return bool(self._born) and source is self._born[-1] and source.producers > 0
+        """Whether this one tells what must be recognised as a repeat; it restates all that came before it."""
+        return source.start == self._task.window_of and source.producers > 0
 
     def _note_gaps(self, segment: SealedSegment, source: SegmentDescriptor) -> None:
         for gap in segment.index().gaps:
@@ -182,10 +183,6 @@ class _Rows:
                 raise Corrupt(f"[{low}, {high}) of {source.object_key} cannot be read: it is left as it is")
             if low < high:
                 self._gaps.append(Gap(low, high, gap.reason))
-
-
-def _is_born(source: SegmentDescriptor) -> bool:
-    return source.kind is not DescriptorKind.GAP and source.header_start is None
 
 
 def dead_in(descriptor: SegmentDescriptor, ended: OffsetSet, earliest: int, sources: Sources) -> int:

@@ -32,6 +32,8 @@ class Outlook(NamedTuple):
     segments: int
     records: int
     bytes: int
+    born: int | None
+    """The start of the newest segment that was born in the log."""
 
 
 class ShardCompaction:
@@ -94,13 +96,20 @@ class ShardCompaction:
             segments=sum(piece.gap is None for piece in inner),
             records=sum(piece.records for piece in inner),
             bytes=sum(piece.bytes for piece in inner),
+            born=next((piece.start for piece in reversed(inner) if piece.is_born), None),
         )
 
     def merges(self, rewrite: Rewrite, outlook: Outlook) -> list[Merge]:
         """What has to be written for a rewrite, in order."""
         partition = self._catalog.keys.partition
         return [
-            Merge(topic_id=self._topic_id, partition=partition, sources=part.sources, earliest=outlook.earliest)
+            Merge(
+                topic_id=self._topic_id,
+                partition=partition,
+                sources=part.sources,
+                earliest=outlook.earliest,
+                window_of=outlook.born,
+            )
             for part in rewrite.parts
             if part.why
         ]

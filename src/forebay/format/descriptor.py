@@ -136,6 +136,11 @@ class SegmentDescriptor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         return self.index_key if self.index_key is not None else index_name(self.object_key)
 
     @property
+    def is_born(self) -> bool:
+        """Whether the segment, or the newest of what it was made from, was born in the log."""
+        return self.kind in (DescriptorKind.FRAMES, DescriptorKind.PARQUET) and self.header_start is None
+
+    @property
     def gap(self) -> Gap | None:
         """The hole that this descriptor names, if it names one."""
         return Gap(self.start, self.end, reason_of(self.reason)) if self.kind is DescriptorKind.GAP else None

@@ -6,7 +6,7 @@ import contextlib
 
 from forebay.catalog import ShardCatalog
 from forebay.format.control import decode_state
-from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
+from forebay.format.descriptor import DescriptorKind
 from forebay.format.frame import Kind
 from forebay.format.segment import HEADER_BYTES
 from forebay.sealed import salt_crc_of
@@ -21,7 +21,7 @@ def inherited_window(catalog: ShardCatalog, places: Places, settings: WalSetting
     window = ProducerWindow(settings.producers_max, settings.producer_appends_max)
     if catalog.frontier().next == 0:
         return window
-    newest = next((piece for piece in reversed(catalog.descriptors()) if _is_born(piece)), None)
+    newest = next((piece for piece in reversed(catalog.descriptors()) if piece.is_born), None)
     if newest is None or not newest.producers:
         return window
     if newest.kind is DescriptorKind.PARQUET:
@@ -40,8 +40,3 @@ def inherited_window(catalog: ShardCatalog, places: Places, settings: WalSetting
                 elif head.kind == Kind.STATE:
                     note_state(window, decode_state(piece.buffer, position, head))
     return window
-
-
-def _is_born(piece: SegmentDescriptor) -> bool:
-    """Whether the newest of what it holds was born in the log."""
-    return piece.kind in (DescriptorKind.FRAMES, DescriptorKind.PARQUET) and piece.header_start is None
