@@ -162,8 +162,9 @@ class PieceReader:
             # Sealed anew: the log finds out which file has these offsets now.
             now: Sequence[Piece] = [piece._replace(start=offset, bytes=0, file=None)]
         else:
-            now = [found for found in self._look_again(offset, piece.stop) if found.descriptor != piece.descriptor]
-            if piece.start in self.later or not now or now[0].start > offset:
+            now = self._look_again(offset, piece.stop)
+            is_found = now and now[0].start <= offset and now[0].descriptor != piece.descriptor
+            if piece.start in self.later or not is_found:
                 raise Unavailable(
                     f"{self._name}: offsets [{offset}, {piece.stop}) were there when this read was planned, and are "
                     f"not any more ({error}): they were evicted, compacted or moved since; load it again"

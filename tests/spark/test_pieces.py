@@ -1,0 +1,36 @@
+"""Pieces of a partition that lie elsewhere than where they were planned, found again one by one."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from pathlib import Path
+
+from forebay.settings import RetentionSettings
+from forebay.spark.opening import opened
+from forebay.spark.options import ReadOptions
+from forebay.spark.pieces import Piece, PieceReader
+from forebay.spark.snapshot import look_again
+from tests.moves import rig
+from tests.spark.mixed import Mixed
+
+
+def test_a_piece_of_the_log_whose_front_is_history_by_now_is_read_from_both(tmp_path: Path) -> None:
+    nothing_kept = RetentionSettings(time_s=0, bytes_max=0, grace_s=0)
+    mixed = Mixed(rig.shared_fs(tmp_path, retention=nothing_kept), partitions=1)
+    mixed.filled.many(10)
+    mixed.export()
+    mixed.filled.many(10)
+    assert rig.shard_of(mixed.filled.topic).archive.retain() == 1
+    spec = mixed.filled.topic.spec
+
+    with opened(ReadOptions.parse(mixed.options).location) as found:
+        again = partial(look_again, found, spec.topic_id, str(spec.name), 0)
+        reader = PieceReader(found, f"{spec.topic_id}_0", [Piece(0, 20, 0)], "it", again)
+        with contextlib.closing(reader):
+            at, seen = 0, list[int]()
+            while at < 20 and (page := reader.read(at)).next > at:
+                seen += [record.offset for batch in page.batches for record in batch.records(0)]
+                at = page.next
+    assert seen == list(range(20))
+    mixed.close()
