@@ -130,3 +130,18 @@ def test_what_is_missing_is_named(missing: str) -> None:
 def test_what_is_wrong_is_named_with_the_way_out(name: str, text: str, message: str) -> None:
     with pytest.raises(Invalid, match=message):
         _parse(**{name: text})
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, False),
+        ({"startingOffsets": "earliest"}, False),
+        ({"startingOffsets": '{"shop/orders": {"0": -2, "1": 1}}'}, False),
+        ({"startingOffsets": '{"shop/orders": {"0": 3, "1": -1}}'}, True),
+        ({"startingoffsets": " Latest "}, True),
+        ({"maxOffsetsPerTrigger": "5"}, True),
+    ],
+)
+def test_options_of_a_stream_are_told_from_those_of_a_batch(options: dict[str, str], *, expected: bool) -> None:
+    assert is_for_stream(options) is expected

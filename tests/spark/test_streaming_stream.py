@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.errors import Conflict, DataLoss
+from forebay.errors import Conflict, DataLoss, Unavailable
 from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.format.offsets import OffsetSet
 from forebay.records import Reason
@@ -23,7 +23,7 @@ from forebay.spark.pieces import Piece
 from forebay.spark.planning import Range, resolve
 from forebay.spark.snapshot import ShardView, Snapshot, Split
 from forebay.spark.streaming.offsets import Place, Point, StreamOffsets
-from forebay.spark.streaming.stream import LOOK_SECONDS, WAIT_SECONDS, Stream
+from forebay.spark.streaming.stream import AWAY_SECONDS, LOOK_SECONDS, LOOK_SHARE, WAIT_SECONDS, Stream
 from forebay.testing.clock import ManualClock
 from forebay.topics import TopicName
 
@@ -54,10 +54,15 @@ class Land:
     def __init__(self, *views: ShardView) -> None:
         self.views: Sequence[ShardView] = views
         self.looks = 0
+        self.look_seconds = 0.0
+        self.is_away = False
         self.clock = ManualClock()
 
     def look(self, topics: Topics) -> Snapshot:
         self.looks += 1
+        self.clock.advance(self.look_seconds)
+        if self.is_away:
+            raise Unavailable("no leader")
         return Snapshot(location=_LOCATION, shards=tuple(self.views))
 
     def ranges(
@@ -143,6 +148,37 @@ def test_one_look_answers_for_a_while() -> None:
 
     assert _ends(stream.latest(start)) == {"a/b[0]": 20}
     assert land.looks == 2
+
+
+def test_costly_looks_are_rarer() -> None:
+    land = Land(_view(stop=10))
+    land.look_seconds = 0.5
+    stream = land.stream()
+    start = stream.initial()
+
+    for _ in range(1000):
+        stream.latest(start)
+        land.clock.advance(0.1)
+
+    assert land.looks <= 1 + 100 * LOOK_SHARE / 0.5
+
+
+def test_last_look_answers_while_there_is_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    land = Land(_view(stop=10))
+    stream = land.stream()
+    start = stream.initial()
+    land.is_away = True
+    for _ in range(round(AWAY_SECONDS)):
+        assert _ends(stream.latest(start)) == {"a/b[0]": 10}
+        land.clock.advance(0.99)
+    assert caplog.text.count("nothing new can be seen now: no leader") == 1
+    land.clock.advance(1)
+
+    with pytest.raises(Unavailable, match="no leader"):
+        stream.latest(start)
+    land.is_away = False
+    land.becomes(_view(stop=20))
+    assert _ends(stream.latest(start)) == {"a/b[0]": 20}
 
 
 def test_nothing_new_is_the_same_text() -> None:

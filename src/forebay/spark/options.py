@@ -232,10 +232,9 @@ def _partition(option: str, text: str) -> int:
 def is_for_stream(options: Mapping[str, str]) -> bool:
     """Whether these options make sense for a stream alone: Spark asks for columns before it says which it is."""
     given = {name.lower(): text for name, text in options.items()}
-    return (
-        any(name.lower() in given for name in STREAM_NAMES)
-        or given.get("startingoffsets", "").strip().lower() == "latest"
-    )
+    starting = given.get("startingoffsets", "").strip().lower()
+    at_the_end = starting == "latest" or re.search(rf":\s*{FROM_LATEST}\b", starting) is not None
+    return at_the_end or any(name.lower() in given for name in STREAM_NAMES)
 
 
 def parse_columns(text: str) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final, Protocol
 
 from forebay.clock import Clock
-from forebay.errors import Conflict, DataLoss
+from forebay.errors import Conflict, DataLoss, Unavailable
 from forebay.spark.options import Limit, ReadOptions, Topics
 from forebay.spark.planning import Range
 from forebay.spark.snapshot import ShardView, Snapshot, Split, plan
@@ -22,7 +22,11 @@ from forebay.spark.streaming.offsets import Place, Point, StreamOffsets, TopicPo
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 0.2
-"""How long one look answers for."""
+"""How long one look answers for; longer if it was costly."""
+LOOK_SHARE: Final = 0.05
+"""How much of the time may go into looking while there is nothing to read."""
+AWAY_SECONDS: Final = 60.0
+"""How long the last look answers while there is no other to be had, as when the metadata store changes its leader."""
 WAIT_SECONDS: Final = 10.0
 """How long an owner that has just come may take to show again what a stream has read already."""
 _PAUSE_SECONDS: Final = 0.1
@@ -51,6 +55,7 @@ class Stream:
         self._clock = clock
         self._seen: Snapshot | None = None
         self._seen_at = 0.0
+        self._look_again_at = 0.0
         self._target: StreamOffsets | None = None
         self._warned: set[str] = set()
 
@@ -83,7 +88,7 @@ class Stream:
         for place, view in views.items():
             read, stop = points.get(place, _UNREAD).offset, self._stop(place, view)
             if read < stop:
-                waiting[place] = clipped(min(max(read, view.earliest), stop), stop, _records(view))
+                waiting[place] = clipped(min(max(read, view.earliest), stop), stop, _records(view, read))
         ends = self._admitted(waiting, views) if limited else {place: found.stop for place, found in waiting.items()}
         for place, end in ends.items():
             if end > points.get(place, _UNREAD).offset:
@@ -111,7 +116,7 @@ class Stream:
     def _admitted(self, waiting: Mapping[Place, Backlog], views: Mapping[Place, ShardView]) -> dict[Place, int]:
         ends = admitted(waiting, self._options.offsets_max)
         within = {
-            place: clipped(waiting[place].start, end, _bytes(views[place]))
+            place: clipped(waiting[place].start, end, _bytes(views[place], waiting[place].start))
             for place, end in ends.items()
             if end > waiting[place].start
         }
@@ -172,18 +177,35 @@ class Stream:
         gone = f"{topic} was deleted, and this query had not ended it"
         if self._options.fail_on_data_loss:
             raise DataLoss(f"{gone}: set failOnDataLoss to false to go on without it")
-        if topic not in self._warned:
-            logger.warning("%s: it goes on without it", gone)
-            self._warned.add(topic)
+        self._warn(gone, "it goes on without it")
+
+    def _warn(self, what: str, more: object) -> None:
+        """Say it once."""
+        if what not in self._warned:
+            logger.warning("%s: %s", what, more)
+            self._warned.add(what)
 
     def _recent(self) -> Snapshot:
-        if self._seen is None or self._clock.monotonic() - self._seen_at >= LOOK_SECONDS:
+        if self._seen is None:
             return self._look()
-        return self._seen
+        if self._clock.monotonic() < self._look_again_at:
+            return self._seen
+        try:
+            return self._look()
+        except Unavailable as error:
+            if self._clock.monotonic() - self._seen_at >= AWAY_SECONDS:
+                raise
+            self._warn("nothing new can be seen now", error)
+            return self._seen
 
     def _look(self) -> Snapshot:
-        self._seen = self._views.look(self._options.topics)
-        self._seen_at = self._clock.monotonic()
+        began = self._clock.monotonic()
+        try:
+            self._seen = self._views.look(self._options.topics)
+            self._seen_at = began
+        finally:
+            ended = self._clock.monotonic()
+            self._look_again_at = ended + max(LOOK_SECONDS, (ended - began) / LOOK_SHARE)
         return self._seen
 
 
@@ -191,13 +213,14 @@ def _place(view: ShardView) -> Place:
     return Place(view.topic, view.partition)
 
 
-def _records(view: ShardView) -> list[Stretch]:
-    return [Stretch(p.start, p.stop, 0 if p.gap else p.stop - p.start) for p in view.pieces]
+def _records(view: ShardView, start: int) -> list[Stretch]:
+    return [Stretch(p.start, p.stop, 0 if p.gap else p.stop - p.start) for p in view.pieces if p.stop > start]
 
 
-def _bytes(view: ShardView) -> list[Stretch]:
+def _bytes(view: ShardView, start: int) -> list[Stretch]:
     """What pieces weigh; of one whose size is not known, as of the newest records, each offset weighs something."""
-    return [Stretch(p.start, p.stop, 0 if p.gap else max(p.bytes, p.stop - p.start)) for p in view.pieces]
+    found = (piece for piece in view.pieces if piece.stop > start)
+    return [Stretch(p.start, p.stop, 0 if p.gap else max(p.bytes, p.stop - p.start)) for p in found]
 
 
 def _offsets(ends: Iterator[tuple[ShardView, int]]) -> StreamOffsets:
