@@ -23,7 +23,7 @@ from forebay.spark.jobs.superseding import KeyUnit, looked_through
 from forebay.spark.location import Location
 from forebay.storage import Storage, Topic
 from tests.moves.rig import Land, keys_of, metadata_of
-from tests.spark.mixed import settings_file
+from tests.spark.mixed import ENVIRONMENT, settings_file
 from tests.spark.topics import Row, in_order, rows_of
 
 AT_ONCE: Final = Rules(settle_ms=0, segments_min=2)
@@ -62,7 +62,7 @@ class Here:
 def location_of(land: Land, name: str | None = "one") -> Location:
     """Where a land's directory is; without a name its store alone."""
     options = {"settings": settings_file(land)}
-    return Location.parse(options if name is None else {**options, "path": str(land.root / name)}, {})
+    return Location.parse(options if name is None else {**options, "path": str(land.root / name)}, ENVIRONMENT)
 
 
 def compacted(
