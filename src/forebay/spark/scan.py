@@ -102,9 +102,13 @@ class _PartRead:
         """What passes of a Parquet segment: its columns are handed on as they are, a row group at a time."""
         piece = self._reader.piece_at(start)
         at = start
+        if piece is None or piece.stop < stop or piece.start in self._reader.later:
+            # Another than was planned with: what is missing in it must be told page by page.
+            yield from self._framed(start, stop)
+            return
         try:
-            segment = self._reader.segment(piece) if piece is not None else None
-            assert piece is not None and isinstance(segment, ParquetSegment)
+            segment = self._reader.segment(piece)
+            assert isinstance(segment, ParquetSegment)
             for table in segment.tables(start, stop, stored_columns(self._split.columns, self._split.filters)):
                 end = int(table.column("offset")[-1].as_py()) + 1
                 self._note_holes(piece, segment.index().gaps, at, end, table.num_rows)

@@ -1,0 +1,54 @@
+"""A Parquet segment that is compacted again and swept while a task reads it by parts: no row is missed in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from forebay.errors import Unavailable
+from forebay.format import parquet
+from forebay.spark import scan
+from forebay.spark.filters import Condition, Filters
+from forebay.spark.narrowing import wanted_runs
+from forebay.spark.options import ReadOptions
+from forebay.spark.pieces import PieceReader
+from forebay.spark.scan import read_split
+from forebay.spark.snapshot import Part, Split, load, plan
+from tests.moves import rig
+from tests.spark.mixed import Mixed
+
+
+def _planned(mixed: Mixed, *keys: bytes) -> list[Split]:
+    options = ReadOptions.parse(mixed.options)
+    snapshot, ranges = load(options)
+    filters = Filters((Condition("key", "in", keys),))
+    return plan(snapshot, ranges, columns=("key", "offset"), filters=filters)
+
+
+def test_what_went_since_the_plan_is_named_in_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "GROUP_BYTES", 1000)
+    mixed = Mixed(rig.shared_fs(tmp_path), partitions=1)
+    for base in (0, 100):
+        keys = [b"%d" % number for number in range(base, base + 100)]
+        mixed.filled.topic.append_many(keys, keys=keys, partition=0)
+        mixed.export()
+    mixed.compact()
+    splits = _planned(mixed, b"10", b"190")
+    (old,) = (tmp_path / "store").rglob("*.parquet")
+
+    def compacted_again(reader: PieceReader, part: Part, filters: Filters) -> Iterator[tuple[int, int]]:
+        runs = list(wanted_runs(reader, part, filters))
+        assert len(runs) == 2, "the keys lie far from each other"
+        reader._let_go()
+        mixed.delete(0, 190, 191)
+        mixed.compact()
+        old.unlink()
+        yield from runs
+
+    monkeypatch.setattr(scan, "wanted_runs", compacted_again)
+
+    with pytest.raises(Unavailable, match=r"records of \[190, 191\) went since this was loaded"):
+        [row for split in splits for batch in read_split(split) for row in batch.to_pylist()]
+    mixed.close()
