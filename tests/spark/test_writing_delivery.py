@@ -296,6 +296,8 @@ def test_aborting_removes_what_was_staged_and_nothing_can_bring_it_in(place: Pla
     give_up(target, "load", results)
 
     assert objects(place) == []
+    with pytest.raises(Conflict, match="load load is abandoned"):
+        deliver(target, "load", results)  # as an offer that was under way and comes late
     assert shown(place) == []
 
 

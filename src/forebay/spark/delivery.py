@@ -23,7 +23,7 @@ from forebay.metadata import MetadataStore
 from forebay.metadata.opening import open_metadata
 from forebay.prepared import Load, Sink, manifest_of
 from forebay.shard import read_state
-from forebay.shard.loading import LoadBook
+from forebay.shard.loading import NEVER_OFFERED, LoadBook
 from forebay.spark.opening import Opened, opened
 from forebay.spark.staging import Staged
 from forebay.spark.target import Target
@@ -74,11 +74,20 @@ def give_up(target: Target, load_id: str, results: Sequence[TaskResult]) -> None
     """Nothing of it will ever be in the topic, if it is not already; what was staged is removed, now or later."""
     with _opened(target) as (found, metadata):
         book = LoadBook(metadata, found.settings.metadata.prefix)
-        if book.find(load_id) is None:
-            drop(load_store(found), results)
-            return
+        never_offered = Load(
+            status=LoadStatus.ABANDONED,
+            namespace=target.spec.namespace,
+            topic=target.spec.topic,
+            topic_id=target.spec.topic_id,
+            store="",
+            manifest=NEVER_OFFERED,
+            created_at=found.clock.now_ms(),
+            shards=(),
+        )
         with contextlib.suppress(Conflict):
-            book.give_up(load_id)
+            # Written down even so: an offer whose answer was lost may be on its way.
+            if not book.give_up(load_id, unknown_as=never_offered).shards:
+                drop(load_store(found), results)
 
 
 def drop(place: LoadStore, results: Sequence[TaskResult]) -> None:
