@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -14,10 +15,13 @@ from forebay.export import Exporter
 from forebay.format.descriptor import DescriptorKind, SegmentDescriptor, Status
 from forebay.format.segment import COMPACTED, index_name
 from forebay.metadata import Put, RevisionIs
+from forebay.settings import ExportSettings
+from forebay.tabled import LISTED_MAX, Tabled
 from forebay.testing.clock import ManualClock
 from tests.compacting.world import LEASE, Compactor, World
 from tests.history.attached import LOAD, Land, values
 from tests.history.house import TOPIC, House
+from tests.moves import rig
 
 GRACE_S: Final = 3600
 
@@ -132,3 +136,22 @@ def test_grace_begins_with_the_swap_however_long_the_writing_took() -> None:
     assert passes.swapped == 1
     assert [piece.created_at for piece in world.catalog().descriptors()] == [world.house.clock.now_ms()]
     compactor.close()
+
+
+def test_what_tables_name_is_asked_where_it_is_listed_whatever_store_is_swept(tmp_path: Path) -> None:
+    """As after a change of the mode: something is left in the directory, and long lists lie in the store."""
+    land = rig.shared_fs(tmp_path, export=ExportSettings(orphan_grace_s=0))
+    with land.open("one") as log:
+        topic = log.create_topic("shop/orders")
+        topic.append(b"first")
+        places, spec = log._parts.places, topic.spec
+        assert places is not None and places.store is not None
+        left = f"{spec.topic_id}_0/{COMPACTED}left.parquet"
+        places.loads.open().put_if_absent(left, b"rows")
+        tabled = Tabled(rig.metadata_of(log), "/forebay", spec.namespace, spec.topic, spec.topic_id)
+        tabled.put([f"{number}.parquet" for number in range(LISTED_MAX + 1)], places.store)
+        archive = rig.shard_of(topic).archive
+        while not (swept := archive.sweep()):
+            assert places.loads.stat(left) is not None  # younger than a millisecond
+
+        assert swept == [left]

@@ -77,12 +77,12 @@ class World:
         RecordedRemovals(self.catalog()).record(self.house.epoch, gone)
         self.deleted |= set(gone)
 
-    def move_floor(self) -> None:
+    def move_floor(self, offset: int = 7) -> None:
         """The front of history ends, and leaves the catalog."""
         removals = RecordedRemovals(self.catalog())
-        removals.record(self.house.epoch, OffsetSet(), Floor(7, 7, Reason.CAP))
-        removals.drop_below(self.house.epoch, 7)
-        self.earliest = 7
+        removals.record(self.house.epoch, OffsetSet(), Floor(offset, offset, Reason.CAP))
+        removals.drop_below(self.house.epoch, offset)
+        self.earliest = offset
 
     def sweep(self) -> None:
         """A day later: whatever is old enough and not needed goes."""

@@ -186,10 +186,15 @@ class _Rows:
 
 
 def dead_in(descriptor: SegmentDescriptor, ended: OffsetSet, earliest: int, sources: Sources) -> int:
-    """How many records of a segment ended. Its index, or the offsets of its rows, are read only if some may have."""
+    """How many records of a segment ended. Its index, or the offsets of its rows, are read only if some may have.
+
+    Those below the floor count once they are the greater part: the floor moves on, and takes the rest for nothing.
+    """
     below = min(max(earliest, descriptor.start), descriptor.end)
     if below == descriptor.start and not ended.count_in(descriptor.start, descriptor.end):
         return 0
     with closing(sources.segment(descriptor)) as segment:
         held = segment.held(descriptor.start, descriptor.end)
-    return len(held) - len(held.clipped(below, descriptor.end) - ended)
+    above = held.clipped(below, descriptor.end)
+    fallen = len(held) - len(above)
+    return len(above) - len(above - ended) + (fallen if fallen > len(above) else 0)

@@ -49,7 +49,7 @@ class Known(NamedTuple):
     now_ms: int
     loads: Mapping[str, LoadStatus]
     dead: Callable[[SegmentDescriptor], int]
-    """How many records of a segment ended: deleted, superseded, or below the floor."""
+    """How many records of a segment ended, as far as that counts."""
     earliest: int = 0
     readable: Callable[[SegmentDescriptor], bool] = lambda descriptor: True
 

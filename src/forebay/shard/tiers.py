@@ -99,4 +99,6 @@ class Tiers:
                 raise
             logger.warning("what is damaged here cannot be read from history either: %s", error)
             return page
-        return instead if instead.batches or hole.reason is Reason.HISTORY else page
+        # What ended there is not lost here.
+        is_known = instead.batches or any(gap.reason is Reason.DELETED for gap in instead.events)
+        return instead if is_known or hole.reason is Reason.HISTORY else page
