@@ -27,9 +27,12 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
+import forebay
+from forebay.errors import DataLoss
 from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.format.offsets import OffsetSet
 from forebay.pages import Page
+from forebay.records import Gap, Reason
 from forebay.sealed import SealedSegment
 from forebay.spark.columns import SPARK_TYPES
 from forebay.spark.filters import Filters, pushed
@@ -41,7 +44,7 @@ from forebay.spark.scan import read_split
 from forebay.spark.snapshot import ShardView, Snapshot, Split, load, plan
 from tests.moves import rig
 from tests.spark.mixed import TOPIC, Mixed
-from tests.spark.topics import TIME, Row, rows_in
+from tests.spark.topics import SETTINGS, TIME, Filled, Row, rows_in, skip_offsets
 
 Test = Callable[[Any], bool]
 
@@ -173,6 +176,32 @@ def test_partitions_offsets_and_times_leave_whole_pieces_out(
     assert [(part.partition, part.start, part.stop) for split in one for part in split.parts] == [(1, 0, 100)]
     assert all(piece.descriptor is None for split in late for part in split.parts for piece in part.pieces)
     assert never == []
+
+
+def test_first_and_last_times_of_segments_and_frames_are_found(
+    mixed: Mixed, loaded: tuple[Snapshot, tuple[Range, ...]]
+) -> None:
+    found = [piece.descriptor for view in loaded[0].shards for piece in view.pieces if piece.descriptor is not None]
+    for moment in {time for descriptor in found for time in (descriptor.time_min, descriptor.time_max)}:
+        filters, _ = pushed([EqualTo(("timestamp",), _time(moment))])
+
+        assert _read(loaded, filters) == _expected(mixed.rows, "timestamp", moment.__eq__)
+
+
+def test_a_loss_is_told_where_the_filters_let_nothing_through(tmp_path: Path) -> None:
+    """What was lost may have passed."""
+    path = tmp_path / "data"
+    with forebay.open(str(path), SETTINGS) as log:
+        filled = Filled(log, TOPIC)
+        filled.many(10)
+    skip_offsets(path, filled.topic.spec, Gap(10, 25, Reason.LOST))
+    with forebay.open(str(path), SETTINGS) as log:
+        log.topic(TOPIC).append(b"later")
+        log.export_topic(TOPIC)
+    lost = load(ReadOptions.parse({"path": str(path), "topic": TOPIC}))
+
+    with pytest.raises(DataLoss, match=r"offsets \[10, 25\) lost cannot be read"):
+        _read(lost, pushed([EqualTo(("key",), b"nobody")])[0])
 
 
 def test_a_look_up_by_key_reads_the_frames_of_its_records_alone(

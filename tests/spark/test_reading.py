@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -124,6 +125,7 @@ def test_without_push_down_it_is_said_how_to_enable_it(shared: Mixed, caplog: py
     reader = reader_for(inspect.currentframe(), options, Loaded.now(options), ("value",))
 
     assert enable_pushdown is False
+    assert len(pickle.dumps(reader)) < 200, "it goes to every task: what was planned stays behind"
     assert type(reader) is ForebayReader
     assert f"set {PUSHDOWN} to true" in caplog.text
 

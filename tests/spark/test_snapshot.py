@@ -9,14 +9,18 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pytest
 
 from forebay.clock import SystemClock
 from forebay.columnar import ParquetSegment
+from forebay.disk import SystemDisk
 from forebay.errors import Corrupt, DataLoss, Invalid, Unavailable, UnknownTopic
-from forebay.format.descriptor import DescriptorKind
-from forebay.settings import RetentionSettings
+from forebay.format.descriptor import DescriptorKind, ShardState
+from forebay.format.value import decode_value, encode_value
+from forebay.metadata import Put, SqliteMetadata
+from forebay.settings import ExportSettings, RetentionSettings
 from forebay.shard.loading import LoadBook
 from forebay.spark.options import ReadOptions, Topics
 from forebay.spark.scan import read_split
@@ -206,6 +210,25 @@ def test_a_topic_that_moved_is_read_from_its_history(tmp_path: Path) -> None:
         assert [row["value"] for row in rows[100:]] == [b"later"]
         assert _read(mixed, path=str(tmp_path / "two")) == rows
     mixed.close()
+
+
+def test_files_of_a_directory_that_lost_the_shard_are_not_its_records(tmp_path: Path) -> None:
+    """What they have beyond history, whoever holds the shard now could not take over."""
+    mixed = Mixed(rig.shared_fs(tmp_path, export=ExportSettings(at_close_seconds_max=0)), partitions=1)
+    mixed.filled.many(100)
+    mixed.export()
+    history = mixed.rows
+    mixed.filled.many(10)
+    mixed.close()
+    store = SqliteMetadata(f"{tmp_path}/shared.sqlite", disk=SystemDisk(), clock=SystemClock())
+    key = rig.keys_of(mixed.log, mixed.filled.topic).state
+    entry = store.get(key)
+    assert entry is not None
+    state = decode_value(entry.value, ShardState)[0]
+    store.transaction([], [Put(key, encode_value(msgspec.structs.replace(state, holder="f" * 32)))])
+    store.close()
+
+    assert _read(mixed) == history
 
 
 def test_a_look_is_repeated_cheaply_and_sees_what_came(mixed: Mixed) -> None:

@@ -81,13 +81,7 @@ class PieceReader:
         if gap is not None:
             return Page([], [gap._replace(start=offset)], gap.stop)
         try:
-            page = self._read(piece, offset, bytes_max).clipped(piece.stop)
-            elsewhere = next((gap for gap in page.events if gap.reason is Reason.HISTORY), None)
-            if elsewhere is None:
-                return page
-            if elsewhere.start > offset:
-                return page.clipped(elsewhere.start)
-            raise BelowFiles(f"offset {offset} is history by now")
+            return self._read(piece, offset, bytes_max).clipped(piece.stop)
         except (BlobMissing, BlobChanged, BelowFiles) as error:
             return self._instead(piece, offset, bytes_max, error)
         except OSError as error:
