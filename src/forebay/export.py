@@ -86,7 +86,7 @@ class Exporter:
         """Entered before history is extended up to an offset, left when that is done or has failed."""
         self.compacting: Callable[[], bool] = lambda: False
         """Whether somebody compacts the shard: what it has written may be named yet."""
-        self.tabled: Callable[[BlobStore], Collection[str]] = lambda store: ()
+        self.tabled: Callable[[], Collection[str]] = lambda: ()
         """The objects that snapshots of tables name."""
 
     def export(self, files: FileList, *, producers: int = 0, files_max: int | None = None) -> int:
@@ -155,7 +155,7 @@ class Exporter:
         needed |= {piece.index_object for piece in named if is_segment(piece.object_key)}
         others = {self._key(file.footer) for file in self._pending(files)}
         # And after the catalog: who names an object in a table sees first that history still does.
-        others |= set(self.tabled(store))
+        others |= set(self.tabled())
         needed |= others | {index_name(key) for key in others if is_segment(key)}
         unneeded = [stat.key for stat in found if stat.key not in needed and self._may_sweep(stat.key, spared)]
         swept = self._replaced.long_ago(unneeded, named, grace_s)

@@ -83,7 +83,8 @@ class Archive:
         self._exporter.compacting = lambda: around.metadata.get(self._compactor_key()) is not None
         name = ref.spec.name
         tabled = Tabled(around.metadata, settings.metadata.prefix, name.namespace, name.topic, ref.spec.topic_id)
-        self._exporter.tabled = tabled.objects
+        lists = places.loads if self._store is None else self._store
+        self._exporter.tabled = lambda: tabled.objects(lists)
         self._floor: Callable[[], int] = lambda: 0
         self._dropped = 0
         """What lies wholly below has been let go of."""
