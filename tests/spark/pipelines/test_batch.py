@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,7 +13,7 @@ import fastavro
 import pytest
 
 import forebay
-from examples.fill import clicks, fill
+from examples.fill import clicks
 from forebay.errors import ForebayError, Invalid
 from forebay.spark.pipelines.document import Flawed
 from forebay.spark.pipelines.outline import outline
@@ -23,14 +22,13 @@ from forebay.spark.pipelines.running import Running
 from forebay.spark.pipelines.views import build, own_session
 from tests.cli.rig import Shell
 from tests.spark.pipelines.files import pipeline_of
+from tests.spark.pipelines.revenue import NARROW, shipped
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 
-_EXAMPLES: Final = Path(__file__).parents[3] / "examples"
-_NARROW: Final = {"wal": {"free_bytes_min": 0}}
 _AVRO: Final = {
     "type": "record",
     "name": "order",
@@ -48,7 +46,7 @@ _AT: Final = datetime(2026, 3, 1, 12, tzinfo=UTC)
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Topics with values of every format."""
     home = tmp_path_factory.mktemp("batch")
-    with forebay.open(str(home / "data"), _NARROW) as log:
+    with forebay.open(str(home / "data"), NARROW) as log:
         orders = log.create_topic("shop/orders", partitions=2)
         for number in range(20):
             value = json.dumps({"id": f"o{number}", "amount": number / 4, "at": _AT.isoformat()}).encode()
@@ -77,7 +75,7 @@ def _run(spark: SparkSession, home: Path, text: str) -> RunReport:
 
 
 def _records(home: Path, topic: str) -> list[forebay.Record]:
-    with forebay.open(str(home / "data"), _NARROW) as log:
+    with forebay.open(str(home / "data"), NARROW) as log:
         handle = log.topic(topic)
         return [record for number in range(handle.partitions) for record in handle.read(0, partition=number)]
 
@@ -204,13 +202,11 @@ def test_text_and_raw_values_and_several_topics(spark: SparkSession, home: Path)
 
 
 def test_the_example_of_sessions_runs_as_shipped(spark: SparkSession, tmp_path: Path) -> None:
-    shutil.copytree(_EXAMPLES, tmp_path / "examples")
-    fill(str(tmp_path / "examples" / "data"))
-    shell = Shell(tmp_path / "examples" / "data")
+    home = shipped(tmp_path)
 
-    said = shell.ok("pipeline", "run", str(tmp_path / "examples" / "sessions.yml"), "--json")
+    said = Shell(home / "data").ok("pipeline", "run", str(home / "sessions.yml"), "--json")
 
-    sessions = [json.loads(record.value or b"") for record in _records(tmp_path / "examples", "web/sessions")]
+    sessions = [json.loads(record.value or b"") for record in _records(home, "web/sessions")]
     expected = _sessions()
     assert sorted((one["visitor"], one["session"], one["clicks"], one["entry"]) for one in sessions) == expected
     assert said.items[0]["sinks"][0]["rows"] == len(expected)

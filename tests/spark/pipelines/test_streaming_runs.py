@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from datetime import datetime, timedelta
-from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import forebay
-from examples.fill import append_orders, fill, orders
 from forebay.errors import ForebayError, Invalid
 from forebay.spark.iceberg import open_catalog
 from forebay.spark.location import Location
@@ -29,6 +24,7 @@ from forebay.spark.pipelines.progress import SinkProgress
 from forebay.spark.pipelines.running import Running
 from forebay.spark.pipelines.views import build, own_session
 from tests.cli.rig import Shell
+from tests.spark.pipelines import revenue
 from tests.spark.pipelines.files import pipeline_of
 
 if TYPE_CHECKING:
@@ -36,50 +32,26 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
 
-Revenue: TypeAlias = dict[tuple[datetime, str], tuple[int, Decimal]]
-
-_EXAMPLES: Final = Path(__file__).parents[3] / "examples"
-_NARROW: Final = {"wal": {"free_bytes_min": 0}}
-_MINUTE: Final = timedelta(minutes=1)
-_ORDERS: Final = 1198
-
 
 def test_the_example_of_revenue_is_exact_through_stops_and_restarts(spark: SparkSession, tmp_path: Path) -> None:
-    home = tmp_path / "examples"
-    shutil.copytree(_EXAMPLES, home)
-    fill(str(home / "data"))
-    file = home / "revenue.yml"
+    home = revenue.shipped(tmp_path)
+    shell, file = Shell(home / "data"), str(home / "revenue.yml")
 
-    first = Shell(home / "data").ok("pipeline", "run", str(file), "--json").items[0]
+    first = shell.ok("pipeline", "run", file, "--json").items[0]
     assert first["outcome"] == "done" and [sink["lag"] for sink in first["sinks"]] == [0, 0]
-    _more(home, 600, 300)
-    _run_until_stopped(spark, file)
-    _more(home, 900, _ORDERS - 900)
-    last = Shell(home / "data").ok("pipeline", "run", str(file), "--json").items[0]
-    idle = Shell(home / "data").ok("pipeline", "run", str(file), "--json").items[0]
+    revenue.add_orders(home, 600, 300)
+    _run_until_stopped(spark, revenue.endless(home))
+    revenue.add_orders(home, 900, 298)
+    last = shell.ok("pipeline", "run", file, "--json").items[0]
 
-    expected = _revenue()
-    assert _of_topic(home) == expected
-    rows = spark.read.parquet(str(home / "tables" / "revenue")).collect()
-    assert len(rows) == len(expected)
-    table = {(row.minute.isoformat(), row.country): (row.orders, row.revenue) for row in rows}
-    assert table == {
-        (minute.replace(tzinfo=None).isoformat(), country): sums for (minute, country), sums in expected.items()
-    }
-    assert [sink["rows"] for sink in idle["sinks"]] == [0, 0] and all(sink["rows"] for sink in last["sinks"])
-    said = Shell(home / "data").ok("pipeline", "plan", str(file)).out
-    assert said.count("goes on behind batch") == 2
-
-
-def _more(home: Path, first: int, count: int) -> None:
-    with forebay.open(str(home / "data"), _NARROW) as log:
-        append_orders(log.topic("shop/orders"), first, count)
+    assert revenue.in_topic(home) == revenue.in_table(spark, home) == revenue.expected(1198)
+    assert all(sink["rows"] for sink in last["sinks"])
+    assert shell.ok("pipeline", "plan", file).out.count("goes on behind batch") == 2
 
 
 def _run_until_stopped(spark: SparkSession, file: Path) -> None:
     """Run without an end, and be interrupted once something was written."""
-    file.with_name("endless.yml").write_text(file.read_text().replace("trigger: availableNow\n", ""))
-    pipeline = load_pipeline(str(file.with_name("endless.yml")))
+    pipeline = load_pipeline(str(file))
 
     def interrupt(sinks: Sequence[SinkProgress]) -> None:
         if any(sink.rows for sink in sinks):
@@ -105,33 +77,6 @@ def _nothing_left() -> Iterator[None]:
         patch.setattr(DataStreamWriter, "start", noted)
         yield
     assert len(started) == 2 and [query.name for query in started if query.isActive] == []
-
-
-def _revenue() -> Revenue:
-    """The same, in plain Python: the minutes that nothing can be added to any more."""
-    sums: dict[tuple[datetime, str], list[Decimal]] = defaultdict(list)
-    latest = max(datetime.fromisoformat(order["at"]) for order in orders(0, _ORDERS))
-    for order in orders(0, _ORDERS):
-        at, amount = datetime.fromisoformat(order["at"]), Decimal(order["amount"])
-        if amount > 0:
-            sums[at.replace(second=0), order["country"]].append(amount)
-    until = latest - timedelta(minutes=10)
-    return {place: (len(found), sum(found, Decimal())) for place, found in sums.items() if place[0] + _MINUTE <= until}
-
-
-def _of_topic(home: Path) -> Revenue:
-    found: Revenue = {}
-    with forebay.open(str(home / "data"), _NARROW) as log:
-        topic = log.topic("shop/revenue")
-        for partition in range(topic.partitions):
-            for record in topic.read(0, partition=partition):
-                value = json.loads(record.value or b"", parse_float=Decimal)
-                place = (datetime.fromisoformat(value["minute"]), value["country"])
-                assert place not in found, "written twice"
-                assert record.key == value["country"].encode() and record.tag == value["country"]
-                assert record.timestamp == int(place[0].timestamp() * 1000)
-                found[place] = (value["orders"], Decimal(value["revenue"]))
-    return found
 
 
 _STREAM: Final = """\
@@ -166,7 +111,7 @@ sinks:
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """A topic with a value that fits no schema at its end."""
-    with forebay.open(str(tmp_path / "data"), _NARROW) as log:
+    with forebay.open(str(tmp_path / "data"), revenue.NARROW) as log:
         topic = log.create_topic("shop/orders")
         topic.append_many([json.dumps({"id": f"s{number % 3}", "amount": 1.5}).encode() for number in range(30)])
         log.create_topic("shop/out")
@@ -192,7 +137,7 @@ def test_what_cannot_run_as_a_stream_is_told_before_any_query_starts(
 
 
 def test_a_sink_that_fails_ends_the_others_and_says_where(spark: SparkSession, home: Path) -> None:
-    with forebay.open(str(home / "data"), _NARROW) as log:
+    with forebay.open(str(home / "data"), revenue.NARROW) as log:
         log.topic("shop/orders").append(b"{bad")
     pipeline = pipeline_of(home, _STREAM)
     running = Running(pipeline=pipeline, place=outline(pipeline).location)
@@ -209,7 +154,7 @@ def test_a_sink_that_fails_ends_the_others_and_says_where(spark: SparkSession, h
     report = Running(pipeline=pipeline, place=outline(pipeline).location).run(spark)
     assert [sink.rows for sink in report.sinks] == [3, 30]
     assert sorted(row["_offset"] for row in _rows(home)) == list(range(30))
-    with forebay.open(str(home / "data"), _NARROW) as log:
+    with forebay.open(str(home / "data"), revenue.NARROW) as log:
         values = [json.loads(record.value or b"") for record in log.topic("shop/out").read(0)]
     assert sorted((value["shop"], value["total"]) for value in values) == [("s0", 15.0), ("s1", 15.0), ("s2", 15.0)]
 

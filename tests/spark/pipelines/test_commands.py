@@ -1,0 +1,150 @@
+"""`forebay pipeline plan` and `run` as commands: what they say, how they end, and what signals do to them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from forebay.clock import SystemClock
+from forebay.errors import Unavailable
+from forebay.spark import pipelines
+from tests.cli.rig import COMMAND, Outcome, Shell
+from tests.ledger import Ledger
+from tests.spark.pipelines import revenue
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_SESSIONS: Final = importlib.import_module("forebay.spark.session")
+"""The module: its name is also that of a function."""
+_DEADLINE_SECONDS: Final = 300
+_SIGNALS: Final = (signal.SIGINT, signal.SIGKILL) if os.environ.get("FOREBAY_SOAK") else (signal.SIGINT,)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return revenue.shipped(tmp_path)
+
+
+def _pipeline(home: Path, *words: str) -> Outcome:
+    return Shell(home / "data").run("pipeline", *words)
+
+
+def test_plan_and_dry_run_say_what_would_be_done_and_start_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_SESSIONS, "running", None)  # whoever would start Spark fails
+
+    shown = _pipeline(home, "plan", f"{home}/revenue.yml")
+    plain = _pipeline(home, "plan", f"{home}/revenue.yml", "--json")
+    dry = _pipeline(home, "run", f"{home}/revenue.yml", "--dry-run")
+
+    assert shown.code == 0 and shown.out == dry.out
+    assert "shop/orders as json, watermark at delayed by 10 minutes: 600 offsets" in shown.out
+    (item,) = plain.items
+    assert item["trigger"] == "availableNow" and [sink["name"] for sink in item["sinks"]] == [
+        *("revenue_topic", "revenue_table")
+    ]
+    assert not (home / "state").exists() and not (home / "tables").exists()
+
+
+def test_every_flaw_has_a_line_of_its_own(home: Path) -> None:
+    text = (home / "revenue.yml").read_text()
+    (home / "bad.yml").write_text(text.replace("FROM paid", "FROM payd").replace("column: at", "column: att"))
+
+    outcome = _pipeline(home, "plan", f"{home}/bad.yml")
+
+    lines = outcome.err.splitlines()
+    assert outcome.code == 2 and outcome.out == "" and len(lines) == 2
+    assert lines[0].startswith(f"forebay: {home}/bad.yml:19:25: ") and "did you mean at?" in lines[0]
+    assert lines[1].startswith(f"forebay: {home}/bad.yml:31:12: ") and "did you mean paid?" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("run", "gone.yml"), "cannot read gone.yml: No such file"),
+        (("run", "revenue.yml", "--conf", "cores"), "--conf 'cores' is not NAME=VALUE"),
+        (("plan", "revenue.yml", "--set", "cores"), "--set 'cores' is not NAME=VALUE"),
+    ],
+)
+def test_a_wrong_call_is_told(words: tuple[str, ...], text: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+
+    outcome = _pipeline(home, *words)
+
+    assert outcome.code == 2 and text in outcome.err and outcome.err.count("\n") == 1
+
+
+def test_without_java_nothing_starts_and_it_is_told_what_to_install(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_java(environment: object) -> Path:
+        raise Unavailable("Spark needs Java 17 or newer, and none was found: install one and set JAVA_HOME")
+
+    monkeypatch.setattr(_SESSIONS, "running", lambda: None)
+    monkeypatch.setattr(_SESSIONS, "find_java", no_java)
+
+    outcome = _pipeline(home, "run", f"{home}/revenue.yml")
+
+    assert outcome.code == 4 and "Spark needs Java 17" in outcome.err and outcome.err.count("\n") == 1
+    assert not (home / "state").exists()
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("number", _SIGNALS)
+def test_a_stream_that_a_signal_ends_goes_on_exactly(
+    spark: SparkSession, home: Path, number: signal.Signals, ledger: Ledger
+) -> None:
+    """As Ctrl-C on a terminal does it: the signal goes to all processes of the group."""
+    log = open(home / "log", "w+")  # noqa: SIM115 - read behind the process
+    child = subprocess.Popen(
+        [
+            *COMMAND,
+            "pipeline",
+            "run",
+            str(revenue.endless(home)),
+            "--master",
+            "local[2]",
+            "--set",
+            "wal.free_bytes_min=0",
+        ],
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+        cwd=home,
+    )
+    try:
+        _wait_for_revenue(home, child)
+        os.killpg(child.pid, number)
+        code = child.wait(_DEADLINE_SECONDS)
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+    ledger.count("kills", of=f"pipeline by {number.name}")
+    log.seek(0)
+    said = log.read()
+    log.close()
+
+    if number is signal.SIGINT:
+        assert code == 130 and "pipeline revenue: stopped after" in said, said
+        assert "Traceback" not in said.partition("pipeline revenue: stopped")[2], said
+    revenue.add_orders(home, 600, 298)
+    pipelines.run(spark, f"{home}/revenue.yml", {"path": f"{home}/data"})
+    assert revenue.in_topic(home) == revenue.in_table(spark, home) == revenue.expected(898)
+
+
+def _wait_for_revenue(home: Path, child: subprocess.Popen[bytes]) -> None:
+    clock = SystemClock()
+    deadline = clock.monotonic() + _DEADLINE_SECONDS
+    while not revenue.in_topic(home):
+        assert child.poll() is None, (home / "log").read_text()
+        assert clock.monotonic() < deadline, (home / "log").read_text()
+        clock.sleep(0.2)
