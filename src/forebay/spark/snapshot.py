@@ -11,26 +11,24 @@ import contextlib
 import logging
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-
-import msgspec
 
 from forebay.catalog.removals import NO_FLOOR, RecordedRemovals, higher
 from forebay.errors import UnknownTopic, Unsupported
 from forebay.format.descriptor import LoadStatus, SegmentDescriptor, ShardState
 from forebay.format.offsets import OffsetSet
 from forebay.shard import ShardRef
+from forebay.spark.covers import Cover
 from forebay.spark.filters import NO_FILTERS, Filters
 from forebay.spark.loaded import LoadsSeen
 from forebay.spark.location import Location
 from forebay.spark.opening import Opened
 from forebay.spark.options import FROM_LATEST, Limit, ReadOptions, Topics
-from forebay.spark.pieces import Piece, PieceReader, skipped
+from forebay.spark.pieces import Piece, PieceReader
 from forebay.spark.planning import Bounds, Range, Size, check_partitions, joined, resolve, split
 from forebay.storage.definitions import refs_of
 from forebay.topics import Durability, Engine, TopicSpec, shard_id
-from forebay.wal.files import SealedFile
 from forebay.wal.follow import FollowedLog
 
 logger = logging.getLogger(__name__)
@@ -294,13 +292,15 @@ class _Viewed:
         self._loads = loads
         self._holder = opened.holder
         self._catalog = opened.catalog(ref)
-        self._disk = opened.disk
         self._log = opened.log(ref.id)
         self._removals = RecordedRemovals(self._catalog)
         self._deleted = OffsetSet()
         self._deletes = 0
         self._known: tuple[int, int] | None = None
         self._descriptors: list[SegmentDescriptor] = []
+        self._brought: list[tuple[str, int]] = []
+        """The loads among them, with where their segments start."""
+        self._cover = Cover(opened.disk)
 
     def look(self) -> ShardView:
         """The partition as it is now."""
@@ -319,7 +319,8 @@ class _Viewed:
         if local is not None:
             floor, deleted = higher(floor, local.removals.floor), deleted | local.removals.deletes
             end = max(end, local.head)
-        waits = next((piece.start for piece in self._descriptors if self._status(piece) is LoadStatus.OFFERED), end)
+        given_up = {load for load, _ in self._brought if self._status(load) is LoadStatus.ABANDONED}
+        waits = next((start for load, start in self._brought if self._status(load) is LoadStatus.OFFERED), end)
         end = max(floor.earliest, min(end, waits))
         return ShardView(
             topic=str(self._ref.spec.name),
@@ -329,7 +330,7 @@ class _Viewed:
             epoch=state.epoch if state is not None else 0,
             earliest=floor.earliest,
             next=end,
-            pieces=tuple(covering(floor.earliest, end, [*self._history(), *self._files(local)])),
+            pieces=self._cover.pieces(floor.earliest, end, self._descriptors, given_up, local),
             deleted=deleted.clipped(floor.earliest, end),
             generation=generation,
         )
@@ -354,45 +355,10 @@ class _Viewed:
         found = frontier.cur.generation, frontier.next
         if found != self._known:
             self._descriptors, self._known = self._catalog.descriptors(), found
+            self._brought = [(each.load_id, each.start) for each in self._descriptors if each.load_id is not None]
         end = self._descriptors[-1].end if self._descriptors else frontier.next
         return found[0], end
 
-    def _status(self, descriptor: SegmentDescriptor) -> LoadStatus:
-        """How far the load is that a segment came with; one that came with none is history."""
-        load = descriptor.load_id
-        return LoadStatus.COMMITTED if load is None else self._loads.status(self._catalog, load)
-
-    def _history(self) -> Iterator[Piece]:
-        for found in self._descriptors:
-            given_up = found.load_id is not None and self._status(found) is LoadStatus.ABANDONED
-            descriptor = skipped(found) if given_up else msgspec.structs.replace(found, sparse=())
-            yield Piece(found.start, found.end, descriptor.bytes, descriptor)
-
-    def _files(self, log: FollowedLog | None) -> Iterator[Piece]:
-        for file in log.files.all if log is not None else ():
-            if isinstance(file, SealedFile):
-                yield Piece(file.start, file.end, self._bytes(file.path), file=file.path)
-            else:
-                yield Piece(file.start, file.end, file.limit)
-
-    def _bytes(self, path: str) -> int:
-        try:
-            with contextlib.closing(self._disk.open(path)) as file:
-                return file.size()
-        except FileNotFoundError:
-            return 0  # replaced meanwhile: only how equal the tasks are depends on it
-
-
-def covering(start: int, stop: int, pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Pieces for all of `[start, stop)` without overlap: of those given the earlier ones first, else the log itself."""
-    at = start
-    for piece in pieces:
-        if piece.stop <= at or max(at, piece.start) >= stop:
-            continue
-        if piece.start > at:
-            yield Piece(at, piece.start, 0)
-        low, high = max(at, piece.start), min(stop, piece.stop)
-        yield piece._replace(start=low, stop=high, bytes=piece.bytes * (high - low) // (piece.stop - piece.start))
-        at = high
-    if at < stop:
-        yield Piece(at, stop, 0)
+    def _status(self, load: str) -> LoadStatus:
+        """How far a load is that segments came with."""
+        return self._loads.status(self._catalog, load)
