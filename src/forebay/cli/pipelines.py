@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import typer
 
-from forebay.cli import backfilling, compacting, declared, laking, migrating, registering, reindexing, scrubbing
+from forebay.cli import (
+    backfilling,
+    compacting,
+    declared,
+    laking,
+    migrating,
+    profiling,
+    registering,
+    reindexing,
+    scrubbing,
+)
 from forebay.cli.commands import Commands
 
 app = typer.Typer(
@@ -21,4 +31,5 @@ laking.register(app)
 backfilling.register(app)
 migrating.register(app)
 reindexing.register(app)
+profiling.register(app)
 registering.register(app)

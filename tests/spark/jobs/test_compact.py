@@ -7,13 +7,16 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+import forebay
 from forebay.format.descriptor import DescriptorKind
 from forebay.spark.jobs import compaction
 from forebay.spark.jobs.superseding import KeyUnit, superseded_by_spark
+from tests.cli.rig import Shell
 from tests.compacting.directly import AT_ONCE, Here, catalog_of, check_sound, compacted, kinds_of, location_of, shown
 from tests.moves import rig
 from tests.moves.rig import TOPIC
 from tests.spark.mixed import Mixed
+from tests.spark.topics import SETTINGS
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -65,3 +68,22 @@ def test_superseded_records_are_those_that_one_process_finds(spark: SparkSession
 
     assert found == Here(location).superseded(units)
     assert 0 < len(found) < 200
+
+
+def test_command_says_what_it_would_do_and_what_it_did(spark: SparkSession, tmp_path: Path) -> None:
+    with forebay.open(str(tmp_path / "data"), SETTINGS) as log:
+        topic = log.create_topic(TOPIC)
+        for _ in range(3):
+            topic.append_many([b"value"] * 100)
+            log.export_topic(TOPIC)
+    shell = Shell(tmp_path / "data")
+    words = ("pipeline", "compact", TOPIC, "--older-than", "0", "--segments-min", "2", "--set", "wal.free_bytes_min=0")
+
+    (planned,) = shell.ok(*words, "--dry-run", "--json").items
+    said = shell.ok(*words).out
+    (again,) = shell.ok(*words, "--json").items
+
+    assert planned["dry_run"] and planned["figures"]["segments_to_read"] == 3
+    assert "compact: 1 rewrite, " in said and "segments before 3, segments 1" in said
+    assert again["summary"] == "nothing to do" and again["findings"] == []
+    assert shell.run("pipeline", "compact", "shop/none").code == 3

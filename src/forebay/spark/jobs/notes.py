@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import msgspec
 
 from forebay.errors import Invalid
+
+R = TypeVar("R")
 
 
 class Notes:
@@ -16,17 +19,11 @@ class Notes:
     def __init__(self, path: str | None) -> None:
         self._path = Path(path) if path is not None else None
         self._done: set[str] = set()
-        if self._path is not None and self._path.exists():
-            content = self._path.read_bytes()
-            whole = content[: content.rfind(b"\n") + 1]
+        for line in _whole_lines(self._path):
             try:
-                self._done = {msgspec.json.decode(line, type=str) for line in whole.splitlines()}
+                self._done.add(msgspec.json.decode(line, type=str))
             except msgspec.MsgspecError as error:
                 raise Invalid(f"{path} does not hold the notes of a job ({error}): name another file") from error
-            if whole != content:
-                # A line that a crash cut short is no note.
-                with self._path.open("r+b") as file:
-                    file.truncate(len(whole))
 
     def __contains__(self, name: str) -> bool:
         return name in self._done
@@ -38,3 +35,41 @@ class Notes:
         if self._path is not None and new:
             with self._path.open("ab") as file:
                 file.write(b"".join(msgspec.json.encode(name) + b"\n" for name in new))
+
+
+class Results(Generic[R]):
+    """Results by the name of what they are of, in a file, for whoever works the same out again."""
+
+    def __init__(self, path: str | None, kind: type[R]) -> None:
+        self._path = Path(path) if path is not None else None
+        self._kind = kind
+        self._known: dict[str, R] = {}
+        for line in _whole_lines(self._path):
+            try:
+                name, result = msgspec.json.decode(line, type=tuple[str, kind])  # type: ignore[valid-type]
+            except msgspec.MsgspecError as error:
+                raise Invalid(f"{path} does not hold the results of this job ({error}): name another file") from error
+            self._known[name] = result
+
+    def get(self, name: str) -> R | None:
+        """The result that was noted."""
+        return self._known.get(name)
+
+    def add(self, name: str, result: R) -> None:
+        """Note a result."""
+        self._known[name] = result
+        if self._path is not None:
+            with self._path.open("ab") as file:
+                file.write(msgspec.json.encode((name, result)) + b"\n")
+
+
+def _whole_lines(path: Path | None) -> list[bytes]:
+    """The lines of a file, if there is one; a line that a crash cut short is removed from it."""
+    if path is None or not path.exists():
+        return []
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if whole != content:
+        with path.open("r+b") as file:
+            file.truncate(len(whole))
+    return whole.splitlines()

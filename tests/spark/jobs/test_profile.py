@@ -1,0 +1,171 @@
+"""Profile: its figures equal a plain computation over the same records, over all tiers, and the page shows them."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+import forebay
+from forebay.shard import SegmentShard
+from forebay.spark.jobs import profile
+from forebay.spark.jobs.frames import look_at
+from forebay.spark.jobs.tallies import LATE_SECONDS, Tally, merged, size_at, tallied
+from forebay.spark.location import Location
+from tests.spark.topics import SETTINGS, Filled, Row, flip_a_bit
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def log(path: Path) -> Iterator[forebay.Storage]:
+    with forebay.open(str(path), SETTINGS) as opened:
+        yield opened
+
+
+def _expected(rows: list[Row], partition: int) -> dict[str, Any]:
+    mine = [row for row in rows if row["partition"] == partition]
+    newest, late, most = 0, 0, 0
+    for row in mine:
+        behind = max(0, newest - row["timestamp"])
+        late, most = late + (behind > 0), max(most, behind)
+        newest = max(newest, row["timestamp"])
+    span = (max(row["timestamp"] for row in mine) - min(row["timestamp"] for row in mine)) / 1000
+    return {
+        "records": len(mine),
+        "bytes": sum(len(row["key"] or b"") + len(row["value"] or b"") for row in mine),
+        "records_per_s": round(len(mine) / span, 3),
+        "without_key": sum(row["key"] is None for row in mine),
+        "without_value": sum(row["value"] is None for row in mine),
+        "late": late,
+        "late_max_s": most / 1000,
+    }
+
+
+def _fill(log: forebay.Storage) -> Filled:
+    """Every tier, two files of history, and records that come late."""
+    filled = Filled(log, "shop/orders", partitions=2)
+    filled.every_tier()
+    for partition in range(2):
+        shard = filled.topic._shard(partition)
+        assert isinstance(shard, SegmentShard)
+        shard.upkeep.seal_rotated()
+        shard.archive.catch_up()
+    for partition, behind in ((0, 5_000), (0, 50_000_000), (1, 90_000_000)):
+        timestamp = filled.rows[0]["timestamp"] + 80_000_000 - behind
+        value, key = b"late", b"key-1"
+        offset = filled.topic.append(value, key=key, tag="late", timestamp=timestamp, partition=partition)
+        row: Row = {"key": key, "value": value, "tag": "late", "headers": [], "timestamp": timestamp}
+        filled.rows.append({**row, "partition": partition, "offset": offset})
+    return filled
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_figures_equal_a_plain_computation(
+    spark: SparkSession, log: forebay.Storage, path: Path, tmp_path: Path
+) -> None:
+    filled = _fill(log)
+    filled.topic.delete_by_offset(10, 20, partition=0)
+    kept = [row for row in filled.rows if row["partition"] != 0 or not 10 <= row["offset"] < 20]
+    page, notes = tmp_path / "profile.html", tmp_path / "notes"
+
+    report = profile.run(spark, Location.of(path), ["shop/orders"], html=str(page), resume=str(notes))
+    known = notes.read_bytes()
+    again = profile.run(spark, Location.of(path), resume=str(notes))
+
+    assert report.is_clean, report.lines()
+    first, second, whole = report.parts
+    for part in (first, second):
+        assert part.partition is not None
+        expected = _expected(kept, part.partition)
+        assert {name: part.figures[name] for name in expected} == expected
+    assert (first.figures["deleted"], first.figures["without_record"]) == (10, 0)
+    keys = Counter(row["key"] for row in kept if row["key"] is not None)
+    hottest = max(keys.values())
+    assert whole.figures["keys"] == len(keys) == 17
+    assert whole.figures["hottest_share"] == round(hottest / len(kept), 4)
+    assert whole.figures["tags"] == len({row["tag"] for row in kept if row["tag"] is not None})
+    assert again.parts == report.parts and notes.read_bytes() == known, "history is not counted twice"
+    assert known.count(b"\n") == 2
+    _check_page(page.read_text())
+
+
+def _check_page(text: str) -> None:
+    images = [base64.b64decode(image) for image in re.findall(r'src="data:image/png;base64,([^"]+)"', text)]
+    assert len(images) == 7 and all(image.startswith(b"\x89PNG") and len(image) > 5_000 for image in images)
+    assert re.findall(r'alt="([^"]+)"', text)[-1] == "Records by how far behind a newer one they come"
+    assert "<h2>shop/orders</h2>" in text and not re.search(r"https?://", text)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_without_work_it_says_what_it_would_read_and_damage_is_a_finding(
+    spark: SparkSession, log: forebay.Storage, path: Path, tmp_path: Path
+) -> None:
+    filled = Filled(log, "shop/orders")
+    filled.many(100)
+    log.create_topic("shop/empty")
+
+    planned = profile.run(spark, Location.of(path), html=str(tmp_path / "page.html"), dry_run=True)
+    empty = profile.run(spark, Location.of(path), ["shop/empty"], html=str(tmp_path / "empty.html"))
+
+    assert planned.figures["offsets"] == 100 and not (tmp_path / "page.html").exists()
+    assert empty.is_clean and empty.parts[0].figures["records"] == 0
+    filled.topic.append(b"to be damaged")
+    log.seal_topic("shop/orders")
+    flip_a_bit(path / "shards", b"to be damaged")
+    damaged = profile.run(spark, Location.of(path), ["shop/orders"])
+    (finding,) = damaged.findings
+    assert finding.shard == "shop/orders[0]" and "101 records cannot be read" in finding.what
+
+
+def test_stretches_know_the_newest_time_before_them(log: forebay.Storage, path: Path) -> None:
+    filled = _fill(log)
+    (view, _) = look_at(Location.of(path), "shop/orders").shards
+
+    found = profile.stretches(view)
+
+    assert [(stretch.start, stretch.stop) for stretch in found] == [(0, 5_740), (5_740, view.next)]
+    before = [row["timestamp"] for row in filled.rows if row["partition"] == 0 and row["offset"] < 5_740]
+    assert found[1].newest == max(before) and found[0].name and not found[1].name
+
+
+def _batch(times: list[int], sizes: list[int | None]) -> pa.RecordBatch:
+    columns = {
+        "key": pa.array([b"k"] * len(times), pa.binary()),
+        "value": pa.array([None if size is None else b"x" * size for size in sizes], pa.binary()),
+        "timestamp": pa.array([time * 1000 for time in times], pa.timestamp("us", "UTC")),
+        "headers": pa.nulls(len(times), pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+        "tag": pa.array([None] * len(times), pa.string()),
+    }
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def test_counts_of_parts_are_counts_of_the_whole() -> None:
+    times = [1_000, 2_000, 1_500, 9_000, 8_000, 70_000, 3_000]
+    sizes = [0, 1, 127, 128, None, 1023, 1]
+    whole = tallied([_batch(times, sizes)], bucket_ms=10_000)
+
+    parts = [
+        tallied([_batch(times[:3], sizes[:3])], bucket_ms=10_000),
+        tallied([_batch(times[3:5], sizes[3:5]), _batch(times[5:], sizes[5:])], bucket_ms=10_000, newest=2_000),
+    ]
+
+    assert merged(parts) == whole
+    assert whole.times == {0: (6, 263), 70_000: (1, 1024)}
+    assert whole.late == (4, 2, 0, 0, 1, 0, 0, 0) and len(whole.late) == len(LATE_SECONDS) + 1
+    assert whole.late_max_ms == 67_000
+    assert whole.sizes == {1: 4, 7: 1, 8: 1, 10: 1}
+    assert (size_at(whole.sizes, 0.5), size_at(whole.sizes, 0.99), size_at({}, 0.5)) == (2, 1024, 0)
+    assert merged([]) == Tally()
