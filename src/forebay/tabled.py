@@ -8,7 +8,7 @@ an object of its own. Knows the metadata store and stores; knows nothing of tabl
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -18,7 +18,7 @@ from forebay.errors import Indeterminate, Unavailable
 from forebay.format.keys import tables_key
 from forebay.format.value import Unknown, decode_value, encode_value
 from forebay.manifests import ManifestRef, load_value, store_value
-from forebay.metadata import MetadataStore, Put, RevisionIs
+from forebay.metadata import Compare, MetadataStore, Put, RevisionIs
 
 ATTEMPTS: Final = 8
 LISTED_MAX: Final = 500
@@ -62,8 +62,11 @@ class Tabled:
         found = self._stored()[0]
         return bool(found.objects) or found.manifest is not None
 
-    def put(self, keys: Iterable[str], store: BlobStore) -> None:
-        """On return exactly these are kept. Whoever names more adds to what `objects` says; one at a time."""
+    def put(self, keys: Iterable[str], store: BlobStore, *, held: Sequence[Compare] = ()) -> None:
+        """On return exactly these are kept. Whoever names more adds to what `objects` says; one at a time.
+
+        `held` is compared too: what says that it is still this one's turn.
+        """
         listed = tuple(sorted(keys))
         for _ in range(ATTEMPTS):
             before, unknown, revision = self._stored()
@@ -75,7 +78,7 @@ class Tabled:
                 return
             put = Put(self._key, encode_value(value, unknown=unknown))
             with contextlib.suppress(Indeterminate):
-                if self._metadata.transaction([RevisionIs(self._key, revision)], [put]).succeeded:
+                if self._metadata.transaction([RevisionIs(self._key, revision), *held], [put]).succeeded:
                     if before.manifest is not None and before.objects_at != value.objects_at:
                         store.delete(before.manifest.object_key)
                     return

@@ -7,7 +7,8 @@ from itertools import count
 import pytest
 
 from forebay.blobs import Stat
-from forebay.metadata import MemoryMetadata
+from forebay.errors import Unavailable
+from forebay.metadata import MemoryMetadata, Put, RevisionIs
 from forebay.tabled import LISTED_MAX, Tabled
 from forebay.testing.blobs import SimulatedBlobs
 
@@ -62,3 +63,15 @@ def test_topic_created_anew_has_none() -> None:
     assert anew.objects(store) == frozenset()
     anew.put(MANY, store)
     assert anew.objects(store) == MANY
+
+
+def test_whose_turn_is_over_changes_nothing() -> None:
+    store, metadata = SimulatedBlobs(), MemoryMetadata()
+    tabled = Tabled(metadata, "/forebay", "shop", "orders", "ab" * 16)
+    mine = RevisionIs("/turn", metadata.transaction([], [Put("/turn", b"mine")]).revision)
+    tabled.put(FEW, store, held=[mine])
+    metadata.transaction([], [Put("/turn", b"another's")])
+
+    with pytest.raises(Unavailable):
+        tabled.put([], store, held=[mine])
+    assert tabled.objects(store) == FEW

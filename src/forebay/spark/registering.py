@@ -90,7 +90,7 @@ def _leased(found: Opened, spec: TopicSpec, catalog: Catalog) -> tuple[_Change, 
             _name(found, spec, table, tabled, change, lease)
         expired = _expire(table, found)
         lease.check()
-        tabled.put(_keys(found, _named(table)), _list_store(found))
+        tabled.put(_keys(found, _named(table)), _list_store(found), held=[lease.held])
         return change, expired
 
 
@@ -130,7 +130,7 @@ def _name(found: Opened, spec: TopicSpec, table: Table, tabled: Tabled, change: 
     """Make the snapshot. Its objects are noted first, and seen to be history still: then no sweep takes them."""
     store = _list_store(found)
     keys = {piece.object_key for pieces in change.wanted.values() for _, piece in pieces}
-    tabled.put(tabled.objects(store) | keys, store)
+    tabled.put(tabled.objects(store) | keys, store, held=[lease.held])
     if _change(found, spec, table).added != change.added:
         raise Conflict(f"the history of {spec.name} was compacted meanwhile: run it again")
     lease.check()
