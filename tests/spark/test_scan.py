@@ -77,7 +77,14 @@ def test_every_record_batch_has_the_very_schema_that_spark_checks_in_the_first(
 ) -> None:
     Filled(log, "shop/orders", partitions=2).every_tier()
 
-    for columns in (tuple(SPARK_TYPES), ("value",), ("offset", "topic"), ("headers", "timestamp", "tag", "key")):
+    for columns in (
+        tuple(SPARK_TYPES),
+        ("value",),
+        ("timestamp",),
+        ("topic",),
+        ("offset", "topic"),
+        ("headers", "timestamp", "tag", "key"),
+    ):
         expected = to_arrow_schema(spark_schema(columns), timezone="UTC")
         batches = [batch for split in _splits(path, columns=",".join(columns)) for batch in read_split(split)]
         assert batches
