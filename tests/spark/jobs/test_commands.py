@@ -1,4 +1,4 @@
-"""The jobs as commands: each runs, reports as lines and as JSON, and ends with the code that fits; errors are one line."""
+"""The jobs as commands: each runs, reports as lines and as JSON, and ends with the code that fits."""
 
 from __future__ import annotations
 
