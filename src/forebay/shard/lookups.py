@@ -173,6 +173,9 @@ class Lookups:
                 if error.errno not in REPLACED or attempt == READ_ATTEMPTS:
                     raise
                 self._log.files.await_replacement()
+                if self._past is not None:
+                    # It may have been a file of history that is compacted by now.
+                    self._past.history.refresh()
             except (BlobMissing, BlobChanged) as error:
                 if attempt == READ_ATTEMPTS or self._past is None:
                     raise Corrupt(f'history is not there: {error}; run "forebay verify"') from error

@@ -1,0 +1,55 @@
+"""Look-ups of whoever knew history before it was compacted find the same records behind it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forebay.storage import Topic
+from forebay.wal.files import SealedFile
+from tests.compacting.directly import compacted
+from tests.moves import rig
+from tests.moves.rig import Land
+
+TOPIC = "shop/orders"
+
+
+@pytest.fixture(params=["local", "shared_fs"])
+def land(request: pytest.FixtureRequest, tmp_path: Path) -> Land:
+    return rig.local(tmp_path) if request.param == "local" else rig.shared_fs(tmp_path)
+
+
+def _by_key(topic: Topic) -> list[int]:
+    return [record.offset for key in (3, 13, 23) for record in topic.read_by_key(b"%d" % key)]
+
+
+def _shard(topic: Topic) -> Any:
+    shard: Any = topic._shard(0)
+    return shard.archive if hasattr(shard, "archive") else shard._past
+
+
+def test_files_and_objects_that_went_since_are_found_elsewhere(land: Land) -> None:
+    with land.open("one") as log:
+        topic = log.create_topic(TOPIC)
+        for base in (0, 10, 20):
+            keys = [b"%d" % number for number in range(base, base + 10)]
+            topic.append_many(keys, keys=keys, partition=0)
+            log.export_topic(TOPIC)
+        topic.append(b"last", partition=0)
+        with land.open("one", read_only=True) as beside:
+            topics = [topic, beside.topic(TOPIC)]
+            for each in topics:
+                assert [record.offset for record in each.read(stop=30, partition=0)] == list(range(30))
+                assert _by_key(each) == [3, 13, 23]
+                _shard(each).history.refresh()
+            compacted(land)
+            archive = rig.shard_of(topic).archive
+            sealed = [file for file in archive._wal.files.all[:-1] if isinstance(file, SealedFile)]
+            assert archive._drop_while(sealed, lambda file: True) == 3
+            for path in (land.root / "store").rglob("*.seg"):
+                path.unlink()
+
+            for each in topics:
+                assert _by_key(each) == [3, 13, 23]
