@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -53,3 +54,24 @@ def test_files_and_objects_that_went_since_are_found_elsewhere(land: Land) -> No
 
             for each in topics:
                 assert _by_key(each) == [3, 13, 23]
+
+
+def test_history_is_known_to_be_compacted_before_the_files_of_it_go(tmp_path: Path) -> None:
+    land = rig.local(tmp_path)
+    with land.open("one") as log:
+        topic = log.create_topic(TOPIC)
+        for _ in range(3):
+            topic.append_many([b"value"] * 10, partition=0)
+            log.export_topic(TOPIC)
+        topic.append(b"last", partition=0)
+        archive = rig.shard_of(topic).archive
+        archive.history.refresh()
+
+        def just_now() -> int:
+            compacted(land)
+            return 0
+
+        with mock.patch.object(archive, "_drop_ended", just_now):
+            assert archive.retain() == 3
+
+        assert sum(len(segment.held(low, high)) for low, high, segment in archive.segments(0, 30)) == 30

@@ -194,9 +194,8 @@ class Archive:
 
         Copies go when they are old or too many, and verified.
         """
-        if "history" in vars(self):
-            # What was replaced long ago is gone from the store.
-            self.history.refresh()
+        # What was replaced long ago is gone from the store.
+        self._look_anew()
         ended = self._drop_ended()
         return ended + (self._drop_compacted() if self._store is None else self._drop_copies(self._store))
 
@@ -243,6 +242,8 @@ class Archive:
             return 0
         with self._working:
             pieces = self.catalog.descriptors()
+            # Else it could be an older one that names the files.
+            self._look_anew()
             sealed = [file for file in files if isinstance(file, SealedFile) and file.end > file.start]
             dropped = self._drop_while(
                 [file for file in sealed if not self._is_read(file)], lambda file: self._is_compacted(file, pieces)
@@ -251,6 +252,10 @@ class Archive:
                 # Until somebody rewrites history again there is nothing more to be found.
                 self._looked_through = generation
             return dropped
+
+    def _look_anew(self) -> None:
+        if "history" in vars(self):
+            self.history.refresh()
 
     def _drop_while(self, files: Sequence[SealedFile], may_go: Callable[[SealedFile], bool]) -> int:
         """Remove files from the front, as long as they may go; how many did."""
