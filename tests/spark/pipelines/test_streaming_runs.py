@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +22,7 @@ from forebay.spark.pipelines.open_tables import Batch, OpenTable
 from forebay.spark.pipelines.outline import outline
 from forebay.spark.pipelines.parsing import load_pipeline
 from forebay.spark.pipelines.progress import SinkProgress
-from forebay.spark.pipelines.running import Running
+from forebay.spark.pipelines.running import Running, into_topic
 from forebay.spark.pipelines.views import build, own_session
 from tests.cli.rig import Shell
 from tests.spark.pipelines import revenue
@@ -157,6 +158,19 @@ def test_a_sink_that_fails_ends_the_others_and_says_where(spark: SparkSession, h
     with forebay.open(str(home / "data"), revenue.NARROW) as log:
         values = [json.loads(record.value or b"") for record in log.topic("shop/out").read(0)]
     assert sorted((value["shop"], value["total"]) for value in values) == [("s0", 15.0), ("s1", 15.0), ("s2", 15.0)]
+
+
+def test_a_topic_takes_a_batch_of_updates_once(spark: SparkSession, home: Path) -> None:
+    started: Future[str] = Future()
+    put = into_topic({"path": f"{home}/data", "topic": "shop/out"}, started)
+    started.set_result("4b7e")
+    rows = spark.createDataFrame([("a",), ("b",)], "value STRING")
+
+    for number in (0, 0, 1, 0):
+        put(rows, number)
+
+    with forebay.open(str(home / "data"), revenue.NARROW) as log:
+        assert sorted(record.value or b"" for record in log.topic("shop/out").read(0)) == [b"a", b"a", b"b", b"b"]
 
 
 def _rows(home: Path) -> list[dict[str, Any]]:

@@ -153,9 +153,9 @@ class Running:
             writer = writer.format("forebay").options(**write_options(sink, self.place)).outputMode("append")
         elif isinstance(sink, TopicSink):
             # Spark lets no source in Python take updates itself.
-            writer = writer.foreachBatch(_into_topic(write_options(sink, self.place), started)).outputMode("update")
+            writer = writer.foreachBatch(into_topic(write_options(sink, self.place), started)).outputMode("update")
         elif sink.format is TableFormat.ICEBERG:
-            writer = writer.foreachBatch(_into_table(self.place, str(sink.path), started)).outputMode("append")
+            writer = writer.foreachBatch(into_table(self.place, str(sink.path), started)).outputMode("append")
         else:
             names = [str(name) for name in sink.partition_by]
             writer = writer.format("parquet").option("path", pipeline.path_of(sink.path)).outputMode("append")
@@ -193,7 +193,7 @@ class Running:
             self.on_progress(tuple(self._sinks.values()))
 
 
-def _into_topic(options: Mapping[str, str], started: Future[str]) -> Callable[[DataFrame, int], None]:
+def into_topic(options: Mapping[str, str], started: Future[str]) -> Callable[[DataFrame, int], None]:
     """Brings each batch of a query into a topic once; the query's id is known once it has started."""
 
     def put(rows: DataFrame, number: int) -> None:
@@ -203,7 +203,7 @@ def _into_topic(options: Mapping[str, str], started: Future[str]) -> Callable[[D
     return put
 
 
-def _into_table(place: Mapping[str, str], name: str, started: Future[str]) -> Callable[[DataFrame, int], None]:
+def into_table(place: Mapping[str, str], name: str, started: Future[str]) -> Callable[[DataFrame, int], None]:
     """The same for a table."""
 
     def put(rows: DataFrame, number: int) -> None:
