@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
@@ -363,6 +364,42 @@ def test_a_batch_comes_once_however_often_and_however_cut_it_is_repeated(place: 
     bring(place.target(), 1, [b"next"], tasks=2)
 
     assert shown(place) == sorted([*VALUES, b"next"])
+
+
+def test_two_drivers_of_one_query_bring_a_batch_once(place: Place) -> None:
+    targets = [place.target(), place.target()]
+    with ThreadPoolExecutor(len(targets)) as drivers:
+        for batch in range(3):
+            brought = [
+                drivers.submit(bring, target, batch, _values(batch), tasks) for tasks, target in enumerate(targets, 2)
+            ]
+            for one in brought:
+                one.result(120)
+
+    assert shown(place) == sorted(value for batch in range(3) for value in _values(batch))
+
+
+def test_attempts_that_nobody_waits_for_add_nothing_and_are_swept(place: Place) -> None:
+    """A second attempt of each task ends before the commit, and a third one after it."""
+    target = place.target()
+    results = staged(target, "load")
+    staged(target, "load")
+    deliver(target, "load", results)
+    staged(target, "load")
+    assert len(objects(place)) == 3 * sum(len(result.staged) for result in results)
+
+    for file in [file for file in place.directory.parent.rglob("*") if file.is_file() and "/loads/" in str(file)]:
+        os.utime(file, (1, 1))
+    with place.open() as log:
+        log.topic(TOPIC).append_many([b"late"] * 3, keys=[b"1", b"2", b"3"])
+        for partition in range(3):
+            log.topic(TOPIC).offsets(partition)
+        log.loads.sweep()
+
+        values = [record.value or b"" for record in log.topic(TOPIC).read()]
+    assert sorted(values) == sorted([*VALUES, *[b"late"] * 3])
+    listed = {one.segment.object_key.rpartition("/")[2] for result in results for one in result.staged}
+    assert set(objects(place)) == listed
 
 
 def test_an_empty_batch_is_a_batch(place: Place) -> None:
