@@ -248,12 +248,14 @@ def test_sweep_takes_what_was_replaced_and_leaves_what_tables_name(tmp_path: Pat
     tabled.put([first], places.store)
     compacted(land)
 
-    swept = _sweep(mixed)
+    # The thread in the background may be quicker.
+    _sweep(mixed)
     kept = {stat.key for stat in places.store.list()}
     assert first in kept and first.replace(".parquet", ".idx") in kept
-    assert len([key for key in swept if key.endswith(".seg")]) == 3
+    assert not [key for key in kept if key.endswith(".seg")]
     tabled.put([], places.store)
-    assert first in _sweep(mixed)
+    _sweep(mixed)
+    assert first not in {stat.key for stat in places.store.list()}
     assert shown(mixed.filled.topic) == mixed.rows
     mixed.close()
     check_sound(land)

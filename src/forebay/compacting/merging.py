@@ -5,7 +5,7 @@ Holds a frame or a row group at a time. What cannot be read whole is not compact
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import NamedTuple, Protocol
 
@@ -185,16 +185,23 @@ class _Rows:
                 self._gaps.append(Gap(low, high, gap.reason))
 
 
-def dead_in(descriptor: SegmentDescriptor, ended: OffsetSet, earliest: int, sources: Sources) -> int:
-    """How many records of a segment ended. Its index, or the offsets of its rows, are read only if some may have.
+def dead_in(
+    descriptor: SegmentDescriptor, ended: OffsetSet, earliest: int, held: Callable[[SegmentDescriptor], OffsetSet]
+) -> int:
+    """How many records of a segment ended. `held`, the offsets that have one, is asked only if it makes a difference.
 
     Those below the floor count once they are the greater part: the floor moves on, and takes the rest for nothing.
     """
-    below = min(max(earliest, descriptor.start), descriptor.end)
-    if below == descriptor.start and not ended.count_in(descriptor.start, descriptor.end):
+    start, end = descriptor.start, descriptor.end
+    below = min(max(earliest, start), end)
+    gone = ended.count_in(below, end)
+    if below == start and not gone:
         return 0
-    with closing(sources.segment(descriptor)) as segment:
-        held = segment.held(descriptor.start, descriptor.end)
-    above = held.clipped(below, descriptor.end)
-    fallen = len(held) - len(above)
-    return len(above) - len(above - ended) + (fallen if fallen > len(above) else 0)
+    if descriptor.kind is DescriptorKind.FRAMES:
+        # Every offset that ended is that of a record, and none has been left out yet.
+        fallen, above = below - start, end - below
+    else:
+        kept = held(descriptor)
+        living = kept.clipped(below, end)
+        fallen, above, gone = len(kept) - len(living), len(living), len(living) - len(living - ended)
+    return gone + (fallen if fallen > above else 0)

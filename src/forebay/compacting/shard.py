@@ -6,6 +6,7 @@ The work between the two may be done anywhere. Whoever compacts holds the lease 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import NamedTuple
 
 import msgspec
@@ -53,6 +54,7 @@ class ShardCompaction:
         self._sources = sources
         self._readable = readable
         self._manifest = manifest
+        self._rows: dict[str, OffsetSet] = {}
 
     @property
     def lease_key(self) -> str:
@@ -67,7 +69,9 @@ class ShardCompaction:
     def ended(self) -> tuple[OffsetSet, int]:
         """What was deleted, and the first offset that was not ended by a floor."""
         stored = self._catalog.state()
-        if stored is None or stored.state.incarnation != self._topic_id:
+        if stored is None:
+            return OffsetSet(), 0  # nobody has had it yet
+        if stored.state.incarnation != self._topic_id:
             raise Unavailable(f"{self._catalog.keys} is not a shard of this topic any more")
         deleted = RecordedRemovals(self._catalog).deleted() if stored.state.deletes else OffsetSet()
         return deleted, stored.state.earliest
@@ -84,7 +88,7 @@ class ShardCompaction:
 
         def dead_of(descriptor: SegmentDescriptor) -> int:
             if descriptor.object_key not in dead:
-                dead[descriptor.object_key] = dead_in(descriptor, ended, earliest, self._sources)
+                dead[descriptor.object_key] = dead_in(descriptor, ended, earliest, self._held)
             return dead[descriptor.object_key]
 
         loads = {load_id: self._catalog.load_status(load_id) for load_id in loaded}
@@ -136,6 +140,14 @@ class ShardCompaction:
             made={piece.object_key for piece in made},
             held=[held],
         )
+
+    def _held(self, descriptor: SegmentDescriptor) -> OffsetSet:
+        """The offsets that have a record in a segment, which never changes."""
+        key = descriptor.object_key
+        if key not in self._rows:
+            with closing(self._sources.segment(descriptor)) as segment:
+                self._rows[key] = segment.held(descriptor.start, descriptor.end)
+        return self._rows[key]
 
     def _opened(self, descriptor: SegmentDescriptor) -> Sequence[SegmentDescriptor]:
         if descriptor.kind is DescriptorKind.MANIFEST:
