@@ -7,20 +7,30 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from forebay.blobs import BlobChanged, BlobMissing
 from forebay.sealed import SealedSegment
 from forebay.spark.filters import Filters
-from forebay.spark.pieces import PieceReader
+from forebay.spark.pieces import PAGE_BYTES, PieceReader
 from forebay.spark.snapshot import Part
 
 
-def wanted_runs(reader: PieceReader, part: Part, filters: Filters) -> Iterator[tuple[int, int]]:
-    """The offsets of the part in which the filters may let something through, in order; holes are among them."""
+class Run(NamedTuple):
+    """Offsets `[start, stop)` to be looked at, in about so many bytes; `is_columnar` if a Parquet segment has them."""
+
+    start: int
+    stop: int
+    bytes: int
+    is_columnar: bool = False
+
+
+def wanted_runs(reader: PieceReader, part: Part, filters: Filters) -> Iterator[Run]:
+    """What of the part the filters may let through, in order; holes are among it. None mixes frames and columns."""
     if not filters.narrows:
-        yield part.start, part.stop
+        yield from _everything(part)
         return
     for piece in part.pieces:
         low, high = max(piece.start, part.start), min(piece.stop, part.stop)
@@ -29,10 +39,25 @@ def wanted_runs(reader: PieceReader, part: Part, filters: Filters) -> Iterator[t
             segment = reader.segment(piece) if piece.gap is None else None
             if segment is not None:
                 segment.index()
-        yield from ((low, high),) if segment is None else _runs(segment, low, high, filters)
+        if segment is None:
+            yield Run(low, high, PAGE_BYTES)
+        else:
+            for run in _runs(segment, low, high, filters):
+                yield run._replace(is_columnar=piece.is_columnar)
 
 
-def _runs(segment: SealedSegment, low: int, high: int, filters: Filters) -> list[tuple[int, int]]:
+def _everything(part: Part) -> list[Run]:
+    found: list[Run] = []
+    for piece in part.pieces:
+        low, high = max(piece.start, part.start), min(piece.stop, part.stop)
+        if found and not found[-1].is_columnar and not piece.is_columnar:
+            found[-1] = found[-1]._replace(stop=high)
+        else:
+            found.append(Run(low, high, PAGE_BYTES, piece.is_columnar))
+    return found
+
+
+def _runs(segment: SealedSegment, low: int, high: int, filters: Filters) -> list[Run]:
     """The frames of `[low, high)` that may have what is sought, and the holes between frames."""
     entries, gaps = segment.index().entries, segment.index().gaps
     starts = entries["offset"]
@@ -47,14 +72,14 @@ def _runs(segment: SealedSegment, low: int, high: int, filters: Filters) -> list
                 found[np.searchsorted(starts, offsets, side="right") - 1] = True
         wanted &= found
     places = np.flatnonzero(wanted).tolist()
-    runs = [(int(starts[place]), int(stops[place])) for place in places]
-    runs += [(gap.start, gap.stop) for gap in gaps]
-    merged: list[tuple[int, int]] = []
-    for start, stop in sorted(
-        (max(low, start), min(high, stop)) for start, stop in runs if stop > low and start < high
-    ):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(stop, merged[-1][1])
+    runs = [Run(int(starts[place]), int(stops[place]), int(entries["length"][place])) for place in places]
+    runs += [Run(gap.start, gap.stop, 0) for gap in gaps if gap.stop > low and gap.start < high]
+    merged: list[Run] = []
+    for run in sorted(runs):
+        start, stop = max(low, run.start), min(high, run.stop)
+        if merged and start <= merged[-1].stop:
+            before = merged[-1]
+            merged[-1] = Run(before.start, max(stop, before.stop), before.bytes + run.bytes)
         else:
-            merged.append((start, stop))
-    return merged
+            merged.append(Run(start, stop, run.bytes))
+    return [run._replace(bytes=max(1, min(run.bytes, PAGE_BYTES))) for run in merged]

@@ -47,6 +47,11 @@ class Piece(NamedTuple):
         gap = self.descriptor.gap if self.descriptor is not None else None
         return gap._replace(start=self.start, stop=self.stop) if gap is not None else None
 
+    @property
+    def is_columnar(self) -> bool:
+        """Whether it is a Parquet segment."""
+        return self.descriptor is not None and self.descriptor.kind is DescriptorKind.PARQUET
+
 
 Again: TypeAlias = Callable[[int, int], Sequence[Piece]]
 """Looks for offsets once more: where they lie now."""

@@ -21,16 +21,15 @@ from forebay.blobs import BlobChanged, BlobMissing
 from forebay.columnar import ParquetSegment
 from forebay.errors import Corrupt, DataLoss, Unavailable
 from forebay.format.batch import Batch
-from forebay.format.descriptor import DescriptorKind
 from forebay.format.vectors import live_mask
 from forebay.pages import Page
 from forebay.reading import in_order
 from forebay.records import Gap, Reason
 from forebay.spark.columns import record_batch, stored_batch, stored_columns
 from forebay.spark.joining import coalesced, joined
-from forebay.spark.narrowing import wanted_runs
+from forebay.spark.narrowing import Run, wanted_runs
 from forebay.spark.opening import Opened, opened
-from forebay.spark.pieces import PAGE_BYTES, Piece, PieceReader
+from forebay.spark.pieces import Piece, PieceReader
 from forebay.spark.snapshot import Part, Split, look_again
 
 logger = logging.getLogger(__name__)
@@ -73,38 +72,24 @@ class _PartRead:
 
     def _passing(self) -> Iterator[pa.RecordBatch | None]:
         part, at = self._part, self._part.start
-        for start, stop in wanted_runs(self._reader, part, self._split.filters):
-            self._explained += start - at
-            assert start >= at, "runs come in order"
-            for first, last, is_columnar in self._stretches(start, stop):
-                yield from self._columnar(first, last) if is_columnar else self._framed(first, last)
-            at = stop
+        for run in wanted_runs(self._reader, part, self._split.filters):
+            self._explained += run.start - at
+            assert run.start >= at, "runs come in order"
+            yield from self._columnar(run) if run.is_columnar else self._framed(run)
+            at = run.stop
         self._explained += part.stop - at
 
-    def _stretches(self, start: int, stop: int) -> Iterator[tuple[int, int, bool]]:
-        """The run cut where frames end and columns begin, and the other way."""
-        found: list[tuple[int, int, bool]] = []
-        for piece in self._part.pieces:
-            low, high = max(start, piece.start), min(stop, piece.stop)
-            is_columnar = piece.descriptor is not None and piece.descriptor.kind is DescriptorKind.PARQUET
-            if low >= high:
-                continue
-            if found and not found[-1][2] and not is_columnar:
-                found[-1] = (found[-1][0], high, False)
-            else:
-                found.append((low, high, is_columnar))
-        yield from found
+    def _framed(self, run: Run) -> Iterator[pa.RecordBatch | None]:
+        return (self._shown(batch) for batch in coalesced(self._records(run)))
 
-    def _framed(self, start: int, stop: int) -> Iterator[pa.RecordBatch | None]:
-        return (self._shown(batch) for batch in coalesced(self._run(start, stop)))
-
-    def _columnar(self, start: int, stop: int) -> Iterator[pa.RecordBatch | None]:
+    def _columnar(self, run: Run) -> Iterator[pa.RecordBatch | None]:
         """What passes of a Parquet segment: its columns are handed on as they are, a row group at a time."""
+        start, stop = run.start, run.stop
         piece = self._reader.piece_at(start)
         at = start
         if piece is None or piece.stop < stop or piece.start in self._reader.later:
             # Another than was planned with: what is missing in it must be told page by page.
-            yield from self._framed(start, stop)
+            yield from self._framed(run)
             return
         try:
             segment = self._reader.segment(piece)
@@ -119,7 +104,7 @@ class _PartRead:
             if isinstance(error, DataLoss):
                 raise
             # Page by page it is told what is damaged, and found again what lies elsewhere by now.
-            yield from self._framed(at, stop)
+            yield from self._framed(run._replace(start=at))
 
     def _note_holes(self, piece: Piece, gaps: Sequence[Gap], start: int, stop: int, rows: int) -> None:
         """Account for `[start, stop)` of a Parquet segment, which has so many rows of it."""
@@ -146,10 +131,11 @@ class _PartRead:
         shown = stored_batch(rows, split.columns, topic=part.topic, partition=part.partition)
         return shown if mask is None else shown.filter(pa.array(mask))
 
-    def _run(self, start: int, stop: int) -> Iterator[Batch]:
-        at = start
-        while at < stop:
-            page = self._page(at, stop)
+    def _records(self, run: Run) -> Iterator[Batch]:
+        """Everything stored in the run; what ended is in it."""
+        at = run.start
+        while at < run.stop:
+            page = self._page(at, run)
             piece = self._reader.piece_at(at)
             assert piece is not None
             for found in in_order(page):
@@ -163,17 +149,17 @@ class _PartRead:
                     yield found
                 at = last
 
-    def _page(self, at: int, stop: int) -> Page:
-        page = self._reader.read(at, PAGE_BYTES)
+    def _page(self, at: int, run: Run) -> Page:
+        page = self._reader.read(at, run.bytes)
         if page.next == at:
             # As when its owner has just come and has not published yet.
             if not self._reader.wait(at, WAIT_SECONDS):
                 raise Unavailable(
-                    f"{self._part} can be read up to {at} now, and up to {stop} when this read was planned: its owner "
-                    "is starting, or its files went; try again, or load it again"
+                    f"{self._part} can be read up to {at} now, and up to {run.stop} when this read was planned: its "
+                    "owner is starting, or its files went; try again, or load it again"
                 )
-            page = self._reader.read(at, PAGE_BYTES)
-        return page.clipped(stop)
+            page = self._reader.read(at, run.bytes)
+        return page.clipped(run.stop)
 
     def _missing(self, gap: Gap, piece: Piece) -> None:
         """Take note of offsets without a record; fail for those that had one, unless told to go on."""
