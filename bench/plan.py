@@ -35,6 +35,7 @@ class Sizes:
     idle_seconds: float = 2.0
     looked_up: int = 10_000_000
     lookups: int = 200
+    spark_records: int = 10_000_000
     rounds: int = 5
 
 
@@ -56,6 +57,7 @@ TOY = Sizes(
     idle_seconds=0.05,
     looked_up=4_000,
     lookups=5,
+    spark_records=5_000,
     rounds=1,
 )
 

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from bench.cases import append, durable, engines, export, history, latency, lookup, memory, move, read, recovery, scale
+from bench.cases import (
+    append,
+    durable,
+    engines,
+    export,
+    history,
+    latency,
+    lookup,
+    memory,
+    move,
+    read,
+    recovery,
+    scale,
+    spark,
+)
 from bench.plan import Plan
 from bench.results import Result
 
@@ -21,4 +35,5 @@ CASES: dict[str, Callable[[Plan], Iterator[Result]]] = {
     "memory": memory.run,
     "engines": engines.run,
     "lookup": lookup.run,
+    "spark": spark.run,
 }

@@ -22,7 +22,9 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     return Plan(TOY, tmp_path_factory.mktemp("bench"), peers=False, servers=False)
 
 
-@pytest.mark.parametrize("case", list(CASES))
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.spark) if case == "spark" else case for case in CASES]
+)
 def test_case_gives_figures_in_the_agreed_shape(case: str, plan: Plan) -> None:
     found = list(CASES[case](plan))
 
