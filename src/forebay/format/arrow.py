@@ -245,12 +245,17 @@ def _schema(names: tuple[str, ...]) -> pa.Schema:
     return pa.schema([ARROW_SCHEMA.field(name) for name in names])
 
 
+def _numbers(kind: pa.DataType, numbers: np.ndarray[Any, Any]) -> pa.Array:
+    # Not by pa.array, which imports pandas if there is one: half a second for each worker of Spark.
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
+
+
 def _column(name: str, whole: pa.Buffer, found: Layout, base: int, count: int, first: int, partition: int) -> pa.Array:
     match name:
         case "partition":
-            return pa.array(np.full(count, partition, dtype=np.int32))
+            return _numbers(pa.int32(), np.full(count, partition, dtype=np.int32))
         case "offset":
-            return pa.array(np.arange(base, base + count, dtype=np.int64))
+            return _numbers(pa.int64(), np.arange(base, base + count, dtype=np.int64))
         case "timestamp":
             stamps = whole.slice(found.start, 8 * found.rows)
             return pa.Array.from_buffers(_TIMESTAMP, count, [None, stamps], 0, first)
@@ -306,5 +311,5 @@ def _lists(offsets: pa.Buffer, count: int, first: int, pairs: pa.Array) -> pa.Ar
 
 _NULLS_LONG: Final = 16_384
 _NULLS: Final = {kind: pa.nulls(_NULLS_LONG, kind) for kind in (_BINARY, _STRING)}
-_NO_PAIRS: Final = pa.array([], HEADER_TYPE)
+_NO_PAIRS: Final = pa.nulls(0, HEADER_TYPE)
 _NO_HEADERS: Final = _lists(pa.py_buffer(bytes(4 * _NULLS_LONG + 4)), _NULLS_LONG, 0, _NO_PAIRS)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -73,7 +74,8 @@ def stored_batch(rows: pa.RecordBatch, names: Sequence[str], *, topic: str, part
         if name == "topic":
             columns.append(_repeated(topic, rows.num_rows))
         elif name == "partition":
-            columns.append(pa.repeat(pa.scalar(partition, pa.int32()), rows.num_rows))
+            numbers = pa.py_buffer(np.full(rows.num_rows, partition, dtype=np.int32))
+            columns.append(pa.Array.from_buffers(pa.int32(), rows.num_rows, [None, numbers]))
         elif name == "headers":
             columns.append(_headers(rows.column(name)))
         else:
@@ -112,9 +114,16 @@ def _headers(column: pa.ListArray) -> pa.Array:
 
 def _repeated(text: str, count: int) -> pa.Array:
     """A column of one text, cut from an array that is kept."""
-    return _repeats(text)[:count] if count <= _REPEATS else pa.repeat(text, count)
+    return _repeats(text)[:count] if count <= _REPEATS else _repeat(text, count)
 
 
 @lru_cache(maxsize=16)
 def _repeats(text: str) -> pa.Array:
-    return pa.repeat(text, _REPEATS)
+    return _repeat(text, _REPEATS)
+
+
+def _repeat(text: str, count: int) -> pa.Array:
+    # By its buffers: pa.repeat makes a worker of Spark import pandas, which takes half a second.
+    encoded = text.encode()
+    offsets = np.arange(count + 1, dtype=np.int32) * np.int32(len(encoded))
+    return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(encoded * count)])
