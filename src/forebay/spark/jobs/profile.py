@@ -23,7 +23,7 @@ from forebay.spark.jobs.notes import Results
 from forebay.spark.jobs.pages import KeyCounts, Page, TopicPage, page_of
 from forebay.spark.jobs.reports import Figure, Part, Progress, Report, summed
 from forebay.spark.jobs.tallies import BEFORE_ALL, COLUMNS, LATE_SECONDS, Tally, merged, size_at, tallied
-from forebay.spark.jobs.units import spread
+from forebay.spark.jobs.units import said, spread
 from forebay.spark.location import Location
 from forebay.spark.pieces import Piece
 from forebay.spark.planning import Range
@@ -95,7 +95,7 @@ def run(
             parts += [_planned(view) for view in snapshot.shards]
             continue
         tallies, bucket_ms = _counted(spark, snapshot, known, findings, progress)
-        keys = _keys(spark, snapshot)
+        keys = _keys(spark, snapshot, findings)
         parts += [_part(view, tally) for view, tally in zip(snapshot.shards, tallies, strict=True)]
         pages.append(TopicPage(snapshot.shards[0].topic, tuple(tallies), bucket_ms, keys))
         parts.append(_topic_part(pages[-1]))
@@ -228,8 +228,20 @@ def stretches(view: ShardView) -> list[_Stretch]:
     return found
 
 
-def _keys(spark: SparkSession, snapshot: Snapshot) -> KeyCounts:
-    """The keys of a topic, counted exactly."""
+def _keys(spark: SparkSession, snapshot: Snapshot, findings: list[Finding]) -> KeyCounts:
+    """The keys of a topic, counted exactly; none if it cannot be read whole, which is a finding."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        return _key_counts(spark, snapshot)
+    except (PySparkException, Py4JError) as error:
+        what, place = f"its keys are not counted: {said(error)}", snapshot.shards[0].topic
+        findings.append(Finding(severity=Severity.ERROR, what=what, next_step=LOOK, shard=place))
+        return KeyCounts(distinct=0, once=0, most=0, hot=())
+
+
+def _key_counts(spark: SparkSession, snapshot: Snapshot) -> KeyCounts:
     from pyspark.sql import functions as f
 
     offsets = {number: (view.earliest, view.next) for number, view in enumerate(snapshot.shards)}

@@ -83,7 +83,7 @@ def _wave(
         found = frame.mapInArrow(_worker(work, unit_type), _RESULTS).collect()
     except (PySparkException, Py4JError) as error:
         # A worker died of a unit, more than once: which one is not known.
-        lost = f"the task ended before its result was known: {_said(error)}"
+        lost = f"the task ended before its result was known: {said(error)}"
         return [Outcome(unit, None, lost) for unit in units]
     results: dict[int, tuple[bytes | None, str | None]] = {
         row["number"]: (row["result"], row["error"]) for row in found
@@ -117,7 +117,7 @@ def _worker(
     return worked
 
 
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
     """The last line of what Spark says before it lists where in Java it stood."""
     said = str(error).partition("\n\tat ")[0].strip()
     return said.rpartition("\n")[2].rpartition("Exception: ")[2][:ERROR_CHARACTERS]
