@@ -76,8 +76,8 @@ def die() -> NoReturn:
     raise AssertionError("a killed process does not go on")
 
 
-def die_at(kind: type, name: str, *, before: bool = False, call: int = 1) -> None:
-    """Die before or behind a call of this method."""
+def die_at(kind: Any, name: str, *, before: bool = False, call: int = 1) -> None:
+    """Die before or behind a call of this method or function."""
     whole, calls = getattr(kind, name), []
 
     def dying(*arguments: Any, **options: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -197,6 +199,29 @@ def test_between_directories_the_catalog_stays_as_it_is(tmp_path: Path, here: No
     (data / "shards").rename(tmp_path / "aside")
     (data / "shards").mkdir()
     assert _values(data, new) == before
+
+
+FROM_FILES = ("object stored", "before the switch", "manifest stored", "one partition switched")
+FROM_STORE = ("object stored", "before old objects go", "an old object gone")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "steps"), [("files", FROM_FILES), ("store", FROM_STORE)])
+def test_kills_at_every_step_cost_no_record(tmp_path: Path, kind: str, steps: tuple[str, ...], ledger: Ledger) -> None:
+    data, new = tmp_path / "data", _shared(tmp_path, "new")
+    old = LOCAL if kind == "files" else _shared(tmp_path, "old")
+    before = _fill(data, old)
+    files = [str(_file(tmp_path, name, found)) for name, found in (("old", old), ("new", new))]
+
+    child = [sys.executable, "-m", "tests.spark.jobs.migrate_child", str(data), *files, *steps]
+    ended = subprocess.run(child, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False)
+
+    assert ended.returncode == 0, ended.stderr
+    ledger.count("kills", len(steps), source=kind)
+    (data / "shards").rename(tmp_path / "aside")
+    (data / "shards").mkdir()
+    assert _values(data, new) == before
+    assert not list((tmp_path / "old").rglob("*.seg"))
 
 
 def test_damage_stays_behind_and_its_partition_is_not_switched(tmp_path: Path, here: None) -> None:
