@@ -11,7 +11,7 @@ from forebay.errors import Unavailable
 from forebay.format import parquet
 from forebay.spark import scan
 from forebay.spark.filters import Condition, Filters
-from forebay.spark.narrowing import wanted_runs
+from forebay.spark.narrowing import Run, wanted_runs
 from forebay.spark.options import ReadOptions
 from forebay.spark.pieces import PieceReader
 from forebay.spark.scan import read_split
@@ -38,7 +38,7 @@ def test_what_went_since_the_plan_is_named_in_every_run(tmp_path: Path, monkeypa
     splits = _planned(mixed, b"10", b"190")
     (old,) = (tmp_path / "store").rglob("*.parquet")
 
-    def compacted_again(reader: PieceReader, part: Part, filters: Filters) -> Iterator[tuple[int, int]]:
+    def compacted_again(reader: PieceReader, part: Part, filters: Filters) -> Iterator[Run]:
         runs = list(wanted_runs(reader, part, filters))
         assert len(runs) == 2, "the keys lie far from each other"
         reader._let_go()
@@ -51,4 +51,27 @@ def test_what_went_since_the_plan_is_named_in_every_run(tmp_path: Path, monkeypa
 
     with pytest.raises(Unavailable, match=r"records of \[190, 191\) went since this was loaded"):
         [row for split in splits for batch in read_split(split) for row in batch.to_pylist()]
+    mixed.close()
+
+
+@pytest.mark.parametrize("mode", ["local", "shared_fs"])
+def test_what_lies_elsewhere_by_now_is_found_by_a_filter_too(tmp_path: Path, mode: str) -> None:
+    land = rig.local(tmp_path) if mode == "local" else rig.shared_fs(tmp_path)
+    mixed = Mixed(land, partitions=1)
+    for base in (0, 100):
+        keys = [b"%d" % number for number in range(base, base + 100)]
+        mixed.filled.topic.append_many(keys, keys=keys, partition=0)
+        mixed.export()
+    mixed.filled.topic.append(b"last", partition=0)
+    splits = _planned(mixed, b"10", b"190")
+    mixed.compact()
+    if mode == "local":
+        assert rig.shard_of(mixed.filled.topic).archive.retain() == 2
+    for path in [path for suffix in ("seg", "idx") for path in (tmp_path / "store").rglob(f"*.{suffix}")]:
+        if "compacted" not in str(path):
+            path.unlink()
+
+    rows = [row["offset"] for split in splits for batch in read_split(split) for row in batch.to_pylist()]
+
+    assert rows == [10, 190]
     mixed.close()

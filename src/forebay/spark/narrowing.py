@@ -34,16 +34,14 @@ def wanted_runs(reader: PieceReader, part: Part, filters: Filters) -> Iterator[R
         return
     for piece in part.pieces:
         low, high = max(piece.start, part.start), min(piece.stop, part.stop)
-        segment = None
+        runs = [Run(low, high, PAGE_BYTES)]
+        # One that is gone is found where it lies now when it is read: all of it is looked at.
         with contextlib.suppress(BlobMissing, BlobChanged, FileNotFoundError):
             segment = reader.segment(piece) if piece.gap is None else None
             if segment is not None:
-                segment.index()
-        if segment is None:
-            yield Run(low, high, PAGE_BYTES)
-        else:
-            for run in _runs(segment, low, high, filters):
-                yield run._replace(is_columnar=piece.is_columnar)
+                found = _runs(segment, low, high, filters)
+                runs = [run._replace(is_columnar=piece.is_columnar) for run in found]
+        yield from runs
 
 
 def _everything(part: Part) -> list[Run]:
