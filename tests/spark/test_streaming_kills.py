@@ -22,6 +22,8 @@ from tests.spark.stream_child import Orders, run, running, sunk
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
 WAIT_SECONDS = 300
+KILLED_IN = (0, 1, 2) if os.environ.get("FOREBAY_SOAK") else (1,)
+"""The micro-batches in which drivers are killed."""
 
 
 @pytest.fixture
@@ -54,17 +56,21 @@ def test_driver_killed_before_and_after_its_sink_has_a_batch(
     spark: SparkSession, mixed: Mixed, orders: Orders, ledger: Ledger
 ) -> None:
     """The owner goes on meanwhile, and moves into other tiers what the killed query had planned to read."""
-    with running(msgspec.structs.replace(orders, wait_in=1, wait_before_sink=True)) as child:
-        assert hear(child) == "before"
-    ledger.count("kills", of="driver before its sink")
-    assert list(sunk(Path(orders.sink))) == [0]
-    mixed.export()
+    before: dict[int, list[Any]] = {}
+    for batch in KILLED_IN:
+        with running(msgspec.structs.replace(orders, wait_in=batch, wait_before_sink=True)) as child:
+            assert hear(child) == "before"
+        ledger.count("kills", of="driver before its sink")
+        assert list(sunk(Path(orders.sink))) == list(range(batch))
+        mixed.export()
 
-    with running(msgspec.structs.replace(orders, wait_in=1)) as child:
-        assert hear(child) == "after"
-    ledger.count("kills", of="driver before Spark's commit")
-    before = sunk(Path(orders.sink))
-    assert list(before) == [0, 1]
+        with running(msgspec.structs.replace(orders, wait_in=batch)) as child:
+            assert hear(child) == "after"
+        ledger.count("kills", of="driver before Spark's commit")
+        now = sunk(Path(orders.sink))
+        assert list(now) == list(range(batch + 1))
+        assert {known: now[known] for known in before} == before
+        before = now
     for partition in range(2):
         mixed.filled.many(100, partition)
     run(spark, orders)
