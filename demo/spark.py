@@ -114,7 +114,7 @@ def compact_and_ask(spark: SparkSession, data: Path) -> Compacted:
     summed = orders.groupBy(minute, sql.col("tag").alias("country"))
     minutes = _minutes(summed.agg(sql.count("*").alias("orders"), sql.sum(_cents()).alias("cents")))
     return Compacted(
-        bytes_before=_figure(report.figures, "bytes before"),
+        bytes_before=_figure(report.figures, "bytes_before"),
         bytes_after=_figure(report.figures, "bytes"),
         seconds=compacted - begun,
         minutes=minutes,
