@@ -73,13 +73,18 @@ def test_jobs_read_and_mend_parquet_segments(spark: SparkSession, location: Loca
     mended = reindex.run(spark, location)
     rebuilt = index.read_bytes()
     sound = scrub.run(spark, location)
-    counted = profile.run(spark, location)
+    store = Location.parse(
+        {"store": f"file://{tmp_path}/store", "metadata": f"sqlite://{tmp_path}/data/metadata.sqlite"}
+    )
+    alone = scrub.run(spark, store, ["shop/orders"])
+    counted = profile.run(spark, store)
     lake.run(spark, location, "shop/orders", directory=str(tmp_path / "lake"), format="raw")
     moved = migrate.run(spark, location, _location(tmp_path, "new"), remove_old=True)
 
     assert [finding.what for finding in examined.findings] == ["the index object is missing"]
     assert mended.is_clean and mended.figures["damaged"] == 1 and rebuilt == content
     assert sound.is_clean and sound.figures["objects"] == sound.figures["sound"] == 2
+    assert alone.is_clean and alone.figures["sound"] == 2, "no directory is needed to read the store"
     assert counted.is_clean and counted.figures["records"] == 570
     assert [part.figures["deleted"] for part in counted.parts[:2]] == [20, 10]
     rows = pq.read_table(str(tmp_path / "lake" / "data")).sort_by(

@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
 import forebay
+from forebay.catalog import ShardCatalog
 from forebay.errors import Invalid, UnknownTopic
 from forebay.inspection.findings import Severity
 from forebay.shard import SegmentShard
 from forebay.spark.jobs import scrub
+from forebay.spark.jobs.histories import Histories
 from forebay.spark.jobs.notes import Notes
 from forebay.spark.jobs.reports import Report
 from forebay.spark.location import Location
 from tests.cli.rig import flip
-from tests.inspection.exported import Exported
+from tests.inspection.exported import KEYS, Exported
 from tests.ledger import Ledger
 from tests.spark.topics import SETTINGS, Filled
 
@@ -142,6 +145,26 @@ def test_notes_let_a_run_go_on_where_another_ended(spark: SparkSession, exported
     assert first.figures["sound"] == first.figures["objects"] == 3
     assert (second.is_clean, second.figures["sound_before"]) == (True, 3), "what is noted is not read again"
     assert (third.is_clean, third.figures["sound_before"], third.figures["sound"]) == (False, 1, 1)
+
+
+def test_what_the_owner_replaced_meanwhile_is_not_damaged(spark: SparkSession, exported: Exported) -> None:
+    location = _location(exported)
+    with Histories(location) as histories:
+        (spec,) = histories.topics([])
+        (shard,) = scrub._looked_at(histories, spec)
+    old = exported.object(1)
+    with exported.metadata() as metadata:
+        catalog = ShardCatalog(metadata, KEYS, "")
+        piece = catalog.pieces()[1]
+        key = piece.descriptor.object_key.replace(".seg", "x.seg")
+        assert catalog.replace([piece], msgspec.structs.replace(piece.descriptor, object_key=key))
+    old.unlink()
+    exported.root.joinpath(exported.descriptors()[0].object_key).unlink()
+
+    scrub._examine(spark, location, [shard], Notes(None), quick=False, progress=None)
+
+    assert [finding.offsets for finding in shard.findings] == [(0, 20)], "one is gone, the other was replaced"
+    assert (shard.figures["sound"], shard.figures["damaged"]) == (1, 1)
 
 
 def test_without_work_it_says_what_it_would_do(spark: SparkSession, exported: Exported) -> None:

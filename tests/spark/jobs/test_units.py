@@ -9,12 +9,14 @@ from typing import NamedTuple
 import msgspec
 import pytest
 from pyspark import cloudpickle
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from forebay.errors import Corrupt
 from forebay.inspection.findings import Finding, Severity
+from forebay.spark.jobs import units as units_module
 from forebay.spark.jobs.reports import Part, Report, summed
-from forebay.spark.jobs.units import spread
+from forebay.spark.jobs.units import Outcome, spread
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # no tests there
 
@@ -75,22 +77,41 @@ def test_each_unit_is_done_elsewhere_and_a_failure_is_its_own(spark: SparkSessio
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_a_unit_that_ends_its_task_is_told_of_and_other_waves_go_on(spark: SparkSession) -> None:
+def test_a_unit_that_ends_its_task_is_told_of_and_the_others_go_on(spark: SparkSession) -> None:
     units = [Unit(number, "") for number in range(4)]
 
     outcomes = list(
         spread(
             spark,
             units,
-            lambda unit: os._exit(3) if unit.number == 0 else unit,
+            lambda unit: os._exit(3) if unit.number == 1 else square(unit),
             unit_type=Unit,
-            result_type=Unit,
-            wave_units=2,
+            result_type=Part,
+            wave_units=3,
         )
     )
 
-    assert [outcome.result for outcome in outcomes[2:]] == units[2:]
-    assert all("ended before its result was known: Python worker" in (outcome.error or "") for outcome in outcomes[:2])
+    squares = [outcome.result.figures["square"] if outcome.result is not None else None for outcome in outcomes]
+    assert squares == [0, None, 4, 9]
+    assert "ended before its result was known: Python worker" in (outcomes[1].error or "")
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_where_nothing_works_not_every_unit_is_tried(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def refused(spark: object, units: list[Unit], *_: object) -> list[Outcome[Unit, Part]]:
+        tried.append(len(units))
+        raise PySparkException("no executor is left")
+
+    monkeypatch.setattr(units_module, "_together", refused)
+    units = [Unit(number, "") for number in range(10)]
+
+    outcomes = list(spread(spark, units, square, unit_type=Unit, result_type=Part))
+
+    assert [outcome.unit for outcome in outcomes] == units and tried == [10, 1, 1, 1]
+    assert all("no executor is left" in (outcome.error or "") for outcome in outcomes)
 
 
 @pytest.mark.spark

@@ -26,6 +26,8 @@ WAVE_UNITS: Final = 64
 TASKS_MAX: Final = 32
 """Of one wave: a task costs about 50 ms whatever it does."""
 WAVES: Final = 2
+ALONE_FAILURES: Final = 3
+"""After so many units in a row that fail by themselves, the rest of a wave is not tried."""
 ERROR_CHARACTERS: Final = 2000
 _UNITS: Final = "number bigint, unit binary"
 _RESULTS: Final = "number bigint, result binary, error string"
@@ -74,17 +76,32 @@ def spread(
 def _wave(
     spark: SparkSession, units: Sequence[U], work: Callable[[U], R], unit_type: type[U], result_type: type[R]
 ) -> list[Outcome[U, R]]:
+    """The outcomes of these units, done side by side; where a unit takes its task with it, each by itself."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
+    try:
+        return _together(spark, units, work, unit_type, result_type)
+    except (PySparkException, Py4JError) as error:
+        lost = f"the task ended before its result was known: {said(error)}"
+        if len(units) == 1:
+            return [Outcome(units[0], None, lost)]
+    outcomes: list[Outcome[U, R]] = []
+    for unit in units:
+        if len(outcomes) >= ALONE_FAILURES and not any(one.error is None for one in outcomes[-ALONE_FAILURES:]):
+            # It is not the units: nothing is gained by trying the others too.
+            outcomes.append(Outcome(unit, None, lost))
+        else:
+            outcomes += _wave(spark, [unit], work, unit_type, result_type)
+    return outcomes
+
+
+def _together(
+    spark: SparkSession, units: Sequence[U], work: Callable[[U], R], unit_type: type[U], result_type: type[R]
+) -> list[Outcome[U, R]]:
     rows = [(number, bytearray(msgspec.msgpack.encode(unit))) for number, unit in enumerate(units)]
     frame = spark.createDataFrame(rows, _UNITS).repartition(min(len(units), TASKS_MAX))
-    try:
-        found = frame.mapInArrow(_worker(work, unit_type), _RESULTS).collect()
-    except (PySparkException, Py4JError) as error:
-        # A worker died of a unit, more than once: which one is not known.
-        lost = f"the task ended before its result was known: {said(error)}"
-        return [Outcome(unit, None, lost) for unit in units]
+    found = frame.mapInArrow(_worker(work, unit_type), _RESULTS).collect()
     results: dict[int, tuple[bytes | None, str | None]] = {
         row["number"]: (row["result"], row["error"]) for row in found
     }
