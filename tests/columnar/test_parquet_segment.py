@@ -72,6 +72,7 @@ def drawn(draw: st.DrawFn) -> tuple[list[Appended], int, int]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # far more than needed: a soak tries every byte
 @hypothesis.settings(max_examples=1_000 if SOAK else 20)
 @hypothesis.given(drawn(), st.sampled_from([1, 30, 1 << 20]), st.sampled_from([1, 100, 1 << 20]))
 def test_rows_come_back_as_they_were_with_holes_between_them(
@@ -164,6 +165,7 @@ def test_time_that_parquet_cannot_hold_is_refused() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # far more than needed: a soak tries every byte
 def test_flipped_bit_is_told_and_never_served(store: SimulatedBlobs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet_format, "GROUP_BYTES", 1)
     appends = [Appended(10, [(b"value %d" % n, b"k%d" % (n % 3), "t", (), 1_000 + n) for n in range(3)])]
