@@ -12,7 +12,7 @@ import typer
 
 from forebay.cli.commands import command
 from forebay.cli.failures import complain
-from forebay.cli.invocation import DIRECTORY_VARIABLE, Invocation
+from forebay.cli.invocation import Invocation
 from forebay.cli.spark_options import (
     MASTER_DEFAULT,
     AsJson,
@@ -131,11 +131,7 @@ def _checked(run: Invocation, file: str) -> tuple[Pipeline, Outline]:
         pipeline = load_pipeline(file)
         given = run.options
         said = (
-            given.directory is not None
-            or given.settings_file is not None
-            or given.assignments
-            or os.environ.get(DIRECTORY_VARIABLE)
-            or not pipeline.location
+            given.directory is not None or given.settings_file is not None or given.assignments or not pipeline.location
         )
         return pipeline, outline(pipeline, location_options(run) if said else None)
 

@@ -162,10 +162,12 @@ def test_a_batch_that_was_not_committed_is_done_again(home: Path) -> None:
     assert "does batch 0 again" in "\n".join(outline(pipeline_of(home, SOUND)).lines())
 
 
-def test_a_location_given_here_goes_before_that_of_the_file(home: Path, tmp_path: Path) -> None:
+def test_a_location_given_here_goes_before_that_of_the_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = pipeline_of(home, SOUND.replace("path: data", "path: elsewhere"))
 
     assert place_of(pipeline, {"path": f"{home}/data"}) == {"path": f"{home}/data"}
+    monkeypatch.chdir(home)
+    assert place_of(pipeline, {"path": "data"}) == {"path": f"{home}/data"}
     assert outline(pipeline, {"path": f"{home}/data"}).location == {"path": f"{home}/data"}
 
 
@@ -209,6 +211,14 @@ def test_a_table_is_replaced_as_a_whole_and_what_a_crash_left_is_mended(tmp_path
     (tmp_path / "out" / ".t.old" / "x").touch()
     fill("c")
     assert shown() == ["out/t/country=DE/c"]
+
+    def broken(stage: str) -> None:
+        Path(stage).mkdir()
+        raise forebay.Unavailable("no room")
+
+    with pytest.raises(forebay.Unavailable):
+        table.replace(broken, overwrite=True)
+    assert shown() == ["out/t/country=DE/c"] and not (tmp_path / "out" / ".t.new").exists()
 
     def never(stage: str) -> None:
         Path(stage).mkdir()

@@ -25,6 +25,8 @@ class SinkProgress(msgspec.Struct, kw_only=True):
     rows_per_second: float = 0.0
     lag: int | None = None
     """How many offsets were left behind the last batch; unknown before the first."""
+    tasks: tuple[int, int] | None = None
+    """Of a batch: how many tasks are done, of how many that were begun."""
 
     def take(self, told: Mapping[str, Any]) -> None:
         """What Spark tells of a batch, each batch once."""
@@ -39,6 +41,8 @@ class SinkProgress(msgspec.Struct, kw_only=True):
         self.lag = _lag(told)
 
     def __str__(self) -> str:
+        if self.tasks is not None:
+            return f"{self.name}: {self.tasks[0]:,} of {self.tasks[1]:,} tasks, {self.rows:,} rows written"
         lag = f", lag {self.lag:,}" if self.lag is not None else ""
         batch = f"batch {self.batch}, " if self.batch is not None else ""
         return f"{self.name}: {batch}{self.read:,} rows read, {self.rows:,} written, {self.rows_per_second:,.0f}/s{lag}"

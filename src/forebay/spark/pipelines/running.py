@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
@@ -23,6 +24,7 @@ from forebay.spark.pipelines.progress import ROWS, OnProgress, RunReport, SinkPr
 from forebay.spark.pipelines.surroundings import write_options
 from forebay.spark.pipelines.tables import StagedTable
 from forebay.spark.pipelines.views import Outlet, build, own_session
+from forebay.spark.pipelines.watching import beside, tasks_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -67,16 +69,20 @@ class Running:
 
     def run(self, spark: SparkSession) -> RunReport:
         """Analyse everything, then run it to its end. Interrupted, a stream stops its queries in order."""
-        with self.guard():
-            outlets = build(own_session(spark, self.pipeline.spark), self.pipeline, self.place)
-        if self.pipeline.mode is Mode.BATCH:
-            self._run_batch(outlets)
-        else:
-            self._run_stream(outlets)
+        try:
+            with self.guard():
+                outlets = build(own_session(spark, self.pipeline.spark), self.pipeline, self.place)
+            if self.pipeline.mode is Mode.BATCH:
+                self._run_batch(spark, outlets)
+            else:
+                self._run_stream(outlets)
+        except KeyboardInterrupt:
+            self.outcome = "stopped"
+            raise
         self.outcome = "done"
         return self.report
 
-    def _run_batch(self, outlets: Sequence[Outlet]) -> None:
+    def _run_batch(self, spark: SparkSession, outlets: Sequence[Outlet]) -> None:
         from pyspark.errors import PySparkException
         from pyspark.sql import Observation
         from pyspark.sql import functions as f
@@ -88,7 +94,7 @@ class Running:
             rows = outlet.frame.observe(observed, f.count(f.lit(1)).alias("rows"))
             try:
                 with quiet():
-                    self._write(rows, outlet.sink)
+                    self._watched(spark, progress, partial(self._write, rows, outlet.sink))
             except (PySparkException, ForebayError) as error:
                 before = f"; written before it: {', '.join(written)}" if written else "; nothing was written"
                 failed = failure(error, f"sink {outlet.sink.name}")
@@ -97,7 +103,24 @@ class Running:
             written.append(str(outlet.sink.name))
             self._tell()
 
+    def _watched(self, spark: SparkSession, progress: SinkProgress, work: Callable[[], None]) -> None:
+        """Do the work, and tell how far its tasks are. Interrupted, its jobs end before this returns."""
+        context = getattr(spark, "_sc", None)
+        if context is None:  # a session elsewhere, which cannot be asked
+            work()
+            return
+        group = f"pipeline {self.pipeline.name}, sink {progress.name}, {self.clock.random_bytes(4).hex()}"
+        with beside(context, group, work) as begun:
+            while not begun.done():
+                with self.guard():
+                    progress.tasks = tasks_of(context.statusTracker(), group)
+                self._tell()
+                self.clock.sleep(POLL_SECONDS)
+        begun.result()
+
     def _write(self, rows: DataFrame, sink: Sink) -> None:
+        # A thread of the JVM knows no session, and no source in Python either, until one was used in it.
+        rows.sparkSession.createDataFrame([], "nothing INT")
         if isinstance(sink, TopicSink):
             rows.write.format("forebay").options(**write_options(sink, self.place)).mode("append").save()
             return
@@ -116,16 +139,12 @@ class Running:
 
     def _run_stream(self, outlets: Sequence[Outlet]) -> None:
         queries: dict[str, StreamingQuery] = {}
-        try:
-            with self._stopping(queries):
-                for outlet in outlets:
-                    with self.guard():
-                        queries[str(outlet.sink.name)] = self._start(outlet)
-                while not self._ended(queries):
-                    self.clock.sleep(POLL_SECONDS)
-        except KeyboardInterrupt:
-            self.outcome = "stopped"
-            raise
+        with self._stopping(queries):
+            for outlet in outlets:
+                with self.guard():
+                    queries[str(outlet.sink.name)] = self._start(outlet)
+            while not self._ended(queries):
+                self.clock.sleep(POLL_SECONDS)
 
     @contextlib.contextmanager
     def _stopping(self, queries: dict[str, StreamingQuery]) -> Iterator[None]:

@@ -5,6 +5,7 @@ Looks and changes nothing.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,6 +34,7 @@ from forebay.topics import Engine, TopicName, TopicSpec
 
 SINK_LOG: Final = "_spark_metadata"
 """Where Spark notes the files that a stream has brought into a table."""
+_PATHS: Final = ("path", "settings")
 _OWN_OPTIONS: Final = {
     "topic": "topic",
     "topics": "topics",
@@ -51,9 +53,10 @@ def place_of(pipeline: Pipeline, given: Mapping[str, str] | None) -> dict[str, s
     """
     if given is not None:
         Location.parse(given)
-        return dict(given)
+        # Spark's processes may be elsewhere.
+        return {name: posixpath.abspath(text) if name in _PATHS else text for name, text in given.items()}
     place = {str(name): str(text) for name, text in pipeline.location.items()}
-    for name in ("path", "settings"):
+    for name in _PATHS:
         if name in place:
             place[name] = pipeline.path_of(place[name])
     try:

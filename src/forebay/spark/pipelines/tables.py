@@ -32,7 +32,11 @@ class StagedTable:
         """Fill the stage, and make it the table. `Conflict` if there is a table that may not be overwritten."""
         self.mend()
         make_directories(self._disk, self._parent)
-        fill(self.stage)
+        try:
+            fill(self.stage)
+        except BaseException:
+            self.mend()
+            raise
         if self._disk.exists(self.path):
             if not overwrite:
                 remove_tree(self._disk, self.stage)
