@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from forebay.spark.pipelines.model import Pipeline
     from forebay.spark.pipelines.outline import Outline
     from forebay.spark.pipelines.progress import SinkProgress
+    from forebay.spark.session import Session
 
 File = Annotated[str, typer.Argument(metavar="FILE", help="The pipeline, in YAML.")]
 CheckOption = Annotated[
@@ -71,13 +72,11 @@ def run_pipeline(
     each sink as a whole; a stream goes on where it stopped and writes every row exactly once. Ctrl-C stops it in
     order.
     """
-    pipeline, outlined = _checked(run, file)
-    parse_conf(conf)
+    pipeline, outlined = _checked(run, file, conf)
     if dry_run:
         _say_outline(outlined, as_json=as_json)
         return
-    settings = [*(f"{name}={value}" for name, value in pipeline.spark.items()), *(conf or ())]
-    with spark_session(f"forebay {pipeline.name}", master, settings, verbose=run.options.verbose) as spark:
+    with _session(run, pipeline, master) as spark:
         from forebay.spark.pipelines.running import Running
 
         # Spark has taken the signals over, to end jobs wherever they are: we end queries, in order.
@@ -113,9 +112,9 @@ def plan(
 
     Without --check no Spark is started. Changes nothing.
     """
-    pipeline, outlined = _checked(run, file)
+    pipeline, outlined = _checked(run, file, conf)
     if check:
-        with spark_session(f"forebay {pipeline.name}", master, conf, verbose=run.options.verbose) as spark:
+        with _session(run, pipeline, master) as spark:
             from forebay.spark.pipelines.views import build, own_session
 
             with _flaws_by_line():
@@ -123,12 +122,17 @@ def plan(
     _say_outline(outlined, as_json=as_json)
 
 
-def _checked(run: Invocation, file: str) -> tuple[Pipeline, Outline]:
+def _session(run: Invocation, pipeline: Pipeline, master: str) -> AbstractContextManager[Session]:
+    settings = [f"{name}={value}" for name, value in pipeline.spark.items()]
+    return spark_session(f"forebay {pipeline.name}", master, settings, verbose=run.options.verbose)
+
+
+def _checked(run: Invocation, file: str, conf: Sequence[str] | None) -> tuple[Pipeline, Outline]:
     from forebay.spark.pipelines.outline import outline
     from forebay.spark.pipelines.parsing import load_pipeline
 
     with _flaws_by_line():
-        pipeline = load_pipeline(file)
+        pipeline = load_pipeline(file).with_settings(parse_conf(conf), "--conf")
         given = run.options
         said = (
             given.directory is not None or given.settings_file is not None or given.assignments or not pipeline.location
@@ -174,7 +178,7 @@ class _Live:
     """Shows how far the sinks are."""
 
     def __call__(self, sinks: Sequence[SinkProgress]) -> None:
-        width = os.get_terminal_size(sys.stderr.fileno()).columns
+        width = shutil.get_terminal_size().columns
         shown = " | ".join(str(sink) for sink in sinks)
         self.clear(shown[: max(width - 1, 20)])
 

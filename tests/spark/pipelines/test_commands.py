@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import signal
 import subprocess
@@ -11,9 +12,12 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from forebay.cli.declared import _live
 from forebay.clock import SystemClock
 from forebay.errors import Unavailable
 from forebay.spark import pipelines
+from forebay.spark.pipelines.parsing import load_pipeline
+from forebay.spark.pipelines.progress import SinkProgress
 from tests.cli.rig import COMMAND, Outcome, Shell
 from tests.ledger import Ledger
 from tests.spark.pipelines import revenue
@@ -69,6 +73,7 @@ def test_every_flaw_has_a_line_of_its_own(home: Path) -> None:
     [
         (("run", "gone.yml"), "cannot read gone.yml: No such file"),
         (("run", "revenue.yml", "--conf", "cores"), "--conf 'cores' is not NAME=VALUE"),
+        (("run", "revenue.yml", "--dry-run", "--conf", "cores=2"), "--conf:1:1: cores is not a setting of Spark"),
         (("plan", "revenue.yml", "--set", "cores"), "--set 'cores' is not NAME=VALUE"),
     ],
 )
@@ -93,6 +98,37 @@ def test_without_java_nothing_starts_and_it_is_told_what_to_install(
 
     assert outcome.code == 4 and "Spark needs Java 17" in outcome.err and outcome.err.count("\n") == 1
     assert not (home / "state").exists()
+
+
+def test_what_is_given_on_the_command_line_goes_before_the_file(home: Path) -> None:
+    text = (home / "revenue.yml").read_text()
+    (home / "set.yml").write_text(text + "spark: {spark.sql.shuffle.partitions: 8, spark.ui.enabled: false}\n")
+
+    pipeline = load_pipeline(f"{home}/set.yml").with_settings({"spark.sql.shuffle.partitions": "3"}, "--conf")
+
+    assert pipeline.spark == {"spark.sql.shuffle.partitions": "3", "spark.ui.enabled": "false"}
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_line_shows_how_far_the_sinks_are_where_somebody_is_looking(monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = SinkProgress(name="out", writes="shop/out", batch=3, read=1200, rows=90, rows_per_second=400, lag=17)
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    with _live() as nobody:
+        assert nobody is None
+
+    monkeypatch.setattr("sys.stderr", terminal := _Terminal())
+    with _live() as line:
+        assert line is not None
+        line([sink, sink])
+        shown = terminal.getvalue()
+    begun = "\r\x1b[2K"
+    assert shown == f"{begun}out: batch 3, 1,200 rows read, 90 written, 400/s, lag 17 | "[: len(begun) + 59]
+    assert terminal.getvalue() == shown + begun
 
 
 @pytest.mark.spark

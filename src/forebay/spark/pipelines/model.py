@@ -6,12 +6,12 @@ import enum
 import posixpath
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 from forebay.spark.columns import SPARK_TYPES
 from forebay.spark.pipelines.ddl import Column
-from forebay.spark.pipelines.document import Word
+from forebay.spark.pipelines.document import Place, Word
 
 RECORD_PREFIX: Final = "_"
 """Before the name of what a record has beside its value, where the value is decoded into columns of its own."""
@@ -231,6 +231,12 @@ class Pipeline:
     checkpoint: Word | None = None
     location: Mapping[Word, Word] = field(default_factory=dict)
     spark: Mapping[Word, Word] = field(default_factory=dict)
+
+    def with_settings(self, settings: Mapping[str, str], source: str) -> Pipeline:
+        """The pipeline with these settings of Spark's over its own; `source` is where they were given."""
+        place = Place(source, 1, 1)
+        given = {Word(name, place): Word(text, place) for name, text in settings.items()}
+        return replace(self, spark={**self.spark, **given})
 
     def path_of(self, written: str) -> str:
         """A path in the file as it is meant: relative to where the file is. A URL is left alone."""
