@@ -326,6 +326,19 @@ def test_of_two_commits_of_a_table_one_is_refused(path: Path, log: forebay.Stora
         other.commit(later, _Held(lambda: one.commit(later, _Held())))
     catalog = open_catalog(Location.of(path))
     assert [len(catalog.load_table(name).snapshots()) for name in ("shop.raw", "shop.raw_bad")] == [2, 2]
+    other.recover()
+    last = Batch(topic="shop/orders", topic_id="x", offsets={0: (20, 30)}, files=())
+    others: list[int] = []
+
+    def change_otherwise() -> None:
+        if not others:
+            others.append(1)
+            with catalog.load_table("shop.raw_bad").transaction() as change, change.update_snapshot().fast_append():
+                pass
+
+    other.commit(last, _Held(change_otherwise))
+    assert [len(catalog.load_table(name).snapshots()) for name in ("shop.raw", "shop.raw_bad")] == [3, 4]
+    assert other.marks().bad == other.marks().good == {0: 30}
     catalog.close()
     one.close()
     other.close()

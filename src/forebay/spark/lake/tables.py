@@ -8,14 +8,14 @@ the two knows how far it is, so that a run killed between them is finished by th
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 import pyarrow as pa
 
-from forebay.errors import Conflict, Invalid
+from forebay.errors import Conflict, Invalid, Unavailable
 from forebay.spark.iceberg import open_catalog
 from forebay.spark.jobs.leases import Lease
 from forebay.spark.lake.decoding import BAD_SCHEMA
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
 
+ATTEMPTS: Final = 5
 FOLDER: Final = "data/lake"
 TOPIC: Final = "forebay.topic"
 TOPIC_ID: Final = "forebay.topic-id"
@@ -83,36 +84,24 @@ class TableTarget:
         self._catalog.close()
 
     def _commit(self, is_bad: bool, batch: Batch, lease: Lease) -> None:  # noqa: FBT001 - which of the two
+        """On return the table has its part of the batch, once; `Conflict` if another brought something meanwhile."""
         from pyiceberg.exceptions import CommitFailedException
 
         known = self._marks_of(self._tables[is_bad])[1]
-        table = self._catalog.load_table(self._tables[is_bad].name())
-        before = self._marks_of(table)[1]
-        if before != known:
-            raise Conflict(f"{self.name} was changed by another job meanwhile: run it again")
-        self._tables[is_bad] = table
-        offsets = {str(p): (max(start, before.get(p, start)), end) for p, (start, end) in batch.offsets.items()}
-        if all(before.get(partition, -1) >= end for partition, (_, end) in batch.offsets.items()):
-            return  # by a run that was killed behind it
-        snapshot = {TOPIC: batch.topic, TOPIC_ID: batch.topic_id, OFFSETS: _json(offsets)}
-        ends = {str(partition): end for partition, end in batch.ends(before).items()}
-        # Else PyIceberg would try again behind whatever another has committed, and rows could be there twice.
-        table.metadata.properties["commit.retry.num-retries"] = "0"
-        files = [written.path for written in files_of(batch, bad=is_bad)]
-        lease.check()
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                with table.transaction() as transaction:
-                    transaction.set_properties({TOPIC: batch.topic, TOPIC_ID: batch.topic_id, NEXT: _json(ends)})
-                    if files:
-                        transaction.add_files(files, snapshot)
-                    else:
-                        with transaction.update_snapshot(snapshot).fast_append():
-                            pass
-        except CommitFailedException as error:
-            raise Conflict(f"{self.name} was changed by another job meanwhile: run it again ({error})") from error
-        self._tables[is_bad] = self._catalog.load_table(table.name())
+        for _ in range(ATTEMPTS):
+            table = self._catalog.load_table(self._tables[is_bad].name())
+            if self._marks_of(table)[1] != known:
+                raise Conflict(f"{self.name} was changed by another job meanwhile: run it again")
+            if all(known.get(partition, -1) >= end for partition, (_, end) in batch.offsets.items()):
+                return  # by a run that was killed behind it
+            lease.check()
+            try:
+                _append(table, batch, known, [written.path for written in files_of(batch, bad=is_bad)])
+            except CommitFailedException:
+                continue  # somebody changed the table: if not its marks, this one may follow
+            self._tables[is_bad] = self._catalog.load_table(table.name())
+            return
+        raise Unavailable(f"{self.name} was changed {ATTEMPTS} times by others while it was committed to; run it again")
 
     def _marks_of(self, table: Table | None) -> tuple[str, dict[int, int]]:
         properties = table.properties if table is not None else {}
@@ -129,6 +118,24 @@ class TableTarget:
                 f"the table {name} has other columns than the schema ({error}): give the schema it was made with, to "
                 "which columns may be added, or name another table"
             ) from error
+
+
+def _append(table: Table, batch: Batch, before: Mapping[int, int], files: list[str]) -> None:
+    """Add the files, the offsets they bring and how far the table is then, in one commit."""
+    offsets = {str(p): (max(start, before.get(p, start)), end) for p, (start, end) in batch.offsets.items()}
+    snapshot = {TOPIC: batch.topic, TOPIC_ID: batch.topic_id, OFFSETS: _json(offsets)}
+    ends = {str(partition): end for partition, end in batch.ends(before).items()}
+    # Else PyIceberg would try again behind whatever another has committed, and rows could be there twice.
+    table.metadata.properties["commit.retry.num-retries"] = "0"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with table.transaction() as transaction:
+            transaction.set_properties({TOPIC: batch.topic, TOPIC_ID: batch.topic_id, NEXT: _json(ends)})
+            if files:
+                transaction.add_files(files, snapshot)
+            else:
+                with transaction.update_snapshot(snapshot).fast_append():
+                    pass
 
 
 def _folder(table: Table) -> str:
