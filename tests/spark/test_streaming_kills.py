@@ -63,6 +63,7 @@ def test_driver_killed_before_and_after_its_sink_has_a_batch(
         ledger.count("kills", of="driver before its sink")
         assert list(sunk(Path(orders.sink))) == list(range(batch))
         mixed.export()
+        mixed.compact()
 
         with running(msgspec.structs.replace(orders, wait_in=batch)) as child:
             assert hear(child) == "after"
