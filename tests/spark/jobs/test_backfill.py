@@ -163,10 +163,10 @@ def test_tables_lines_and_frames_are_sources_too(spark: SparkSession, location: 
         ),
         (Frame(frame), "by-hand"),
     ):
-        for _ in range(2):
-            backfill.run(spark, location, "shop/orders", source, backfill_id=name)
+        backfill.run(spark, location, "shop/orders", source, backfill_id=name)
+    again = backfill.run(spark, location, "shop/orders", Frame(frame), backfill_id="by-hand")
 
-    assert _ids(location) == [1, 2, 3, 4, 5, 6, 7]
+    assert _ids(location) == [1, 2, 3, 4, 5, 6, 7] and again.figures["loads_before"] == 1
 
 
 def test_calls_that_make_no_sense_are_refused(
