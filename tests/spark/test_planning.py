@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from forebay.errors import Invalid
 from forebay.format.offsets import OffsetSet
+from forebay.spark.covers import covering
 from forebay.spark.options import FROM_EARLIEST, FROM_LATEST, Limit
 from forebay.spark.pieces import Piece
 from forebay.spark.planning import (
@@ -22,7 +23,7 @@ from forebay.spark.planning import (
     resolve,
     split,
 )
-from forebay.spark.snapshot import ShardView, covering
+from forebay.spark.snapshot import ShardView
 
 _SPANS = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 1000)).map(sorted), max_size=5)
 _FILES = st.lists(
