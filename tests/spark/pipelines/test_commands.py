@@ -171,7 +171,7 @@ def test_a_stream_that_a_signal_ends_goes_on_exactly(
 
     if number is signal.SIGINT:
         assert code == 130 and "pipeline revenue: stopped after" in said, said
-        assert "Traceback" not in said.partition("pipeline revenue: stopped")[2], said
+        assert "/src/forebay/" not in said, "no traceback of ours; Spark's workers may write theirs as they go"
     revenue.add_orders(home, 600, 298)
     pipelines.run(spark, f"{home}/revenue.yml", {"path": f"{home}/data"})
     assert revenue.in_topic(home) == revenue.in_table(spark, home) == revenue.expected(898)
