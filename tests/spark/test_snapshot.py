@@ -27,6 +27,7 @@ from forebay.spark.scan import read_split
 from forebay.spark.snapshot import Split, Viewer, load
 from forebay.storage.loads import Loads
 from forebay.topics import TopicName
+from tests.metadata.etcd.cluster import running
 from tests.moves import rig
 from tests.spark.mixed import TOPIC, Mixed
 from tests.spark.topics import TIME, Filled, Row, in_order, rows_in, splits_of
@@ -369,3 +370,19 @@ def test_a_task_without_the_secrets_of_the_store_says_which_and_where_to_set_the
     ):
         list(read_split(split))
     mixed.close()
+
+
+@pytest.mark.slow
+def test_metadata_in_etcd_is_named_by_its_members(tmp_path: Path) -> None:
+    (tmp_path / "etcd").mkdir()
+    with running(tmp_path / "etcd", 1) as cluster:
+        land = rig.in_etcd(rig.shared_fs(tmp_path), cluster.endpoints, "/shop")
+        mixed = Mixed(land)
+        mixed.every_tier()
+        members = ",".join(endpoint.removeprefix("http://") for endpoint in cluster.endpoints)
+        options = {"store": f"file://{tmp_path}/store", "metadata": f"etcd://{members}/shop", "topic": TOPIC}
+
+        assert _read(mixed) == mixed.rows
+        mixed.export()
+        assert _rows(splits_of(ReadOptions.parse(options))) == mixed.rows
+        mixed.close()
