@@ -19,10 +19,12 @@ from tests.moves import rig
 from tests.spark.mixed import Mixed
 from tests.spark.stream_child import Orders, run, running, sunk
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+SOAK = bool(os.environ.get("FOREBAY_SOAK"))
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(3600 if SOAK else 600)]
 
 WAIT_SECONDS = 300
-KILLED_IN = (0, 1, 2) if os.environ.get("FOREBAY_SOAK") else (1,)
+KILLED_IN = (0, 1, 2) if SOAK else (1,)
 """The micro-batches in which drivers are killed."""
 
 
