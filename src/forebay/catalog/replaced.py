@@ -11,8 +11,9 @@ from forebay.format.descriptor import SegmentDescriptor, Status
 class Replaced:
     """Remembers since when objects were found to be named by nobody. For one thread at a time.
 
-    When exactly a compaction has let go of each is not written down. While no segment of history was made by one
-    within the grace, all were let go of before that; else it counts from the first look that found them so.
+    When exactly a compaction has let go of each is not written down, nor when an index was made anew. While no segment
+    of history, and no index, was made so within the grace, all were let go of before that; else it counts from the
+    first look that found them so.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -22,6 +23,10 @@ class Replaced:
     def long_ago(self, unneeded: Collection[str], pieces: Iterable[SegmentDescriptor], grace_s: float) -> list[str]:
         """Those that history, which consists of these pieces, has not named for as long as the grace."""
         now, lately_ms = self._clock.monotonic(), self._clock.now_ms() - int(grace_s * 1000)
-        if not any(piece.status is Status.COMPACTED and piece.created_at > lately_ms for piece in pieces):
+        if not any(_is_remade(piece) and piece.created_at > lately_ms for piece in pieces):
             return list(unneeded)
         return [key for key in unneeded if now - self._since.setdefault(key, now) >= grace_s]
+
+
+def _is_remade(piece: SegmentDescriptor) -> bool:
+    return piece.status is Status.COMPACTED or piece.index_key is not None

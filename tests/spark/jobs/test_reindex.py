@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ from forebay.inspection.segments import without_lookups
 from forebay.spark.jobs import reindex, scrub
 from forebay.spark.jobs.histories import Histories
 from forebay.spark.location import Location
+from forebay.testing.clock import ManualClock
 from forebay.wal.files import FileList
 from tests.cli.rig import flip
 from tests.inspection.exported import KEYS, Exported
@@ -112,13 +114,18 @@ def test_the_index_that_is_not_named_any_more_is_swept(spark: SparkSession, expo
     old = exported.object(0, ".idx")
     reindex.run(spark, _location(exported))
     before = _indexes(exported)
+    os.utime(old, (0, 0))
     with Histories(_location(exported), read_only=False) as histories, contextlib.closing(SystemDisk()) as disk:
         (spec,) = histories.topics([])
         origin = Origin(spec.topic_id, 0, 1, "tests", "directory")
         store = histories.stores.of("directory")
-        exporter = Exporter(origin, histories.catalog(spec, 0), store, disk=disk, clock=SystemClock())
+        clock = ManualClock(now_ms=SystemClock().now_ms())
+        exporter = Exporter(origin, histories.catalog(spec, 0), store, disk=disk, clock=clock)
 
-        swept = exporter.sweep(-1, FileList([]))
+        lately = exporter.sweep(20_000, FileList([]))
+        clock.advance(20_001)
+        swept = exporter.sweep(20_000, FileList([]))
 
+    assert lately == [], "whoever planned a read before goes on with it"
     assert [key.rpartition("/")[2] for key in swept] == [old.name]
     assert _indexes(exported) == before

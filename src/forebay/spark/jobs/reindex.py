@@ -247,7 +247,8 @@ def _name(histories: Histories, shard: _Shard) -> None:
         if not rebuilt:
             continue
         try:
-            renewed = [_renewed(descriptor, shard.rebuilt.get(descriptor.object_key)) for descriptor in listed]
+            now_ms = histories.clock.now_ms()
+            renewed = [_renewed(one, shard.rebuilt.get(one.object_key), now_ms) for one in listed]
             if renewed != list(listed) and not catalog.replace([piece], _standing_for(histories, piece, renewed)):
                 raise Conflict("the catalog changed meanwhile")
         except ForebayError as error:
@@ -258,10 +259,11 @@ def _name(histories: Histories, shard: _Shard) -> None:
             shard.count("without_lookups" if judged.flaw == "it has no look-ups" else "damaged")
 
 
-def _renewed(descriptor: SegmentDescriptor, judged: Judged | None) -> SegmentDescriptor:
+def _renewed(descriptor: SegmentDescriptor, judged: Judged | None, now_ms: int) -> SegmentDescriptor:
     if judged is None or judged.key is None:
         return descriptor
-    return msgspec.structs.replace(descriptor, index_key=judged.key, index_bytes=judged.bytes)
+    # As of now: for as long as the grace, the sweep leaves the old index to those who read by it.
+    return msgspec.structs.replace(descriptor, index_key=judged.key, index_bytes=judged.bytes, created_at=now_ms)
 
 
 def _standing_for(histories: Histories, piece: Piece, renewed: Sequence[SegmentDescriptor]) -> SegmentDescriptor:
