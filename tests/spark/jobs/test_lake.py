@@ -31,7 +31,10 @@ from forebay.spark.jobs.reports import Report
 from forebay.spark.lake.directories import DirectoryTarget
 from forebay.spark.lake.targets import Batch
 from forebay.spark.location import Location
+from tests.blobs import servers
+from tests.blobs.servers import ACCESS_KEY, BUCKET, SECRET_KEY
 from tests.ledger import Ledger
+from tests.spark.jobs.lake_child import Halves, append, local_frame
 from tests.spark.topics import SETTINGS
 
 SOAK: Final = bool(os.environ.get("FOREBAY_SOAK"))
@@ -262,6 +265,44 @@ def _strays(path: Path) -> list[Path]:
     }
     catalog.close()
     return [file for file in path.rglob("data/lake/*.parquet") if file.as_uri() not in named]
+
+
+BUCKET_SETTINGS: Final = """
+table:
+  warehouse: s3://{bucket}/{prefix}
+  uri: sqlite:///{catalog}
+  options:
+    s3.endpoint: "{endpoint}"
+    s3.region: us-east-1
+    s3.access-key-id: "${{TEST_KEY}}"
+    s3.secret-access-key: "${{TEST_SECRET}}"
+"""
+
+
+def test_a_table_in_a_bucket(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_KEY", ACCESS_KEY)
+    monkeypatch.setenv("TEST_SECRET", SECRET_KEY)
+    for name, value in (("frame_of", local_frame), ("decoding", lambda kind, schema: Halves())):
+        monkeypatch.setattr(lake, name, value)
+    appended = append(str(path), "first")
+    with servers.moto(tmp_path) as server:
+        text = BUCKET_SETTINGS.format(
+            bucket=BUCKET, prefix=path.parent.name, catalog=tmp_path / "catalog.db", endpoint=server.endpoint
+        )
+        (tmp_path / "settings.yaml").write_text(text)
+        location = Location.of(path, tmp_path / "settings.yaml")
+
+        report = lake.run(None, location, "shop/orders", table="shop.raw", commit_records=50)  # type: ignore[arg-type]
+        again = lake.run(None, location, "shop/orders", table="shop.raw")  # type: ignore[arg-type]
+        catalog = open_catalog(location)
+        table = catalog.load_table("shop.raw")
+        rows = _rows(table.scan().to_arrow(), "_partition", "_offset")
+        catalog.close()
+
+    assert (report.figures["commits"], report.figures["bad_rows"], again.figures["offsets"]) == (3, 26, 0)
+    assert table.location().startswith("s3://") and not list(tmp_path.rglob("*.parquet"))
+    expected = sorted((partition, offset, value) for partition, offset, value in appended if value.startswith("good"))
+    assert [(row["_partition"], row["_offset"], row["value"].decode()) for row in rows] == expected
 
 
 def test_one_run_at_a_time(log: forebay.Storage, path: Path) -> None:
