@@ -1,7 +1,7 @@
 """A Spark driver in a process of its own, started by spark-submit: `… tests/spark/cluster/driver.py <orders as JSON>`.
 
-It reads a topic as a batch, copies it by one bulk load, copies it again by a streaming query, and puts the rows that
-it saw into a file, for the test to compare.
+It reads a topic as a batch, has all of its history examined, copies it by one bulk load, copies it again by a streaming
+query, and puts the rows that it saw into a file, for the test to compare.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
 from forebay.spark.java import find_java
+from forebay.spark.jobs import scrub
+from forebay.spark.location import Location
 from forebay.spark.session import REMOTE, session
 from tests.spark.stream_child import SETTINGS
 
@@ -74,6 +76,8 @@ def rows_of(frame: DataFrame) -> list[list[Any]]:
 def _drive(spark: SparkSession, orders: Orders) -> None:
     frame = spark.read.format("forebay").options(**orders.read).load()
     Path(orders.seen).write_text(json.dumps(rows_of(frame)))
+    scrubbed = scrub.run(spark, Location.parse(orders.read), [orders.read["topic"]])
+    assert scrubbed.is_clean and scrubbed.figures["sound"], scrubbed.lines()
     if orders.loaded:
         frame.select(*COLUMNS).write.format("forebay").mode("append").options(**orders.loaded).save()
     stream = spark.readStream.format("forebay").options(startingOffsets="earliest", **orders.read).load()
