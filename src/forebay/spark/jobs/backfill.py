@@ -78,7 +78,7 @@ def run(
     if files_each is not None and files_each < 1:
         raise Invalid(f"files_each is {files_each}: a load brings at least one file")
     target = look(WriteOptions(location=location, topic=TopicName.parse(topic), attach_seconds=attach_seconds))
-    slices = [(name, shaped(frame, columns or {})) for name, frame in source.slices(spark, files_each)]
+    slices = [shaped(frame, columns or {}) for frame in source.slices(spark, files_each)]
     fingerprint = _fingerprint(source.fingerprint(spark), columns or {}, files_each)
     if fingerprint is None and backfill_id is None:
         raise Invalid("nobody can tell whether these rows are the same next time: give the backfill an id")
@@ -89,11 +89,11 @@ def run(
     shown = progress or Unseen()
     shown.total(len(slices))
     shown.advance(min(before, len(slices)))
-    for number, (_, frame) in enumerate(slices):
+    for number, frame in enumerate(slices):
         if number >= before and not dry_run:
             work.bring(number, frame)
             shown.advance(1)
-    planned = sum(frame.count() for _, frame in slices[before:]) if dry_run else None
+    planned = sum(frame.count() for frame in slices[before:]) if dry_run else None
     return work.report(len(slices), before, planned, seconds=clock.monotonic() - begun)
 
 

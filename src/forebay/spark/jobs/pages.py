@@ -32,11 +32,10 @@ _BLUE: Final = "#2f6db3"
 
 
 class KeyCounts(NamedTuple):
-    """The keys of a topic: how many there are, how many stand once, how often the most frequent one, the hot ones."""
+    """The keys of a topic: how many there are, how many stand once, and the most frequent ones."""
 
     distinct: int
     once: int
-    most: int
     hot: tuple[tuple[bytes, int], ...]
 
 

@@ -238,7 +238,7 @@ def _keys(spark: SparkSession, snapshot: Snapshot, findings: list[Finding]) -> K
     except (PySparkException, Py4JError) as error:
         what, place = f"its keys are not counted: {said(error)}", snapshot.shards[0].topic
         findings.append(Finding(severity=Severity.ERROR, what=what, next_step=LOOK, shard=place))
-        return KeyCounts(distinct=0, once=0, most=0, hot=())
+        return KeyCounts(distinct=0, once=0, hot=())
 
 
 def _key_counts(spark: SparkSession, snapshot: Snapshot) -> KeyCounts:
@@ -248,14 +248,13 @@ def _key_counts(spark: SparkSession, snapshot: Snapshot) -> KeyCounts:
     frame = frame_of(spark, snapshot, offsets, ("key",), fail_on_data_loss=False)
     counted = frame.where("key is not null").groupBy("key").agg(f.count("*").alias("records")).persist()
     try:
-        distinct, once, most = counted.agg(
-            f.count("*"), f.sum(f.when(f.col("records") == 1, 1).otherwise(0)), f.max("records")
-        ).collect()[0]
+        alone = f.sum(f.when(f.col("records") == 1, 1).otherwise(0))
+        distinct, once = counted.agg(f.count("*"), alone).collect()[0]
         top = counted.orderBy(f.desc("records"), "key").limit(HOT_KEYS).collect()
     finally:
         counted.unpersist()
     hot = tuple((bytes(row["key"]), int(row["records"])) for row in top)
-    return KeyCounts(distinct=int(distinct), once=int(once or 0), most=int(most or 0), hot=hot)
+    return KeyCounts(distinct=int(distinct), once=int(once or 0), hot=hot)
 
 
 def _planned(view: ShardView) -> Part:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import unquote
 
 from forebay.errors import Invalid, Unsupported
@@ -19,20 +19,13 @@ if TYPE_CHECKING:
 KINDS: Final = ("parquet", "json", "csv", "text", "orc")
 
 
-class Slice(NamedTuple):
-    """What one load brings."""
-
-    name: str
-    frame: DataFrame
-
-
 class Source(Protocol):
     """Rows to be brought into a topic."""
 
     def fingerprint(self, spark: SparkSession) -> str | None:
         """Names exactly these rows: equal if and only if they are; `None` if nobody can tell."""
 
-    def slices(self, spark: SparkSession, files_each: int | None) -> list[Slice]:
+    def slices(self, spark: SparkSession, files_each: int | None) -> list[DataFrame]:
         """The rows, all together or so many files at a time, always cut in the same way."""
 
 
@@ -55,12 +48,12 @@ class Files:
         facts = [f"{name} {_stamp(name)}" for name in files]
         return _digest([self.kind, *(f"{k}={v}" for k, v in sorted(self.options.items())), *facts])
 
-    def slices(self, spark: SparkSession, files_each: int | None) -> list[Slice]:
+    def slices(self, spark: SparkSession, files_each: int | None) -> list[DataFrame]:
         if files_each is None:
-            return [Slice(", ".join(self.paths), self._frame(spark, self.paths))]
+            return [self._frame(spark, self.paths)]
         files = self._files(spark)
         groups = [files[first : first + files_each] for first in range(0, len(files), files_each)]
-        return [Slice(f"{len(group)} files from {group[0]}", self._frame(spark, group)) for group in groups]
+        return [self._frame(spark, group) for group in groups]
 
     def _files(self, spark: SparkSession) -> list[str]:
         return sorted(map(unquote, self._frame(spark, self.paths).inputFiles()))
@@ -90,11 +83,11 @@ class Table:
     def fingerprint(self, spark: SparkSession) -> str | None:
         return _digest([self.name, *self._files()])
 
-    def slices(self, spark: SparkSession, files_each: int | None) -> list[Slice]:
+    def slices(self, spark: SparkSession, files_each: int | None) -> list[DataFrame]:
         files = self._files()
         step = files_each or max(1, len(files))
         groups = [files[first : first + step] for first in range(0, len(files), step)]
-        return [Slice(f"{len(group)} files of {self.name}", spark.read.parquet(*group)) for group in groups]
+        return [spark.read.parquet(*group) for group in groups]
 
     def _files(self) -> list[str]:
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
@@ -120,10 +113,10 @@ class Frame:
     def fingerprint(self, spark: SparkSession) -> str | None:
         return None
 
-    def slices(self, spark: SparkSession, files_each: int | None) -> list[Slice]:
+    def slices(self, spark: SparkSession, files_each: int | None) -> list[DataFrame]:
         if files_each is not None:
             raise Invalid("only files are brought some at a time: leave files_each out")
-        return [Slice("a DataFrame", self.frame)]
+        return [self.frame]
 
 
 def _stamp(address: str) -> str:
