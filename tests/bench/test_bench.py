@@ -25,7 +25,9 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=pytest.mark.spark) if case == "spark" else case for case in CASES]
 )
-def test_case_gives_figures_in_the_agreed_shape(case: str, plan: Plan) -> None:
+def test_case_gives_figures_in_the_agreed_shape(case: str, plan: Plan, request: pytest.FixtureRequest) -> None:
+    if case == "spark":
+        request.getfixturevalue("spark")  # the session of the run, before the case would start its own
     found = list(CASES[case](plan))
 
     assert found
