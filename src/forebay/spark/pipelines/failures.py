@@ -5,13 +5,13 @@ An error of the source or the sink reaches us as text, with the traceback of ano
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
+from pyspark.logger import PySparkLogger
 
 from forebay import errors
 from forebay.errors import ForebayError, Invalid
@@ -85,7 +85,8 @@ def told_at(word: Word | Place, what: str) -> Iterator[None]:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Spark also logs what it raises, stack and all: not in the block."""
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    # Made as Spark makes them: to plain ones it could not log afterwards.
+    loggers = [PySparkLogger.getLogger(name) for name in _LOGGERS]
     before = [logger.disabled for logger in loggers]
     for logger in loggers:
         logger.disabled = True
