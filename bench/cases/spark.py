@@ -44,7 +44,10 @@ def run(plan: Plan) -> Iterator[Result]:
     """All figures of the case."""
     from forebay.spark import session
 
-    spark = session("bench", settings={"spark.driver.memory": "4g", "spark.sql.shuffle.partitions": str(TASKS)})
+    settings = {"spark.driver.memory": "4g", "spark.sql.shuffle.partitions": str(TASKS)}
+    # Else Spark writes times as INT96, which have no statistics to filter by.
+    settings["spark.sql.parquet.outputTimestampType"] = "TIMESTAMP_MICROS"
+    spark = session("bench", settings=settings)
     place = plan.shared("spark", lambda path: _make(spark, path, plan.sizes.spark_records))
     yield from _scans(plan, spark, place)
     yield from _streams(plan, spark, place)
