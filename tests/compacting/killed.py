@@ -11,37 +11,16 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Final
 
 from forebay.blobs.directory import DirectoryStore
 from forebay.catalog import ShardCatalog
 from forebay.compacting.shard import ShardCompaction
 from tests.compacting.directly import compacted
+from tests.dying import die_at
 from tests.moves import rig
 
 LANDS: Final[dict[str, Callable[[Path], rig.Land]]] = {"local": rig.local, "shared_fs": rig.shared_fs}
-
-
-def die() -> NoReturn:
-    os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError("a killed process does not go on")
-
-
-def die_at(kind: type, name: str, *, before: bool = False, call: int = 1) -> None:
-    """Die before or behind a call of this method."""
-    whole, calls = getattr(kind, name), []
-
-    def dying(*arguments: Any, **options: Any) -> Any:
-        calls.append(1)
-        if before and len(calls) == call:
-            die()
-        result = whole(*arguments, **options)
-        if len(calls) == call:
-            die()
-        return result
-
-    setattr(kind, name, dying)
-
 
 STEPS: Final[dict[str, Callable[[], None]]] = {
     "with the lease": lambda: die_at(ShardCompaction, "outlook", call=2),

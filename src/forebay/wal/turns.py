@@ -6,6 +6,7 @@ Knows tickets, the queue and locks, nothing of what is written. An append is sta
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 
 from forebay.errors import Closed, Indeterminate, Unavailable
 from forebay.wal.hearing import call_back, is_inside
@@ -40,7 +41,7 @@ class Turns:
         self._claims.pop(None, None)
 
 
-class CommitQueue:
+class CommitQueue(ABC):
     """Appends that wait, and the one thread at a time that writes for all of them. How, `_commit` says."""
 
     def begin_queue(self, name: object, staging: Staging) -> None:
@@ -93,9 +94,9 @@ class CommitQueue:
         if self.staging.due:
             call_back(self.staging.due)
 
+    @abstractmethod
     def _commit(self) -> None:
         """Write what waits and settle it, well or ill. The caller holds `committing`."""
-        raise NotImplementedError
 
 
 def followed(ticket: Ticket) -> bool:

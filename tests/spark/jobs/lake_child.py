@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,6 +27,7 @@ from forebay.spark.location import Location
 from forebay.spark.planning import Range
 from forebay.spark.scan import read_split
 from forebay.spark.snapshot import Snapshot, plan
+from tests.dying import die_at
 
 
 class LocalFrame:
@@ -69,27 +70,6 @@ class Halves:
     def part(self, batch: pa.RecordBatch) -> Parted:
         errors = pc.if_else(pc.starts_with(batch.column("value"), b"bad"), "it says so", pa.scalar(None, pa.string()))
         return parted(batch, [batch.column("value")], errors, self.schema)
-
-
-def die() -> NoReturn:
-    os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError("a killed process does not go on")
-
-
-def die_at(kind: Any, name: str, *, before: bool = False, call: int = 1) -> None:
-    """Die before or behind a call of this method or function."""
-    whole, calls = getattr(kind, name), []
-
-    def dying(*arguments: Any, **options: Any) -> Any:
-        calls.append(1)
-        if before and len(calls) == call:
-            die()
-        result = whole(*arguments, **options)
-        if len(calls) == call:
-            die()
-        return result
-
-    setattr(kind, name, dying)
 
 
 STEPS: dict[str, Callable[[], None]] = {
