@@ -113,25 +113,27 @@ def interrupted_appends(path: str) -> None:
         topic = log.create_topic("t")
         interrupts = Interrupts()
         struck, number = 0, 0
-        while struck < 60:
+        while struck < 60 or len(acked) <= 60:
             value = b"%d" % number
             number += 1
             try:
-                interrupts.inside = True
-                offset = topic.append(value)
-                interrupts.inside = False
-                acked[offset] = value
+                try:
+                    interrupts.inside = True
+                    offset = topic.append(value)
+                finally:
+                    interrupts.inside = False
             except KeyboardInterrupt:
                 struck += 1
             except ForebayError:
                 # Until the log has healed by itself appends are refused.
-                interrupts.inside = False
                 SystemClock().sleep(0.001)
+            else:
+                acked[offset] = value
         interrupts.ended.set()
         found = {record.offset: record.value for record in topic.read(on_gap=lambda *_: None)}
         lost = [offset for offset, value in acked.items() if found.get(offset) != value]
         doubled = len(found) - len(set(found.values()))
-        say(f"{len(lost)} lost, {doubled} doubled, {len(acked) > 60}")
+        say(f"{len(lost)} lost, {doubled} doubled")
 
 
 def fork_once(path: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 from forebay import Settings, Storage, Unavailable
 from forebay.clock import SystemClock
 from forebay.disk import SystemDisk
+from forebay.engines.background import Background
 from forebay.settings import RuntimeSettings
 from forebay.storage.threads import Maintenance
 from forebay.testing.clock import ManualClock
@@ -25,8 +26,8 @@ def stepped(tmp_path: Path, durability: str, settings: Settings) -> tuple[Mainte
     disk = WatchedDisk()
     home = SegmentHome(disk, str(tmp_path), durability, settings=settings, clock=clock)
     maintenance = Maintenance(disk, clock, str(tmp_path), settings.runtime)
-    # Its thread is never started: the test is the thread.
-    maintenance._thread = threading.current_thread()
+    # Its thread has nothing to do: the test is the thread.
+    maintenance._thread = Background("idle", lambda: None)
     return maintenance, home, clock
 
 

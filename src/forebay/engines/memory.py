@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from forebay.clock import Clock
+from forebay.conditions import Condition
 from forebay.engines.holding import HeldRecords
 from forebay.engines.operations import LookupEngine, joined, tombstone, wanted
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
@@ -69,7 +70,7 @@ class MemoryShard:
         self._window = ProducerWindow(settings.wal.producers_max, settings.wal.producer_appends_max)
         self._lock = threading.RLock()
         self._is_inside = is_inside(self._lock)
-        self._published = threading.Condition(self._lock)
+        self._published = Condition(self._lock)
         self._closed: str | None = None
 
     def stage_one(self, entry: Entry, size: int) -> Ticket:
@@ -282,7 +283,7 @@ class MemoryShard:
 
     def abandon(self, reason: str) -> None:
         """As `end`, in a forked child, where whoever held the lock does not exist."""
-        self._published = threading.Condition()
+        self._published = Condition()
         self.end(reason)
 
     def _check_open(self) -> None:

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from forebay.conditions import Condition
+from forebay.engines.background import Background
 from forebay.errors import ForebayError
 
 logger = logging.getLogger(__name__)
@@ -25,36 +27,35 @@ class Rounds(Generic[T]):
         self._name = name
         self._act = act
         self._seconds = seconds
-        self._asked = threading.Condition(self.lock)
+        self._asked = Condition(self.lock)
         self._asking: dict[T, None] = {}
         self._ended = False
-        self._thread: threading.Thread | None = None
+        self._thread = Background(name, self._run)
 
     def ask(self, who: T) -> None:
         """Do it for this one, soon."""
         if who in self._asking:
             return
         with self._asked:
-            self._asking[who] = None
-            if self._thread is None and not self._ended:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            if not self._ended:
                 self._thread.start()
             self._asked.notify()
+            # Last: whoever is in here is served, whatever falls in between (Ctrl-C).
+            self._asking[who] = None
 
     def end(self) -> None:
         """Stop the thread; what was asked for and not done yet is left to whoever ends it."""
         with self._asked:
             self._ended = True
             self._asked.notify()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        self._thread.join()
 
     def abandon(self) -> None:
         """In a forked child: the thread is not there."""
-        self._thread = None
+        self._thread.abandon()
         self._ended = True
         self.lock = threading.RLock()
-        self._asked = threading.Condition(self.lock)
+        self._asked = Condition(self.lock)
 
     def _run(self) -> None:
         while True:

@@ -7,13 +7,13 @@ pair the state of any moment with any state of a disk. Knows no files and no tim
 from __future__ import annotations
 
 import itertools
-import threading
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType, TracebackType
 from typing import Self
 
+from forebay.conditions import Condition
 from forebay.errors import Closed
 from forebay.metadata.seam import (
     HISTORY_BYTES_MAX,
@@ -154,7 +154,7 @@ class MemoryMetadata:
 
     def __init__(self, state: MemoryState | None = None) -> None:
         self._state = MemoryState() if state is None else state
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._own_sessions: list[MemorySession] = []
         self._closed = False
 

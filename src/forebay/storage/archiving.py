@@ -12,6 +12,8 @@ from functools import partial
 from typing import TypeVar
 
 from forebay.clock import Clock
+from forebay.conditions import Condition
+from forebay.engines.background import Background
 from forebay.errors import Fenced, ForebayError, Unavailable
 from forebay.settings import Settings
 from forebay.shard import SegmentShard
@@ -36,7 +38,7 @@ class Archiving:
         """What is due now and then for the directory as a whole."""
         self._clock = clock
         self._settings = settings
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._stepping = threading.RLock()
         """Whoever steps; nobody waits for it who only wants one shard to be left alone."""
         self._at: tuple[str, int] | None = None
@@ -46,7 +48,7 @@ class Archiving:
         self._retry_at: dict[str, float] = {}
         self._retained_at = self._swept_at = clock.monotonic()
         self._ended = False
-        self._thread: threading.Thread | None = None
+        self._thread = Background("forebay-archiving", self._run)
 
     def begin(self) -> None:
         """Look after what time asks for, even if no shard has anything to export."""
@@ -75,9 +77,9 @@ class Archiving:
         if shard.ref.id in self._behind or not known or not shard.archive.is_behind:
             return
         with self._changed:
-            self._behind[shard.ref.id] = shard
             self._start()
             self._changed.notify_all()
+            self._behind[shard.ref.id] = shard
 
     def forget(self, shard_id: str) -> None:
         """Leave the shard alone; on return nothing works on it any more."""
@@ -101,23 +103,20 @@ class Archiving:
         with self._changed:
             self._ended = True
             self._changed.notify_all()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(END_SECONDS)
-            if self._thread.is_alive():
-                # A store that does not answer must not keep the log from closing: what it is at is repeated later.
-                logger.warning("an export is left unfinished: the store has not answered for %d s", END_SECONDS)
+        if not self._thread.join(END_SECONDS):
+            # A store that does not answer must not keep the log from closing: what it is at is repeated later.
+            logger.warning("an export is left unfinished: the store has not answered for %d s", END_SECONDS)
 
     def abandon(self) -> None:
         """In a forked child: the thread is not there."""
-        self._thread = None
+        self._thread.abandon()
         self._ended = True
         self._stepping = threading.RLock()
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._at = None
 
     def _start(self) -> None:
-        if self._thread is None and not self._ended:
-            self._thread = threading.Thread(target=self._run, name="forebay-archiving", daemon=True)
+        if not self._ended:
             self._thread.start()
 
     def _run(self) -> None:

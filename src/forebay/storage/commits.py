@@ -10,6 +10,8 @@ import logging
 import threading
 
 from forebay.clock import Clock
+from forebay.conditions import Condition
+from forebay.engines.background import Background
 from forebay.errors import ForebayError, UnknownTopic
 from forebay.progress import Progress, ProgressStore, ReaderName
 from forebay.settings import ProgressSettings
@@ -24,13 +26,13 @@ class CachedCommits:
         self._store = store
         self._settings = settings
         self._clock = clock
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._writing = threading.Lock()
         self._pending: dict[tuple[ReaderName, int], Progress] = {}
         self._durable: dict[tuple[ReaderName, int], int] = {}
         """Where each stands in the store, as far as it was written here."""
         self._ended = False
-        self._thread: threading.Thread | None = None
+        self._thread = Background("forebay-commits", self._run)
 
     def commit(self, name: ReaderName, partition: int, progress: Progress) -> int:
         """Note a place; where it stands on return, in memory. It never goes back."""
@@ -72,14 +74,14 @@ class CachedCommits:
         with self._changed:
             self._ended = True
             self._changed.notify_all()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        self._thread.join()
         self.flush()
 
     def abandon(self) -> None:
         """In a forked child: the thread is not there, and the parent writes what it noted."""
-        self._thread, self._ended = None, True
-        self._changed, self._writing = threading.Condition(), threading.Lock()
+        self._thread.abandon()
+        self._ended = True
+        self._changed, self._writing = Condition(), threading.Lock()
         self._pending.clear()
 
     def _write(self, name: ReaderName, cursors: dict[int, Progress]) -> None:
@@ -95,8 +97,7 @@ class CachedCommits:
                     del self._pending[name, partition]
 
     def _start(self) -> None:
-        if self._thread is None and not self._ended:
-            self._thread = threading.Thread(target=self._run, name="forebay-commits", daemon=True)
+        if not self._ended:
             self._thread.start()
         self._changed.notify_all()
 

@@ -7,7 +7,9 @@ import threading
 from collections.abc import Callable
 
 from forebay.clock import Clock
+from forebay.conditions import Condition
 from forebay.engines import OpenShard
+from forebay.engines.background import Background
 from forebay.engines.seam import LookedUpShard
 from forebay.errors import Closed, ForebayError
 from forebay.metadata import Compacted, Watch
@@ -38,18 +40,17 @@ class Keeping:
         self._clock = clock
         self._interval_s = interval_s
         self._compaction = Compaction()
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._stepping = threading.RLock()
         self._watch: Watch | None = None
         self._heard_at = float("-inf")
         self._ended = False
-        self._thread: threading.Thread | None = None
+        self._thread = Background("forebay-keeping", self._run)
 
     def begin(self) -> None:
         """Step from now on, every interval."""
         with self._changed:
-            if self._thread is None and not self._ended:
-                self._thread = threading.Thread(target=self._run, name="forebay-keeping", daemon=True)
+            if not self._ended:
                 self._thread.start()
 
     def step(self) -> None:
@@ -84,16 +85,16 @@ class Keeping:
         with self._changed:
             self._ended = True
             self._changed.notify_all()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        self._thread.join()
         if self._watch is not None:
             self._watch.close()
 
     def abandon(self) -> None:
         """In a forked child: the thread is not there."""
-        self._thread, self._watch = None, None
+        self._thread.abandon()
+        self._watch = None
         self._ended = True
-        self._changed, self._stepping = threading.Condition(), threading.RLock()
+        self._changed, self._stepping = Condition(), threading.RLock()
 
     def _run(self) -> None:
         while True:

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from forebay.clock import Clock
+from forebay.conditions import Condition
 from forebay.disk import Disk
 from forebay.engines import OpenShard
+from forebay.engines.background import Background
 from forebay.engines.rounds import Rounds
 from forebay.errors import Unavailable
 from forebay.settings import RuntimeSettings
@@ -36,13 +38,13 @@ class Maintenance:
         self._ages_checked = clock.monotonic()
         self._root = root
         self._settings = settings
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._busy: dict[str, SegmentShard] = {}
         self._watched: dict[str, SegmentShard] = {}
         self._stepping = threading.RLock()
         """Entered again where a round finds that a shard was lost."""
         self._ended = False
-        self._thread: threading.Thread | None = None
+        self._thread = Background("forebay-maintenance", self._run)
 
     def watch(self, shard: SegmentShard) -> None:
         """Look after the shard whenever it says that there may be work."""
@@ -86,25 +88,24 @@ class Maintenance:
         with self._changed:
             self._ended = True
             self._changed.notify_all()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        self._thread.join()
 
     def abandon(self) -> None:
         """In a forked child: the thread is not there."""
-        self._thread = None
+        self._thread.abandon()
         self._ended = True
         self._stepping = threading.RLock()
-        self._changed = threading.Condition()
+        self._changed = Condition()
 
     def _wake(self, shard: SegmentShard) -> None:
         if shard.ref.id in self._busy:
             return
         with self._changed:
-            self._busy[shard.ref.id] = shard
-            if self._thread is None and not self._ended:
-                self._thread = threading.Thread(target=self._run, name="forebay-maintenance", daemon=True)
+            if not self._ended:
                 self._thread.start()
             self._changed.notify_all()
+            # Last: whoever is in here is looked after, whatever falls in between (Ctrl-C).
+            self._busy[shard.ref.id] = shard
 
     def _run(self) -> None:
         while True:

@@ -10,9 +10,9 @@ they go by `head`, which moves only after the bytes below it may be shown.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 
+from forebay.conditions import Condition
 from forebay.errors import Closed, Fenced, ForebayError, Unavailable
 from forebay.format.batch import ColumnBytes
 from forebay.records import Offsets
@@ -120,13 +120,22 @@ class Wal(PublishedLog, CommitQueue):
 
     def note_dirty(self) -> None:
         if self.dirty_since is None:
-            self.dirty_since = self.writer.clock.monotonic()
-            self.on_dirty()
+            try:
+                self.dirty_since = self.writer.clock.monotonic()
+                self.on_dirty()
+            except BaseException:
+                # Nobody may have heard of it (Ctrl-C): the next who has something to sync says it again.
+                self.dirty_since = None
+                raise
 
     def _note_queued(self) -> None:
         if self.durability is Durability.MEMORY:
-            self.queued_since = self.writer.clock.monotonic()
-            self.on_dirty()
+            try:
+                self.queued_since = self.writer.clock.monotonic()
+                self.on_dirty()
+            except BaseException:
+                self.queued_since = None
+                raise
 
     def timed_sync(self) -> None:
         begun = self.writer.clock.monotonic()
@@ -346,7 +355,7 @@ class Wal(PublishedLog, CommitQueue):
         """End without touching the disk: in a forked child, whose parent goes on writing."""
         self.closed = True
         # Whoever held a lock at the fork does not exist here.
-        self.published = threading.Condition()
+        self.published = Condition()
         self.begin_queue(self.writer.place, Staging(0, self.writer.window, self.settings))
         self.staging.refuse(Closed(f"{self.writer.place} was opened before a fork: open it anew in the child"))
 

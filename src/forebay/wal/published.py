@@ -6,9 +6,9 @@ wait for it. Readers take no lock of the writer.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 
+from forebay.conditions import Condition
 from forebay.errors import Closed
 from forebay.pages import Page
 from forebay.wal.cache import CachedFrame, TailCache, batches_in
@@ -33,7 +33,7 @@ class PublishedLog:
         self.wakers: set[Callable[[], None]] = set()
         """Called after each publication, by the thread that published; they only wake."""
         self.closed = False
-        self.published = threading.Condition()
+        self.published = Condition()
         """Notified when `head` has moved, or something else that is waited for has come."""
         self._waiting = 0
 

@@ -40,6 +40,11 @@ class Turns:
         """
         self._claims.pop(None, None)
 
+    def give_up(self, ticket: Ticket) -> None:
+        """This append's thread does not write after all."""
+        if self._claims.get(None) is ticket:
+            self.begin()
+
 
 class CommitQueue(ABC):
     """Appends that wait, and the one thread at a time that writes for all of them. How, `_commit` says."""
@@ -58,22 +63,29 @@ class CommitQueue(ABC):
 
         Leader and followers: whoever has the turn writes for all that wait.
         """
-        while not ticket.done:
-            if self.is_inside():
-                raise Indeterminate(f"{self._name}: queued behind the append that it interrupted, not waited for")
-            if self._turns.claim(ticket):
-                try:
-                    with self.committing:
-                        self._turns.begin()
-                        self._commit()
-                        if not ticket.done:
-                            ticket.finish(Closed(f"{self._name}: queued before a fork; repeat it"))
-                finally:
-                    self.call_back()
-            elif not followed(ticket):
-                self._turns.begin()
-                self.commit()
+        try:
+            while not ticket.done:
+                if self.is_inside():
+                    raise Indeterminate(f"{self._name}: queued behind the append that it interrupted, not waited for")
+                if self._turns.claim(ticket):
+                    self._lead(ticket)
+                elif not followed(ticket):
+                    self._turns.begin()
+                    self.commit()
+        except BaseException:
+            self._turns.give_up(ticket)
+            raise
         return ticket.result()
+
+    def _lead(self, ticket: Ticket) -> None:
+        try:
+            with self.committing:
+                self._turns.begin()
+                self._commit()
+                if not ticket.done:
+                    ticket.finish(Closed(f"{self._name}: queued before a fork; repeat it"))
+        finally:
+            self.call_back()
 
     def commit(self) -> None:
         """Write and publish everything that waits. On return each ticket taken is settled, well or ill."""

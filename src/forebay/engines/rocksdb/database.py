@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Any
 
+from forebay.conditions import Condition
 from forebay.disk import Disk, make_directories
 from forebay.errors import Closed, Corrupt, ForebayError, Indeterminate, Unavailable, Unsupported, UnsupportedFormat
 
@@ -124,7 +124,7 @@ class Database:
     def __init__(self, path: str, disk: Disk) -> None:
         self.path = path
         self.disk = disk
-        self._lock = threading.Condition()
+        self._lock = Condition()
         self._rocks: Any = None
         self._family: Any = None
         self._handle: Any = None
@@ -206,7 +206,7 @@ class Database:
     def abandon(self) -> None:
         """In a forked child: RocksDB's threads are not there, and to end it would wait for them for ever."""
         self._ended = "was opened before a fork: open it anew in the child"
-        self._lock = threading.Condition()
+        self._lock = Condition()
         if self._rocks is not None:
             _end_without_handlers()
         for held in (self._rocks, self._family, self._handle):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from forebay.clock import Clock
+from forebay.conditions import Condition
 from forebay.engines.rocksdb.committing import Commits
 from forebay.engines.rocksdb.database import Database
 from forebay.engines.rocksdb.entries import Shelf, Stance
@@ -85,7 +86,7 @@ class RocksShard:
         self._capping = threading.RLock()
         self._admitted = stance.counters.total
         """What all records count for, with those that wait."""
-        self._published = threading.Condition()
+        self._published = Condition()
         self._pages = Pages(str(ref), database, shelf)
         self._removal = Removal(database, shelf, self._change)
         staging = Staging(stance.counters.next, window, settings)
@@ -354,7 +355,7 @@ class RocksShard:
     def abandon(self, reason: str) -> None:
         """End in a forked child, where whoever held a lock does not exist."""
         self._closed = reason
-        self._published = threading.Condition()
+        self._published = Condition()
         self._changing, self._capping = threading.RLock(), threading.RLock()
         staging = Staging(0, self._window, self._settings)
         staging.refuse(Closed(f"{self.ref} {reason}"))

@@ -15,6 +15,7 @@ from typing import Self
 
 import msgspec
 
+from forebay.conditions import Condition
 from forebay.errors import Closed, ForebayError, Unavailable
 from forebay.metadata.etcd.gateway import Gateway, Stream
 from forebay.metadata.etcd.keyspace import Keyspace, span_of
@@ -39,7 +40,7 @@ class EtcdWatch:
         self._idle_s = idle_s
         self._next = start
         self._thread: threading.Thread | None = None
-        self._mail = threading.Condition()
+        self._mail = Condition()
         self._changes: list[Change] = []
         self._arrived = start - 1
         """Every change up to and including this revision was handed out or lies in `_changes`."""

@@ -7,12 +7,12 @@ A commit of this process wakes its watches at once; those of other processes sho
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 from forebay.clock import Clock
+from forebay.conditions import Condition
 from forebay.errors import Closed
 from forebay.metadata.seam import Change
 from forebay.metadata.sqlite import ledger
@@ -25,7 +25,7 @@ class Commits:
     """Counts the commits of this process and wakes who waits for the next."""
 
     def __init__(self) -> None:
-        self._condition = threading.Condition()
+        self._condition = Condition()
         self.count = 0
 
     def announce(self) -> None:

@@ -1,0 +1,134 @@
+"""Ctrl-C where a thread is begun, or a turn or a lock is taken: nobody after it finds them taken and left undone."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+import pytest
+
+from forebay.conditions import Condition
+from forebay.engines.background import Background
+from forebay.engines.rounds import Rounds
+from forebay.settings import WalSettings
+from forebay.wal import turns
+from forebay.wal.hearing import is_inside
+from forebay.wal.staging import Staging, Ticket
+from forebay.wal.turns import CommitQueue
+from forebay.wal.window import ProducerWindow
+
+real_start = threading.Thread.start
+
+
+def before(thread: threading.Thread) -> None:
+    raise KeyboardInterrupt
+
+
+def after(thread: threading.Thread) -> None:
+    real_start(thread)
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("strike", [before, after])
+def test_a_start_that_was_interrupted_is_made_up_for_and_one_thread_works(
+    monkeypatch: pytest.MonkeyPatch, strike: Callable[[threading.Thread], None]
+) -> None:
+    begun: list[threading.Thread] = []
+    gate = threading.Event()
+
+    def work() -> None:
+        begun.append(threading.current_thread())
+        gate.wait()
+
+    background = Background("tested", work)
+    monkeypatch.setattr(threading.Thread, "start", strike)
+    with pytest.raises(KeyboardInterrupt):
+        background.start()
+    monkeypatch.undo()
+
+    for _ in range(3):
+        background.start()
+    gate.set()
+    assert background.join()
+
+    assert len(begun) == 1
+
+
+def test_who_asks_after_an_interrupted_start_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = threading.Event()
+    rounds: Rounds[str] = Rounds("tested", lambda _: served.set())
+    monkeypatch.setattr(threading.Thread, "start", before)
+    with pytest.raises(KeyboardInterrupt):
+        rounds.ask("me")
+    monkeypatch.undo()
+
+    rounds.ask("me")
+
+    assert served.wait(60)
+    rounds.end()
+
+
+class Queue(CommitQueue):
+    """Settles whatever waits; the first who leads is struck at a step of its way."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+        self.begin_queue("tested", Staging(0, ProducerWindow(1, 1), WalSettings()))
+        self.waiting: list[Ticket] = []
+        real = getattr(self._turns, step)
+
+        def struck(*arguments: Ticket) -> object:
+            monkeypatch.undo()
+            if step == "claim":
+                real(*arguments)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(self._turns, step, struck)
+
+    def append(self) -> int:
+        ticket = Ticket()
+        self.waiting.append(ticket)
+        return self.settle(ticket)
+
+    def _commit(self) -> None:
+        for ticket in self.waiting:
+            ticket.offset = 0
+            ticket.finish()
+
+
+@pytest.mark.parametrize("step", ["claim", "begin"])
+def test_the_turn_of_an_interrupted_append_is_free_at_once(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """Its followers waited for a second each, and one that was interrupted meanwhile left the turn taken again."""
+    queue = Queue(monkeypatch, step)
+    with pytest.raises(KeyboardInterrupt):
+        queue.append()
+
+    monkeypatch.setattr(turns, "followed", lambda _: pytest.fail("it waits for a leader that is gone"))
+
+    assert queue.append() == 0
+
+
+def test_an_interrupt_at_any_instant_leaves_the_lock_of_a_condition_free() -> None:
+    """Python's own condition keeps its lock in about every third of these."""
+    lock = threading.RLock()
+    condition = Condition(lock)
+    struck = 0
+
+    def strike(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before_that = signal.signal(signal.SIGALRM, strike)
+    try:
+        while struck < 1000:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, (10 + struck % 97) / 1_000_000)
+                while True:
+                    with condition:
+                        condition.notify_all()
+            except KeyboardInterrupt:
+                struck += 1
+            assert not is_inside(lock)(), f"interrupt {struck} left it taken"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before_that)
