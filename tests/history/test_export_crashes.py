@@ -13,12 +13,12 @@ from typing import Final
 import pytest
 
 from forebay.blobs.directory import UPLOADS, DirectoryStore
-from forebay.catalog import ShardCatalog, ShardKeys
+from forebay.catalog import ShardCatalog, ShardKeys, read_state
 from forebay.export import Exporter, Origin
 from forebay.history import History, Objects
 from forebay.metadata import MemoryMetadata
 from forebay.records import Gap
-from forebay.shard.ownership import Owner, Wanted, acquire, read_state
+from forebay.shard.ownership import Owner, Wanted, acquire
 from forebay.testing.catalogs import (
     Ending,
     check_history,

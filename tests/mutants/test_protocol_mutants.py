@@ -15,7 +15,7 @@ import forebay.shard.reservation
 import forebay.shard.segment
 import forebay.storage.deletions
 import forebay.wal.begin
-from forebay.catalog import ShardCatalog
+from forebay.catalog import ShardCatalog, read_state
 from forebay.errors import ForebayError
 from forebay.format.descriptor import Phase, ShardState
 from forebay.metadata import MetadataStore, SessionEnded
@@ -137,7 +137,7 @@ def _epoch_not_compared_in_the_state(patch: pytest.MonkeyPatch) -> None:
     change_state = forebay.shard.ownership.change_state
 
     def anybody(store: MetadataStore, key: str, epoch: int, change: Callable[[ShardState], ShardState]) -> ShardState:
-        stored = forebay.shard.ownership.read_state(store, key)
+        stored = read_state(store, key)
         return change_state(store, key, epoch if stored is None else stored.state.epoch, change)
 
     for module in (forebay.shard.reservation, forebay.shard.handover):

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from forebay.blobs import BlobStore
 from forebay.blobs.directory import DirectoryStore
-from forebay.catalog import ShardCatalog, ShardKeys
+from forebay.catalog import ShardCatalog, ShardKeys, read_state
 from forebay.engines import MemoryEngine, SegmentEngine
 from forebay.errors import ForebayError, Indeterminate
 from forebay.format.descriptor import Phase, SegmentDescriptor, ShardState
@@ -20,7 +20,7 @@ from forebay.format.keys import topic_key
 from forebay.format.value import encode_value
 from forebay.metadata import MemoryMetadata, MetadataStore, Put
 from forebay.settings import Settings
-from forebay.shard import RecoveryDecision, SegmentShard, ShardRef, read_state
+from forebay.shard import RecoveryDecision, SegmentShard, ShardRef
 from forebay.shard.handover import withdraw_target
 from forebay.shard.membership import Membership
 from forebay.shard.places import LOCAL, Places, is_local

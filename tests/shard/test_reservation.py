@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from forebay.catalog import read_state
 from forebay.errors import Fenced
 from forebay.format.descriptor import Phase
 from forebay.metadata import MemoryMetadata
-from forebay.shard import Owner, Wanted, acquire, read_state
+from forebay.shard import Owner, Wanted, acquire
 from forebay.shard.ownership import change_state
 from forebay.shard.reservation import reserve_in_state
 

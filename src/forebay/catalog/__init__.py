@@ -5,7 +5,7 @@ against the rules before it is sent. Knows the metadata store; knows nothing of 
 """
 
 from forebay.catalog.rules import never_backwards, no_gap, no_overlap
-from forebay.catalog.shard import Frontier, ShardCatalog, ShardKeys, StoredState
+from forebay.catalog.shard import Frontier, ShardCatalog, ShardKeys, StoredState, read_state
 
 __all__ = [
     "Frontier",
@@ -15,4 +15,5 @@ __all__ = [
     "never_backwards",
     "no_gap",
     "no_overlap",
+    "read_state",
 ]

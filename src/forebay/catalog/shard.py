@@ -86,6 +86,15 @@ class StoredState(NamedTuple):
     revision: int
 
 
+def read_state(store: MetadataStore, key: str) -> StoredState | None:
+    """The recorded state of a shard; `None` only if the store says that there is none."""
+    entry = store.get(key)
+    if entry is None:
+        return None
+    state, unknown = _decoded(entry, ShardState)
+    return StoredState(state, unknown, entry.mod_revision)
+
+
 class Frontier(NamedTuple):
     """The end of history as found: `next` is the first offset it does not cover. Revision 0: none yet."""
 
@@ -125,11 +134,7 @@ class ShardCatalog:
 
     def state(self) -> StoredState | None:
         """The shard's state; `None` only if the store says that there is none."""
-        entry = self.store.get(self.keys.state)
-        if entry is None:
-            return None
-        state, unknown = self._decoded(entry, ShardState)
-        return StoredState(state, unknown, entry.mod_revision)
+        return read_state(self.store, self.keys.state)
 
     def frontier(self) -> Frontier:
         """The end of catalogued history."""
@@ -149,7 +154,7 @@ class ShardCatalog:
     def load_status(self, load_id: str) -> LoadStatus:
         """How far a bulk load that the history names has come; `Corrupt` if nobody knows of it."""
         entry = self.store.get(load_key(load_id, prefix=self.keys.prefix))
-        standing = self._decoded(entry, LoadStanding)[0] if entry is not None else None
+        standing = _decoded(entry, LoadStanding)[0] if entry is not None else None
         if standing is None or standing.topic_id != self._topic_id:
             raise Corrupt(
                 f"the catalog of {self.keys} names load {load_id}, of which the metadata store knows nothing: restore "
@@ -235,7 +240,7 @@ class ShardCatalog:
         pieces: list[Piece] = []
         hidden: list[tuple[Piece, Piece]] = []
         for entry in entries:
-            piece = Piece(self._decoded(entry, SegmentDescriptor)[0], entry.mod_revision)
+            piece = Piece(_decoded(entry, SegmentDescriptor)[0], entry.mod_revision)
             if pieces and piece.descriptor.start < pieces[-1].descriptor.end:
                 hidden.append((pieces[-1], piece))
             else:
@@ -245,7 +250,7 @@ class ShardCatalog:
     def _frontier_of(self, entry: Entry | None) -> Frontier:
         if entry is None:
             return Frontier(Cur(start=0, next=0, epoch=0), None, 0)
-        cur, unknown = self._decoded(entry, Cur)
+        cur, unknown = _decoded(entry, Cur)
         return Frontier(cur, unknown, entry.mod_revision)
 
     def _replaced(self, first: Piece, new: SegmentDescriptor, frontier: Frontier, also: Sequence[Compare]) -> bool:
@@ -300,11 +305,12 @@ class ShardCatalog:
         except Indeterminate:
             return False
 
-    def _decoded(self, entry: Entry, kind: type[T]) -> tuple[T, Unknown]:
-        try:
-            return decode_value(entry.value, kind)
-        except Corrupt as error:
-            raise Corrupt(f"{entry.key}: {error}") from error
+
+def _decoded(entry: Entry, kind: type[T]) -> tuple[T, Unknown]:
+    try:
+        return decode_value(entry.value, kind)
+    except Corrupt as error:
+        raise Corrupt(f"{entry.key}: {error}") from error
 
 
 def _stands_for(found: SegmentDescriptor, wanted: SegmentDescriptor) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from forebay.catalog import StoredState, read_state
 from forebay.clock import Clock
 from forebay.disk import Disk, make_directories
 from forebay.engines.operations import LookupEngine, wanted
@@ -13,11 +14,11 @@ from forebay.format.descriptor import Phase, ShardState
 from forebay.metadata import MetadataStore, Session
 from forebay.progress import ProgressStore
 from forebay.settings import Settings
-from forebay.shard import SegmentShard, ShardRef, Surroundings, acquire, read_state
+from forebay.shard import SegmentShard, ShardRef, Surroundings, acquire
 from forebay.shard.conclusion import Ended, end_reservations, export_tails
 from forebay.shard.handover import OnFile, begin_seal, finish_seal
 from forebay.shard.membership import Membership
-from forebay.shard.ownership import Acquired, Owner, StoredState, give_back, is_promised
+from forebay.shard.ownership import Acquired, Owner, give_back, is_promised
 from forebay.shard.places import Places
 from forebay.shard.remains import clear_away, drop_history, remove_files
 from forebay.topics import TopicSpec

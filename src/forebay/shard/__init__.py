@@ -4,7 +4,7 @@ Knows the log and the metadata store; knows nothing of topics beyond their defin
 """
 
 from forebay.shard.decision import RecoveryDecision, Situation, Source, decide
-from forebay.shard.ownership import Owner, Wanted, acquire, read_state
+from forebay.shard.ownership import Owner, Wanted, acquire
 from forebay.shard.segment import SegmentShard
 from forebay.shard.surroundings import ShardRef, Surroundings
 
@@ -19,5 +19,4 @@ __all__ = [
     "Wanted",
     "acquire",
     "decide",
-    "read_state",
 ]

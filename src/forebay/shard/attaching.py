@@ -16,7 +16,7 @@ import msgspec
 
 from forebay import manifests
 from forebay.blobs import BlobStore
-from forebay.catalog.shard import Frontier, StoredState
+from forebay.catalog import Frontier, StoredState
 from forebay.clock import Clock
 from forebay.errors import Conflict, Corrupt, Fenced, Indeterminate, Moved, Unavailable
 from forebay.format.descriptor import Cur, LoadStatus, Phase, SegmentDescriptor

@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 import msgspec
 
+from forebay.catalog import read_state
 from forebay.clock import Clock
 from forebay.errors import ForebayError
 from forebay.format.descriptor import Phase
 from forebay.format.value import encode_value
 from forebay.metadata import Compare, MetadataStore, Operation, Put, RevisionIs
-from forebay.shard.ownership import BATCH_SHARDS, read_state
+from forebay.shard.ownership import BATCH_SHARDS
 from forebay.shard.segment import SegmentShard
 
 logger = logging.getLogger(__name__)

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from forebay.catalog import read_state
 from forebay.clock import Clock
 from forebay.errors import Corrupt, Indeterminate, Moved, Unavailable, Unsupported
 from forebay.export import Lag
@@ -20,7 +21,7 @@ from forebay.format.descriptor import Phase, SegmentDescriptor, ShardState
 from forebay.format.value import encode_value
 from forebay.history import READABLE
 from forebay.metadata import MetadataStore, Put, RevisionIs
-from forebay.shard.ownership import ATTEMPTS, change_state, read_state
+from forebay.shard.ownership import ATTEMPTS, change_state
 from forebay.shard.places import is_private
 from forebay.shard.segment import SegmentShard
 from forebay.shard.surroundings import Surroundings

@@ -1,6 +1,6 @@
 """Who owns a shard: one session at a time, each with a higher epoch than all before.
 
-Rests on transactions that compare, never on a clock. Knows the metadata store alone.
+Rests on transactions that compare, never on a clock. Knows what the metadata store has of a shard, nothing else.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from forebay.catalog import StoredState, read_state
 from forebay.errors import Conflict, Fenced, Indeterminate, Moved, Unavailable, UnknownTopic
 from forebay.format.descriptor import Phase, ShardState
-from forebay.format.value import Unknown, decode_value, encode_value
+from forebay.format.value import encode_value
 from forebay.metadata import Absent, Compare, Delete, MetadataStore, Operation, Put, RevisionIs, SessionEnded
 
 BATCH_SHARDS = 30
@@ -27,23 +28,6 @@ class Owner(NamedTuple):
 
     session: str
     holder: str
-
-
-class StoredState(NamedTuple):
-    """A shard's state as found, with what is needed to change it."""
-
-    state: ShardState
-    unknown: Unknown
-    revision: int
-
-
-def read_state(store: MetadataStore, key: str) -> StoredState | None:
-    """The recorded state; `None` only if the store says that there is none."""
-    entry = store.get(key)
-    if entry is None:
-        return None
-    state, unknown = decode_value(entry.value, ShardState)
-    return StoredState(state, unknown, entry.mod_revision)
 
 
 def change_state(store: MetadataStore, key: str, epoch: int, change: Callable[[ShardState], ShardState]) -> ShardState:

@@ -12,7 +12,7 @@ import logging
 import msgspec
 
 from forebay.blobs import BlobStore
-from forebay.catalog import ShardCatalog
+from forebay.catalog import ShardCatalog, read_state
 from forebay.disk import Disk
 from forebay.errors import Indeterminate, Unavailable
 from forebay.format.descriptor import Phase
@@ -21,7 +21,7 @@ from forebay.format.value import encode_value
 from forebay.metadata import DeleteRange, MetadataStore, Put, RevisionIs
 from forebay.settings import WalSettings
 from forebay.shard.compacted import covering
-from forebay.shard.ownership import ATTEMPTS, read_state
+from forebay.shard.ownership import ATTEMPTS
 from forebay.shard.places import is_private
 from forebay.wal.begin import ASIDE, set_aside
 from forebay.wal.survey import Survey, survey

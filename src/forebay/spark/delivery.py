@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from forebay.blobs import DirectoryStore
-from forebay.catalog import ShardKeys
+from forebay.catalog import ShardKeys, read_state
 from forebay.errors import Conflict, ForebayError, Indeterminate, Unavailable, UnknownTopic
 from forebay.format.descriptor import LoadStatus
 from forebay.metadata import MetadataStore
 from forebay.metadata.opening import open_metadata
 from forebay.prepared import Load, Sink, manifest_of
-from forebay.shard import read_state
 from forebay.shard.loading import NEVER_OFFERED, LoadBook
 from forebay.spark.opening import Opened, opened
 from forebay.spark.staging import Staged

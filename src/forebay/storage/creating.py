@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from forebay.catalog import read_state
 from forebay.clock import Clock
 from forebay.engines.operations import wanted
 from forebay.errors import ForebayError, Indeterminate, Unavailable, UnknownTopic
 from forebay.format.keys import shards_prefix
 from forebay.settings import Settings
-from forebay.shard import read_state
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions, refs_of
 from forebay.storage.deletions import Deletions

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from forebay.catalog import read_state
 from forebay.engines.operations import wanted
 from forebay.engines.segment import SegmentEngine
 from forebay.errors import Unavailable, Unsupported
 from forebay.format.descriptor import Phase, ShardState
 from forebay.settings import Settings
-from forebay.shard import ShardRef, read_state
+from forebay.shard import ShardRef
 from forebay.shard.handover import OnFile, withdraw_target
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions, refs_of

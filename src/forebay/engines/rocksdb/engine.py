@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 
+from forebay.catalog import read_state
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.engines.operations import LookupEngine, wanted
@@ -21,7 +22,7 @@ from forebay.metadata import MetadataStore
 from forebay.progress import ProgressStore
 from forebay.records import Gap
 from forebay.settings import Settings
-from forebay.shard import RecoveryDecision, ShardRef, Situation, acquire, decide, read_state
+from forebay.shard import RecoveryDecision, ShardRef, Situation, acquire, decide
 from forebay.shard.membership import Membership
 from forebay.shard.ownership import give_back
 from forebay.topics import TopicSpec, parse_compression
