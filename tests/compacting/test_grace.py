@@ -18,7 +18,7 @@ from forebay.metadata import Put, RevisionIs
 from forebay.settings import ExportSettings
 from forebay.tabled import LISTED_MAX, Tabled
 from forebay.testing.clock import ManualClock
-from tests.compacting.world import LEASE, Compactor, World
+from tests.compacting.world import LEASE, WINDOW, Compactor, World
 from tests.history.attached import LOAD, Land, values
 from tests.history.house import TOPIC, House
 from tests.moves import rig
@@ -129,7 +129,7 @@ def test_grace_begins_with_the_swap_however_long_the_writing_took() -> None:
             world.house.clock.advance(10 * GRACE_S)
             yield made
 
-    passes = Passes(compactor.compaction, compactor._target, slowly, compactor._look)
+    passes = Passes(compactor.compaction, compactor._target, slowly, compactor._look, WINDOW)
     taken = world.metadata.transaction([], [Put(LEASE, b"compactor")])
     passes.run(Holding(RevisionIs(LEASE, taken.revision), lambda: None))
 

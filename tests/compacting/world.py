@@ -33,6 +33,7 @@ RULES: Final = Rules(settle_ms=0, segments_min=2)
 LEASE: Final = compactor_key(KEYS.namespace, KEYS.topic, KEYS.partition, prefix=KEYS.prefix)
 DAY_MS: Final = 86_400_000
 GRACE_S: Final = 3_600
+WINDOW: Final = (10, 10)
 
 
 class World:
@@ -172,7 +173,7 @@ class Compactor:
         taken = self._metadata.transaction([Absent(LEASE)], [Put(LEASE, b"compactor", self._session.id)])
         assert taken.succeeded
         self.held = RevisionIs(LEASE, taken.revision)
-        passes = Passes(self.compaction, self._target, self._write, self._look)
+        passes = Passes(self.compaction, self._target, self._write, self._look, WINDOW)
         passes.run(Holding(self.held, self._check))
         assert passes.failures == []
         self._session.close()
@@ -194,8 +195,9 @@ class Compactor:
 
     def _write(self, units: Sequence[Unit]) -> Iterator[SegmentDescriptor | str]:
         for unit in units:
+            assert unit.window == WINDOW
             yield self._merge(unit.task, deleted_by(unit.ended), self._target())
 
     def _merge(self, task: Merge, ended: OffsetSet, target: Target) -> SegmentDescriptor:
         token = self._world.house.clock.random_bytes(8).hex()
-        return merge(task, ended, self._objects, target, token=token, window=ProducerWindow(10, 10))
+        return merge(task, ended, self._objects, target, token=token, window=ProducerWindow(*WINDOW))

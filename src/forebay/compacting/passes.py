@@ -28,6 +28,8 @@ class Unit(msgspec.Struct, frozen=True, array_like=True):
     ended: tuple[DeletionVector, ...]
     store: str
     created_at: int
+    window: tuple[int, int]
+    """How many producers owners remember, and how many appends of each: whoever writes may have other settings."""
 
 
 Write: TypeAlias = Callable[[Sequence[Unit]], Iterator[SegmentDescriptor | str]]
@@ -60,11 +62,14 @@ class Passes:
         target: Callable[[], Target],
         write: Write,
         look: Callable[[], Outlook],
+        window: tuple[int, int],
     ) -> None:
+        """`window` says how many producers, and appends of each, must be recognised as repeats."""
         self._compaction = compaction
         self._target = target
         self._write = write
         self._look = look
+        self._window = window
         self.failures: list[Failure] = []
         self.swapped = 0
 
@@ -100,6 +105,7 @@ class Passes:
                 tuple(vectors_of(outlook.ended.clipped(task.start, task.end), 1)),
                 target.name,
                 target.created_at,
+                self._window,
             )
             for task in self._compaction.merges(rewrite, outlook)
         ]

@@ -192,7 +192,8 @@ class _Shard:
             wait_s=wait_s,
             clock=clock,
         ) as lease:
-            passes = Passes(self._compaction, self._target, self._work.write, self._look)
+            window = (settings.wal.producers_max, settings.wal.producer_appends_max)
+            passes = Passes(self._compaction, self._target, self._work.write, self._look, window)
             passes.run(Holding(lease.held, lease.check))
             for failure in passes.failures:
                 self._add(failure.why, AGAIN, (failure.start, failure.end))
@@ -254,7 +255,6 @@ def _target_store(found: Opened) -> tuple[BlobStore, str]:
 def written(location: Location, unit: Unit) -> SegmentDescriptor:
     """Write one segment; what the catalog will say of it. Done by an executor."""
     with closing(Opened(location)) as found:
-        settings = found.settings.wal
         store, _ = _target_store(found)
         return merge(
             unit.task,
@@ -263,5 +263,5 @@ def written(location: Location, unit: Unit) -> SegmentDescriptor:
             Target(store, unit.store, LEADER, unit.created_at),
             # An attempt that was given up may go on unseen: it must not touch the object of another.
             token=found.clock.random_bytes(TOKEN_BYTES).hex(),
-            window=ProducerWindow(settings.producers_max, settings.producer_appends_max),
+            window=ProducerWindow(*unit.window),
         )

@@ -1,0 +1,44 @@
+"""What must be recognised as a repeat goes with the task: a machine that writes may have settings of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from forebay.compacting.passes import Unit
+from forebay.format.descriptor import SegmentDescriptor
+from forebay.spark.jobs.compaction import compact
+from tests.compacting.directly import AT_ONCE, Here, location_of
+from tests.moves import rig
+from tests.moves.rig import TOPIC
+
+
+class Elsewhere(Here):
+    """Executors that remember one producer, and one append of it."""
+
+    def write(self, units: Sequence[Unit]) -> Iterator[SegmentDescriptor | str]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("FOREBAY_WAL__PRODUCERS_MAX", "1")
+            patch.setenv("FOREBAY_WAL__PRODUCER_APPENDS_MAX", "1")
+            return super().write(units)
+
+
+def test_settings_of_executors_change_nothing_of_what_is_recognised(tmp_path: Path) -> None:
+    land = rig.shared_fs(tmp_path)
+    with land.open("one") as log:
+        topic = log.create_topic(TOPIC)
+        for producer in (7, 8):
+            for sequence in range(2):
+                topic.append(b"a", producer=producer, sequence=sequence, partition=0)
+            log.export_topic(TOPIC)
+        location = location_of(land)
+        report = compact(Elsewhere(location), location, [TOPIC], rules=AT_ONCE)
+        assert report.figures["rewrites"] == 1, report.lines()
+        log.seal_topic(TOPIC)
+
+    with land.open("two") as log:
+        topic = log.topic(TOPIC)
+        assert [topic.append(b"a", producer=7, sequence=sequence, partition=0) for sequence in range(2)] == [0, 1]
+        assert topic.append(b"b", producer=8, sequence=2, partition=0) == 4
