@@ -10,22 +10,26 @@ import pytest
 from forebay.compacting.passes import Unit
 from forebay.format.descriptor import SegmentDescriptor
 from forebay.spark.jobs.compaction import compact
-from tests.compacting.directly import AT_ONCE, Here, location_of
+from forebay.spark.location import Location
+from tests.compacting.directly import AT_ONCE, Here
 from tests.moves import rig
 from tests.moves.rig import TOPIC
+from tests.spark.mixed import settings_file
 
 
 class Elsewhere(Here):
-    """Executors that remember one producer, and one append of it."""
+    """Executors that remember one producer."""
 
     def write(self, units: Sequence[Unit]) -> Iterator[SegmentDescriptor | str]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("FOREBAY_WAL__PRODUCERS_MAX", "1")
-            patch.setenv("FOREBAY_WAL__PRODUCER_APPENDS_MAX", "1")
+            patch.setenv("SHOP_PRODUCERS", "1")
             return super().write(units)
 
 
-def test_settings_of_executors_change_nothing_of_what_is_recognised(tmp_path: Path) -> None:
+def test_settings_of_executors_change_nothing_of_what_is_recognised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOP_PRODUCERS", "100")
     land = rig.shared_fs(tmp_path)
     with land.open("one") as log:
         topic = log.create_topic(TOPIC)
@@ -33,7 +37,8 @@ def test_settings_of_executors_change_nothing_of_what_is_recognised(tmp_path: Pa
             for sequence in range(2):
                 topic.append(b"a", producer=producer, sequence=sequence, partition=0)
             log.export_topic(TOPIC)
-        location = location_of(land)
+        of_each = {"wal.producers_max": "${SHOP_PRODUCERS}"}
+        location = Location.parse({"path": f"{tmp_path}/one", "settings": settings_file(land), **of_each})
         report = compact(Elsewhere(location), location, [TOPIC], rules=AT_ONCE)
         assert report.figures["rewrites"] == 1, report.lines()
         log.seal_topic(TOPIC)
