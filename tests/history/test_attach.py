@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from unittest import mock
 
 import msgspec
@@ -10,8 +11,10 @@ import pytest
 from forebay.errors import Conflict, Corrupt, Fenced, Invalid, Moved, Unavailable, UnknownTopic
 from forebay.format.batch import encode_rows
 from forebay.format.descriptor import DescriptorKind, LoadStatus
+from forebay.prepared import LoadManifest
 from forebay.records import Gap, Reason
 from forebay.shard import attaching
+from forebay.shard.attaching import Attached, Attaching, LoadOver
 from forebay.shard.handover import begin_seal
 from forebay.shard.loading import LoadBook
 from forebay.shard.places import is_private
@@ -433,6 +436,48 @@ def test_an_attempt_that_comes_late_finds_the_load_attached(land: Land) -> None:
         assert (done is not None) is expected
     node.settle()
     assert broken(land, node, brought) == []
+
+
+def test_whoever_attaches_what_the_background_has_attached_just_then_is_told_so(
+    land: Land, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = land.node()
+    node.append(count=2)
+    brought = {0: values(0, 5)}
+    node.offer(brought)
+    _before_attaching(monkeypatch, node.loads.step)
+
+    progress = node.loads.attach(LOAD)
+
+    assert (progress.load.status, progress.attached, progress.elsewhere) == (LoadStatus.COMMITTED, [], {})
+    assert node.paused() == []
+    assert node.append() == [7]
+    assert broken(land, node, brought) == []
+
+
+def test_whoever_attaches_what_is_given_up_just_then_is_told_so(land: Land, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = land.node()
+    node.append(count=2)
+    node.offer({0: values(0, 5)})
+    _before_attaching(monkeypatch, lambda: node.loads.abandon(LOAD))
+
+    with pytest.raises(LoadOver, match="never will be"):
+        node.loads.attach(LOAD)
+
+    assert node.append() == [2]
+    assert broken(land, node, {}) == []
+
+
+def _before_attaching(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> None:
+    """Do something once, when a shard is about to take its part of a load."""
+    attach = Attaching.attach
+
+    def late(attaching: Attaching, load_id: str, manifest: LoadManifest) -> Attached | None:
+        monkeypatch.undo()
+        work()
+        return attach(attaching, load_id, manifest)
+
+    monkeypatch.setattr(Attaching, "attach", late)
 
 
 def test_a_topic_with_a_load_is_sealed_and_moves(land: Land) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +11,6 @@ from forebay.clock import SystemClock
 from forebay.format.batch import encode_rows
 from forebay.prepared import LoadPlace, manifest_of, write_segment
 from forebay.settings import Settings
-from forebay.shard.attaching import LoadOver
 from forebay.spark.jobs.compaction import compact
 from forebay.spark.location import Location
 from forebay.storage import Storage
@@ -104,8 +102,7 @@ class Mixed:
             assert made is not None
             segments.append((partition, made))
         loads.offer(self.topic, manifest_of(load_id, topic.spec.topic_id, segments), None)
-        with contextlib.suppress(LoadOver):  # the owner has attached it already, beside this
-            loads.attach(load_id)
+        loads.attach(load_id)
         starts = {partition: topic.offsets(partition).next - count for partition in range(topic.partitions)}
         for row in rows:
             self.filled.rows.append({**row, "offset": starts[row["partition"]]})

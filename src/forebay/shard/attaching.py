@@ -82,7 +82,7 @@ class Attaching:
         return self._paused_at is not None
 
     def attach(self, load_id: str, manifest: LoadManifest) -> Attached | None:
-        """Attach the load's part for this partition; `None` if it was attached before.
+        """Attach the load's part for this partition; `None` if it was attached before, by whomever.
 
         Raises `LoadOver` if it was given up. After any other error it may be repeated; while it is not known whether
         the load was attached, appends go on waiting.
@@ -91,8 +91,12 @@ class Attaching:
         self.settle()
         if self._book.part(load_id, partition) is not None:
             return None
+        load = self._book.get(load_id).load
+        if load.status is LoadStatus.COMMITTED:
+            # Attached everywhere: what was noted of its parts went when it was committed.
+            return None
         if not self.is_paused:
-            _check_objects(self._around.places.store_of(self._book.get(load_id).load.store), manifest, partition)
+            _check_objects(self._around.places.store_of(load.store), manifest, partition)
             # Beside appends, so that little is left to be done while they wait.
             bring_into_history(shard)
         self._pause(load_id)

@@ -132,8 +132,10 @@ class Loads:
     def attach(self, load_id: str) -> LoadProgress:
         """Attach a load now to every partition that is owned here or by nobody; the others are their owners' business.
 
-        It is committed, and readers see it, once it is attached everywhere. Appends to a partition wait meanwhile. A
-        partition whose owner is gone and has not brought everything into the history is left to that owner too.
+        Whoever attached it, the background of this process among them: the load that is returned says how far it is;
+        `LoadOver` if it was given up meanwhile. It is committed, and readers see it, once it is attached everywhere.
+        Appends to a partition wait meanwhile. A partition whose owner is gone and has not brought everything into the
+        history is left to that owner too.
         """
         load = self._book.get(load_id).load
         parts = self._book.attached(load_id)
@@ -141,7 +143,8 @@ class Loads:
         if load.status is LoadStatus.OFFERED:
             elsewhere = self._open_for(load, _wanted(load) - parts.keys(), is_asked=True)
         attached = self._advance(load_id, load, parts)
-        return LoadProgress(self._book.get(load_id).load, attached, elsewhere)
+        load = self._book.get(load_id).load
+        return LoadProgress(load, attached, elsewhere if load.status is LoadStatus.OFFERED else {})
 
     def abandon(self, load_id: str) -> Load:
         """Give a load up: no reader ever sees any of it. `Conflict` if it is committed."""
