@@ -8,6 +8,7 @@ import pytest
 
 from forebay.errors import Unavailable
 from forebay.format.descriptor import LoadStatus, gap_descriptor
+from forebay.metadata import Delete
 from forebay.records import Gap, Reason
 from forebay.shard.loading import LoadBook
 from forebay.storage import loads
@@ -85,6 +86,34 @@ def test_a_load_that_was_given_up_is_forgotten(land: Land) -> None:
         _later(land, node)
 
     assert not _is_known(land)
+
+
+def test_notes_of_a_load_that_nobody_finished_go_with_it(land: Land) -> None:
+    """As where the driver of a query gave it up, and nobody has looked since."""
+    node = land.node()
+    node.offer(BROUGHT)
+    node.shard(0)
+    book = LoadBook(land.inner, "/forebay")
+    book.give_up(LOAD)
+    assert book.pending() == {LOAD: {}}
+    for _ in range(2):
+        _later(land, node)
+        assert _is_known(land) == bool(book.pending())
+
+    assert book.pending() == {}
+
+
+def test_notes_of_a_load_that_nobody_knows_go_at_the_next_look(land: Land) -> None:
+    node = land.node()
+    node.offer(BROUGHT)
+    book = LoadBook(land.inner, "/forebay")
+    book.end_unknown(LOAD)
+    assert book.pending() == {LOAD: {}}, "known, and so not touched"
+    land.inner.transaction([], [Delete(book.key(LOAD))])
+
+    node.loads.step()
+
+    assert book.pending() == {}
 
 
 def test_a_history_that_cannot_be_read_keeps_its_loads_known(land: Land) -> None:

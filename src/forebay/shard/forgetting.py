@@ -1,14 +1,14 @@
 """What is known of bulk loads that are over goes once no history has named them for long.
 
 A load that is over is looked up by whoever reads what it brought. Once compaction has written that anew, or holes
-have taken its place, nobody asks any more but readers that began before: for them it stays a while. Knows the metadata
-store alone.
+have taken its place, nobody asks any more but readers that began before: for them it stays a while. What was noted while
+it was under way goes with it at the latest. Knows the metadata store alone.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -16,10 +16,11 @@ import msgspec
 from forebay.catalog import ShardCatalog
 from forebay.errors import Indeterminate
 from forebay.format.descriptor import LoadStatus
-from forebay.format.keys import load_key
+from forebay.format.keys import load_key, offers_prefix
 from forebay.format.value import decode_value, encode_value
-from forebay.metadata import Delete, Entry, MetadataStore, Put, RevisionIs
+from forebay.metadata import Delete, DeleteRange, Entry, MetadataStore, Operation, Put, RevisionIs
 from forebay.prepared import Load
+from forebay.shard.loading import LoadBook, leave_holes
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,19 @@ class EndedLoad(NamedTuple):
     load_id: str
     load: Load
     entry: Entry
+
+
+def finish_given_up(
+    book: LoadBook, load_id: str, catalog_of: Callable[[int], ShardCatalog], *, created_at: int
+) -> None:
+    """On return holes stand where a load that was given up is attached, and nothing is left to be done for it.
+
+    Harmless when repeated, and beside others who do the same.
+    """
+    # Given up: no part of it is attached any more from then on.
+    for partition in book.attached(load_id):
+        leave_holes(catalog_of(partition), load_id, created_at=created_at)
+    book.end(load_id)
 
 
 def ended_loads(metadata: MetadataStore, prefix: str) -> dict[str, list[EndedLoad]]:
@@ -55,9 +69,11 @@ def named_in(catalog: ShardCatalog) -> set[str]:
 
 
 def forget_unnamed(
-    metadata: MetadataStore, ended: Iterable[EndedLoad], named: set[str], *, now_ms: int, before_ms: int
+    metadata: MetadataStore, prefix: str, ended: Iterable[EndedLoad], named: set[str], *, now_ms: int, before_ms: int
 ) -> list[str]:
     """Forget those that no history names, each when that was so before `before_ms` already; their ids.
+
+    What is left of notes about their parts goes with them.
 
     `named` was read after `ended`: what is over is attached nowhere any more.
     """
@@ -68,17 +84,18 @@ def forget_unnamed(
         if load.unnamed_since is None:
             unknown = decode_value(entry.value, Load)[1]
             noted = msgspec.structs.replace(load, unnamed_since=now_ms)
-            _change(metadata, entry, Put(entry.key, encode_value(noted, unknown=unknown)))
-        elif load.unnamed_since < before_ms and _change(metadata, entry, Delete(entry.key)):
-            forgotten.append(load_id)
+            _change(metadata, entry, [Put(entry.key, encode_value(noted, unknown=unknown))])
+        elif load.unnamed_since < before_ms:
+            gone: list[Operation] = [Delete(entry.key), DeleteRange(offers_prefix(load_id, prefix=prefix))]
+            forgotten += [load_id] if _change(metadata, entry, gone) else []
     if forgotten:
         logger.info("forgot %d loads that no history names any more", len(forgotten))
     return forgotten
 
 
-def _change(metadata: MetadataStore, entry: Entry, operation: Put | Delete) -> bool:
+def _change(metadata: MetadataStore, entry: Entry, operations: Sequence[Operation]) -> bool:
     """Try once: what does not succeed now is due again at the next look."""
     try:
-        return metadata.transaction([RevisionIs(entry.key, entry.mod_revision)], [operation]).succeeded
+        return metadata.transaction([RevisionIs(entry.key, entry.mod_revision)], operations).succeeded
     except Indeterminate:
         return False

@@ -268,6 +268,10 @@ class LoadBook:
         """Nothing is left to be done for a load that was given up."""
         self._metadata.transaction([], [self._end(load_id)])
 
+    def end_unknown(self, load_id: str) -> None:
+        """Remove what is left of a load that nobody knows; one that is offered at this moment stays."""
+        self._metadata.transaction([Absent(self.key(load_id))], [self._end(load_id)])
+
     def forget_topic(self, topic_id: str) -> None:
         """Remove what is known of the loads of a deleted topic."""
         after: str | None = None

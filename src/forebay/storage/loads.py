@@ -24,8 +24,8 @@ from forebay.prepared import Load, LoadManifest, Sink, offer_of, read_manifest, 
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef, Surroundings
 from forebay.shard.attaching import Attached, Attaching
-from forebay.shard.forgetting import EndedLoad, ended_loads, forget_unnamed, named_in
-from forebay.shard.loading import NEVER_OFFERED, AttachedPart, LoadBook, LoadSweep, leave_holes, sweep_loads
+from forebay.shard.forgetting import EndedLoad, ended_loads, finish_given_up, forget_unnamed, named_in
+from forebay.shard.loading import NEVER_OFFERED, AttachedPart, LoadBook, LoadSweep, sweep_loads
 from forebay.shard.places import Places
 from forebay.shard.remains import remove_objects
 from forebay.storage.archiving import RETRY_SECONDS
@@ -149,7 +149,7 @@ class Loads:
     def abandon(self, load_id: str) -> Load:
         """Give a load up: no reader ever sees any of it. `Conflict` if it is committed."""
         load = self._book.give_up(load_id, unknown_as=self._never_offered(None))
-        self._finish(load_id, load, self._book.attached(load_id))
+        self._finish(load_id, load)
         self._wake(load.topic_id)
         return load
 
@@ -190,18 +190,21 @@ class Loads:
 
     def _forget(self, ended: list[EndedLoad], refs: list[ShardRef], before_ms: int) -> None:
         named = {load_id for ref in refs for load_id in named_in(self._around.catalog(ref))}
-        forget_unnamed(self._parts.metadata, ended, named, now_ms=self._clock.now_ms(), before_ms=before_ms)
+        now_ms, prefix = self._clock.now_ms(), self._settings.metadata.prefix
+        forget_unnamed(self._parts.metadata, prefix, ended, named, now_ms=now_ms, before_ms=before_ms)
 
     def _look(self, load_id: str, parts: dict[int, AttachedPart]) -> None:
         stored = self._book.find(load_id)
-        if stored is not None:
-            self._pending[load_id] = stored.load.topic_id
-            self._advance(load_id, stored.load, parts)
+        if stored is None:
+            self._book.end_unknown(load_id)
+            return
+        self._pending[load_id] = stored.load.topic_id
+        self._advance(load_id, stored.load, parts)
 
     def _advance(self, load_id: str, load: Load, parts: dict[int, AttachedPart]) -> list[Attached]:
         """Do whatever is to be done for a load here."""
         if load.status is LoadStatus.ABANDONED:
-            self._finish(load_id, load, self._book.attached(load_id))
+            self._finish(load_id, load)
         if load.status is not LoadStatus.OFFERED:
             return []
         attached: list[Attached] = []
@@ -268,11 +271,9 @@ class Loads:
         done = [self._alone_with(shard, lambda shard: self._of(shard).attach(load_id, manifest)) for shard in shards]
         return [attached for attached in done if attached is not None]
 
-    def _finish(self, load_id: str, load: Load, parts: dict[int, AttachedPart]) -> None:
+    def _finish(self, load_id: str, load: Load) -> None:
         """Where a load that was given up is attached, leave holes."""
-        for partition in parts:
-            leave_holes(self._catalog(load, partition), load_id, created_at=self._clock.now_ms())
-        self._book.end(load_id)
+        finish_given_up(self._book, load_id, partial(self._catalog, load), created_at=self._clock.now_ms())
 
     def _sweep(self, store: BlobStore, ref: ShardRef, by: LoadSweep) -> None:
         catalog = self._around.catalog(ref)
