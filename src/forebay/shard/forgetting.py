@@ -1,8 +1,8 @@
 """What is known of bulk loads that are over goes once no history has named them for long.
 
 A load that is over is looked up by whoever reads what it brought. Once compaction has written that anew, or holes
-have taken its place, nobody asks any more but readers that began before: for them it stays a while. What was noted while
-it was under way goes with it at the latest. Knows the metadata store alone.
+have taken its place, nobody asks any more but readers that began before: for them it stays a while. What was noted
+while it was under way goes with it at the latest. Knows the metadata store alone.
 """
 
 from __future__ import annotations
