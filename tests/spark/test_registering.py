@@ -145,7 +145,7 @@ def test_a_snapshot_that_was_cut_short_is_made_by_the_next_registration(
     mixed.every_tier()
     compacted(land, [TOPIC])
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(registering, "_expire", _interrupt)
+        patched.setattr(registering, "expire", _interrupt)
         registered(land)
     noted = objects_kept(land)
 
@@ -194,3 +194,26 @@ def test_a_topic_without_history_is_refused_by_name(tmp_path: Path) -> None:
 
     with pytest.raises(Unsupported, match="shop/orders lives on engine"):
         registered(land)
+
+
+def test_the_history_that_a_tag_names_outlives_an_expiry(tmp_path: Path) -> None:
+    land = shared_fs(tmp_path)
+    mixed = Mixed(land)
+    mixed.every_tier()
+    compacted(land, [TOPIC])
+    registered(land)
+    first = objects_kept(land)
+    table = table_of(land)
+    tagged = table.snapshots()[0]
+    table.manage_snapshots().create_tag(tagged.snapshot_id, "audit").commit()
+    rows = table.scan(selected_fields=("offset",)).to_arrow().num_rows
+    mixed.delete(0, 0, 1500)
+    compacted(land, [TOPIC], rules=AT_ONCE)
+
+    expired = registered(land, kept_s=0)
+
+    assert expired.figures["snapshots expired"] == 0, "what a tag names is kept"
+    assert first < objects_kept(land)
+    old = table_of(land).scan(snapshot_id=tagged.snapshot_id, selected_fields=("offset",)).to_arrow()
+    assert old.num_rows == rows
+    mixed.close()

@@ -332,14 +332,14 @@ class TableSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True
         ),
     ] = msgspec.field(default_factory=dict)
     snapshots_kept_s: Annotated[
-        int,
-        within(
-            0,
-            3_650 * 86_400,
-            "Older snapshots of a table are expired when it is registered again; until then the objects that they "
-            "name are kept.",
-        ),
+        int, within(0, 3_650 * 86_400, "Older snapshots of a table are expired by the next write; till then they work.")
     ] = 7 * 86_400
+    snapshots_kept_max: Annotated[
+        int, within(1, 1_000_000, "Of more snapshots the oldest are expired as well, however young.")
+    ] = 500
+    orphan_grace_s: Annotated[
+        int, within(0, 365 * 86_400, "How old a file of a table is that no snapshot names, before it is removed.")
+    ] = 86_400
 
 
 class ProgressSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -26,7 +26,7 @@ SECRET = {"secret": True}
 HIDDEN = "(hidden)"
 
 _UNITS = {"ms": "milliseconds", "s": "seconds", "seconds": "seconds", "bytes": "bytes", "percent": "percent"}
-_COUNTS = ("records", "producers", "appends", "descriptors", "shards", "parts", "retries")
+_COUNTS = ("records", "producers", "appends", "descriptors", "shards", "parts", "retries", "snapshots")
 
 
 def within(low: int, high: int, meaning: str) -> Meta:

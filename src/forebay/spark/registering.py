@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -25,6 +24,7 @@ from forebay.spark.jobs.leases import Lease, leased
 from forebay.spark.jobs.reports import Part, Report
 from forebay.spark.location import Location
 from forebay.spark.opening import Opened, opened
+from forebay.spark.upkeep import expire, named_files, properties_of
 from forebay.storage.definitions import refs_of
 from forebay.tabled import Tabled
 from forebay.topics import Engine, TopicName, TopicSpec
@@ -88,9 +88,9 @@ def _leased(found: Opened, spec: TopicSpec, catalog: Catalog) -> tuple[_Change, 
         change = _change(found, spec, table)
         if change.is_needed:
             _name(found, spec, table, tabled, change, lease)
-        expired = _expire(table, found)
+        expired = expire(table, found.settings.table, found.clock.now_ms())
         lease.check()
-        tabled.put(_keys(found, _named(table)), _list_store(found), held=[lease.held])
+        tabled.put(_keys(found, named_files(table)), _list_store(found), held=[lease.held])
         return change, expired
 
 
@@ -141,7 +141,8 @@ def _name(found: Opened, spec: TopicSpec, table: Table, tabled: Tabled, change: 
     with table.transaction() as changing:
         # The files have no ids for their columns: the table knows them by their names.
         mapping = table.schema().name_mapping.model_dump_json()
-        changing.set_properties({TableProperties.DEFAULT_NAME_MAPPING: mapping, TOPIC_ID: spec.topic_id})
+        kept = {TableProperties.DEFAULT_NAME_MAPPING: mapping, TOPIC_ID: spec.topic_id, **properties_of(table)}
+        changing.set_properties(kept)
         shown = msgspec.json.encode({str(number): _runs(pieces) for number, pieces in change.wanted.items()}).decode()
         try:
             with changing.update_snapshot(snapshot_properties={OFFSETS: shown}).overwrite() as update:
@@ -160,30 +161,6 @@ def _runs(pieces: list[tuple[str, SegmentDescriptor]]) -> list[tuple[int, int]]:
         start = runs.pop()[0] if runs and runs[-1][1] == piece.start else piece.start
         runs.append((start, piece.end))
     return runs
-
-
-def _expire(table: Table, found: Opened) -> int:
-    """Expire snapshots that are older than is kept; how many. The current one always stays."""
-    kept_s = found.settings.table.snapshots_kept_s
-    before = datetime.fromtimestamp(found.clock.now_ms() / 1000, UTC) - timedelta(seconds=kept_s)
-    current = table.current_snapshot()
-    old = [
-        snapshot.snapshot_id
-        for snapshot in table.snapshots()
-        if snapshot.timestamp_ms <= before.timestamp() * 1000 and snapshot != current
-    ]
-    if old:
-        table.maintenance.expire_snapshots().by_ids(old).commit()
-        table.refresh()
-    return len(old)
-
-
-def _named(table: Table) -> Iterator[str]:
-    """The address of every file that some kept snapshot names."""
-    for snapshot in table.snapshots():
-        for manifest in snapshot.manifests(table.io):
-            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
-                yield entry.data_file.file_path
 
 
 def _keys(found: Opened, addresses: Iterable[str]) -> set[str]:

@@ -29,8 +29,11 @@ from forebay.spark.jobs.histories import Histories
 from forebay.spark.jobs.leases import Lease, leased
 from forebay.spark.jobs.reports import Report
 from forebay.spark.lake.directories import DirectoryTarget
+from forebay.spark.lake.files import Written
+from forebay.spark.lake.tables import FOLDER
 from forebay.spark.lake.targets import Batch
 from forebay.spark.location import Location
+from forebay.spark.upkeep import own_folder
 from tests.blobs import servers
 from tests.blobs.servers import ACCESS_KEY, BUCKET, SECRET_KEY
 from tests.ledger import Ledger
@@ -242,18 +245,36 @@ def test_kills_at_every_step_leave_no_row_twice_and_none_out(
     out, rounds = tmp_path / "out", 4 if SOAK else 1
     target = "table" if kind == "table" else str(out)
 
-    child = [sys.executable, "-m", "tests.spark.jobs.lake_child", str(path), target, *(steps * rounds)]
-    ended = subprocess.run(child, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False)
+    def left() -> list[Path]:
+        return list((out / "_staged").rglob("*.parquet")) if kind == "directory" else _strays(path)
 
-    assert ended.returncode == 0, ended.stderr
+    said = _child(str(path), target, *(steps * rounds))
+    assert left(), "within the grace of a day what killed runs left stays"
+    _child(str(path), target, FOREBAY_TABLE__ORPHAN_GRACE_S="0")
+
+    assert left() == []
     ledger.count("kills", len(steps) * rounds, target=kind)
-    expected = sorted((partition, offset, value.encode()) for partition, offset, value in json.loads(ended.stdout))
+    expected = sorted((partition, offset, value.encode()) for partition, offset, value in json.loads(said))
     good, bad = _table_rows(path, "shop.raw") if kind == "table" else _directory_rows(out)
     found = [(row["_partition"], row["_offset"], row["value"]) for row in good]
     found_bad = [(row["partition"], row["offset"], row["value"]) for row in bad]
     assert found == [row for row in expected if row[2].startswith(b"good")]
     assert found_bad == [row for row in expected if row[2].startswith(b"bad")]
-    assert (list((out / "_staged").glob("*.parquet")) if kind == "directory" else _strays(path)) == []
+
+
+def _child(*words: str, **environment: str) -> str:
+    """What runs of lake say that are killed at these steps, and one that is not."""
+    child = [sys.executable, "-m", "tests.spark.jobs.lake_child", *words]
+    ended = subprocess.run(
+        child,
+        cwd=Path(__file__).parents[3],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
 
 
 def _strays(path: Path) -> list[Path]:
@@ -264,11 +285,12 @@ def _strays(path: Path) -> list[Path]:
         for name in catalog.load_table(table).inspect.all_files()["file_path"].to_pylist()
     }
     catalog.close()
-    return [file for file in path.rglob("data/lake/*.parquet") if file.as_uri() not in named]
+    return [file for file in path.rglob("data/lake/*/*.parquet") if file.as_uri() not in named]
 
 
 BUCKET_SETTINGS: Final = """
 table:
+  orphan_grace_s: {grace_s}
   warehouse: s3://{bucket}/{prefix}
   uri: sqlite:///{catalog}
   options:
@@ -279,30 +301,72 @@ table:
 """
 
 
+@pytest.fixture
+def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("frame_of", local_frame), ("decoding", lambda kind, schema: Halves())):
+        monkeypatch.setattr(lake, name, value)
+
+
+def _raw(location: Location, **options: Any) -> Report:
+    return lake.run(None, location, "shop/orders", table="shop.raw", **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("without_spark")
 def test_a_table_in_a_bucket(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEST_KEY", ACCESS_KEY)
     monkeypatch.setenv("TEST_SECRET", SECRET_KEY)
-    for name, value in (("frame_of", local_frame), ("decoding", lambda kind, schema: Halves())):
-        monkeypatch.setattr(lake, name, value)
     appended = append(str(path), "first")
     with servers.moto(tmp_path) as server:
-        text = BUCKET_SETTINGS.format(
-            bucket=BUCKET, prefix=path.parent.name, catalog=tmp_path / "catalog.db", endpoint=server.endpoint
-        )
-        (tmp_path / "settings.yaml").write_text(text)
-        location = Location.of(path, tmp_path / "settings.yaml")
 
-        report = lake.run(None, location, "shop/orders", table="shop.raw", commit_records=50)  # type: ignore[arg-type]
-        again = lake.run(None, location, "shop/orders", table="shop.raw")  # type: ignore[arg-type]
-        catalog = open_catalog(location)
+        def location(grace_s: int) -> Location:
+            text = BUCKET_SETTINGS.format(
+                grace_s=grace_s,
+                bucket=BUCKET,
+                prefix=path.parent.name,
+                catalog=tmp_path / "catalog.db",
+                endpoint=server.endpoint,
+            )
+            (tmp_path / "settings.yaml").write_text(text)
+            return Location.of(path, tmp_path / "settings.yaml")
+
+        report = _raw(location(3_600), commit_records=50)
+        catalog = open_catalog(location(3_600))
         table = catalog.load_table("shop.raw")
-        rows = _rows(table.scan().to_arrow(), "_partition", "_offset")
+        stray = f"{own_folder(table, FOLDER)}/{'5' * 32}.parquet"
+        with table.io.new_output(stray).create() as file:
+            file.write(b"of a run that was killed")
+        again = _raw(location(3_600))
+        in_grace = table.io.new_input(stray).exists()
+        _raw(location(0))
+        in_the_end = table.io.new_input(stray).exists()
+        rows = _rows(catalog.load_table("shop.raw").scan().to_arrow(), "_partition", "_offset")
         catalog.close()
 
+    assert (in_grace, in_the_end) == (True, False)
     assert (report.figures["commits"], report.figures["bad_rows"], again.figures["offsets"]) == (3, 26, 0)
     assert table.location().startswith("s3://") and not list(tmp_path.rglob("*.parquet"))
     expected = sorted((partition, offset, value) for partition, offset, value in appended if value.startswith("good"))
     assert [(row["_partition"], row["_offset"], row["value"].decode()) for row in rows] == expected
+
+
+@pytest.mark.usefixtures("without_spark")
+def test_snapshots_of_earlier_runs_are_expired_and_no_row_goes_with_them(path: Path) -> None:
+    location = Location(path=str(path), overrides=(("table.snapshots_kept_max", "2"),))
+    appended = append(str(path), "first")
+    _raw(location, commit_records=30)
+    for number in range(3):
+        appended += append(str(path), f"later {number}", 10)
+        report = _raw(location)
+
+    assert report.figures["offsets"] == 10
+    good, bad = _table_rows(path, "shop.raw")
+    found = [(row["_partition"], row["_offset"], row["value"].decode()) for row in good]
+    found += [(row["partition"], row["offset"], row["value"].decode()) for row in bad]
+    assert sorted(found) == sorted(appended)
+    catalog = open_catalog(location)
+    for name in ("shop.raw", "shop.raw_bad"):
+        assert len(catalog.load_table(name).snapshots()) == 3, "two that were kept, and that of the last run"
+    catalog.close()
 
 
 def test_one_run_at_a_time(log: forebay.Storage, path: Path) -> None:
@@ -332,7 +396,7 @@ class _Held(Lease):
 
 
 def test_of_two_commits_of_a_directory_one_is_refused(tmp_path: Path) -> None:
-    one, other = DirectoryTarget(str(tmp_path)), DirectoryTarget(str(tmp_path))
+    one, other = (DirectoryTarget(str(tmp_path), grace_s=0) for _ in range(2))
     batch = Batch(topic="shop/orders", topic_id="x", offsets={0: (0, 10)}, files=())
     one.recover()
     other.recover()
@@ -344,6 +408,18 @@ def test_of_two_commits_of_a_directory_one_is_refused(tmp_path: Path) -> None:
     assert other.marks().good == {0: 10}
     one.close()
     other.close()
+
+
+def test_a_file_that_is_gone_is_not_committed(tmp_path: Path) -> None:
+    target = DirectoryTarget(str(tmp_path), grace_s=0)
+    target.recover()
+    files = (Written(False, f"file://{tmp_path}/_staged/gone.parquet", 1, 1),)
+
+    with pytest.raises(Conflict, match="gone.parquet was removed before it was committed"):
+        target.commit(Batch(topic="shop/orders", topic_id="x", offsets={0: (0, 10)}, files=files), _Held())
+
+    assert target.marks().good == {}
+    target.close()
 
 
 def test_of_two_commits_of_a_table_one_is_refused(path: Path, log: forebay.Storage) -> None:

@@ -83,7 +83,7 @@ def _target(location: Location, table: str | None, directory: str | None, how: D
     if table is not None:
         return TableTarget(location, table, how.schema)
     assert directory is not None
-    return DirectoryTarget(directory)
+    return DirectoryTarget(directory, grace_s=location.settings().table.orphan_grace_s)
 
 
 class _Lake:

@@ -20,6 +20,7 @@ from forebay.errors import Conflict, Corrupt, Indeterminate, Unsupported
 from forebay.spark.jobs.leases import Lease
 from forebay.spark.lake.files import FILE
 from forebay.spark.lake.targets import Batch, Marks, files_of
+from forebay.spark.upkeep import clear_uploads
 
 DATA: Final = "data"
 BAD: Final = "bad"
@@ -39,7 +40,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
 class DirectoryTarget:
     """Parquet files below a directory that driver and executors share."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, *, grace_s: int) -> None:
+        """Files that nothing was heard of for `grace_s` are of runs that are over."""
         path = root.removeprefix(FILE)
         if "://" in path:
             raise Unsupported(f"{root} is no directory: Parquet files go to a directory, an object store takes a table")
@@ -47,22 +49,27 @@ class DirectoryTarget:
         path = str(Path(path).absolute())
         self.name = path
         self._root = path
+        self._grace_s = grace_s
         self._disk = SystemDisk()
         self._clock = SystemClock()
         self._store = DirectoryStore(path, disk=self._disk, clock=self._clock)
         self._last: Commit | None = None
 
     def recover(self) -> None:
-        """Bring committed files into place, then remove the others that wait."""
+        """Bring committed files into place, then remove the others that wait, after their grace."""
         self._store.open()
         for folder in (DATA, BAD, STAGED, COMMITS):
             make_directories(self._disk, f"{self._root}/{folder}")
         self._last = self._newest()
         if self._last is not None:
             self._place(self._last.batch)
+        for folder in (self._root, f"{self._root}/{STAGED}"):
+            clear_uploads(f"{FILE}{folder}", self._grace_s)
+        until_ms = self._clock.now_ms() - self._grace_s * 1000
         for name in self._disk.list_directory(f"{self._root}/{STAGED}"):
-            if name.endswith(".parquet"):
-                self._disk.unlink(f"{self._root}/{STAGED}/{name}")
+            path = f"{self._root}/{STAGED}/{name}"
+            if name.endswith(".parquet") and self._disk.modified_ms(path) <= until_ms:
+                self._disk.unlink(path)
 
     def marks(self) -> Marks:
         self._last = self._newest()
@@ -78,6 +85,9 @@ class DirectoryTarget:
         marks = Marks(topic_id=batch.topic_id, good=batch.ends(before.good), bad=batch.ends(before.bad))
         commit = Commit(number=number, batch=batch, marks=marks, committed_at=self._clock.now_ms())
         lease.check()
+        gone = [written.path for written in batch.files if not self._disk.exists(written.path.removeprefix(FILE))]
+        if gone:
+            raise Conflict(f"{gone[0]} was removed before it was committed, {self._grace_s} s on: run it again")
         # Commit point: whoever creates this object has brought these offsets; nobody else can any more.
         if not self._created(f"{COMMITS}/{number:020d}.json", msgspec.json.encode(commit)):
             raise Conflict(f"{self.name}: commit {number} was made by another job meanwhile: run it again")

@@ -8,20 +8,20 @@ the two knows how far it is, so that a run killed between them is finished by th
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 import pyarrow as pa
 
+from forebay.clock import SystemClock
 from forebay.errors import Conflict, Invalid, Unavailable
 from forebay.spark.iceberg import open_catalog
 from forebay.spark.jobs.leases import Lease
 from forebay.spark.lake.decoding import BAD_SCHEMA
-from forebay.spark.lake.files import FILE
 from forebay.spark.lake.targets import Batch, Marks, files_of
 from forebay.spark.location import Location
+from forebay.spark.upkeep import expire, own_folder, properties_of, remove_strays
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -45,17 +45,27 @@ class TableTarget:
             raise Invalid(f"{name!r} names no table: write NAMESPACE.NAME, such as shop.orders")
         self.name = name
         self._catalog: Catalog = open_catalog(location)
+        self._settings = location.settings()
+        self._clock = SystemClock()
         self._schema = schema
         self._tables: dict[bool, Table] = {}
 
     def recover(self) -> None:
-        """Make the tables if they are missing, take new columns in, and remove files that no snapshot names."""
+        """Make the tables if they are missing, take new columns in, expire old snapshots, and remove files that no
+        snapshot names, once they are too old to be of a run that may still commit them.
+        """
         self._catalog.create_namespace_if_not_exists(self.name.rpartition(".")[0])
         for bad, name, schema in ((False, self.name, self._schema), (True, f"{self.name}_bad", BAD_SCHEMA)):
             table = self._catalog.create_table_if_not_exists(name, schema)
             self._fit(table, name, schema)
             self._tables[bad] = self._catalog.load_table(name)
-            _remove_strays(self._tables[bad])
+            self._tidy(self._tables[bad])
+
+    def _tidy(self, table: Table) -> None:
+        now_ms = self._clock.now_ms()
+        expire(table, self._settings.table, now_ms)
+        grace_s = self._settings.table.orphan_grace_s
+        remove_strays(table, own_folder(table, FOLDER), grace_s=grace_s, now_ms=now_ms)
 
     def marks(self) -> Marks:
         good, bad = (self._marks_of(self._known(is_bad)) for is_bad in (False, True))
@@ -73,7 +83,7 @@ class TableTarget:
             return None
 
     def folders(self) -> tuple[str, str]:
-        good, bad = (_folder(self._tables[is_bad]) for is_bad in (False, True))
+        good, bad = (own_folder(self._tables[is_bad], FOLDER) for is_bad in (False, True))
         return good, bad
 
     def commit(self, batch: Batch, lease: Lease) -> None:
@@ -130,7 +140,8 @@ def _append(table: Table, batch: Batch, before: Mapping[int, int], files: list[s
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with table.transaction() as transaction:
-            transaction.set_properties({TOPIC: batch.topic, TOPIC_ID: batch.topic_id, NEXT: _json(ends)})
+            marks = {TOPIC: batch.topic, TOPIC_ID: batch.topic_id, NEXT: _json(ends)}
+            transaction.set_properties({**marks, **properties_of(table)})
             if files:
                 transaction.add_files(files, snapshot)
             else:
@@ -138,23 +149,5 @@ def _append(table: Table, batch: Batch, before: Mapping[int, int], files: list[s
                     pass
 
 
-def _folder(table: Table) -> str:
-    return f"{table.location()}/{FOLDER}"
-
-
 def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()
-
-
-def _remove_strays(table: Table) -> None:
-    """Files in our folder that no snapshot names are of runs that were killed."""
-    folder = _folder(table)
-    path = Path(folder.removeprefix(FILE))
-    if not folder.startswith(FILE) or not path.is_dir():
-        return
-    present: Sequence[Path] = list(path.glob("*.parquet"))
-    if present:
-        named = {name.removeprefix(FILE) for name in table.inspect.all_files()["file_path"].to_pylist()}
-        for stray in present:
-            if str(stray) not in named:
-                stray.unlink()

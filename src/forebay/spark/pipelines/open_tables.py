@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
+from forebay.clock import SystemClock
 from forebay.errors import Conflict, Invalid
 from forebay.spark.iceberg import open_catalog
 from forebay.spark.lake.files import REPORT, write_rows
 from forebay.spark.location import Location
+from forebay.spark.upkeep import expire, own_folder, properties_of, remove_strays
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 FOLDER: Final = "data/pipelines"
+"""Where its files are written, below its location."""
+EXPIRED_AT_LEAST: Final = 50
+"""Snapshots are expired together: that is a commit too, and a stream makes many."""
 BATCH: Final = "forebay.query."
 """Of the table, with the id of a query behind it: its last batch."""
 
@@ -42,6 +47,7 @@ class OpenTable:
         self.location = location
         self.name = name
         self._catalog: Catalog = open_catalog(location)
+        self._clock = SystemClock()
 
     def exists(self) -> bool:
         """Whether it is there."""
@@ -53,9 +59,22 @@ class OpenTable:
         table = self._made(schema)
         if batch is not None and int(table.properties.get(f"{BATCH}{batch.query_id}", "-1")) >= batch.number:
             return
-        folder = f"{table.location()}/{FOLDER}"
+        folder = own_folder(table, FOLDER)
         told = rows.mapInArrow(_task(self.location, folder, schema), REPORT).collect()
         self._commit(table, [row.path for row in told], batch, overwrite=overwrite)
+        expire(table, self.location.settings().table, self._clock.now_ms(), at_least=EXPIRED_AT_LEAST)
+
+    def tidy(self) -> None:
+        """Expire old snapshots, and remove files that killed runs left or that only such snapshots named."""
+        if self.exists():
+            table, settings, now_ms = (
+                self._catalog.load_table(self.name),
+                self.location.settings(),
+                self._clock.now_ms(),
+            )
+            expire(table, settings.table, now_ms)
+            grace_s = settings.table.orphan_grace_s
+            remove_strays(table, own_folder(table, FOLDER), grace_s=grace_s, now_ms=now_ms)
 
     def _made(self, schema: pa.Schema) -> Table:
         self._catalog.create_namespace_if_not_exists(self.name.rpartition(".")[0])
@@ -83,8 +102,8 @@ class OpenTable:
                         transaction.delete(AlwaysTrue())
                     if files:
                         transaction.add_files(files)
-                    if batch is not None:
-                        transaction.set_properties({f"{BATCH}{batch.query_id}": str(batch.number)})
+                    noted = {f"{BATCH}{batch.query_id}": str(batch.number)} if batch is not None else {}
+                    transaction.set_properties({**properties_of(table), **noted})
         except CommitFailedException as error:
             raise Conflict(f"{self.name} was changed by another meanwhile: run it again ({error})") from error
 

@@ -125,9 +125,9 @@ class Running:
             rows.write.format("forebay").options(**write_options(sink, self.place)).mode("append").save()
             return
         if sink.format is TableFormat.ICEBERG:
-            OpenTable(Location.parse(self.place), str(sink.path)).put(
-                rows, overwrite=sink.overwrite is Overwrite.OVERWRITE
-            )
+            open_table = OpenTable(Location.parse(self.place), str(sink.path))
+            open_table.tidy()
+            open_table.put(rows, overwrite=sink.overwrite is Overwrite.OVERWRITE)
             return
         table = StagedTable(self.pipeline.path_of(sink.path))
         names = [str(name) for name in sink.partition_by]
@@ -223,11 +223,16 @@ def into_topic(options: Mapping[str, str], started: Future[str]) -> Callable[[Da
 
 
 def into_table(place: Mapping[str, str], name: str, started: Future[str]) -> Callable[[DataFrame, int], None]:
-    """The same for a table."""
+    """The same for a table, which is tidied before the first."""
+    tidied: list[bool] = []
 
     def put(rows: DataFrame, number: int) -> None:
         batch = Batch(started.result(START_SECONDS), number)
-        OpenTable(Location.parse(place), name).put(rows, batch=batch)
+        table = OpenTable(Location.parse(place), name)
+        if not tidied:
+            table.tidy()
+            tidied.append(True)
+        table.put(rows, batch=batch)
 
     return put
 
