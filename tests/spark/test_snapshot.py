@@ -192,7 +192,7 @@ def test_what_was_evicted_since_the_plan_is_a_named_failure(mixed: Mixed) -> Non
     for path in [*(mixed.land.root / "store").rglob("*.seg"), *(mixed.land.root / "one" / "loads").rglob("*.seg")]:
         path.unlink()
 
-    with pytest.raises(Unavailable, match=r"shop/orders\[0\]: offsets \[\d+, \d+\) were there when this read was"):
+    with pytest.raises(Unavailable, match=r"shop/orders\[0\]: records of \[\d+, \d+\) went since this was loaded"):
         _rows(splits)
 
 

@@ -1,8 +1,8 @@
 """One partition, read piece by piece from wherever each piece was found to lie: history by its descriptor, the rest
 by the local log.
 
-Whoever planned fixed the pieces. One that is gone since is looked for once more where it lies now; what cannot be
-found again is a named failure, never a row less. Knows nothing of Spark.
+Whoever planned fixed the pieces. One that is gone since is looked for once more where it lies now; what ended since is
+a hole then, and what cannot be found again a named failure, never a row less. Knows nothing of Spark.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Piece(NamedTuple):
 
 
 Again: TypeAlias = Callable[[int, int], Sequence[Piece]]
-"""Looks for offsets once more: where they lie now."""
+"""Looks for offsets once more: where they lie now, or the holes that they became."""
 
 
 class PieceReader:
@@ -163,10 +163,10 @@ class PieceReader:
         else:
             now = self._look_again(offset, piece.stop)
             is_found = now and now[0].start <= offset and now[0].descriptor != piece.descriptor
-            if piece.start in self.later or not is_found:
+            if not is_found or (piece.start in self.later and now[0].gap is None):
                 raise Unavailable(
                     f"{self._name}: offsets [{offset}, {piece.stop}) were there when this read was planned, and are "
-                    f"not any more ({error}): they were evicted, compacted or moved since; load it again"
+                    f"not any more ({error}): they were compacted or moved since; load it again"
                 ) from error
             self.later |= {found.start for found in now}
         place = self._pieces.index(piece)

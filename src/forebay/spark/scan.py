@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 WAIT_SECONDS: Final = 10.0
 """How long an owner that has just come may take to publish what was there before."""
+_ENDED: Final = (Reason.DELETED, Reason.CAP, Reason.TTL)
+"""Why records that were there are not any more, without any fault."""
 
 
 def read_split(split: Split) -> Iterator[pa.RecordBatch]:
@@ -166,14 +168,14 @@ class _PartRead:
         part = self._part
         self._explained += gap.stop - gap.start
         unexplained = gap.stop - gap.start - part.deleted.count_in(gap.start, gap.stop)
-        if gap.reason is Reason.DELETED:
-            if piece.start in self._reader.later and unexplained:
-                raise Unavailable(
-                    f"{part}: records of [{gap.start}, {gap.stop}) went since this was loaded: load it again"
-                )
-            return
-        self._flawed.add(piece.start)
+        if gap.reason is not Reason.DELETED:
+            self._flawed.add(piece.start)
         if not unexplained or gap.reason is Reason.SKIPPED:
+            return
+        if gap.reason in _ENDED and piece.start in self._reader.later:
+            self._ended_since(gap, unexplained)
+            return
+        if gap.reason is Reason.DELETED:
             return
         what = f"{part}: offsets {gap} cannot be read"
         is_loss = part.is_durable or gap.reason is not Reason.LOST
@@ -181,6 +183,17 @@ class _PartRead:
             raise DataLoss(f'{what}: set failOnDataLoss to false to go on without them; "forebay verify" says more')
         why = "failOnDataLoss is false" if is_loss else "records of its durability class may go with their process"
         logger.warning("%s: %d offsets skipped, since %s", what, unexplained, why)
+
+    def _ended_since(self, gap: Gap, count: int) -> None:
+        """Take note of records that were there when this was planned; fail for them, unless told to go on."""
+        part = self._part
+        what = f"{part}: records of [{gap.start}, {gap.stop}) went since this was loaded"
+        how = "were deleted" if gap.reason is Reason.DELETED else f"were evicted ({gap.reason.name.lower()})"
+        if self._split.fail_on_data_loss:
+            raise Unavailable(
+                f"{what}: they {how}; load it again, or set failOnDataLoss to false to go on without them"
+            )
+        logger.warning("%s: they %s; %d offsets skipped, since failOnDataLoss is false", what, how, count)
 
     def _shown(self, batch: Batch) -> pa.RecordBatch | None:
         """What passes of some records, as Spark wants it."""

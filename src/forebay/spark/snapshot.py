@@ -16,8 +16,10 @@ from dataclasses import dataclass, replace
 
 from forebay.catalog.removals import NO_FLOOR, RecordedRemovals, higher
 from forebay.errors import UnknownTopic, Unsupported
-from forebay.format.descriptor import LoadStatus, SegmentDescriptor, ShardState
+from forebay.format.control import Floor
+from forebay.format.descriptor import LoadStatus, SegmentDescriptor, ShardState, gap_descriptor
 from forebay.format.offsets import OffsetSet
+from forebay.records import Gap, Reason
 from forebay.shard import ShardRef
 from forebay.spark.covers import Cover
 from forebay.spark.filters import NO_FILTERS, Filters
@@ -50,6 +52,8 @@ class ShardView:
     deleted: OffsetSet
     generation: int
     """Of the catalog: another one has other pieces."""
+    floor: Floor = NO_FLOOR
+    """Why it begins where it does: what lies below `evict_floor` was evicted, the rest deleted."""
 
     @property
     def shard(self) -> str:
@@ -261,7 +265,7 @@ class Viewer:
 
 
 def look_again(opened: Opened, topic_id: str, topic: str, partition: int, start: int, stop: int) -> Sequence[Piece]:
-    """Where offsets of a partition lie now; nothing where the topic is gone."""
+    """Where offsets of a partition lie now, holes for those that ended by a floor; nothing where the topic is gone."""
     specs = [spec for spec in opened.definitions.all() if spec.topic_id == topic_id and str(spec.name) == topic]
     if not specs:
         return []
@@ -269,9 +273,18 @@ def look_again(opened: Opened, topic_id: str, topic: str, partition: int, start:
         view = viewed.look()
     return [
         piece._replace(start=max(start, piece.start), stop=min(stop, piece.stop))
-        for piece in view.pieces
+        for piece in (*_fallen(view), *view.pieces)
         if piece.start < stop and piece.stop > start
     ]
+
+
+def _fallen(view: ShardView) -> Iterator[Piece]:
+    """What lies below the floors, as holes."""
+    evicted = min(view.floor.evict_floor, view.earliest)
+    for gap in (Gap(0, evicted, view.floor.reason or Reason.CAP), Gap(evicted, view.earliest, Reason.DELETED)):
+        if gap.start < gap.stop:
+            hole = gap_descriptor(gap, topic_id=view.topic_id, epoch=view.epoch, created_at=0)
+            yield Piece(gap.start, gap.stop, 0, hole)
 
 
 def _refuse_private(spec: TopicSpec) -> None:
@@ -333,6 +346,7 @@ class _Viewed:
             pieces=self._cover.pieces(floor.earliest, end, self._descriptors, given_up, local),
             deleted=deleted.clipped(floor.earliest, end),
             generation=generation,
+            floor=floor,
         )
 
     def close(self) -> None:
