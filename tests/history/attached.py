@@ -1,8 +1,4 @@
-"""Data directories that bulk loads are attached to, stepped by hand, and what must hold of the topic afterwards.
-
-All lie on one simulated disk. Its trace notes what the metadata store committed, so that every crash state can be
-paired with the metadata of that moment.
-"""
+"""Data directories that bulk loads are attached to, stepped by hand, and what must hold of the topic afterwards."""
 
 from __future__ import annotations
 
@@ -12,7 +8,6 @@ from typing import Final, NamedTuple
 from forebay.blobs import BlobStore
 from forebay.blobs.directory import DirectoryStore
 from forebay.catalog import ShardCatalog, ShardKeys
-from forebay.engines import MemoryEngine, SegmentEngine
 from forebay.errors import ForebayError
 from forebay.format.batch import Row, encode_rows
 from forebay.format.descriptor import LoadStatus, SegmentDescriptor
@@ -23,39 +18,28 @@ from forebay.records import Gap, Reason
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef
 from forebay.shard.loading import LoadBook
-from forebay.shard.membership import Membership
-from forebay.shard.places import LOADS, LOCAL, Places
+from forebay.shard.places import LOADS, LOCAL
 from forebay.storage.archiving import Archiving
-from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions
-from forebay.storage.directory import FORMAT, LogDirectory, Marker
 from forebay.storage.loads import Loads
 from forebay.testing.catalogs import Fetch, check_history, references_are_complete
-from forebay.testing.clock import ManualClock
 from forebay.testing.crashes import CrashState
 from forebay.testing.disk import SimulatedDisk
 from forebay.testing.history import Begun, History, Outcome, Told, read_everything
 from forebay.testing.invariants import Violation
-from forebay.testing.metadata import FaultyMetadata
 from forebay.testing.moves import (
     Operations,
-    RecordingMetadata,
     commits_of,
     nothing_of_older_epochs,
     one_epoch_at_a_time,
     replayed,
 )
-from forebay.testing.trace import Note
-from forebay.topics import Durability, TopicName, TopicSpec
+from forebay.topics import Durability, TopicSpec
 from tests.log.rig import stage
+from tests.protocol.ground import GRACE_S, NAME, STORE, TOPIC_ID, Ground, Process, committed_in
 
-NAME: Final = TopicName("shop", "orders")
-TOPIC_ID: Final = "ab" * 16
-STORE: Final = "/store"
-COMMITTED: Final = "metadata"
 ACKED: Final = "acked"
 LOAD: Final = "load-1"
-GRACE_S: Final = 3600
 _WAL: Final = {"free_bytes_min": 0, "reserve_records_min": 8, "cache_bytes_max": 4096}
 
 Brought = dict[int, list[bytes]]
@@ -78,7 +62,7 @@ def settings_of(mode: str, **groups: dict[str, object]) -> Settings:
     return Settings.load(overrides={"wal": _WAL, "storage": storage, **archive, **grace, **groups})
 
 
-class Land:
+class Land(Ground):
     """What data directories share, and what is known of the topic."""
 
     def __init__(
@@ -92,34 +76,26 @@ class Land:
         blobs: BlobStore | None = None,
         seed: int = 1,
     ) -> None:
-        self.disk = disk or SimulatedDisk(directories=["/a", "/a/shards", "/b", "/b/shards", STORE])
-        self.clock = ManualClock(seed=seed)
+        disk = disk or SimulatedDisk(directories=["/a", "/a/shards", "/b", "/b/shards", STORE])
+        super().__init__(settings_of(mode), disk=disk, metadata=metadata, blobs=blobs, seed=seed)
         self.disk.now_ms = self.clock.now_ms()
-        self.inner = metadata or MemoryMetadata()
-        self.recording = RecordingMetadata(self.inner, on_commit=self._committed)
-        self.faulty = FaultyMetadata(self.recording)
-        self.settings = settings_of(mode)
-        self.blobs = blobs
         self.violations: list[Violation] = []
         """Of what is promised at each commit."""
         self.spec = TopicSpec.create(
             NAME, topic_id=TOPIC_ID, created_at=0, partitions=partitions, durability=durability.value
         )
         if metadata is None:
-            Definitions(self.recording, "/forebay", self.clock).create(self.spec, exist_ok=True)
+            Definitions(self.metadata, "/forebay", self.clock).create(self.spec, exist_ok=True)
 
     @classmethod
     def after(cls, state: CrashState, mode: str, *, partitions: int, durability: Durability) -> Land:
         """What a crash left: the disk, and the metadata store as of that moment, every session ended."""
-        metadata = replayed(_noted(state.notes))
+        metadata = replayed(committed_in(state.notes))
         return cls(mode, partitions=partitions, durability=durability, disk=state.disk(), metadata=metadata, seed=99)
 
     def node(self, name: str = "a", *, metadata: MetadataStore | None = None) -> Node:
         """A process that has just started on this data directory."""
         return Node(self, name, metadata or self.faulty)
-
-    def store(self) -> BlobStore:
-        return self.blobs or DirectoryStore(STORE, disk=self.disk, clock=self.clock).open()
 
     def keys(self, partition: int) -> ShardKeys:
         return ShardKeys(NAME.namespace, NAME.topic, partition, "/forebay")
@@ -136,19 +112,6 @@ class Land:
 
     # Looking, without a call that could fail
 
-    def files(self) -> dict[str, bytes]:
-        image = self.disk.volume.image()
-        found: dict[str, bytes] = {}
-        waiting = [("", 1)]
-        while waiting:
-            path, directory = waiting.pop()
-            for name, inode in image.directories[directory].items():
-                if inode in image.directories:
-                    waiting.append((f"{path}/{name}", inode))
-                else:
-                    found[f"{path}/{name}"] = image.files[inode]
-        return found
-
     @property
     def fetch(self) -> Fetch:
         """What lies under the keys that descriptors name, wherever that is."""
@@ -161,7 +124,7 @@ class Land:
         return list(ManifestReader(store)(descriptor))
 
     def _committed(self, operations: Operations) -> None:
-        self.disk.note(COMMITTED, operations)
+        super()._committed(operations)
         for partition in range(self.spec.partitions if hasattr(self, "spec") else 0):
             for commit in commits_of(self.keys(partition), [operations]):
                 self.violations += references_are_complete(commit.pieces, self.fetch)
@@ -179,43 +142,15 @@ def fetching(files: dict[str, bytes], objects: dict[str, bytes] | None) -> Fetch
     return fetched
 
 
-class Node:
-    """One process with one data directory. Nothing runs in the background."""
+class Node(Process):
+    """One process with one data directory."""
 
     def __init__(self, land: Land, name: str, metadata: MetadataStore) -> None:
-        self.land, self.name, self.metadata = land, name, metadata
-        settings, clock = land.settings, land.clock
-        self.archiving = Archiving(clock, settings)
+        self.land = land
+        self.archiving = Archiving(land.clock, land.settings)
         self.archiving.end()
-        self.places = Places(
-            disk=land.disk,
-            clock=clock,
-            directory=LogDirectory(f"/{name}", Marker(FORMAT, name), None),
-            holder=name,
-            store=land.store(),
-            store_name=settings.store.name if settings.is_shared else "directory",
-        )
-        self.membership = Membership(metadata, settings.metadata.lease_ttl_s, name)
-        self.engine = SegmentEngine(
-            f"/{name}/shards",
-            settings,
-            disk=land.disk,
-            clock=clock,
-            metadata=metadata,
-            membership=self.membership,
-            places=self.places,
-            on_open=self.archiving.watch,
-        )
-        self.parts = Parts(
-            metadata=metadata,
-            memory=MemoryEngine(settings, clock=clock, metadata=metadata, owner=self.membership.owner),
-            segment=self.engine,
-            membership=self.membership,
-            archiving=self.archiving,
-            places=self.places,
-        )
-        definitions = Definitions(metadata, "/forebay", clock)
-        self.loads = Loads(self.parts, definitions, settings, clock, self.engine.open_shard)
+        super().__init__(land, name, metadata, land.store(), on_open=self.archiving.watch, archiving=self.archiving)
+        self.loads = Loads(self.parts, self.definitions, land.settings, land.clock, self.engine.open_shard)
 
     def shard(self, partition: int = 0) -> SegmentShard:
         return self.engine.open_shard(ShardRef(self.land.spec, partition))
@@ -290,7 +225,7 @@ def broken(
         told = _history(land.spec.durability, acked)
         pieces, frontier = catalog.descriptors(), catalog.frontier().next
         found += check_history(told, pieces, frontier, land.fetch, logs)
-        commits = commits_of(land.keys(partition), _noted(land.disk.trace.notes()))
+        commits = commits_of(land.keys(partition), land.committed)
         found += [*one_epoch_at_a_time(commits), *nothing_of_older_epochs(commits)]
         found += _stream_holds((others or {}).get(partition, node), partition, acked, brought.get(partition, []), load)
     return found
@@ -331,10 +266,6 @@ def _stream_holds(
     lost = [step for step in steps if isinstance(step, Gap) and step.reason not in (Reason.SKIPPED, Reason.LOST)]
     if lost:
         yield Violation("I17", f"[{partition}] holes {lost}")
-
-
-def _noted(notes: Iterable[Note]) -> list[Operations]:
-    return [note.payload for note in notes if note.kind == COMMITTED]  # type: ignore[misc]  # only `Land` notes these
 
 
 def tolerated(work: Callable[[], object]) -> bool:

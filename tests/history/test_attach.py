@@ -22,8 +22,9 @@ from forebay.storage.definitions import Definitions
 from forebay.storage.deletions import Deletions
 from forebay.testing.blobs import SimulatedBlobs
 from forebay.wal.staging import Ticket
-from tests.history.attached import GRACE_S, LOAD, NAME, TOPIC_ID, Land, Node, broken, values
+from tests.history.attached import LOAD, Land, Node, broken, values
 from tests.ledger import Ledger
+from tests.protocol.ground import GRACE_S, NAME, TOPIC_ID
 
 MODES = ("local", "shared_fs")
 
@@ -553,7 +554,7 @@ def test_a_deleted_topic_leaves_nothing_of_its_loads(land: Land) -> None:
     node.offer({0: values(0, 10)})
     node.loads.attach(LOAD)
     node.offer({0: values(0, 10)}, "pending")
-    definitions = Definitions(land.recording, "/forebay", land.clock)
+    definitions = Definitions(land.metadata, "/forebay", land.clock)
     definitions.begin_deletion(NAME)
 
     Deletions(node.parts, definitions, land.settings, land.clock, lambda ref: None).finish()

@@ -45,6 +45,7 @@ from forebay.topics import Durability
 from tests.ledger import Ledger
 from tests.log.checks import recover_and_go_on
 from tests.log.rig import DIRECTORY, ROOT, TOPIC_ID, Rig, Simulated, after, history_of, simulated
+from tests.protocol.ground import files_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 
@@ -82,7 +83,7 @@ class Archive:
     def _committed(self, operations: Operations) -> None:
         self.rig.disk.note(NOTE, operations)
         for commit in commits_of(KEYS, [operations]):
-            self.violations += references_are_complete(commit.pieces, from_files(_files(self.rig), STORE))
+            self.violations += references_are_complete(commit.pieces, from_files(files_of(self.rig.disk), STORE))
 
     def exporter(self) -> Exporter:
         origin = Origin(TOPIC_ID, 0, self.rig.epoch, ROOT, "directory")
@@ -101,7 +102,9 @@ class Archive:
 
     def ending(self) -> Ending:
         prefix = f"{STORE}/"
-        objects = {path.removeprefix(prefix): c for path, c in _files(self.rig).items() if path.startswith(prefix)}
+        objects = {
+            path.removeprefix(prefix): c for path, c in files_of(self.rig.disk).items() if path.startswith(prefix)
+        }
         return ending_of(self.catalog.descriptors(), objects)
 
     def reading(self) -> Reading:
@@ -111,21 +114,6 @@ class Archive:
             return read_everything(History(self.catalog, objects.segment).read, self.catalog.frontier().next)
         finally:
             objects.close()
-
-
-def _files(rig: Simulated) -> dict[str, bytes]:
-    """Everything on the disk, without a call."""
-    volume = rig.disk.volume
-    found: dict[str, bytes] = {}
-    waiting = [("", 1)]
-    while waiting:
-        path, directory = waiting.pop()
-        for name, inode in volume.directories[directory].items():
-            if inode in volume.directories:
-                waiting.append((f"{path}/{name}", inode))
-            else:
-                found[f"{path}/{name}"] = bytes(volume.files[inode].data)
-    return found
 
 
 def _logs(files: dict[str, bytes]) -> dict[str, bytes]:
@@ -281,7 +269,7 @@ def _export_and_go_on(state: CrashState, durability: Durability) -> list[Violati
 
 def _history_holds(archive: Archive) -> Iterator[Violation]:
     """All of the log is history now, and reads the same."""
-    files = _files(archive.rig)
+    files = files_of(archive.rig.disk)
     pieces, frontier = archive.catalog.descriptors(), archive.catalog.frontier().next
     yield from check_history(archive.rig.history(), pieces, frontier, from_files(files, STORE), _logs(files))
     log, history = archive.rig.reading(), archive.reading()

@@ -12,7 +12,8 @@ from forebay.metadata import Delete
 from forebay.records import Gap, Reason
 from forebay.shard.loading import LoadBook
 from forebay.storage import loads
-from tests.history.attached import LOAD, TOPIC_ID, Land, Node, broken, values
+from tests.history.attached import LOAD, Land, Node, broken, values
+from tests.protocol.ground import TOPIC_ID
 
 BROUGHT = {0: values(0, 10), 1: values(1, 3)}
 

@@ -19,8 +19,9 @@ from forebay.storage.loads import ready_to_offer
 from forebay.testing.crashes import CrashState, explore
 from forebay.testing.invariants import Violation
 from forebay.topics import Durability
-from tests.history.attached import LOAD, NAME, Brought, Land, Node, broken, values
+from tests.history.attached import LOAD, Brought, Land, Node, broken, values
 from tests.ledger import Ledger
+from tests.protocol.ground import NAME
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 

@@ -14,7 +14,8 @@ from forebay.testing.catalogs import frames_of, keys_of
 from forebay.testing.history import Outcome
 from forebay.testing.invariants import Violation
 from forebay.wal.begin import ASIDE
-from tests.protocol.world import GRACE_S, Node, World
+from tests.protocol.ground import GRACE_S
+from tests.protocol.world import Node, World
 
 
 class Scenario(NamedTuple):

@@ -34,8 +34,9 @@ from forebay.topics import Durability
 from forebay.wal.survey import Survey
 from forebay.wal.window import ProducerWindow
 from tests.ledger import Ledger
+from tests.protocol.ground import TOPIC_ID
 from tests.protocol.judging import Passing, passings, seals_are_exact
-from tests.protocol.world import KEYS, TOPIC_ID, World, settings_of
+from tests.protocol.world import KEYS, World, settings_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 

@@ -28,9 +28,10 @@ from forebay.testing.metadata import FaultyMetadata
 from forebay.testing.moves import Operations, commits_of
 from forebay.testing.schedules import LockStep, PausingBlobs, PausingMetadata
 from tests.ledger import Ledger
+from tests.protocol.ground import GRACE_S
 from tests.protocol.judging import check_world
 from tests.protocol.scenarios import orphans_are_swept
-from tests.protocol.world import GRACE_S, KEYS, Node, World
+from tests.protocol.world import KEYS, Node, World
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 

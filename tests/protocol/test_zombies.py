@@ -12,8 +12,9 @@ from forebay.testing.blobs import Fault, SimulatedBlobs
 from forebay.testing.clock import ManualClock
 from forebay.testing.schedules import PausingMetadata
 from tests.ledger import Ledger
+from tests.protocol.ground import GRACE_S
 from tests.protocol.judging import check_world
-from tests.protocol.world import GRACE_S, Node, World
+from tests.protocol.world import Node, World
 
 
 def _blind(world: World, name: str) -> Node:

@@ -1,19 +1,16 @@
 """Data directories that share a metadata store and a store of history, each an engine stepped by hand.
 
-All lie on one simulated disk, whose trace tells what callers heard and what the metadata store committed; so
-any crash state can be paired with the metadata of that moment.
+The trace of their disk tells what callers heard, too.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Final
 
 from forebay.blobs import BlobStore
-from forebay.blobs.directory import DirectoryStore
 from forebay.catalog import ShardCatalog, ShardKeys, read_state
-from forebay.engines import MemoryEngine, SegmentEngine
 from forebay.errors import ForebayError, Indeterminate
 from forebay.format.descriptor import Phase, SegmentDescriptor, ShardState
 from forebay.format.keys import topic_key
@@ -22,32 +19,22 @@ from forebay.metadata import MemoryMetadata, MetadataStore, Put
 from forebay.settings import Settings
 from forebay.shard import RecoveryDecision, SegmentShard, ShardRef
 from forebay.shard.handover import withdraw_target
-from forebay.shard.membership import Membership
-from forebay.shard.places import LOCAL, Places, is_local
-from forebay.storage.building import Parts
+from forebay.shard.places import LOCAL, is_local
 from forebay.storage.chores import Chores
-from forebay.storage.definitions import Definitions
 from forebay.storage.deletions import Deletions
 from forebay.storage.loads import Loads
 from forebay.testing.blobs import SimulatedBlobs
 from forebay.testing.catalogs import Fetch
-from forebay.testing.clock import ManualClock
 from forebay.testing.crashes import CrashState
 from forebay.testing.disk import SimulatedDisk
 from forebay.testing.history import NOTE, Begun, Event, History, Outcome, Reading, Told, read_everything
-from forebay.testing.metadata import FaultyMetadata
-from forebay.testing.moves import Operations, RecordingMetadata, replayed
-from forebay.testing.trace import Note
-from forebay.topics import Durability, TopicName, TopicSpec
+from forebay.testing.moves import Operations, replayed
+from forebay.topics import Durability, TopicSpec
 from tests.log.rig import history_of, stage, value_of
+from tests.protocol.ground import GRACE_S, NAME, STORE, TOPIC_ID, Ground, Process, committed_in
 
-TOPIC_ID: Final = "ab" * 16
-NAME: Final = TopicName("shop", "orders")
 KEYS: Final = ShardKeys("shop", "orders", 0, "/forebay")
-STORE: Final = "/store"
-COMMITTED: Final = "metadata"
 MODES: Final = ("shared_fs", "local")
-GRACE_S: Final = 3600
 RETRIES_MAX: Final = 12
 _WAL: Final = {
     "free_bytes_min": 0,
@@ -75,21 +62,7 @@ def spec_of(durability: Durability) -> TopicSpec:
     return TopicSpec.create(NAME, topic_id=TOPIC_ID, created_at=0, durability=durability)
 
 
-class Home(NamedTuple):
-    """A data directory."""
-
-    root: str
-
-    @property
-    def shards(self) -> str:
-        return f"{self.root}/shards"
-
-    @property
-    def loads(self) -> str:
-        return f"{self.root}/loads"
-
-
-class World:
+class World(Ground):
     """Everything that directories share."""
 
     def __init__(
@@ -102,16 +75,10 @@ class World:
         blobs: BlobStore | None = None,
         seed: int = 1,
     ) -> None:
-        self.disk = disk or SimulatedDisk(directories=["/a", "/b", "/c", STORE])
-        self.clock = ManualClock(seed=seed)
-        self.inner = metadata or MemoryMetadata()
-        self.metadata = RecordingMetadata(self.inner, on_commit=self._committed)
-        self.faulty = FaultyMetadata(self.metadata)
-        """What nodes go through, unless told otherwise."""
-        self.settings = settings_of(mode)
+        disk = disk or SimulatedDisk(directories=["/a", "/b", "/c", STORE])
+        super().__init__(settings_of(mode), disk=disk, metadata=metadata, blobs=blobs, seed=seed)
         self.durability = durability
         self.ref = ShardRef(spec_of(durability), 0)
-        self.blobs = blobs
         self.openings: dict[int, RecoveryDecision] = {}
         """How the shard was opened in each epoch."""
         self.on_commit: Callable[[Operations], None] = lambda _: None
@@ -130,10 +97,6 @@ class World:
         """A process that has just started on the data directory of that name."""
         return Node(self, name, metadata or self.faulty, store or self.store())
 
-    def store(self) -> BlobStore:
-        """A handle on the store of history."""
-        return self.blobs or DirectoryStore(STORE, disk=self.disk, clock=self.clock).open()
-
     def note(self, event: Event) -> None:
         self.disk.note(NOTE, event)
 
@@ -141,15 +104,10 @@ class World:
         return next(self._attempts)
 
     def _committed(self, operations: Operations) -> None:
-        self.disk.note(COMMITTED, operations)
+        super()._committed(operations)
         self.on_commit(operations)
 
     # Looking, without a call that could fail or count
-
-    @property
-    def committed(self) -> list[Operations]:
-        """Every transaction that succeeded, those before a crash included."""
-        return committed_in(self.disk.trace.notes())
 
     @property
     def catalog(self) -> ShardCatalog:
@@ -163,20 +121,6 @@ class World:
     def history(self) -> History:
         """What callers were told, earlier lives on this disk included."""
         return history_of(self.durability, self.disk.trace.notes())
-
-    def files(self) -> dict[str, bytes]:
-        """Everything on the disk."""
-        image = self.disk.volume.image()
-        found: dict[str, bytes] = {}
-        waiting = [("", 1)]
-        while waiting:
-            path, directory = waiting.pop()
-            for name, inode in image.directories[directory].items():
-                if inode in image.directories:
-                    waiting.append((f"{path}/{name}", inode))
-                else:
-                    found[f"{path}/{name}"] = image.files[inode]
-        return found
 
     def objects(self) -> dict[str, bytes]:
         """What the store holds."""
@@ -202,49 +146,13 @@ class World:
         return {path.removeprefix(prefix): c for path, c in self.files().items() if path.startswith(prefix)}
 
 
-class Node:
+class Node(Process):
     """One process with one data directory."""
 
     def __init__(self, world: World, name: str, metadata: MetadataStore, store: BlobStore) -> None:
+        super().__init__(world, name, metadata, store, on_open=self._opened)
         self.world = world
-        self.name = name
-        self.metadata = metadata
-        settings = world.settings
-        store_name = settings.store.name if settings.is_shared else "directory"
-        self.places = Places(
-            disk=world.disk,
-            clock=world.clock,
-            directory=Home(f"/{name}"),
-            holder=name,
-            store=store,
-            store_name=store_name,
-        )
-        self.membership = Membership(metadata, settings.metadata.lease_ttl_s, name)
-        self.engine = SegmentEngine(
-            f"/{name}/shards",
-            settings,
-            disk=world.disk,
-            clock=world.clock,
-            metadata=metadata,
-            membership=self.membership,
-            places=self.places,
-            on_open=self._opened,
-        )
-        self.definitions = Definitions(metadata, settings.metadata.prefix, world.clock)
-        self._parts = self._put_together()
-        self.deletions = Deletions(self._parts, self.definitions, settings, world.clock, self._forget)
-
-    def _put_together(self) -> Parts:
-        memory = MemoryEngine(
-            self.world.settings, clock=self.world.clock, metadata=self.metadata, owner=self.membership.owner
-        )
-        return Parts(
-            metadata=self.metadata,
-            memory=memory,
-            segment=self.engine,
-            membership=self.membership,
-            places=self.places,
-        )
+        self.deletions = Deletions(self.parts, self.definitions, world.settings, world.clock, self._forget)
 
     def _opened(self, shard: SegmentShard) -> None:
         state = self.world.state
@@ -309,9 +217,9 @@ class Node:
     def clear_moved(self) -> None:
         """See to what is left here of a shard that another directory has, and of one that was deleted."""
         world = self.world
-        loads = Loads(self._parts, self.definitions, world.settings, world.clock, self.engine.open_shard)
+        loads = Loads(self.parts, self.definitions, world.settings, world.clock, self.engine.open_shard)
         chores = Chores(
-            self._parts,
+            self.parts,
             self.definitions,
             self.deletions,
             loads,
@@ -337,8 +245,3 @@ class Node:
     def die(self) -> None:
         """End the session as if the process had died."""
         self.world.inner.end_session(self.membership.session.id)
-
-
-def committed_in(notes: Iterable[Note]) -> list[Operations]:
-    """The transactions that a trace tells of."""
-    return [note.payload for note in notes if note.kind == COMMITTED]  # type: ignore[misc]  # only `World` notes these

@@ -18,7 +18,8 @@ from forebay.testing.metadata import Fault
 from forebay.testing.moves import commits_of
 from forebay.topics import Durability
 from tests.ledger import Ledger
-from tests.protocol.world import GRACE_S, KEYS, MODES, Node, World
+from tests.protocol.ground import GRACE_S
+from tests.protocol.world import KEYS, MODES, Node, World
 
 STREAMS: Final = 400 if os.environ.get("FOREBAY_SOAK") else 40
 

@@ -17,7 +17,8 @@ from forebay.testing.damage import Damage
 from forebay.testing.trace import Note
 from forebay.topics import Durability
 from tests.ledger import Ledger
-from tests.protocol.world import GRACE_S, MODES, Node, World
+from tests.protocol.ground import GRACE_S
+from tests.protocol.world import MODES, Node, World
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 

@@ -10,7 +10,8 @@ from forebay.shard import Surroundings
 from forebay.shard.recorded import LOOK_SECONDS
 from forebay.testing.history import read_everything
 from forebay.topics import Durability
-from tests.protocol.world import GRACE_S, MODES, Node, World
+from tests.protocol.ground import GRACE_S
+from tests.protocol.world import MODES, Node, World
 
 
 def followed(node: Node, *, owned: bool = True) -> FollowedShard:

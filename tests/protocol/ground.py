@@ -1,0 +1,140 @@
+"""What data directories of a simulation share, and one process that has one of them.
+
+All lie on one simulated disk. Its trace notes what the metadata store committed, so that every crash state can be
+paired with the metadata of that moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from forebay.blobs import BlobStore
+from forebay.blobs.directory import DirectoryStore
+from forebay.engines import MemoryEngine, SegmentEngine
+from forebay.metadata import MemoryMetadata, MetadataStore
+from forebay.settings import Settings
+from forebay.shard import SegmentShard
+from forebay.shard.membership import Membership
+from forebay.shard.places import Places
+from forebay.storage.archiving import Archiving
+from forebay.storage.building import Parts
+from forebay.storage.definitions import Definitions
+from forebay.storage.directory import FORMAT, LogDirectory, Marker
+from forebay.testing.clock import ManualClock
+from forebay.testing.disk import SimulatedDisk
+from forebay.testing.metadata import FaultyMetadata
+from forebay.testing.moves import Operations, RecordingMetadata
+from forebay.testing.trace import Note
+from forebay.topics import TopicName
+
+NAME: Final = TopicName("shop", "orders")
+TOPIC_ID: Final = "ab" * 16
+STORE: Final = "/store"
+GRACE_S: Final = 3600
+_COMMITTED: Final = "metadata"
+
+
+class Ground:
+    """Everything that directories share."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        disk: SimulatedDisk,
+        metadata: MemoryMetadata | None,
+        blobs: BlobStore | None,
+        seed: int,
+    ) -> None:
+        """`metadata` is left of an earlier life on this disk; `blobs` is a store of history that is no directory."""
+        self.settings = settings
+        self.disk = disk
+        self.clock = ManualClock(seed=seed)
+        self.inner = metadata or MemoryMetadata()
+        self.metadata = RecordingMetadata(self.inner, on_commit=self._committed)
+        self.faulty = FaultyMetadata(self.metadata)
+        """What processes go through, unless told otherwise."""
+        self.blobs = blobs
+
+    def store(self) -> BlobStore:
+        """A handle on the store of history."""
+        return self.blobs or DirectoryStore(STORE, disk=self.disk, clock=self.clock).open()
+
+    def files(self) -> dict[str, bytes]:
+        """Everything on the disk, without a call that could fail or count."""
+        return files_of(self.disk)
+
+    @property
+    def committed(self) -> list[Operations]:
+        """Every transaction that succeeded, those before a crash included."""
+        return committed_in(self.disk.trace.notes())
+
+    def _committed(self, operations: Operations) -> None:
+        self.disk.note(_COMMITTED, operations)
+
+
+class Process:
+    """One process with one data directory. Nothing runs in the background."""
+
+    def __init__(
+        self,
+        ground: Ground,
+        name: str,
+        metadata: MetadataStore,
+        store: BlobStore,
+        *,
+        on_open: Callable[[SegmentShard], None],
+        archiving: Archiving | None = None,
+    ) -> None:
+        self.name = name
+        self.metadata = metadata
+        settings = ground.settings
+        self.places = Places(
+            disk=ground.disk,
+            clock=ground.clock,
+            directory=LogDirectory(f"/{name}", Marker(FORMAT, name), None),
+            holder=name,
+            store=store,
+            store_name=settings.store.name if settings.is_shared else "directory",
+        )
+        self.membership = Membership(metadata, settings.metadata.lease_ttl_s, name)
+        self.engine = SegmentEngine(
+            f"/{name}/shards",
+            settings,
+            disk=ground.disk,
+            clock=ground.clock,
+            metadata=metadata,
+            membership=self.membership,
+            places=self.places,
+            on_open=on_open,
+        )
+        self.definitions = Definitions(metadata, settings.metadata.prefix, ground.clock)
+        self.parts = Parts(
+            metadata=metadata,
+            memory=MemoryEngine(settings, clock=ground.clock, metadata=metadata, owner=self.membership.owner),
+            segment=self.engine,
+            membership=self.membership,
+            archiving=archiving,
+            places=self.places,
+        )
+
+
+def committed_in(notes: Iterable[Note]) -> list[Operations]:
+    """The transactions that a trace tells of."""
+    return [note.payload for note in notes if note.kind == _COMMITTED]  # type: ignore[misc]  # only `Ground` notes these
+
+
+def files_of(disk: SimulatedDisk) -> dict[str, bytes]:
+    """Everything on a disk by its path, without a call that could fail or count."""
+    image = disk.volume.image()
+    found: dict[str, bytes] = {}
+    waiting = [("", 1)]
+    while waiting:
+        path, directory = waiting.pop()
+        for name, inode in image.directories[directory].items():
+            if inode in image.directories:
+                waiting.append((f"{path}/{name}", inode))
+            else:
+                found[f"{path}/{name}"] = image.files[inode]
+    return found
