@@ -33,7 +33,7 @@ from forebay.records import Gap, Reason
 from forebay.sealed import ByteSource, SealedSegment
 
 HELD_BYTES: Final = 128 * 1024 * 1024
-"""Of decoded row groups in one process: about sixteen."""
+"""Of decoded row groups in one process: about four."""
 
 
 class ParquetSegment(SealedSegment):

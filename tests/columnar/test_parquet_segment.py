@@ -25,7 +25,7 @@ from forebay.format.columns import Row
 from forebay.format.hashing import hash_bytes, hash_text
 from forebay.format.index import SectionKind
 from forebay.format.offsets import OffsetSet
-from forebay.format.parquet import SCHEMA, TIME_MAX, rows_of
+from forebay.format.parquet import SCHEMA, TIME_MAX, ParquetFacts, encode_parquet, rows_of
 from forebay.format.rowgroups import RowGroup, walk
 from forebay.format.segment import index_name
 from forebay.history import SPOT, Objects
@@ -155,6 +155,19 @@ def test_other_engines_read_it_as_plain_parquet(store: SimulatedBlobs) -> None:
     assert table.column("offset").to_pylist() == [12, 14, 15, 20]
     column = pq.read_metadata(pa.BufferReader(content)).row_group(0).column(2)
     assert column.bloom_filter_offset and column.statistics.has_min_max and column.compression == "ZSTD"
+
+
+@pytest.mark.parametrize("repeats", [1, 9, 10, 90])
+def test_keys_have_a_dictionary_only_where_they_repeat(repeats: int) -> None:
+    """Who looks for one key reads the whole dictionary first: Spark took longer than for the records."""
+    rows = [(b"v", b"key-%d" % (number // repeats), None, (), number) for number in range(90)]
+    batch = batch_of(encode_rows(rows), base=0, epoch=1, appended_at=0)
+    facts = ParquetFacts(topic_id="t", partition=0, start=0, end=90, epoch=1)
+
+    content = b"".join(encode_parquet([pa.Table.from_batches([rows_of(batch, 0)])], lambda: facts))
+
+    column = pq.read_metadata(pa.BufferReader(content)).row_group(0).column(2)
+    assert column.path_in_schema == "key" and column.has_dictionary_page == (repeats >= 10)
 
 
 def test_time_that_parquet_cannot_hold_is_refused() -> None:

@@ -1,6 +1,6 @@
 """Parquet segments: records of history by column, for long keeping and for other engines. Knows no disk.
 
-    file := Parquet with the columns of `SCHEMA`, rows in rising order of offsets, row groups of about 8 MiB,
+    file := Parquet with the columns of `SCHEMA`, rows in rising order of offsets, row groups of about 32 MiB,
             zstd, statistics, page checksums and page index, bloom filters on offset, timestamp, key and tag
     metadata "forebay" := `ParquetFacts`, stored with `value`
 
@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Final
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from forebay.errors import Corrupt, Unsupported
@@ -27,8 +29,11 @@ from forebay.format.control import WindowEntry, reason_of
 from forebay.format.value import decode_value, encode_value
 from forebay.records import Bytes, Gap, Run
 
-GROUP_BYTES: Final = 8 * 1024 * 1024
-"""Of the columns of a row group, before they are compressed; one record may be larger."""
+GROUP_BYTES: Final = 32 * 1024 * 1024
+"""Of the columns of a row group, before they are compressed; one record may be larger.
+
+Smaller ones are quicker for who looks for one record, larger ones for who reads all: Spark pays for each.
+"""
 GROUP_ROWS_MAX: Final = 1 << 20
 TIME_MAX: Final = (2**63 - 1) // 1000
 """Parquet holds microseconds: records whose time (ms) lies further from 1970 stay in frames."""
@@ -36,6 +41,7 @@ MAGIC: Final = b"PAR1"
 _FACTS: Final = b"forebay"
 _ZSTD_LEVEL: Final = 6
 _BLOOM_FPP: Final = 0.05
+_PAGE_BYTES: Final = 256 * 1024
 _TIME: Final = pa.timestamp("us", "UTC")
 
 SCHEMA: Final = pa.schema(
@@ -54,7 +60,9 @@ SCHEMA: Final = pa.schema(
     ]
 )
 _DELTAS: Final = ("offset", "timestamp", "appended_at", "sequence")
-_DICTIONARIES: Final = ["key", "tag", "headers.list.element.key", "partition", "epoch", "producer"]
+_DICTIONARIES: Final = ["tag", "headers.list.element.key", "partition", "epoch", "producer"]
+_KEY_REPEATS_MIN: Final = 10
+"""Records of a key, on average, from which on a dictionary of keys pays: who looks for one key reads it all."""
 _BLOOMS: Final = ("offset", "timestamp", "key", "tag")
 
 
@@ -142,12 +150,14 @@ def encode_parquet(groups: Iterable[pa.Table], facts: Callable[[], ParquetFacts]
     Holds one row group at a time.
     """
     sink = _Sink()
+    first, groups = _peeked(groups)
     writer = pq.ParquetWriter(
         pa.PythonFile(sink, mode="w"),
         SCHEMA,
         compression="zstd",
         compression_level=_ZSTD_LEVEL,
-        use_dictionary=_DICTIONARIES,
+        use_dictionary=[*_DICTIONARIES, *(["key"] if _repeats(first.column("key")) else [])],
+        data_page_size=_PAGE_BYTES,
         column_encoding=dict.fromkeys(_DELTAS, "DELTA_BINARY_PACKED"),
         sorting_columns=[pq.SortingColumn(0)],
         write_page_index=True,
@@ -160,6 +170,18 @@ def encode_parquet(groups: Iterable[pa.Table], facts: Callable[[], ParquetFacts]
     writer.add_key_value_metadata({_FACTS: encode_value(facts())})
     writer.close()
     yield sink.taken()
+
+
+def _peeked(groups: Iterable[pa.Table]) -> tuple[pa.Table, Iterator[pa.Table]]:
+    """The first of them, and all of them."""
+    rest = iter(groups)
+    first = next(rest, None)
+    return (SCHEMA.empty_table(), rest) if first is None else (first, chain([first], rest))
+
+
+def _repeats(keys: pa.ChunkedArray) -> bool:
+    distinct: int = pc.count_distinct(keys).as_py()
+    return distinct * _KEY_REPEATS_MIN <= len(keys)
 
 
 def row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
