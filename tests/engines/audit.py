@@ -1,8 +1,9 @@
-"""What must hold inside the database of the RocksDB engine, whoever was killed when."""
+"""What must hold inside the database of the RocksDB engine, whoever was killed when; `forebay verify` must agree."""
 
 from __future__ import annotations
 
 from forebay.disk import SystemDisk
+from forebay.engines.rocksdb.auditing import ShardAudit
 from forebay.engines.rocksdb.database import Database, View
 from forebay.engines.rocksdb.entries import index_keys
 from forebay.engines.rocksdb.layout import (
@@ -35,9 +36,16 @@ def violations(path: str, ref: ShardRef) -> list[str]:
                 *_of_lookups(view, entries, keys),
                 *_of_times(view, entries, counters, keys),
                 *_of_producers(view, counters, keys),
+                *_as_verified(database, keys),
             ]
     finally:
         database.close()
+
+
+def _as_verified(database: Database, keys: Keys) -> list[str]:
+    audit = ShardAudit(database, keys, lambda count: None)
+    audit.run()
+    return [f"verify: {flaw.what}" for flaw in audit.flaws]
 
 
 def _of_entries(entries: list[Entry], counters: Counters, keys: Keys) -> list[str]:

@@ -146,7 +146,7 @@ def verify(
     quick: Annotated[bool, typer.Option("--quick", help="Do not read the objects of the history.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Check everything: every checksum and frame, indexes, checkpoints, sequence, metadata, history.
+    """Check everything: every checksum and frame, indexes, checkpoints, sequence, metadata, history, database.
 
     Changes nothing and may run while another process has the directory open. Ends with code 0 if all is sound
     (notes and warnings do not count), with 6 if anything is damaged and with 4 if only a store cannot be reached.

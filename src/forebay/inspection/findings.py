@@ -8,6 +8,7 @@ import msgspec
 
 UPGRADE = "upgrade: nothing is corrupt"
 REACH = "see that the store can be reached, then verify again"
+INSTALL = "install it, then verify again"
 
 
 class Severity(enum.StrEnum):
@@ -92,7 +93,7 @@ class Report:
     def is_open(self) -> bool:
         """Nothing that could be looked at is wrong, but not all of it could be."""
         errors = [finding for finding in self.findings if finding.severity is Severity.ERROR]
-        return bool(errors) and all(finding.next_step == REACH for finding in errors)
+        return bool(errors) and all(finding.next_step in (REACH, INSTALL) for finding in errors)
 
     def add(
         self,

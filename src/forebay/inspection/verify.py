@@ -13,6 +13,7 @@ from forebay.errors import Corrupt, UnsupportedFormat
 from forebay.format.descriptor import SegmentDescriptor
 from forebay.format.segment import parse_segment_name
 from forebay.format.value import decode_value
+from forebay.inspection.database import database_bytes, verify_database
 from forebay.inspection.directory import Inspected, ShardPlace, inspected, metadata_of
 from forebay.inspection.findings import UPGRADE, Report, Severity
 from forebay.inspection.recorded import METADATA, ShardHistory
@@ -83,7 +84,8 @@ def verify(
             return report
         stores = stack.enter_context(contextlib.closing(Stores(found, settings, disk=disk, clock=clock)))
         if on_total is not None:
-            on_total(segment_bytes(disk, found, topic) + (0 if quick else object_bytes(found, topic)))
+            objects = 0 if quick else object_bytes(found, topic)
+            on_total(segment_bytes(disk, found, topic) + objects + database_bytes(disk, found))
         for place in _chosen(found, disk, topic):
             state = found.state(place.spec, place.partition) if place.spec is not None else None
             if place.spec is None:
@@ -94,6 +96,7 @@ def verify(
             report.absorb(
                 verify_shard(disk, place, state, owned=found.owned, history=history, quick=quick, on_bytes=on_bytes)
             )
+        report.absorb(verify_database(disk, found, store, topic=topic, on_bytes=on_bytes))
     return report
 
 

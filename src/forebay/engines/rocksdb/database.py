@@ -119,11 +119,16 @@ class View:
 
 
 class Database:
-    """A database below `path`. Safe for concurrent use."""
+    """A database below `path`. Safe for concurrent use.
 
-    def __init__(self, path: str, disk: Disk) -> None:
+    One that is `read_only` may be opened beside its owner, and shows for ever what was there at its opening. All that
+    changes then is the date of one file, which rocksdict writes with the bytes that it has.
+    """
+
+    def __init__(self, path: str, disk: Disk, *, read_only: bool = False) -> None:
         self.path = path
         self.disk = disk
+        self.read_only = read_only
         self._lock = Condition()
         self._rocks: Any = None
         self._family: Any = None
@@ -230,21 +235,24 @@ class Database:
 
     def _open_files(self) -> None:
         check_installed()
-        from rocksdict import DBRecoveryMode, Options, Rdict, WriteOptions  # noqa: PLC0415 - an optional package
+        from rocksdict import AccessType, DBRecoveryMode, Options, Rdict, WriteOptions  # noqa: PLC0415 - optional
 
-        make_directories(self.disk, self.path)
         options = Options(raw_mode=True)
-        options.create_if_missing(True)
-        options.create_missing_column_families(True)
+        if not self.read_only:
+            make_directories(self.disk, self.path)
+            options.create_if_missing(True)
+            options.create_missing_column_families(True)
         # A hole inside what was synced is damage: refused, never cut.
         options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
         options.set_keep_log_file_num(4)
         try:
-            rocks = Rdict(self.path, options, column_families={FAMILY: Options(raw_mode=True)})
+            access = AccessType.read_only(False) if self.read_only else AccessType.read_write()
+            families = {FAMILY: Options(raw_mode=True)}
+            rocks = Rdict(self.path, options, column_families=families, access_type=access)
             found = rocks.get(_FORMAT_KEY)
-            if found is None:
+            if found is None and not self.read_only:
                 rocks.put(_FORMAT_KEY, FORMAT)
-            elif found != FORMAT:
+            elif found not in (None, FORMAT):
                 rocks.close()
                 raise UnsupportedFormat(f"{self.path} has format {found!r}, this version knows {FORMAT!r}: upgrade")
             self._family = rocks.get_column_family(FAMILY)

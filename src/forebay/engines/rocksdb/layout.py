@@ -86,9 +86,9 @@ class Keys:
         return self._tag + _name(tag.encode())
 
     @property
-    def lookups(self) -> tuple[bytes, bytes]:
-        """The range of all index entries of keys; that of tags is beside it."""
-        return self._key, _following(self._key)
+    def lookups(self) -> tuple[tuple[bytes, bytes], tuple[bytes, bytes]]:
+        """The ranges of all index entries, of keys and of tags."""
+        return (self._key, _following(self._key)), (self._tag, _following(self._tag))
 
     def block(self, level: int, number: int) -> bytes:
         """The newest time of a block of offsets."""
@@ -179,8 +179,11 @@ class Bounds(NamedTuple):
     @classmethod
     def decode(cls, value: bytes) -> Bounds:
         _check_version(value)
-        _, epoch, clean, reserved_end = _BOUNDS.unpack_from(value)
-        return cls(epoch, bool(clean), reserved_end, value[_BOUNDS.size :].decode())
+        try:
+            _, epoch, clean, reserved_end = _BOUNDS.unpack_from(value)
+            return cls(epoch, bool(clean), reserved_end, value[_BOUNDS.size :].decode())
+        except (struct.error, ValueError) as error:
+            raise Corrupt(f"the bounds of a shard are damaged in the database ({error}): restore a backup") from error
 
 
 class Counters(NamedTuple):
@@ -204,8 +207,11 @@ class Counters(NamedTuple):
     @classmethod
     def decode(cls, value: bytes) -> Counters:
         _check_version(value)
-        _, reason, following, earliest, floor, *totals = _COUNTERS.unpack(value)
-        return cls(following, earliest, floor, Reason(reason), *totals)
+        try:
+            _, reason, following, earliest, floor, *totals = _COUNTERS.unpack(value)
+            return cls(following, earliest, floor, Reason(reason), *totals)
+        except (struct.error, ValueError) as error:
+            raise Corrupt(f"the counters of a shard are damaged in the database ({error}): restore a backup") from error
 
 
 def _check_version(value: bytes) -> None:
@@ -251,10 +257,17 @@ class Entry(NamedTuple):
 
 def decode_entry(base: int, value: bytes) -> Entry:
     """The entry that begins at `base`."""
-    kind, reason, count, before, appended_at = _ENTRY.unpack_from(value)
-    if kind == Kind.GAP:
-        return Entry(base, appended_at, Kind.GAP, reason, before, 0, value)
-    return Entry(base, base + count, Kind(kind), reason, before, appended_at, value)
+    try:
+        kind, reason, count, before, appended_at = _ENTRY.unpack_from(value)
+        is_gap = kind == Kind.GAP
+        end = appended_at if is_gap else base + count
+        if end <= base:
+            raise ValueError(f"it ends at {end}")
+        if is_gap:
+            return Entry(base, end, Kind.GAP, Reason(reason), before, 0, value)
+        return Entry(base, end, Kind(kind), reason, before, appended_at, value)
+    except (struct.error, ValueError) as error:
+        raise Corrupt(f"the entry at offset {base} is damaged in the database ({error}): restore a backup") from error
 
 
 def encode_live(
