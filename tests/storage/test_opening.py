@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 import forebay
-from forebay import EARLIEST, Closed, Settings, Storage, Unavailable, Unsupported
+from forebay import EARLIEST, Closed, Conflict, Settings, Storage, Unavailable, Unsupported
+from forebay.engines import SegmentEngine
+from forebay.shard import SegmentShard, ShardRef
 from forebay.testing.clock import ManualClock
 from tests.storage.rig import QUICK, WatchedDisk, quick, until, values, wal_of
 
@@ -192,8 +194,76 @@ def test_recovery_tells_its_progress_and_opens_every_shard(tmp_path: Path) -> No
         assert sum(len(list(log.topic(name).read())) for name in "abc") == 150
 
 
+def test_limits_are_applied_to_topics_that_nobody_has_used_since(tmp_path: Path) -> None:
+    """Only those with limits are opened for that, and only where they have records."""
+    clock = ManualClock()
+    settings = Settings.load(overrides=QUICK)
+    with Storage.open(tmp_path / "log", settings, clock=clock) as log:
+        for engine in ("rocksdb", "segment"):
+            log.create_topic(engine, engine=engine, partitions=2, cap_records=5).append_many([b"v"] * 12, partition=1)
+            log.create_topic(f"{engine}-for-ever", engine=engine).append(b"v")
+            log.create_topic(f"{engine}-unused", engine=engine, cap_records=5)
+        log.create_topic("given-up", cap_records=5).append_many([b"v"] * 12)
+        log.seal_topic("given-up")
+        log.create_topic("fleeting", engine="memory", cap_records=5).append(b"v")
+
+    with Storage.open(tmp_path / "log", settings, clock=clock) as log:
+        log._keeping.step()
+
+        assert {(str(shard.ref), shard.offsets().evict_floor) for shard in log._shards.all()} == {
+            ("default/rocksdb[1]", 7),
+            ("default/segment[1]", 7),
+        }
+
+
+def test_a_limit_that_is_new_is_applied_to_a_topic_that_nobody_has_used_since(tmp_path: Path) -> None:
+    clock = ManualClock()
+    settings = Settings.load(overrides=QUICK)
+    with Storage.open(tmp_path / "log", settings, clock=clock) as log:
+        log.create_topic("t").append_many([b"v"] * 12)
+
+    with Storage.open(tmp_path / "log", settings, clock=clock) as log:
+        log._keeping.step()
+        assert log._shards.all() == []
+        log.alter_topic("t", cap_records=5, allow_loss=True)
+        clock.advance(settings.retention.evict_interval_s)
+        log._keeping.step()
+
+        assert [shard.offsets().evict_floor for shard in log._shards.all()] == [7]
+
+
+def test_a_topic_with_limits_that_cannot_be_opened_is_tried_again_if_that_may_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = ManualClock()
+    settings = Settings.load(overrides=QUICK)
+    with Storage.open(tmp_path / "log", settings, clock=clock) as log:
+        for name in ("slow", "broken", "fine"):
+            log.create_topic(name, cap_records=5).append_many([b"v"] * 12)
+    errors = {"slow": Unavailable("not now"), "broken": Conflict("never")}
+    tried: list[str] = []
+
+    def refuse(engine: SegmentEngine, ref: ShardRef) -> SegmentShard:
+        tried.append(ref.spec.topic)
+        if ref.spec.topic in errors:
+            raise errors[ref.spec.topic]
+        return whole(engine, ref)
+
+    whole = SegmentEngine.open_shard
+    monkeypatch.setattr(SegmentEngine, "open_shard", refuse)
+    with Storage.open(tmp_path / "log", settings, clock=clock) as log:
+        log._keeping.step()
+        assert sorted(tried) == ["broken", "fine", "slow"]
+        assert "default/slow[0]: its limits are not applied while it cannot be opened: not now" in caplog.text
+        errors.clear()
+        log._keeping.step()
+
+        assert sorted(tried) == ["broken", "fine", "slow", "slow"]
+        assert sorted(shard.ref.spec.topic for shard in log._shards.all()) == ["fine", "slow"]
+
+
 def test_recovery_opens_shards_of_every_engine_on_disk_and_applies_their_limits(tmp_path: Path) -> None:
-    """Nobody has used the topics since: their limits were not applied, and the database was not even opened."""
+    """Nobody has used the topics since, and limits are due only later: the database was not even opened."""
     clock = ManualClock()
     settings = Settings.load(overrides=QUICK)
     with Storage.open(tmp_path / "log", settings, clock=clock) as log:
@@ -202,7 +272,6 @@ def test_recovery_opens_shards_of_every_engine_on_disk_and_applies_their_limits(
         log.create_topic("fleeting", engine="memory").append(b"v")
 
     with Storage.open(tmp_path / "log", settings, clock=clock) as log:
-        log._keeping.step()
         assert log._shards.all() == []
 
         log.recover()

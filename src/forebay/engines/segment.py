@@ -71,6 +71,13 @@ class SegmentEngine(LookupEngine[SegmentShard]):
         """About how many bytes opening the shard will walk."""
         return 0 if ref.id in self._shards else tail_bytes(self._disk, self.directory_of(ref))
 
+    def was_here(self, ref: ShardRef) -> bool:
+        """Whether the shard was last open in this directory, and was not given up since, nor half-way."""
+        if not self._disk.exists(self.directory_of(ref)):
+            return False
+        stored = self._stored(ref)
+        return stored is not None and self._is_here(stored) and stored.state.phase is Phase.OPEN
+
     def open_many(self, refs: Sequence[ShardRef], on_bytes: Callable[[int], None]) -> None:
         """Open shards of this directory, acquired in few transactions; `on_bytes` hears of the bytes walked.
 

@@ -64,11 +64,6 @@ class Alterations:
                 _tell(shard, defined.spec)
         self.on_adopted(defined.spec)
 
-    def adopt_all(self) -> None:
-        """Look at every definition anew."""
-        for defined in self._definitions.all_defined():
-            self.adopt_changed(defined)
-
     def adopt_changed(self, defined: Defined) -> None:
         """Adopt a definition, if anything here goes by it."""
         if defined.spec.topic_id in self._handles:

@@ -15,7 +15,8 @@ from forebay.errors import Closed, ForebayError
 from forebay.metadata import Compacted, Watch
 from forebay.storage.altering import Alterations
 from forebay.storage.compaction import Compaction
-from forebay.storage.definitions import Definitions
+from forebay.storage.definitions import Defined, Definitions
+from forebay.storage.limited import Limited
 from forebay.storage.lookups import offering, offers
 from forebay.wal.hearing import deferred
 
@@ -30,6 +31,7 @@ class Keeping:
         shards: Callable[[], list[OpenShard]],
         definitions: Definitions,
         alterations: Alterations,
+        limited: Limited,
         *,
         clock: Clock,
         interval_s: float,
@@ -37,6 +39,7 @@ class Keeping:
         self._shards = shards
         self._definitions = definitions
         self._alterations = alterations
+        self._limited = limited
         self._clock = clock
         self._interval_s = interval_s
         self._compaction = Compaction()
@@ -54,8 +57,10 @@ class Keeping:
                 self._thread.start()
 
     def step(self) -> None:
-        """Hear of changes, and end what the limits of open shards ask for."""
+        """Hear of changes, and end what the limits of shards ask for, used by anybody or not."""
         self.hear()
+        # Not while stepping: whoever deletes a topic keeps others from opening shards, and waits for a step.
+        self._limited.open_due(lambda: self._ended)
         for shard in self._shards():
             with deferred(), self._stepping:
                 # Beside the owner nothing ends records but the owner.
@@ -111,14 +116,19 @@ class Keeping:
         if self._watch is None:
             # First the watch, then the look: a change in between is seen twice rather than never.
             self._watch = self._definitions.watch()
-            self._alterations.adopt_all()
+            self._take(self._definitions.all_defined())
         try:
-            for defined in self._definitions.changed(self._watch):
-                self._alterations.adopt_changed(defined)
+            self._take(self._definitions.changed(self._watch))
         except Compacted:
             self._watch.close()
             self._watch = None
             self._heard_at = float("-inf")
+
+    def _take(self, found: list[Defined]) -> None:
+        for defined in found:
+            self._alterations.adopt_changed(defined)
+            if self._limited.note(defined.spec):
+                self.begin()
 
     def _keep(self, shard: OpenShard) -> None:
         """Apply the limits of a shard. Its trouble is logged and does not stop the others."""

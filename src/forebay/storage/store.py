@@ -29,6 +29,7 @@ from forebay.storage.deletions import Deletions
 from forebay.storage.directory import LogDirectory
 from forebay.storage.groups import Group
 from forebay.storage.keeping import Keeping
+from forebay.storage.limited import Limited
 from forebay.storage.loads import Loads
 from forebay.storage.moves import Moves
 from forebay.storage.opened import OpenShards, Progress, open_all
@@ -65,6 +66,7 @@ class Storage:
             self._shards.all,
             self._definitions,
             self._alterations,
+            Limited(parts, self._shards),
             clock=clock,
             interval_s=settings.retention.evict_interval_s,
         )

@@ -77,6 +77,13 @@ class RocksEngine(LookupEngine[RocksShard]):
         super().prepare(spec)
         self._database.open()
 
+    def was_here(self, ref: ShardRef) -> bool:
+        """Whether the shard was open in this directory before."""
+        if not self._database.is_made:
+            return False
+        stored = read_state(self._metadata, wanted(ref, self._settings).key)
+        return stored is not None and stored.state.holder == self._membership.holder
+
     def open_many(self, refs: Sequence[ShardRef]) -> None:
         """Open shards of this directory; those that another one has are left alone.
 
