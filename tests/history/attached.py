@@ -36,7 +36,7 @@ from forebay.testing.moves import (
 )
 from forebay.topics import Durability, TopicSpec
 from tests.log.rig import stage
-from tests.protocol.ground import GRACE_S, NAME, STORE, TOPIC_ID, Ground, Process, committed_in
+from tests.protocol.ground import GRACE_S, NAME, STORE, TOPIC_ID, Ground, Member, committed_in
 
 ACKED: Final = "acked"
 LOAD: Final = "load-1"
@@ -142,7 +142,7 @@ def fetching(files: dict[str, bytes], objects: dict[str, bytes] | None) -> Fetch
     return fetched
 
 
-class Node(Process):
+class Node(Member):
     """One process with one data directory."""
 
     def __init__(self, land: Land, name: str, metadata: MetadataStore) -> None:

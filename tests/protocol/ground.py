@@ -1,4 +1,4 @@
-"""What data directories of a simulation share, and one process that has one of them.
+"""What data directories of a simulation share, and a process that has one of them.
 
 All lie on one simulated disk. Its trace notes what the metadata store committed, so that every crash state can be
 paired with the metadata of that moment.
@@ -74,7 +74,7 @@ class Ground:
         self.disk.note(_COMMITTED, operations)
 
 
-class Process:
+class Member:
     """One process with one data directory. Nothing runs in the background."""
 
     def __init__(

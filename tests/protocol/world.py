@@ -31,7 +31,7 @@ from forebay.testing.history import NOTE, Begun, Event, History, Outcome, Readin
 from forebay.testing.moves import Operations, replayed
 from forebay.topics import Durability, TopicSpec
 from tests.log.rig import history_of, stage, value_of
-from tests.protocol.ground import GRACE_S, NAME, STORE, TOPIC_ID, Ground, Process, committed_in
+from tests.protocol.ground import GRACE_S, NAME, STORE, TOPIC_ID, Ground, Member, committed_in
 
 KEYS: Final = ShardKeys("shop", "orders", 0, "/forebay")
 MODES: Final = ("shared_fs", "local")
@@ -146,7 +146,7 @@ class World(Ground):
         return {path.removeprefix(prefix): c for path, c in self.files().items() if path.startswith(prefix)}
 
 
-class Node(Process):
+class Node(Member):
     """One process with one data directory."""
 
     def __init__(self, world: World, name: str, metadata: MetadataStore, store: BlobStore) -> None:
