@@ -112,8 +112,8 @@ def shown(place: Place, name: str = "a") -> list[bytes]:
 
 
 def _status(place: Place, load_id: str) -> LoadStatus | None:
-    with delivery._opened(place.target()) as (found, metadata):
-        stored = LoadBook(metadata, found.settings.metadata.prefix).find(load_id)
+    with opened(place.target().location) as found:
+        stored = LoadBook(found.metadata, found.settings.metadata.prefix).find(load_id)
     return stored.load.status if stored is not None else None
 
 
@@ -208,7 +208,7 @@ def _die_with_records(place: Place) -> None:
 
 _KILLED = """
 import os, pickle, signal, sys
-from forebay.spark import delivery
+from forebay.spark import delivery, opening
 from forebay.storage import building
 moment, at = sys.argv[1], int(sys.argv[2])
 count = 0
@@ -226,8 +226,8 @@ def opened(*arguments, **named):
         return outcome
     store.transaction = transaction
     return store
-plain = delivery.open_metadata
-delivery.open_metadata = building.open_metadata = opened
+plain = opening.open_metadata
+opening.open_metadata = building.open_metadata = opened
 delivery.deliver(*pickle.loads(sys.stdin.buffer.read()))
 """
 """A driver that is killed at its transaction of that number, its own and those of the owner that it becomes counted."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,8 +19,6 @@ from forebay.blobs import DirectoryStore
 from forebay.catalog import ShardKeys, read_state
 from forebay.errors import Conflict, ForebayError, Indeterminate, Unavailable, UnknownTopic
 from forebay.format.descriptor import LoadStatus
-from forebay.metadata import MetadataStore
-from forebay.metadata.opening import open_metadata
 from forebay.prepared import Load, Sink, manifest_of
 from forebay.shard.loading import NEVER_OFFERED, LoadBook
 from forebay.spark.opening import Opened, opened
@@ -51,12 +49,8 @@ class TaskResult:
 
 def load_store(found: Opened) -> LoadStore:
     """Where the segments of a load go, ready to take them."""
-    places = found.places
-    if not found.settings.is_shared:
-        return LoadStore(places.loads.open(), places.loads_name)
-    assert places.store is not None
-    store = places.store
-    return LoadStore(store.open() if isinstance(store, DirectoryStore) else store, places.store_name)
+    place = found.new_objects()
+    return LoadStore(place.store.open(), place.name) if isinstance(place.store, DirectoryStore) else place
 
 
 def deliver(target: Target, load_id: str, results: Sequence[TaskResult], sink: Sink | None = None) -> None:
@@ -65,14 +59,14 @@ def deliver(target: Target, load_id: str, results: Sequence[TaskResult], sink: S
     Raises `Unavailable` if it was not attached in time, `Conflict` if the topic is not as it was when it was planned:
     nothing of it is in the topic then, except where the message says that this is not known.
     """
-    with _opened(target) as (found, metadata):
-        _Delivery(target, found, metadata).run(load_id, results, sink)
+    with opened(target.location, read_only=False) as found:
+        _Delivery(target, found).run(load_id, results, sink)
 
 
 def give_up(target: Target, load_id: str, results: Sequence[TaskResult]) -> None:
     """Nothing of it will ever be in the topic, if it is not already; what was staged is removed, now or later."""
-    with _opened(target) as (found, metadata):
-        book = LoadBook(metadata, found.settings.metadata.prefix)
+    with opened(target.location, read_only=False) as found:
+        book = LoadBook(found.metadata, found.settings.metadata.prefix)
         never_offered = Load(
             status=LoadStatus.ABANDONED,
             namespace=target.spec.namespace,
@@ -99,24 +93,14 @@ def drop(place: LoadStore, results: Sequence[TaskResult]) -> None:
         logger.warning("what was staged and is not needed is left to be swept: %s", error)
 
 
-@contextlib.contextmanager
-def _opened(target: Target) -> Iterator[tuple[Opened, MetadataStore]]:
-    with opened(target.location) as found:
-        settings = found.settings.metadata
-        path = found.directory.metadata_at(settings.path) if found.directory is not None else settings.path or ""
-        with contextlib.closing(open_metadata(settings, path, disk=found.disk, clock=found.clock)) as metadata:
-            yield found, metadata
-
-
 class _Delivery:
     """One load on its way into the topic."""
 
-    def __init__(self, target: Target, found: Opened, metadata: MetadataStore) -> None:
+    def __init__(self, target: Target, found: Opened) -> None:
         self._target = target
         self._found = found
         self._clock = found.clock
-        self._metadata = metadata
-        self._book = LoadBook(metadata, found.settings.metadata.prefix)
+        self._book = LoadBook(found.metadata, found.settings.metadata.prefix)
         self._place = load_store(found)
         self._deadline = self._clock.monotonic() + target.attach_seconds
         self._try_at = float("-inf")
@@ -223,10 +207,11 @@ class _Delivery:
         missing = [shard.partition for shard in load.shards if shard.partition not in attached]
         if not missing:
             self._book.commit(load_id)
+        metadata = self._found.metadata
         for partition in missing:
             keys = ShardKeys(load.namespace, load.topic, partition, self._found.settings.metadata.prefix)
-            stored = read_state(self._metadata, keys.state)
-            if stored is None or stored.state.owner is None or not self._metadata.session_alive(stored.state.owner):
+            stored = read_state(metadata, keys.state)
+            if stored is None or stored.state.owner is None or not metadata.session_alive(stored.state.owner):
                 return True
             self._reason = f"partition {partition}: directory {stored.state.holder} has it and did not attach it"
         return False

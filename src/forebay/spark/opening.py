@@ -8,22 +8,29 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+from forebay.blobs import BlobStore, DirectoryStore, open_store
 from forebay.catalog import ShardCatalog, ShardKeys
 from forebay.clock import Clock, SystemClock
 from forebay.disk import SystemDisk
-from forebay.errors import Invalid, Unavailable
+from forebay.errors import Invalid, Unavailable, Unsupported
+from forebay.format.descriptor import SegmentDescriptor
+from forebay.inspection.stores import Stores
+from forebay.manifests import ManifestReader
 from forebay.metadata import MetadataStore
 from forebay.metadata.opening import open_metadata
+from forebay.settings import Settings, StoreSettings
 from forebay.shard import ShardRef
 from forebay.shard.places import Places
 from forebay.spark.location import Location
 from forebay.storage.building import history_store
 from forebay.storage.definitions import Definitions
 from forebay.storage.directory import LogDirectory, is_owned
+from forebay.storage.loads import LoadStore
+from forebay.topics import Engine, TopicName, TopicSpec
 from forebay.wal.follow import FollowedLog
 
 logger = logging.getLogger(__name__)
@@ -32,6 +39,8 @@ logger = logging.getLogger(__name__)
 class _Nowhere(NamedTuple):
     """The directory of a location that has none: no descriptor of history leads there."""
 
+    path: str = "/nonexistent"
+    id: str = ""
     shards: str = "/nonexistent"
     loads: str = "/nonexistent"
 
@@ -39,12 +48,23 @@ class _Nowhere(NamedTuple):
 class Opened:
     """A location seen from this process. For one thread at a time; `close` it."""
 
-    def __init__(self, location: Location, clock: Clock | None = None, *, read_only: bool = True) -> None:
+    def __init__(
+        self,
+        location: Location,
+        clock: Clock | None = None,
+        *,
+        read_only: bool = True,
+        also: StoreSettings | None = None,
+    ) -> None:
+        """`also` is a store that descriptors may name besides those of the location."""
         self.location = location
         self.read_only = read_only
         self.settings = location.settings()
         self.clock = clock or SystemClock()
         self.disk = SystemDisk(self.settings.runtime.descriptors_max)
+        self._also = also
+        self._held = contextlib.ExitStack()
+        self._held.callback(self.disk.close)
 
     @cached_property
     def directory(self) -> LogDirectory | None:
@@ -59,41 +79,66 @@ class Opened:
     @cached_property
     def places(self) -> Places:
         """Where the segments of history are."""
+        home = self._home
         store, name = history_store(self.settings, self.disk, self.clock, make=False)
-        try:
-            directory = self.directory
-        except (Invalid, Unavailable) as error:
-            if store is None:
-                raise
-            # History in a store is read by machines too that do not see the directory.
-            logger.info("%s", error)
-            directory = None
-        return Places(
+        places = Places(
             disk=self.disk,
             clock=self.clock,
-            directory=directory or _Nowhere(),
-            holder=directory.id if directory is not None else "",
+            directory=home,
+            holder=home.id,
             store=store,
             store_name=name,
             read_ahead_bytes=self.settings.store.read_ahead_bytes,
         )
+        return self._held.enter_context(contextlib.closing(places))
+
+    @cached_property
+    def stores(self) -> Stores:
+        """The stores that descriptors name, for those who look at objects as such."""
+        stores = _NamedStores(self._home, self.settings, disk=self.disk, clock=self.clock, also=self._also)
+        return self._held.enter_context(contextlib.closing(stores))
 
     @cached_property
     def metadata(self) -> MetadataStore:
         """The metadata store, to be read unless more was asked for."""
-        configured = self.settings.metadata.path
-        path = self.directory.metadata_at(configured) if self.directory is not None else configured or ""
-        return open_metadata(self.settings.metadata, path, disk=self.disk, clock=self.clock, read_only=self.read_only)
+        settings, directory = self.settings.metadata, self.directory
+        path = directory.metadata_at(settings.path) if directory is not None else settings.path or ""
+        store = open_metadata(settings, path, disk=self.disk, clock=self.clock, read_only=self.read_only)
+        return self._held.enter_context(contextlib.closing(store))
 
     @property
     def definitions(self) -> Definitions:
         """What topics there are."""
         return Definitions(self.metadata, self.settings.metadata.prefix, self.clock)
 
+    def topics(self, names: Sequence[str]) -> list[TopicSpec]:
+        """The topics of these names, or all that have history if none is named; `UnknownTopic`, `Unsupported`."""
+        if not names:
+            return [spec for spec in self.definitions.all() if spec.engine is Engine.SEGMENT]
+        specs = [self.definitions.get(TopicName.parse(name)) for name in names]
+        for spec in specs:
+            if spec.engine is not Engine.SEGMENT:
+                raise Unsupported(f'{spec.name} lives on engine "{spec.engine}" and has no history: leave it out')
+        return specs
+
     def catalog(self, ref: ShardRef) -> ShardCatalog:
-        """The history of a partition as recorded."""
+        """The history of a partition as recorded; manifests are opened."""
         keys = ShardKeys(ref.spec.namespace, ref.spec.topic, ref.partition, self.settings.metadata.prefix)
-        return ShardCatalog(self.metadata, keys, ref.spec.topic_id, self.places.manifest)
+        return ShardCatalog(self.metadata, keys, ref.spec.topic_id, self.manifest)
+
+    def manifest(self, descriptor: SegmentDescriptor) -> Sequence[SegmentDescriptor]:
+        """What a manifest of the catalog lists."""
+        if self._also is None:
+            return self.places.manifest(descriptor)
+        return ManifestReader(self.stores.of(descriptor.store))(descriptor)
+
+    def new_objects(self) -> LoadStore:
+        """Where new objects of history go, and what descriptors call it."""
+        places = self.places
+        if not self.settings.is_shared:
+            return LoadStore(places.loads.open(), places.loads_name)
+        assert places.store is not None
+        return LoadStore(places.store, places.store_name)
 
     def log(self, shard: str) -> FollowedLog | None:
         """The local log of a shard, whoever owns it; `None` without a directory. The caller closes it."""
@@ -110,15 +155,50 @@ class Opened:
 
     def close(self) -> None:
         """Give everything back."""
-        if "places" in vars(self):
-            self.places.close()
-        if "metadata" in vars(self):
-            self.metadata.close()
-        self.disk.close()
+        self._held.close()
+
+    @cached_property
+    def _home(self) -> LogDirectory | _Nowhere:
+        """The data directory for those who read history."""
+        try:
+            return self.directory or _Nowhere()
+        except (Invalid, Unavailable) as error:
+            if not self.settings.is_shared and self.settings.storage.handoff_root is None:
+                raise
+            # History in a store is read by machines too that do not see the directory.
+            logger.info("%s", error)
+            return _Nowhere()
+
+
+class _NamedStores(Stores):
+    """The stores of a location, the files of its data directory among them, and one besides if there is one."""
+
+    def __init__(
+        self,
+        home: LogDirectory | _Nowhere,
+        settings: Settings,
+        *,
+        disk: SystemDisk,
+        clock: Clock,
+        also: StoreSettings | None,
+    ) -> None:
+        super().__init__(home, settings, disk=disk, clock=clock)
+        self._files = DirectoryStore(home.shards, disk=disk, clock=clock)
+        self._also = also
+
+    def _open(self, name: str) -> BlobStore:
+        if self.is_here(name):
+            return self._files
+        try:
+            return super()._open(name)
+        except Unavailable:
+            if self._also is None or name != self._also.name:
+                raise
+            return open_store(self._also, disk=self._disk, clock=self._clock)
 
 
 @contextlib.contextmanager
-def opened(location: Location, *, read_only: bool = True) -> Iterator[Opened]:
-    """The location, given back at the end; its metadata may be changed only if asked for."""
-    with contextlib.closing(Opened(location, read_only=read_only)) as found:
+def opened(location: Location, *, read_only: bool = True, also: StoreSettings | None = None) -> Iterator[Opened]:
+    """The location, given back at the end; its metadata may be changed only if asked for. `also`: see `Opened`."""
+    with contextlib.closing(Opened(location, read_only=read_only, also=also)) as found:
         yield found

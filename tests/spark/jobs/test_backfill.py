@@ -18,10 +18,10 @@ from forebay.shard.loading import LoadBook
 from forebay.spark.delivery import deliver
 from forebay.spark.iceberg import open_catalog
 from forebay.spark.jobs import backfill
-from forebay.spark.jobs.histories import Histories
 from forebay.spark.jobs.reports import Report
 from forebay.spark.jobs.sources import Files, Frame, Table
 from forebay.spark.location import Location
+from forebay.spark.opening import opened
 from tests.ledger import Ledger
 from tests.spark.topics import SETTINGS
 
@@ -39,8 +39,8 @@ def location(tmp_path: Path) -> Location:
 @pytest.fixture(autouse=True)
 def _no_load_is_left_offered(location: Location) -> Iterator[None]:
     yield
-    with Histories(location) as histories:
-        assert LoadBook(histories.metadata, "/forebay").pending() == {}
+    with opened(location) as found:
+        assert LoadBook(found.metadata, "/forebay").pending() == {}
 
 
 @pytest.fixture

@@ -25,7 +25,6 @@ from forebay.errors import Conflict, Fenced, Invalid, Unavailable
 from forebay.spark.avro import AvroValues
 from forebay.spark.iceberg import open_catalog
 from forebay.spark.jobs import lake
-from forebay.spark.jobs.histories import Histories
 from forebay.spark.jobs.leases import Lease, leased
 from forebay.spark.jobs.reports import Report
 from forebay.spark.lake.directories import DirectoryTarget
@@ -33,6 +32,7 @@ from forebay.spark.lake.files import Written
 from forebay.spark.lake.tables import FOLDER
 from forebay.spark.lake.targets import Batch
 from forebay.spark.location import Location
+from forebay.spark.opening import opened
 from forebay.spark.upkeep import own_folder
 from tests.blobs import servers
 from tests.blobs.servers import ACCESS_KEY, BUCKET, SECRET_KEY
@@ -371,7 +371,7 @@ def test_snapshots_of_earlier_runs_are_expired_and_no_row_goes_with_them(path: P
 
 def test_one_run_at_a_time(log: forebay.Storage, path: Path) -> None:
     Orders(log)
-    with Histories(Location.of(path), read_only=False) as one, Histories(Location.of(path), read_only=False) as other:
+    with opened(Location.of(path), read_only=False) as one, opened(Location.of(path), read_only=False) as other:
         clock = SystemClock()
         key = "/forebay/lakes/shop/orders"
         first = leased(one.metadata, key, "lake one", ttl_s=10, wait_s=0, clock=clock)

@@ -15,9 +15,9 @@ import forebay
 from forebay.errors import Invalid, Unavailable, Unsupported
 from forebay.spark.jobs import migrate
 from forebay.spark.jobs.copying import copy
-from forebay.spark.jobs.histories import Histories
 from forebay.spark.jobs.units import Outcome
 from forebay.spark.location import Location
+from forebay.spark.opening import opened
 from forebay.tabled import Tabled
 from tests.blobs import servers
 from tests.blobs.servers import ACCESS_KEY, BUCKET, SECRET_KEY, Server
@@ -254,9 +254,9 @@ def test_what_cannot_be_migrated_is_refused_by_name(tmp_path: Path, here: None) 
     other = {**new, "metadata": {"path": str(tmp_path / "other.sqlite")}}
     with pytest.raises(Unsupported, match="name other metadata"):
         migrate.run(None, location, Location.of(data, _file(tmp_path, "x", other)))  # type: ignore[arg-type]
-    with Histories(location, read_only=False) as histories:
-        (spec,) = histories.topics([])
-        store = histories.stores.of(f"local:{histories.stores.directory.id}")  # type: ignore[union-attr]
-        Tabled(histories.metadata, "/forebay", "shop", "orders", spec.topic_id).put(["a/b.parquet"], store)
+    with opened(location, read_only=False) as found:
+        (spec,) = found.topics([])
+        store = found.stores.of(f"local:{found.holder}")
+        Tabled(found.metadata, "/forebay", "shop", "orders", spec.topic_id).put(["a/b.parquet"], store)
     with pytest.raises(Unsupported, match="has an open table"):
         migrate.run(None, location, to)  # type: ignore[arg-type]

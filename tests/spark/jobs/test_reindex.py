@@ -17,9 +17,10 @@ from forebay.disk import SystemDisk
 from forebay.export import Exporter, Origin
 from forebay.format.descriptor import DescriptorKind
 from forebay.inspection.segments import without_lookups
+from forebay.shard import ShardRef
 from forebay.spark.jobs import reindex, scrub
-from forebay.spark.jobs.histories import Histories
 from forebay.spark.location import Location
+from forebay.spark.opening import opened
 from forebay.testing.clock import ManualClock
 from forebay.wal.files import FileList
 from tests.cli.rig import flip
@@ -51,10 +52,10 @@ def _make_old(exported: Exported, place: int) -> bytes:
 
 
 def _indexes(exported: Exported) -> list[bytes]:
-    with Histories(_location(exported)) as histories:
-        (spec,) = histories.topics([])
-        found = histories.catalog(spec, 0).descriptors()
-        return [(exported.root / piece.index_object).read_bytes() for piece in found]
+    with opened(_location(exported)) as found:
+        (spec,) = found.topics([])
+        pieces = found.catalog(ShardRef(spec, 0)).descriptors()
+        return [(exported.root / piece.index_object).read_bytes() for piece in pieces]
 
 
 def test_every_index_becomes_what_it_would_be_today(spark: SparkSession, exported: Exported) -> None:
@@ -80,11 +81,11 @@ def test_every_index_becomes_what_it_would_be_today(spark: SparkSession, exporte
 
 def test_what_a_manifest_lists_gets_a_new_manifest(spark: SparkSession, exported: Exported) -> None:
     whole = _make_old(exported, 1)
-    with Histories(_location(exported), read_only=False) as histories:
-        (spec,) = histories.topics([])
-        catalog = histories.catalog(spec, 0)
+    with opened(_location(exported), read_only=False) as found:
+        (spec,) = found.topics([])
+        catalog = found.catalog(ShardRef(spec, 0))
         pieces = catalog.pieces()
-        store = histories.stores.of("directory")
+        store = found.stores.of("directory")
         listed = [piece.descriptor for piece in pieces]
         manifest = manifests.write(store, f"{spec.topic_id}_0/", listed, store_name="directory", created_at=1)
         assert catalog.replace(pieces, manifest)
@@ -93,8 +94,8 @@ def test_what_a_manifest_lists_gets_a_new_manifest(spark: SparkSession, exported
 
     assert report.is_clean and report.figures["rebuilt"] == 1
     assert _indexes(exported)[1] == whole
-    with Histories(_location(exported)) as histories:
-        (piece,) = histories.catalog(spec, 0).pieces()
+    with opened(_location(exported)) as found:
+        (piece,) = found.catalog(ShardRef(spec, 0)).pieces()
     assert piece.descriptor.kind is DescriptorKind.MANIFEST and piece.descriptor != manifest
 
 
@@ -115,12 +116,12 @@ def test_the_index_that_is_not_named_any_more_is_swept(spark: SparkSession, expo
     reindex.run(spark, _location(exported))
     before = _indexes(exported)
     os.utime(old, (0, 0))
-    with Histories(_location(exported), read_only=False) as histories, contextlib.closing(SystemDisk()) as disk:
-        (spec,) = histories.topics([])
+    with opened(_location(exported), read_only=False) as found, contextlib.closing(SystemDisk()) as disk:
+        (spec,) = found.topics([])
         origin = Origin(spec.topic_id, 0, 1, "tests", "directory")
-        store = histories.stores.of("directory")
+        store = found.stores.of("directory")
         clock = ManualClock(now_ms=SystemClock().now_ms())
-        exporter = Exporter(origin, histories.catalog(spec, 0), store, disk=disk, clock=clock)
+        exporter = Exporter(origin, found.catalog(ShardRef(spec, 0)), store, disk=disk, clock=clock)
 
         lately = exporter.sweep(20_000, FileList([]))
         clock.advance(20_001)

@@ -15,10 +15,11 @@ from forebay.errors import Invalid, UnknownTopic
 from forebay.inspection.findings import Severity
 from forebay.shard import SegmentShard
 from forebay.spark.jobs import scrub
-from forebay.spark.jobs.histories import Histories
 from forebay.spark.jobs.notes import Notes
 from forebay.spark.jobs.reports import Report
+from forebay.spark.jobs.shards import refs_at
 from forebay.spark.location import Location
+from forebay.spark.opening import opened
 from tests.cli.rig import flip
 from tests.inspection.exported import KEYS, Exported
 from tests.ledger import Ledger
@@ -150,9 +151,8 @@ def test_notes_let_a_run_go_on_where_another_ended(spark: SparkSession, exported
 
 def test_what_the_owner_replaced_meanwhile_is_not_damaged(spark: SparkSession, exported: Exported) -> None:
     location = _location(exported)
-    with Histories(location) as histories:
-        (spec,) = histories.topics([])
-        (shard,) = scrub._looked_at(histories, spec)
+    with opened(location) as found:
+        (shard,) = [scrub._looked_at(found, ref) for ref in refs_at(found, [])]
     old = exported.object(1)
     with exported.metadata() as metadata:
         catalog = ShardCatalog(metadata, KEYS, "")

@@ -23,11 +23,11 @@ from forebay.prepared import Sink
 from forebay.shard.loading import LoadBook, SinkState
 from forebay.spark.delivery import TaskResult, deliver
 from forebay.spark.incoming import TYPES, check_columns
-from forebay.spark.jobs.histories import Histories
 from forebay.spark.jobs.reports import Figure, Part, Progress, Report, Unseen, summed
 from forebay.spark.jobs.sources import Source
 from forebay.spark.location import Location
-from forebay.spark.target import ATTACH_SECONDS, Target, WriteOptions, look
+from forebay.spark.opening import opened
+from forebay.spark.target import ATTACH_SECONDS, Target, WriteOptions, load_id_of, look
 from forebay.topics import TopicName
 
 if TYPE_CHECKING:
@@ -109,11 +109,11 @@ class _Backfill:
 
     def record(self, brought: Brought) -> None:
         """From here on the id stands for these rows; `Conflict` if it does for others."""
-        with Histories(self._target.location, read_only=False) as histories:
-            key = backfill_key(self._id, self._target.spec.topic_id, prefix=histories.settings.metadata.prefix)
-            if histories.metadata.transaction([Absent(key)], [Put(key, encode_value(brought))]).succeeded:
+        with opened(self._target.location, read_only=False) as found:
+            key = backfill_key(self._id, self._target.spec.topic_id, prefix=found.settings.metadata.prefix)
+            if found.metadata.transaction([Absent(key)], [Put(key, encode_value(brought))]).succeeded:
                 return
-            entry = histories.metadata.get(key)
+            entry = found.metadata.get(key)
         known = decode_value(entry.value, Brought)[0] if entry is not None else brought
         if known != brought:
             raise Conflict(
@@ -124,23 +124,21 @@ class _Backfill:
     def done(self) -> int:
         """How many loads the topic has already."""
         spec = self._target.spec
-        with Histories(self._target.location) as histories:
-            prefix = histories.settings.metadata.prefix
-            entry = histories.metadata.get(sink_key(self._query, spec.namespace, spec.topic, prefix=prefix))
+        with opened(self._target.location) as found:
+            prefix = found.settings.metadata.prefix
+            entry = found.metadata.get(sink_key(self._query, spec.namespace, spec.topic, prefix=prefix))
         return 0 if entry is None else decode_value(entry.value, SinkState)[0].batch_id + 1
 
     def bring(self, number: int, frame: DataFrame) -> None:
         """On return the topic has these rows, once."""
-        from forebay.spark.target import load_id_of
-
         sink = Sink(query_id=self._query, batch_id=number)
         load_id = load_id_of(self._target, sink)
         rows = frame.mapInArrow(_stager(self._target, load_id), _STAGED).collect()
         results: list[TaskResult] = [pickle.loads(row["result"]) for row in rows]
         deliver(self._target, load_id, results, sink)
-        with Histories(self._target.location) as histories:
-            found = LoadBook(histories.metadata, histories.settings.metadata.prefix).find(load_id)
-        shards = found.load.shards if found is not None else ()
+        with opened(self._target.location) as found:
+            stored = LoadBook(found.metadata, found.settings.metadata.prefix).find(load_id)
+        shards = stored.load.shards if stored is not None else ()
         self._landed.append(
             _Landed(
                 {shard.partition: shard.records for shard in shards},

@@ -9,17 +9,15 @@ to do where all was done.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, Protocol
 
-from forebay.blobs import BlobStore
 from forebay.clock import SystemClock
 from forebay.compacting.merging import Target, merge
 from forebay.compacting.passes import Holding, Passes, Unit
 from forebay.compacting.planning import Rules
 from forebay.compacting.shard import Outlook, ShardCompaction
-from forebay.errors import ForebayError, Unavailable, Unsupported
+from forebay.errors import ForebayError, Unavailable
 from forebay.format.descriptor import SegmentDescriptor
 from forebay.format.offsets import OffsetSet
 from forebay.format.vectors import deleted_by, vectors_of
@@ -28,12 +26,12 @@ from forebay.shard import ShardRef
 from forebay.shard.places import is_private, loads_name, local_name
 from forebay.spark.jobs.leases import leased
 from forebay.spark.jobs.reports import Figure, Part, Progress, Report, summed
+from forebay.spark.jobs.shards import refs_at
 from forebay.spark.jobs.superseding import KeyUnit, superseded_by_spark
 from forebay.spark.jobs.units import spread
 from forebay.spark.location import Location
 from forebay.spark.opening import Opened, opened
-from forebay.storage.definitions import refs_of
-from forebay.topics import Cleanup, Engine, TopicName, TopicSpec
+from forebay.topics import Cleanup
 from forebay.wal.window import ProducerWindow
 
 if TYPE_CHECKING:
@@ -106,12 +104,11 @@ def compact(
     findings: list[Finding] = []
     parts: list[Part] = []
     with opened(location, read_only=dry_run) as found:
-        for spec in _specs(found, topics):
-            for ref in refs_of(spec):
-                shard = _Shard(found, ref, work, rules, findings)
-                figures = shard.figures(shard.outlook_figures if dry_run else partial(shard.compact, wait_s))
-                if figures:
-                    parts.append(Part(topic=str(spec.name), partition=ref.partition, figures=figures))
+        for ref in refs_at(found, topics):
+            shard = _Shard(found, ref, work, rules, findings)
+            figures = shard.figures(shard.outlook_figures if dry_run else partial(shard.compact, wait_s))
+            if figures:
+                parts.append(Part(topic=str(ref.spec.name), partition=ref.partition, figures=figures))
     figures = summed(parts)
     done = figures.get("rewrites", 0)
     summary = f"{done} rewrite{'' if done == 1 else 's'}" if done else "nothing to do"
@@ -125,16 +122,6 @@ def compact(
         findings=tuple(findings),
         seconds=round(seconds, 3),
     )
-
-
-def _specs(found: Opened, topics: Sequence[str]) -> list[TopicSpec]:
-    if not topics:
-        return [spec for spec in found.definitions.all() if spec.engine is Engine.SEGMENT]
-    specs = [found.definitions.get(TopicName.parse(name)) for name in topics]
-    for spec in specs:
-        if spec.engine is not Engine.SEGMENT:
-            raise Unsupported(f'{spec.name} lives on engine "{spec.engine}" and has no history: leave it out')
-    return specs
 
 
 class _Shard:
@@ -151,7 +138,7 @@ class _Shard:
             ref.spec.topic_id,
             found.places,
             readable=partial(_is_readable, found.holder),
-            manifest=found.places.manifest,
+            manifest=found.manifest,
         )
 
     def figures(self, done: Callable[[], dict[str, Figure]]) -> dict[str, Figure]:
@@ -200,7 +187,7 @@ class _Shard:
             return _figures(before, self._look(), passes.swapped)
 
     def _target(self) -> Target:
-        return Target(*_target_store(self._found), LEADER, self._found.clock.now_ms())
+        return Target(*self._found.new_objects(), LEADER, self._found.clock.now_ms())
 
     def _look(self) -> Outlook:
         superseded = self._superseded if self._ref.spec.cleanup is Cleanup.COMPACT else None
@@ -243,24 +230,14 @@ def _is_readable(holder: str, descriptor: SegmentDescriptor) -> bool:
     return not is_private(descriptor) or descriptor.store in (local_name(holder), loads_name(holder))
 
 
-def _target_store(found: Opened) -> tuple[BlobStore, str]:
-    """Where new segments are put, and what descriptors call it."""
-    places = found.places
-    if found.settings.is_shared:
-        assert places.store is not None
-        return places.store, places.store_name
-    return places.loads.open(), places.loads_name
-
-
 def written(location: Location, unit: Unit) -> SegmentDescriptor:
     """Write one segment; what the catalog will say of it. Done by an executor."""
-    with closing(Opened(location)) as found:
-        store, _ = _target_store(found)
+    with opened(location) as found:
         return merge(
             unit.task,
             deleted_by(unit.ended),
             found.places,
-            Target(store, unit.store, LEADER, unit.created_at),
+            Target(found.new_objects().store, unit.store, LEADER, unit.created_at),
             # An attempt that was given up may go on unseen: it must not touch the object of another.
             token=found.clock.random_bytes(TOKEN_BYTES).hex(),
             window=ProducerWindow(*unit.window),

@@ -8,16 +8,14 @@ from collections.abc import Iterator
 import msgspec
 
 from forebay.blobs import BlobMissing, BlobStore, open_store
-from forebay.clock import SystemClock
-from forebay.disk import SystemDisk
 from forebay.errors import Corrupt
 from forebay.format import index as index_format
 from forebay.format.checksum import ContentHash, content_hash
 from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.format.frame import Verdict
 from forebay.format.segment import index_name
-from forebay.spark.jobs.histories import JobStores
 from forebay.spark.location import Location
+from forebay.spark.opening import opened
 
 
 class Errand(msgspec.Struct, frozen=True, array_like=True):
@@ -46,17 +44,14 @@ def copy(old: Location, new: Location, errand: Errand) -> Copied:
 
     Raises `Corrupt` if the old object is not what was catalogued: damage is not brought along.
     """
-    disk, clock = SystemDisk(), SystemClock()
-    with contextlib.ExitStack() as stack:
-        stack.callback(disk.close)
-        store = new.settings().store
-        stores = stack.enter_context(contextlib.closing(JobStores(old, disk=disk, clock=clock, also=store)))
-        source = stores.of(errand.descriptor.store)
-        target = stack.enter_context(contextlib.closing(open_store(store, disk=disk, clock=clock)))
-        copied = _object(source, target, errand)
-        if has_index(errand.descriptor):
-            _index(source, target, errand)
-        return copied
+    store = new.settings().store
+    with opened(old, also=store) as found:
+        source = found.stores.of(errand.descriptor.store)
+        with contextlib.closing(open_store(store, disk=found.disk, clock=found.clock)) as target:
+            copied = _object(source, target, errand)
+            if has_index(errand.descriptor):
+                _index(source, target, errand)
+            return copied
 
 
 def has_index(descriptor: SegmentDescriptor) -> bool:

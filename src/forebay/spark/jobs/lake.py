@@ -15,7 +15,6 @@ from forebay.clock import SystemClock
 from forebay.errors import Invalid
 from forebay.format.keys import lake_key
 from forebay.spark.jobs.frames import frame_of, look_at
-from forebay.spark.jobs.histories import Histories
 from forebay.spark.jobs.leases import Lease, leased
 from forebay.spark.jobs.reports import Figure, Part, Progress, Report, Unseen
 from forebay.spark.lake.decoding import SOURCE_COLUMNS, Decoding, decoding
@@ -24,6 +23,7 @@ from forebay.spark.lake.files import REPORT, Outlet, Written
 from forebay.spark.lake.tables import TableTarget
 from forebay.spark.lake.targets import Batch, Marks, Target
 from forebay.spark.location import Location
+from forebay.spark.opening import opened
 from forebay.spark.snapshot import Snapshot
 from forebay.topics import TopicName
 
@@ -63,14 +63,14 @@ def run(
     begun = clock.monotonic()
     how = decoding(format, schema)
     name = TopicName.parse(topic)
-    with Histories(location, read_only=dry_run) as histories, contextlib.ExitStack() as stack:
+    with opened(location, read_only=dry_run) as found, contextlib.ExitStack() as stack:
         lease = None
         if not dry_run:
-            settings = histories.settings.metadata
+            settings = found.settings.metadata
             key = lake_key(name.namespace, name.topic, prefix=settings.prefix)
             wait_s = settings.lease_ttl_s + LEASE_GRACE_SECONDS
             lease = stack.enter_context(
-                leased(histories.metadata, key, f"lake {name}", ttl_s=settings.lease_ttl_s, wait_s=wait_s, clock=clock)
+                leased(found.metadata, key, f"lake {name}", ttl_s=settings.lease_ttl_s, wait_s=wait_s, clock=clock)
             )
         target = stack.enter_context(contextlib.closing(_target(location, table, directory, how)))
         snapshot = look_at(location, topic)

@@ -22,17 +22,18 @@ from forebay.clock import SystemClock
 from forebay.errors import Conflict, ForebayError, Invalid, Unavailable, Unsupported
 from forebay.format.descriptor import DescriptorKind, Phase, SegmentDescriptor
 from forebay.format.segment import SEGMENT_SUFFIX
-from forebay.inspection.findings import Finding, Severity
+from forebay.shard import ShardRef
 from forebay.shard.loading import LoadBook
 from forebay.shard.places import is_private
 from forebay.shard.remains import remove_objects
 from forebay.spark.jobs.copying import Copied, Errand, copy
-from forebay.spark.jobs.histories import Histories
-from forebay.spark.jobs.reports import Figure, Part, Progress, Report, summed
+from forebay.spark.jobs.reports import Progress, Report, summed
+from forebay.spark.jobs.shards import JobShard, findings_of, parts_of, refs_at
 from forebay.spark.jobs.units import spread
 from forebay.spark.location import Location
+from forebay.spark.opening import Opened, opened
 from forebay.tabled import Tabled
-from forebay.topics import TopicSpec, shard_id
+from forebay.topics import TopicSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,26 +42,15 @@ AGAIN = "see to it, then run migrate again: what was copied is not copied twice"
 
 
 @dataclass(kw_only=True)
-class _Shard:
+class _Shard(JobShard):
     """One partition on its way."""
 
-    spec: TopicSpec
-    partition: int
     pieces: list[Piece]
     opened: list[SegmentDescriptor]
     """All of its history, manifests opened."""
     revision: int
     """Of its state when it was looked at."""
     copied: dict[str, Copied] = field(default_factory=dict)
-    figures: dict[str, Figure] = field(default_factory=dict)
-    findings: list[Finding] = field(default_factory=list)
-
-    @property
-    def place(self) -> tuple[str, int]:
-        return str(self.spec.name), self.partition
-
-    def __str__(self) -> str:
-        return f"{self.spec.name}[{self.partition}]"
 
 
 def run(
@@ -83,16 +73,12 @@ def run(
     settings = to.settings()
     if not settings.is_shared:
         raise Invalid('the settings to migrate to have no store: set storage.mode to "shared_fs" or "object_store"')
-    with Histories(location, read_only=dry_run, also=settings.store) as histories:
-        _check_stores(histories, to)
-        shards = [
-            _looked_at(histories, spec, partition)
-            for spec in histories.topics(topics)
-            for partition in range(spec.partitions)
-        ]
-        work = _Migration(histories, to, shards)
+    with opened(location, read_only=dry_run, also=settings.store) as found:
+        _check_stores(found, to)
+        shards = [_looked_at(found, ref) for ref in refs_at(found, topics)]
+        work = _Migration(found, to, shards)
         if not dry_run:
-            with closing(open_store(settings.store, disk=histories.disk, clock=clock)) as store:
+            with closing(open_store(settings.store, disk=found.disk, clock=clock)) as store:
                 store.probe()
                 work.copy(spark, progress)
                 work.switch(store)
@@ -103,9 +89,9 @@ def run(
     return work.report(dry_run=dry_run, seconds=clock.monotonic() - begun)
 
 
-def _check_stores(histories: Histories, to: Location) -> None:
-    old, new = histories.settings, to.settings()
-    here, there = map(_metadata, (histories.location, to))
+def _check_stores(found: Opened, to: Location) -> None:
+    old, new = found.settings, to.settings()
+    here, there = map(_metadata, (found.location, to))
     if here != there:
         raise Unsupported(
             f"the settings to migrate to name other metadata ({there}, not {here}): migrate moves objects, and the "
@@ -123,31 +109,29 @@ def _metadata(location: Location) -> str:
     return f"{found.path or f'{location.path}/metadata.sqlite'}{found.prefix}"
 
 
-def _looked_at(histories: Histories, spec: TopicSpec, partition: int) -> _Shard:
+def _looked_at(found: Opened, ref: ShardRef) -> _Shard:
     """A partition that may be migrated; else an error that names it."""
-    catalog = histories.catalog(spec, partition)
+    catalog = found.catalog(ref)
     stored = catalog.state()
-    name = f"{spec.name}[{partition}]"
     state = stored.state if stored is not None else None
-    if state is not None and state.owner is not None and histories.metadata.session_alive(state.owner):
-        raise Unavailable(f"{name} is owned by session {state.owner} in directory {state.holder}: seal or close it")
+    if state is not None and state.owner is not None and found.metadata.session_alive(state.owner):
+        raise Unavailable(f"{ref} is owned by session {state.owner} in directory {state.holder}: seal or close it")
     if state is not None and state.phase is Phase.DELETING:
-        raise Conflict(f"{name} is being deleted: leave its topic out")
-    pending = LoadBook(histories.metadata, histories.settings.metadata.prefix).pending()
+        raise Conflict(f"{ref} is being deleted: leave its topic out")
+    pending = LoadBook(found.metadata, found.settings.metadata.prefix).pending()
     pieces = catalog.pieces()
     waiting = [piece.descriptor.load_id for piece in pieces if piece.descriptor.load_id in pending]
     if waiting:
-        raise Unavailable(f"{name} has a part of load {waiting[0]}, which is not over: let it be, then migrate")
+        raise Unavailable(f"{ref} has a part of load {waiting[0]}, which is not over: let it be, then migrate")
     opened = catalog.descriptors()
-    elsewhere = [piece for piece in opened if histories.stores.is_elsewhere(piece.store)]
+    elsewhere = [piece for piece in opened if found.stores.is_elsewhere(piece.store)]
     if elsewhere:
         raise Unavailable(
-            f"{name}: offsets [{elsewhere[0].start}, {elsewhere[0].end}) lie in {elsewhere[0].store}, another data "
+            f"{ref}: offsets [{elsewhere[0].start}, {elsewhere[0].end}) lie in {elsewhere[0].store}, another data "
             "directory: name it with path or --data, or export the topic there first"
         )
     return _Shard(
-        spec=spec,
-        partition=partition,
+        ref=ref,
         pieces=pieces,
         opened=opened,
         revision=stored.revision if stored is not None else 0,
@@ -157,14 +141,14 @@ def _looked_at(histories: Histories, spec: TopicSpec, partition: int) -> _Shard:
 class _Migration:
     """One run."""
 
-    def __init__(self, histories: Histories, to: Location, shards: Sequence[_Shard]) -> None:
-        self._histories = histories
+    def __init__(self, found: Opened, to: Location, shards: Sequence[_Shard]) -> None:
+        self._found = found
         self._to = to
         self._new = to.settings().store
         self._shards = shards
-        self._same_name = histories.settings.store.name == self._new.name
+        self._same_name = found.settings.store.name == self._new.name
         """Two directories: the catalog calls them alike, and nothing in it has to change."""
-        for spec in {shard.spec.topic_id: shard.spec for shard in shards}.values():
+        for spec in {shard.ref.spec.topic_id: shard.ref.spec for shard in shards}.values():
             self._refuse_tabled(spec)
 
     def plan(self) -> None:
@@ -180,7 +164,7 @@ class _Migration:
         outcomes = spread(
             spark,
             [errand for shard in self._shards for errand in self._errands(shard)],
-            partial(copy, self._histories.location, self._to),
+            partial(copy, self._found.location, self._to),
             unit_type=Errand,
             result_type=Copied,
             progress=progress,
@@ -189,12 +173,10 @@ class _Migration:
         for errand, copied, error in outcomes:
             shard = by_place[errand.topic, errand.partition]
             if copied is None:
-                offsets = (errand.descriptor.start, errand.descriptor.end)
-                _tell(shard, f"{errand.descriptor.object_key} was not copied: {error}", offsets)
+                shard.tell(f"{errand.descriptor.object_key} was not copied: {error}", AGAIN, errand.descriptor)
                 continue
             shard.copied[errand.descriptor.object_key] = copied
-            name = "there_before" if copied.was_there else "copied"
-            shard.figures[name] = int(shard.figures.get(name, 0) or 0) + 1
+            shard.count("there_before" if copied.was_there else "copied")
 
     def switch(self, store: BlobStore) -> None:
         """Make the catalog name the copies, partition by partition, where all of a partition is copied."""
@@ -203,7 +185,7 @@ class _Migration:
                 try:
                     shard.figures["switched"] = self._switched(shard, store)
                 except ForebayError as error:
-                    _tell(shard, f"the catalog was not switched: {error}")
+                    shard.tell(f"the catalog was not switched: {error}", AGAIN)
 
     def remove_old(self, store: BlobStore) -> None:
         """Remove old objects whose copies the catalog names and the new store has."""
@@ -213,10 +195,7 @@ class _Migration:
 
     def report(self, *, dry_run: bool, seconds: float) -> Report:
         """What was done."""
-        parts = tuple(
-            Part(topic=str(shard.spec.name), partition=shard.partition, figures=shard.figures) for shard in self._shards
-        )
-        findings = tuple(finding for shard in self._shards for finding in shard.findings)
+        parts = parts_of(self._shards)
         totals = summed(parts)
         doing = "to be copied" if dry_run else f"copied, {totals.get('there_before', 0)} were there"
         count = totals.get("objects" if dry_run else "copied", 0)
@@ -226,7 +205,7 @@ class _Migration:
             dry_run=dry_run,
             figures=totals,
             parts=parts,
-            findings=findings,
+            findings=findings_of(self._shards),
             seconds=seconds,
         )
 
@@ -243,17 +222,16 @@ class _Migration:
 
     def _switched(self, shard: _Shard, store: BlobStore) -> bool:
         """Whether the catalog names the new store for all of it, on return."""
-        now = self._histories.catalog(shard.spec, shard.partition).state()
+        now = self._found.catalog(shard.ref).state()
         if (now.revision if now is not None else 0) != shard.revision:
             raise Conflict("somebody opened or changed the partition meanwhile")
         renewed = [self._renewed(shard, descriptor) for descriptor in shard.opened]
         if renewed == shard.opened or (self._same_name and not any(map(is_private, shard.opened))):
             return True
-        prefix = f"{shard_id(shard.spec.topic_id, shard.partition)}/"
-        created_at = self._histories.clock.now_ms()
-        manifest = manifests.write(store, prefix, renewed, store_name=self._new.name, created_at=created_at)
+        created_at = self._found.clock.now_ms()
+        manifest = manifests.write(store, f"{shard.ref.id}/", renewed, store_name=self._new.name, created_at=created_at)
         # Commit point: one descriptor now stands for all of it, and it names the new store.
-        if not self._histories.catalog(shard.spec, shard.partition).replace(shard.pieces, manifest):
+        if not self._found.catalog(shard.ref).replace(shard.pieces, manifest):
             raise Conflict("the catalog changed meanwhile")
         return True
 
@@ -268,25 +246,25 @@ class _Migration:
 
     def _removed(self, shard: _Shard, store: BlobStore) -> int:
         """How many objects of the old store went; none if a copy is not as catalogued."""
-        for descriptor in self._histories.catalog(shard.spec, shard.partition).descriptors():
+        for descriptor in self._found.catalog(shard.ref).descriptors():
             if descriptor.gap is not None:
                 continue
             there = store.stat(descriptor.object_key) if descriptor.store == self._new.name else None
             if there is None or (there.size, there.etag) != (descriptor.bytes, descriptor.etag):
                 what = f"{descriptor.object_key} is not in the new store as catalogued: old objects stay"
-                _tell(shard, what, (descriptor.start, descriptor.end))
+                shard.tell(what, AGAIN, descriptor)
                 return 0
-        return remove_objects(self._old(), shard_id(shard.spec.topic_id, shard.partition))
+        return remove_objects(self._old(), shard.ref.id)
 
     def _old(self) -> BlobStore:
-        settings = self._histories.settings
+        settings = self._found.settings
         if not settings.is_shared and settings.storage.handoff_root is None:
             raise Invalid("there is no old store to remove objects from: files of the directory go by themselves")
-        return self._histories.stores.of(settings.store.name if settings.is_shared else "directory")
+        return self._found.stores.of(settings.store.name if settings.is_shared else "directory")
 
     def _refuse_tabled(self, spec: TopicSpec) -> None:
-        prefix = self._histories.settings.metadata.prefix
-        tabled = Tabled(self._histories.metadata, prefix, spec.namespace, spec.topic, spec.topic_id)
+        prefix = self._found.settings.metadata.prefix
+        tabled = Tabled(self._found.metadata, prefix, spec.namespace, spec.topic, spec.topic_id)
         if tabled.is_some():
             raise Unsupported(
                 f"{spec.name} has an open table whose snapshots name objects of the old store: drop the table, migrate "
@@ -298,13 +276,6 @@ def _key(shard: _Shard, descriptor: SegmentDescriptor) -> str:
     """The key in the new store: the same, but for files of a data directory, which get that of an export."""
     if not is_private(descriptor):
         return descriptor.object_key
-    prefix = shard_id(shard.spec.topic_id, shard.partition)
     if descriptor.header_start is None and descriptor.object_key.endswith(SEGMENT_SUFFIX):
-        return f"{prefix}/{descriptor.epoch}-{descriptor.content_hash}{SEGMENT_SUFFIX}"
+        return f"{shard.ref.id}/{descriptor.epoch}-{descriptor.content_hash}{SEGMENT_SUFFIX}"
     return descriptor.object_key
-
-
-def _tell(shard: _Shard, what: str, offsets: tuple[int, int] | None = None) -> None:
-    shard.findings.append(
-        Finding(severity=Severity.ERROR, what=what, next_step=AGAIN, shard=str(shard), offsets=offsets)
-    )

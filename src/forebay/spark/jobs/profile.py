@@ -18,13 +18,13 @@ from forebay.clock import SystemClock
 from forebay.disk import SystemDisk, replace_file
 from forebay.inspection.findings import Finding, Severity
 from forebay.spark.jobs.frames import frame_of, look_at
-from forebay.spark.jobs.histories import Histories
 from forebay.spark.jobs.notes import Results
 from forebay.spark.jobs.pages import KeyCounts, Page, TopicPage, page_of
 from forebay.spark.jobs.reports import Figure, Part, Progress, Report, summed
 from forebay.spark.jobs.tallies import BEFORE_ALL, COLUMNS, LATE_SECONDS, Tally, merged, size_at, tallied
 from forebay.spark.jobs.units import said, spread
 from forebay.spark.location import Location
+from forebay.spark.opening import opened
 from forebay.spark.pieces import Piece
 from forebay.spark.planning import Range
 from forebay.spark.scan import read_split
@@ -83,8 +83,8 @@ def run(
     """
     clock = SystemClock()
     begun = clock.monotonic()
-    with Histories(location) as histories:
-        names = [str(spec.name) for spec in histories.topics(topics)]
+    with opened(location) as found:
+        names = [str(spec.name) for spec in found.topics(topics)]
     known = Results(resume, Tally)
     snapshots = [look_at(location, name) for name in names]
     parts: list[Part] = []

@@ -7,7 +7,6 @@ one. Readers in flight keep the old, which is swept later. May run beside the ow
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +18,6 @@ from forebay import manifests
 from forebay.blobs import BlobStore
 from forebay.catalog.shard import Piece
 from forebay.clock import SystemClock
-from forebay.disk import SystemDisk
 from forebay.errors import Conflict, Corrupt, ForebayError
 from forebay.format import index as index_format
 from forebay.format.checksum import content_hash
@@ -27,15 +25,15 @@ from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.format.frame import Verdict
 from forebay.format.index import SectionKind
 from forebay.format.segment import INDEX_SUFFIX, index_name
-from forebay.inspection.findings import Finding, Severity
 from forebay.inspection.findings import Report as Exam
 from forebay.inspection.objects import ObjectExam
+from forebay.shard import ShardRef
 from forebay.shard.places import is_private
-from forebay.spark.jobs.histories import Histories, JobStores
-from forebay.spark.jobs.reports import Figure, Part, Progress, Report, summed
+from forebay.spark.jobs.reports import Progress, Report, summed
+from forebay.spark.jobs.shards import JobShard, findings_of, parts_of, refs_at
 from forebay.spark.jobs.units import spread
 from forebay.spark.location import Location
-from forebay.topics import TopicSpec, shard_id
+from forebay.spark.opening import Opened, opened
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,30 +60,13 @@ class Judged(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(kw_only=True)
-class _Shard:
+class _Shard(JobShard):
     """One partition."""
 
-    spec: TopicSpec
-    partition: int
     pieces: list[Piece]
     opened: dict[int, Sequence[SegmentDescriptor]]
     """What each piece stands for, by where it starts."""
     rebuilt: dict[str, Judged] = field(default_factory=dict)
-    figures: dict[str, Figure] = field(default_factory=dict)
-    findings: list[Finding] = field(default_factory=list)
-
-    @property
-    def place(self) -> tuple[str, int]:
-        return str(self.spec.name), self.partition
-
-    def count(self, name: str) -> None:
-        self.figures[name] = int(self.figures.get(name, 0) or 0) + 1
-
-    def tell(self, what: str, step: str, descriptor: SegmentDescriptor | None = None) -> None:
-        """Note what went wrong."""
-        offsets = (descriptor.start, descriptor.end) if descriptor is not None else None
-        name = f"{self.spec.name}[{self.partition}]"
-        self.findings.append(Finding(severity=Severity.ERROR, what=what, next_step=step, shard=name, offsets=offsets))
 
 
 def run(
@@ -102,19 +83,13 @@ def run(
     """
     clock = SystemClock()
     begun = clock.monotonic()
-    with Histories(location, read_only=dry_run) as histories:
-        shards = [
-            _looked_at(histories, spec, partition)
-            for spec in histories.topics(topics)
-            for partition in range(spec.partitions)
-        ]
+    with opened(location, read_only=dry_run) as found:
+        shards = [_looked_at(found, ref) for ref in refs_at(found, topics)]
         _judge(spark, location, shards, dry_run=dry_run, progress=progress)
         if not dry_run:
             for shard in shards:
-                _name(histories, shard)
-    parts = tuple(
-        Part(topic=str(shard.spec.name), partition=shard.partition, figures=shard.figures) for shard in shards
-    )
+                _name(found, shard)
+    parts = parts_of(shards)
     totals = summed(parts)
     count = totals.get("to_be_rebuilt" if dry_run else "rebuilt", 0)
     return Report(
@@ -123,23 +98,23 @@ def run(
         dry_run=dry_run,
         figures=totals,
         parts=parts,
-        findings=tuple(finding for shard in shards for finding in shard.findings),
+        findings=findings_of(shards),
         seconds=clock.monotonic() - begun,
     )
 
 
-def _looked_at(histories: Histories, spec: TopicSpec, partition: int) -> _Shard:
-    pieces = histories.catalog(spec, partition).pieces()
-    opened = {
-        piece.descriptor.start: histories.manifest(piece.descriptor)
+def _looked_at(found: Opened, ref: ShardRef) -> _Shard:
+    pieces = found.catalog(ref).pieces()
+    listed = {
+        piece.descriptor.start: found.manifest(piece.descriptor)
         if piece.descriptor.kind is DescriptorKind.MANIFEST
         else [piece.descriptor]
         for piece in pieces
     }
-    shard = _Shard(spec=spec, partition=partition, pieces=pieces, opened=opened)
-    found = [descriptor for listed in opened.values() for descriptor in listed if _has_index(descriptor)]
-    shard.figures["segments"] = sum(not is_private(descriptor) for descriptor in found)
-    local = sum(map(is_private, found))
+    shard = _Shard(ref=ref, pieces=pieces, opened=listed)
+    indexed = [descriptor for each in listed.values() for descriptor in each if _has_index(descriptor)]
+    shard.figures["segments"] = sum(not is_private(descriptor) for descriptor in indexed)
+    local = sum(map(is_private, indexed))
     if local:
         shard.figures["in_directories"] = local
     return shard
@@ -155,7 +130,7 @@ def _units(shards: Sequence[_Shard]) -> Iterator[Indexed]:
         for listed in shard.opened.values():
             for descriptor in listed:
                 if _has_index(descriptor) and not is_private(descriptor):
-                    yield Indexed(name, partition, shard_id(shard.spec.topic_id, partition), descriptor)
+                    yield Indexed(name, partition, shard.ref.id, descriptor)
 
 
 def _judge(
@@ -188,15 +163,14 @@ def judge(location: Location, unit: Indexed, *, rebuild: bool) -> Judged:
 
     Raises `Corrupt` if the segment itself is damaged.
     """
-    disk, clock = SystemDisk(), SystemClock()
-    with contextlib.closing(disk), contextlib.closing(JobStores(location, disk=disk, clock=clock)) as stores:
-        store = stores.of(unit.descriptor.store)
+    with opened(location) as found:
+        store = found.stores.of(unit.descriptor.store)
         flaw = _flaw(store, unit.descriptor)
         if not flaw or not rebuild:
             return Judged(flaw)
         exam = Exam()
         shard = f"{unit.topic}[{unit.partition}]"
-        copy = ObjectExam(stores, unit.shard_id, shard, exam, quick=False, on_bytes=None).examine(
+        copy = ObjectExam(found.stores, unit.shard_id, shard, exam, quick=False, on_bytes=None).examine(
             Piece(unit.descriptor, 0)
         )
         if not copy.intact or not copy.whole_index:
@@ -238,18 +212,18 @@ def _new_key(descriptor: SegmentDescriptor, content: bytes) -> str:
     return f"{beside}-{content_hash([content]).hex()[:16]}{INDEX_SUFFIX}"
 
 
-def _name(histories: Histories, shard: _Shard) -> None:
+def _name(found: Opened, shard: _Shard) -> None:
     """Make the catalog name the new indexes, piece by piece."""
-    catalog = histories.catalog(shard.spec, shard.partition)
+    catalog = found.catalog(shard.ref)
     for piece in shard.pieces:
         listed = shard.opened[piece.descriptor.start]
-        rebuilt = [found for one in listed if (found := shard.rebuilt.get(one.object_key)) is not None]
+        rebuilt = [judged for one in listed if (judged := shard.rebuilt.get(one.object_key)) is not None]
         if not rebuilt:
             continue
         try:
-            now_ms = histories.clock.now_ms()
+            now_ms = found.clock.now_ms()
             renewed = [_renewed(one, shard.rebuilt.get(one.object_key), now_ms) for one in listed]
-            if renewed != list(listed) and not catalog.replace([piece], _standing_for(histories, piece, renewed)):
+            if renewed != list(listed) and not catalog.replace([piece], _standing_for(found, piece, renewed)):
                 raise Conflict("the catalog changed meanwhile")
         except ForebayError as error:
             shard.tell(f"new indexes are not named yet: {error}", AGAIN, piece.descriptor)
@@ -266,12 +240,12 @@ def _renewed(descriptor: SegmentDescriptor, judged: Judged | None, now_ms: int) 
     return msgspec.structs.replace(descriptor, index_key=judged.key, index_bytes=judged.bytes, created_at=now_ms)
 
 
-def _standing_for(histories: Histories, piece: Piece, renewed: Sequence[SegmentDescriptor]) -> SegmentDescriptor:
+def _standing_for(found: Opened, piece: Piece, renewed: Sequence[SegmentDescriptor]) -> SegmentDescriptor:
     """What takes the place of a piece: the descriptor itself, or a manifest that lists those it stood for."""
     old = piece.descriptor
     if old.kind is not DescriptorKind.MANIFEST:
         return renewed[0]
-    store = histories.stores.of(old.store)
+    store = found.stores.of(old.store)
     prefix = f"{old.object_key.rpartition('/')[0]}/"
-    listed = manifests.write(store, prefix, renewed, store_name=old.store, created_at=histories.clock.now_ms())
+    listed = manifests.write(store, prefix, renewed, store_name=old.store, created_at=found.clock.now_ms())
     return msgspec.structs.replace(listed, load_id=old.load_id)

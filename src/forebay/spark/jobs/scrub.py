@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -24,16 +25,17 @@ from forebay.inspection.directory import ShardPlace
 from forebay.inspection.findings import REACH, Finding, Severity
 from forebay.inspection.findings import Report as Exam
 from forebay.inspection.objects import ObjectExam
-from forebay.inspection.recorded import Recorded, ShardHistory, judge
+from forebay.inspection.recorded import ShardHistory, judge
 from forebay.inspection.repair import repair_shard
 from forebay.inspection.steps import Action, Step
-from forebay.spark.jobs.histories import Histories, JobStores
+from forebay.shard import ShardRef
 from forebay.spark.jobs.notes import Notes
-from forebay.spark.jobs.reports import Figure, Part, Progress, Report, summed
+from forebay.spark.jobs.reports import Figure, Progress, Report, summed
+from forebay.spark.jobs.shards import JobShard, findings_of, parts_of, refs_at
 from forebay.spark.jobs.units import spread
 from forebay.spark.location import Location
+from forebay.spark.opening import Opened, opened
 from forebay.storage.directory import LogDirectory
-from forebay.topics import TopicSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,18 +74,11 @@ class Examined(msgspec.Struct, frozen=True, array_like=True):
     bytes: int
 
 
-class _Shard(NamedTuple):
-    """One shard, and what of it is to be looked at."""
+@dataclass(kw_only=True)
+class _Shard(JobShard):
+    """One partition, and what of it is to be looked at."""
 
-    spec: TopicSpec
-    partition: int
     pieces: list[SegmentDescriptor]
-    findings: list[Finding]
-    figures: dict[str, Figure]
-
-    @property
-    def place(self) -> tuple[str, int]:
-        return str(self.spec.name), self.partition
 
 
 def run(
@@ -108,8 +103,8 @@ def run(
     if repair and location.path is None:
         raise Invalid("repair needs the data directory, where the other copies are: name it with path or --data")
     known = Notes(notes)
-    with Histories(location) as histories:
-        shards = [shard for spec in histories.topics(topics) for shard in _looked_at(histories, spec)]
+    with opened(location) as found:
+        shards = [_looked_at(found, ref) for ref in refs_at(found, topics)]
     steps: list[Step] = []
     if not dry_run or repair:
         _examine(spark, location, shards, known, quick=quick, progress=progress)
@@ -117,43 +112,42 @@ def run(
         if repair and damaged:
             steps = _repaired(location, damaged, apply=not dry_run)
             if not dry_run:
-                again = _again(location, damaged)
-                _examine(spark, location, again, known, quick=quick, progress=None)
+                _look_again(location, damaged)
+                _examine(spark, location, damaged, known, quick=quick, progress=None)
     return _report(shards, steps, dry_run=dry_run, seconds=clock.monotonic() - begun)
 
 
-def _looked_at(histories: Histories, spec: TopicSpec) -> Iterator[_Shard]:
-    """The shards of a topic: the catalog is judged here, and what it names is listed."""
-    for partition in range(spec.partitions):
-        place, history = histories.place(spec, partition), histories.history(spec, partition)
-        exam = Exam()
-        found = history.read()
-        if not found.is_empty:
-            floor = found.state.earliest if found.state is not None else 0
-            judge(found, place, exam, floor=floor)
-        pieces = _opened(histories, place, history, found, exam)
-        kept = [piece for piece in pieces if piece.gap is None]
-        elsewhere = [piece for piece in kept if histories.stores.is_elsewhere(piece.store)]
-        if elsewhere:
-            what = f"{len(elsewhere)} segments lie in another data directory, the first in {elsewhere[0].store}"
-            offsets = (elsewhere[0].start, elsewhere[-1].end)
-            exam.add(Severity.NOTE, f"{what}: not checked", "scrub it by its path", shard=place.name, offsets=offsets)
-        kept = [piece for piece in kept if piece not in elsewhere]
-        figures: dict[str, Figure] = {
-            "objects": len(kept),
-            "gaps": len(pieces) - len(kept) - len(elsewhere),
-            "records": sum(piece.records for piece in kept),
-            "bytes": sum(piece.bytes for piece in kept),
-        }
-        yield _Shard(spec, partition, kept, exam.findings, figures)
+def _looked_at(found: Opened, ref: ShardRef) -> _Shard:
+    """A partition: the catalog is judged here, and what it names is listed."""
+    place, history = _subject(found, ref)
+    exam = Exam()
+    recorded = history.read()
+    if not recorded.is_empty:
+        floor = recorded.state.earliest if recorded.state is not None else 0
+        judge(recorded, place, exam, floor=floor)
+    catalog = HistoryExam(found.disk, place, history, recorded, exam, quick=False, on_bytes=None)
+    pieces = [piece.descriptor for piece in catalog.opened()]
+    kept = [piece for piece in pieces if piece.gap is None]
+    elsewhere = [piece for piece in kept if found.stores.is_elsewhere(piece.store)]
+    if elsewhere:
+        what = f"{len(elsewhere)} segments lie in another data directory, the first in {elsewhere[0].store}"
+        offsets = (elsewhere[0].start, elsewhere[-1].end)
+        exam.add(Severity.NOTE, f"{what}: not checked", "scrub it by its path", shard=place.name, offsets=offsets)
+    kept = [piece for piece in kept if piece not in elsewhere]
+    figures: dict[str, Figure] = {
+        "objects": len(kept),
+        "gaps": len(pieces) - len(kept) - len(elsewhere),
+        "records": sum(piece.records for piece in kept),
+        "bytes": sum(piece.bytes for piece in kept),
+    }
+    return _Shard(ref=ref, pieces=kept, findings=exam.findings, figures=figures)
 
 
-def _opened(
-    histories: Histories, place: ShardPlace, history: ShardHistory, found: Recorded, exam: Exam
-) -> list[SegmentDescriptor]:
-    """All pieces in order, manifests examined and opened."""
-    catalog = HistoryExam(histories.disk, place, history, found, exam, quick=False, on_bytes=None)
-    return [piece.descriptor for piece in catalog.opened()]
+def _subject(found: Opened, ref: ShardRef) -> tuple[ShardPlace, ShardHistory]:
+    """The partition as an examination takes it; its directory only where there is a data directory."""
+    directory = f"{found.directory.shards}/{ref.id}" if found.directory is not None else ""
+    history = ShardHistory(found.metadata, found.stores, found.catalog(ref).keys, ref.spec.topic_id)
+    return ShardPlace(ref.id, str(ref), directory, ref.spec, ref.partition), history
 
 
 def _bundles(shards: Sequence[_Shard], known: Notes) -> Iterator[Bundle]:
@@ -172,7 +166,7 @@ def _bundles(shards: Sequence[_Shard], known: Notes) -> Iterator[Bundle]:
 
 def _bundle(shard: _Shard, pieces: Sequence[SegmentDescriptor]) -> Bundle:
     name, partition = shard.place
-    return Bundle(name, partition, f"{shard.spec.topic_id}_{partition}", tuple(pieces))
+    return Bundle(name, partition, shard.ref.id, tuple(pieces))
 
 
 def _note(piece: SegmentDescriptor) -> str:
@@ -208,45 +202,38 @@ def _examine(
         sound = [piece for piece, found in zip(bundle.pieces, result.findings, strict=True) if not found]
         if not quick:
             known.add(map(_note, sound))
-        _count(shard, "sound", len(sound))
+        shard.count("sound", len(sound))
         wrong = dict(zip(bundle.pieces, result.findings, strict=True))
         for piece in _still_there(location, shard, [piece for piece, found in wrong.items() if found]):
-            _count(shard, "damaged", 1)
+            shard.count("damaged")
             shard.findings.extend(wrong[piece])
-
-
-def _count(shard: _Shard, name: str, more: int) -> None:
-    before = shard.figures.get(name, 0)
-    assert isinstance(before, int)
-    shard.figures[name] = before + more
 
 
 def _still_there(location: Location, shard: _Shard, pieces: Sequence[SegmentDescriptor]) -> Sequence[SegmentDescriptor]:
     """Those that the catalog still names: an owner goes on meanwhile, and what it replaced may be gone."""
     if not pieces:
         return ()
-    with Histories(location) as histories:
-        now = {_note(piece) for piece in histories.catalog(shard.spec, shard.partition).descriptors()}
+    with opened(location) as found:
+        now = {_note(piece) for piece in found.catalog(shard.ref).descriptors()}
     return [piece for piece in pieces if _note(piece) in now]
 
 
 def examine(location: Location, bundle: Bundle, *, quick: bool) -> Examined:
     """What a task does: read every object of the bundle."""
-    disk, clock = SystemDisk(), SystemClock()
     read = 0
-    found: list[tuple[Finding, ...]] = []
-    with contextlib.closing(disk), contextlib.closing(JobStores(location, disk=disk, clock=clock)) as stores:
+    findings: list[tuple[Finding, ...]] = []
+    with opened(location) as found:
         for piece in bundle.pieces:
             exam = Exam()
-            copy = ObjectExam(stores, bundle.shard_id, bundle.shard, exam, quick=quick, on_bytes=None).examine(
+            copy = ObjectExam(found.stores, bundle.shard_id, bundle.shard, exam, quick=quick, on_bytes=None).examine(
                 Piece(piece, 0)
             )
             if not copy.reachable:
                 offsets = (piece.start, piece.end)
                 exam.findings.append(_finding(bundle.shard, copy.flaw, REACH, offsets, file=copy.where))
             read += exam.object_bytes
-            found.append(tuple(exam.findings))
-    return Examined(tuple(found), read)
+            findings.append(tuple(exam.findings))
+    return Examined(tuple(findings), read)
 
 
 def _repaired(location: Location, damaged: Sequence[_Shard], *, apply: bool) -> list[Step]:
@@ -256,46 +243,29 @@ def _repaired(location: Location, damaged: Sequence[_Shard], *, apply: bool) -> 
     with contextlib.closing(SystemDisk()) as disk:
         directory = LogDirectory.take(location.path, disk, clock)
         try:
-            with Histories(location, read_only=not apply) as histories:
+            with opened(location, read_only=not apply) as found:
                 return [
                     step
-                    for shard in damaged
+                    for place, history in (_subject(found, shard.ref) for shard in damaged)
                     for step in repair_shard(
-                        histories.place(shard.spec, shard.partition),
-                        histories.settings.wal,
-                        disk=disk,
-                        clock=clock,
-                        history=histories.history(shard.spec, shard.partition),
-                        apply=apply,
+                        place, found.settings.wal, disk=disk, clock=clock, history=history, apply=apply
                     )
                 ]
         finally:
             directory.release()
 
 
-def _again(location: Location, damaged: Sequence[_Shard]) -> list[_Shard]:
-    """The same shards as they are now, with nothing found yet."""
-    with Histories(location) as histories:
-        now = {
-            shard.place: shard
-            for spec in {s.spec.name: s.spec for s in damaged}.values()
-            for shard in _looked_at(histories, spec)
-        }
-    for shard in damaged:
-        fresh = now[shard.place]
-        shard.pieces[:] = fresh.pieces
-        shard.findings[:] = fresh.findings
-        shard.figures.clear()
-        shard.figures.update(fresh.figures)
-    return list(damaged)
+def _look_again(location: Location, damaged: Sequence[_Shard]) -> None:
+    """On return these shards are as they are now, with nothing found yet."""
+    with opened(location) as found:
+        for shard in damaged:
+            fresh = _looked_at(found, shard.ref)
+            shard.pieces, shard.findings, shard.figures = fresh.pieces, fresh.findings, fresh.figures
 
 
 def _report(shards: Sequence[_Shard], steps: Sequence[Step], *, dry_run: bool, seconds: float) -> Report:
-    parts = tuple(
-        Part(topic=str(shard.spec.name), partition=shard.partition, figures=shard.figures) for shard in shards
-    )
-    findings = [finding for shard in shards for finding in shard.findings]
-    findings += [_told(step) for step in steps]
+    parts = parts_of(shards)
+    findings = [*findings_of(shards), *map(_told, steps)]
     totals = summed(parts)
     damaged = sum(finding.severity is Severity.ERROR for finding in findings)
     checked = f"{totals.get('objects', 0)} objects in {len(shards)} partitions"

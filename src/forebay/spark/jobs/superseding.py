@@ -18,7 +18,7 @@ from forebay.format.descriptor import SegmentDescriptor
 from forebay.format.offsets import OffsetSet
 from forebay.format.vectors import DeletionVector, deleted_by, vectors_of
 from forebay.spark.location import Location
-from forebay.spark.opening import Opened
+from forebay.spark.opening import opened
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,7 +41,7 @@ class KeyUnit(msgspec.Struct, frozen=True, array_like=True):
 
 def looked_through(location: Location, unit: KeyUnit) -> Superseding:
     """What one segment says."""
-    with closing(Opened(location)) as found, closing(found.places.segment(unit.segment)) as segment:
+    with opened(location) as found, closing(found.places.segment(unit.segment)) as segment:
         return superseding(segment, deleted_by(unit.ended), unit.earliest, unit.appended_max)
 
 
