@@ -49,6 +49,17 @@ def test_several_topics_by_name_or_by_pattern() -> None:
     assert ReadOptions.parse({"path": "/data", "topicPattern": "shop/.*"}).topics == Topics(pattern="shop/.*")
 
 
+def test_the_id_of_a_topic_goes_with_one_topic() -> None:
+    place = {"path": "/data", "topicId": "ab" * 16}
+
+    assert ReadOptions.parse({**place, "topic": "shop/orders"}).topics.topic_id == "ab" * 16
+    for wrong in ({"topics": "shop/orders"}, {"topicPattern": "shop/.*"}):
+        with pytest.raises(Invalid, match='"topicId" goes with option "topic", not with'):
+            ReadOptions.parse({**place, **wrong})
+    with pytest.raises(Invalid, match="\"topicId\" is 'orders': see"):
+        ReadOptions.parse({"path": "/data", "topic": "shop/orders", "topicId": "orders"})
+
+
 @pytest.mark.parametrize(
     ("text", "milliseconds"), [("1700000000123", 1_700_000_000_123), ("2023-11-14T22:13:20.123Z", 1_700_000_000_123)]
 )

@@ -11,7 +11,16 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
 import forebay
-from forebay.errors import Corrupt, DataLoss, Invalid, Unavailable, UnknownTopic, Unsupported, UnsupportedFormat
+from forebay.errors import (
+    Conflict,
+    Corrupt,
+    DataLoss,
+    Invalid,
+    Unavailable,
+    UnknownTopic,
+    Unsupported,
+    UnsupportedFormat,
+)
 from forebay.records import Gap, Reason
 from forebay.spark import scan
 from forebay.spark.columns import SPARK_TYPES, arrow_schema
@@ -257,6 +266,17 @@ def test_topic_deleted_since_the_look_is_an_error(path: Path, log: forebay.Stora
 
     with pytest.raises(Unavailable, match=r"shop/orders\[0\]: offsets \[0, 10\) were there .*load it again"):
         list(read_split(split))
+
+
+def test_another_topic_of_the_name_is_refused_where_an_id_is_given(path: Path, log: forebay.Storage) -> None:
+    topic_id = log.create_topic("shop/orders").spec.topic_id
+    assert load(_options(path, topicId=topic_id))[0].shards[0].topic_id == topic_id
+
+    log.delete_topic("shop/orders")
+    log.create_topic("shop/orders")
+
+    with pytest.raises(Conflict, match=f"shop/orders is not the topic that is meant: .* not {topic_id}, .*load it"):
+        load(_options(path, topicId=topic_id))
 
 
 def test_timestamp_outside_of_spark_is_an_error_that_names_it(path: Path, log: forebay.Storage) -> None:

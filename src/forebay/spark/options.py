@@ -32,6 +32,7 @@ NAMES: Final = (
     "topic",
     "topics",
     "topicPattern",
+    "topicId",
     "startingOffsets",
     "startingTimestamp",
     "startingOffsetsByTimestamp",
@@ -60,6 +61,8 @@ class Topics:
 
     names: tuple[TopicName, ...] = ()
     pattern: str | None = None
+    topic_id: str | None = None
+    """That of the one topic, if no other of its name will do."""
 
     def __str__(self) -> str:
         return ", ".join(map(str, self.names)) if self.pattern is None else f"topics that match {self.pattern}"
@@ -151,14 +154,23 @@ def _topics(given: Mapping[str, str]) -> Topics:
             re.compile(text)
         except re.error as error:
             raise Invalid(f'option "topicPattern" is {text!r:.200}, which is no regular expression: {error}') from error
-        return Topics(pattern=text)
+        return Topics(pattern=text, topic_id=_topic_id(given, named[0]))
     if named[0] == "topic" and "," in text:
         raise Invalid(f'option "topic" is {text!r:.200}: for several write option("topics", …)')
     names = [TopicName.parse(part.strip()) for part in text.split(",")]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise Invalid(f'option "topics" names {twice[0]} twice')
-    return Topics(names=tuple(names))
+    return Topics(names=tuple(names), topic_id=_topic_id(given, named[0]))
+
+
+def _topic_id(given: Mapping[str, str], named: str) -> str | None:
+    text = given.get("topicid")
+    if text is not None and named != "topic":
+        raise Invalid(f'option "topicId" goes with option "topic", not with {named}: leave it out')
+    if text is not None and not re.fullmatch("[0-9a-f]{32}", text):
+        raise Invalid(f'option "topicId" is {text!r:.80}: see "forebay topic show" for the id, of 32 digits')
+    return text
 
 
 def _limit(given: Mapping[str, str], side: str, default: str) -> Limit:

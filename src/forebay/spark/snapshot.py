@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from forebay.catalog.removals import NO_FLOOR, RecordedRemovals, higher
-from forebay.errors import UnknownTopic, Unsupported
+from forebay.errors import Conflict, UnknownTopic, Unsupported
 from forebay.format.control import Floor
 from forebay.format.descriptor import LoadStatus, SegmentDescriptor, ShardState, gap_descriptor
 from forebay.format.offsets import OffsetSet
@@ -203,7 +203,7 @@ class Viewer:
         self._loads = LoadsSeen()
 
     def look(self, topics: Topics) -> Snapshot:
-        """Everything that these topics hold now. Raises `UnknownTopic` and `Unsupported` by name."""
+        """Everything that these topics hold now. Raises `UnknownTopic`, `Conflict` and `Unsupported` by name."""
         refs = [ref for spec in self.specs(topics) for ref in refs_of(spec)]
         views = self._loads.whole(lambda: [self._viewed(ref).look() for ref in refs])
         return Snapshot(location=self._opened.location, shards=tuple(views))
@@ -215,6 +215,7 @@ class Viewer:
             found = [definitions.get(name) for name in topics.names]
             for spec in found:
                 _refuse_private(spec)
+                _refuse_another(spec, topics.topic_id)
             return found
         found = [spec for spec in definitions.all() if re.fullmatch(topics.pattern, str(spec.name))]
         readable = [spec for spec in found if spec.engine is Engine.SEGMENT]
@@ -294,6 +295,14 @@ def _refuse_private(spec: TopicSpec) -> None:
         raise Unsupported(
             f"{spec.name} lives in a RocksDB database, which only its owner can open: Spark reads topics on engine "
             '"segment"; copy the records to one'
+        )
+
+
+def _refuse_another(spec: TopicSpec, topic_id: str | None) -> None:
+    if topic_id not in (None, spec.topic_id):
+        raise Conflict(
+            f"{spec.name} is not the topic that is meant: it has the id {spec.topic_id} and not {topic_id}, for it was "
+            "deleted and created anew; load it again"
         )
 
 

@@ -2,13 +2,16 @@
 `forebay` for the rest.
 
 What lies in Parquet files from the earliest offset on is read by Spark itself, without what was deleted or evicted.
-Where the first other piece begins, the source takes over, up to the end as it is now. Both show the same columns.
+Where the first other piece begins, the source takes over, up to the end as it is now. Both show the same columns, and
+the topic at one moment: the source looks for itself, and whether anything changed meanwhile is looked at afterwards.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -23,11 +26,15 @@ from forebay.spark.columns import SPARK_TYPES
 from forebay.spark.opening import Opened, opened
 from forebay.spark.options import FROM_EARLIEST, ReadOptions
 from forebay.spark.pieces import Piece
-from forebay.spark.snapshot import ShardView, look
+from forebay.spark.snapshot import ShardView, Snapshot, Viewer
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+logger = logging.getLogger(__name__)
+
+LOOKS_MAX: Final = 4
+"""A topic that changes while it is looked at is looked at again, so often; then the source reads all of it."""
 _STORED: Final = ("offset", "timestamp", "key", "value", "tag", "headers", "partition")
 _LIMITS: Final = ("starting", "ending")
 _OFFSETS: Final = pa.schema([pa.field("partition", pa.int32()), pa.field("offset", pa.int64())])
@@ -56,18 +63,70 @@ def table(spark: SparkSession, topic: str, **options: str) -> DataFrame:
         if name.lower().startswith(_LIMITS):
             raise Invalid(f'option "{name}" is for spark.read: filter the table on offset or timestamp instead')
     wanted = ReadOptions.parse({**options, "topic": topic})
-    snapshot = look(wanted.location, wanted.topics)
-    with opened(wanted.location) as found:
-        natives = [native_of(view, found, fail_on_data_loss=wanted.fail_on_data_loss) for view in snapshot.shards]
-    name = snapshot.shards[0].topic
-    reader = spark.read.format("forebay").options(**{**options, "topic": topic})
-    rest = reader.options(**_limits(name, snapshot.shards, natives)).load()
-    if not any(native.files for native in natives):
-        return rest
-    shown = [_shown(column, name) for column in wanted.columns]
-    compacted = _without_deleted(spark, _scanned(spark, natives), natives).select(*shown)
-    is_whole = all(native.stop == view.next for native, view in zip(natives, snapshot.shards, strict=True))
-    return compacted if is_whole else compacted.unionByName(rest)
+    made = _Table(spark, wanted, options)
+    with contextlib.closing(Viewer(wanted.location)) as viewer:
+        for _ in range(LOOKS_MAX):
+            found = made.at_one_moment(viewer)
+            if found is not None:
+                return found
+    logger.warning("%s changed at each of %d looks: the source reads all of it", topic, LOOKS_MAX)
+    return made.source({})
+
+
+class _Table:
+    """One call of `table`."""
+
+    def __init__(self, spark: SparkSession, wanted: ReadOptions, options: Mapping[str, str]) -> None:
+        self._spark = spark
+        self._wanted = wanted
+        self._options = {**options, "topic": str(wanted.topics.names[0])}
+
+    def source(self, limits: Mapping[str, str]) -> DataFrame:
+        """What the source reads between these limits."""
+        return self._spark.read.format("forebay").options(**{**self._options, **limits}).load()
+
+    def at_one_moment(self, viewer: Viewer) -> DataFrame | None:
+        """Both parts as they were at one moment; `None` if records ended, or history was rewritten, while they were
+        looked at. `Conflict` if the topic is another one by now.
+        """
+        from pyspark.errors import PySparkException
+
+        wanted = self._wanted
+        before = viewer.look(wanted.topics)
+        with opened(wanted.location) as found:
+            natives = [native_of(view, found, fail_on_data_loss=wanted.fail_on_data_loss) for view in before.shards]
+        # The source looks for itself: that must be the topic that was looked at here.
+        same = {"topicId": before.shards[0].topic_id}
+        if not any(native.files for native in natives):
+            return self.source(same)
+        topics = replace(wanted.topics, topic_id=before.shards[0].topic_id)
+        try:
+            both = self._both(before.shards, natives, same)
+        except PySparkException:
+            # As when a file is gone by now, or the first offsets of the source were evicted.
+            if _is_as_before(before, viewer.look(topics)):
+                raise
+            return None
+        return both if _is_as_before(before, viewer.look(topics)) else None
+
+    def _both(self, views: Sequence[ShardView], natives: Sequence[Native], same: Mapping[str, str]) -> DataFrame:
+        """What Spark reads by itself, and what is left for the source."""
+        shown = [_shown(column, self._options["topic"]) for column in self._wanted.columns]
+        compacted = _without_deleted(self._spark, _scanned(self._spark, natives), natives).select(*shown)
+        if all(native.stop == view.next for native, view in zip(natives, views, strict=True)):
+            return compacted
+        return compacted.unionByName(self.source({**same, **_limits(views, natives)}))
+
+
+def _is_as_before(before: Snapshot, after: Snapshot) -> bool:
+    """Whether nothing ended and nothing was rewritten in between: so whoever looked then saw the same rows."""
+    if len(before.shards) != len(after.shards):
+        return False
+    pairs = zip(before.shards, after.shards, strict=True)
+    return all(
+        (old.earliest, old.generation, old.deleted) == (new.earliest, new.generation, new.deleted.clipped(0, old.next))
+        for old, new in pairs
+    )
 
 
 def native_of(view: ShardView, found: Opened, *, fail_on_data_loss: bool) -> Native:
@@ -131,12 +190,12 @@ def _gaps(piece: Piece, found: Opened) -> Sequence[Gap]:
         segment.close()
 
 
-def _limits(topic: str, views: Sequence[ShardView], natives: Sequence[Native]) -> Mapping[str, str]:
+def _limits(views: Sequence[ShardView], natives: Sequence[Native]) -> Mapping[str, str]:
     """What is left for the source, as its options say it."""
     starts = {str(one.partition): one.stop if one.files else FROM_EARLIEST for one in natives}
     ends = {str(view.partition): view.next for view in views}
     chosen = {"startingOffsets": starts, "endingOffsets": ends}
-    return {name: msgspec.json.encode({topic: offsets}).decode() for name, offsets in chosen.items()}
+    return {name: msgspec.json.encode({views[0].topic: offsets}).decode() for name, offsets in chosen.items()}
 
 
 def _scanned(spark: SparkSession, natives: Sequence[Native]) -> DataFrame:
