@@ -25,7 +25,7 @@ from forebay.disk import SystemDisk
 from forebay.errors import Conflict, Invalid, Unavailable, UnknownTopic
 from forebay.format.descriptor import LoadStatus
 from forebay.prepared import Sink
-from forebay.shard.loading import LoadBook
+from forebay.shard.loading import AttachedPart, LoadBook
 from forebay.spark import delivery
 from forebay.spark.delivery import TaskResult, deliver, give_up, load_store
 from forebay.spark.opening import opened
@@ -117,6 +117,12 @@ def _status(place: Place, load_id: str) -> LoadStatus | None:
     return stored.load.status if stored is not None else None
 
 
+def _pending(place: Place) -> dict[str, dict[int, AttachedPart]]:
+    """The loads that somebody still has to see to."""
+    with opened(place.target().location) as found:
+        return LoadBook(found.metadata, found.settings.metadata.prefix).pending()
+
+
 def objects(place: Place) -> list[str]:
     """Segments of loads that lie in the store."""
     root = place.directory if place.kind == "local" else place.directory.parent / "store"
@@ -187,6 +193,7 @@ def test_a_load_that_nobody_attaches_is_given_up_in_the_end(place: Place) -> Non
             message = "the process that has .* open did not attach it"
         with pytest.raises(Unavailable, match=f"{message}.*nothing was added"):
             deliver(target, "load", results)
+        assert _pending(place) == {}, "nobody else has to look for it to be over"
 
     assert _status(place, "load") is LoadStatus.ABANDONED
     assert shown(place) == ([b"unexported"] if place.kind == "no path" else [])
@@ -321,6 +328,7 @@ def test_aborting_an_offer_that_waits_gives_it_up(place: Place) -> None:
 
     give_up(target, "load", results)
 
+    assert _pending(place) == {}
     assert _status(place, "load") is LoadStatus.ABANDONED
     assert shown(place) == []
 

@@ -20,6 +20,8 @@ from forebay.catalog import ShardKeys, read_state
 from forebay.errors import Conflict, ForebayError, Indeterminate, Unavailable, UnknownTopic
 from forebay.format.descriptor import LoadStatus
 from forebay.prepared import Load, Sink, manifest_of
+from forebay.shard import ShardRef
+from forebay.shard.forgetting import finish_given_up
 from forebay.shard.loading import NEVER_OFFERED, LoadBook
 from forebay.spark.opening import Opened, opened
 from forebay.spark.staging import Staged
@@ -27,6 +29,7 @@ from forebay.spark.target import Target
 from forebay.storage import Storage
 from forebay.storage.directory import is_owned
 from forebay.storage.loads import LoadStore, ready_to_offer
+from forebay.topics import TopicSpec
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +84,7 @@ def give_up(target: Target, load_id: str, results: Sequence[TaskResult]) -> None
             # Written down even so: an offer whose answer was lost may be on its way.
             if not book.give_up(load_id, unknown_as=never_offered).shards:
                 drop(load_store(found), results)
+            _finish(found, book, target.spec, load_id)
 
 
 def drop(place: LoadStore, results: Sequence[TaskResult]) -> None:
@@ -91,6 +95,19 @@ def drop(place: LoadStore, results: Sequence[TaskResult]) -> None:
             place.store.delete(staged.segment.index_key)
     except (ForebayError, OSError) as error:
         logger.warning("what was staged and is not needed is left to be swept: %s", error)
+
+
+def _finish(found: Opened, book: LoadBook, spec: TopicSpec, load_id: str) -> None:
+    """Leave nothing of a load that was given up. What cannot be done now is done by whoever owns the topic next."""
+    try:
+        finish_given_up(
+            book,
+            load_id,
+            lambda partition: found.catalog(ShardRef(spec, partition)),
+            created_at=found.clock.now_ms(),
+        )
+    except (ForebayError, OSError) as error:
+        logger.warning("load %s was given up, and notes of it are left to be swept: %s", load_id, error)
 
 
 class _Delivery:
@@ -157,9 +174,10 @@ class _Delivery:
             status = self._status(load_id)
             if status is LoadStatus.COMMITTED:
                 return True
-            if status is LoadStatus.ABANDONED and not is_own:
-                return False
             if status is LoadStatus.ABANDONED:
+                _finish(self._found, self._book, self._target.spec, load_id)
+                if not is_own:
+                    return False
                 raise Unavailable(f"load {load_id} into {self._name} was given up: nothing was added; write again")
             if is_late:
                 self._end(load_id)
@@ -235,6 +253,7 @@ class _Delivery:
                 f"load {load_id} into {self._name} was not attached within {seconds}, and whether it is given up is "
                 f"not known ({error}): it may be attached for {SLACK_MS // 1000} s more, all of it or nothing"
             ) from error
+        _finish(self._found, self._book, self._target.spec, load_id)
         raise Unavailable(
             f"load {load_id} into {self._name} was not attached within {seconds}: {self._reason}; nothing was added. "
             'Open the directory that has the partition, or raise the option "attachTimeout"'
