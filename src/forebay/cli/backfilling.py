@@ -7,19 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forebay.cli.commands import command
-from forebay.cli.invocation import Invocation
-from forebay.cli.job_answers import OneTopic, say_report
-from forebay.cli.spark_options import (
-    MASTER_DEFAULT,
-    AsJson,
-    ConfOption,
-    DryRunOption,
-    MasterOption,
-    location_of,
-    spark_session,
-)
-from forebay.cli.terminal import meter
+from forebay.cli.assignments import assigned
+from forebay.cli.invocation import TopicArgument
+from forebay.cli.jobs import Job, job_command
 from forebay.errors import Invalid
 
 if TYPE_CHECKING:
@@ -59,7 +49,7 @@ EachOption = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    command(
+    job_command(
         app,
         "backfill",
         examples=[
@@ -71,9 +61,9 @@ def register(app: typer.Typer) -> None:
 
 
 def backfill(
-    run: Invocation,
+    job: Job,
     *,
-    name: OneTopic,
+    name: TopicArgument,
     paths: FromOption = None,
     from_table: TableOption = None,
     kind: KindOption = "parquet",
@@ -84,34 +74,30 @@ def backfill(
     attach_timeout_s: Annotated[
         float, typer.Option("--attach-timeout", metavar="SECONDS", help="How long to wait for the topic's owner.")
     ] = 120.0,
-    dry_run: DryRunOption = False,
-    as_json: AsJson = False,
-    master: MasterOption = MASTER_DEFAULT,
-    conf: ConfOption = None,
 ) -> int:
     """Bring rows of files or of a table into a topic by bulk load, each once.
 
     All rows of a load appear at once, or none. Run it again after an interruption: what the topic has is left out.
     Without --id, the id is worked out from the files, their sizes and times, and the columns.
     """
-    location = location_of(run)
-    chosen = _pairs("--column", columns)
-    with spark_session("forebay backfill", master, conf) as spark, meter("backfill", in_bytes=False) as shown:
+    chosen = assigned("--column", columns, example="key=customer")
+    reading = assigned("--option", options, example="header=true")
+    with job.on_spark() as (spark, shown):
         from forebay.spark.jobs.backfill import run as brought
 
         report = brought(
             spark,
-            location,
+            job.location,
             name,
-            _source(location, paths or (), from_table, kind, _pairs("--option", options)),
+            _source(job.location, paths or (), from_table, kind, reading),
             columns=chosen,
             backfill_id=backfill_id,
             files_each=files_each,
             attach_seconds=attach_timeout_s,
-            dry_run=dry_run,
+            dry_run=job.dry_run,
             progress=shown,
         )
-    return say_report(report, as_json=as_json)
+    return job.answer(report)
 
 
 def _source(location: Location, paths: Sequence[str], table: str | None, kind: str, options: dict[str, str]) -> Source:
@@ -124,13 +110,3 @@ def _source(location: Location, paths: Sequence[str], table: str | None, kind: s
         if table is not None
         else Files(paths=tuple(paths), kind=kind, options=options)
     )
-
-
-def _pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
-    pairs = {}
-    for one in given or ():
-        name, equals, value = one.partition("=")
-        if not equals or not name.strip():
-            raise Invalid(f"{option} {one!r:.100} is not NAME=VALUE")
-        pairs[name.strip()] = value.strip()
-    return pairs

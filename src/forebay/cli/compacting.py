@@ -6,26 +6,14 @@ from typing import Annotated
 
 import typer
 
-from forebay.cli.commands import command
-from forebay.cli.invocation import Invocation
-from forebay.cli.job_answers import TopicNames, say_report
-from forebay.cli.spark_options import (
-    MASTER_DEFAULT,
-    AsJson,
-    ConfOption,
-    DryRunOption,
-    MasterOption,
-    location_of,
-    spark_session,
-)
-from forebay.cli.terminal import meter
+from forebay.cli.jobs import Job, TopicNames, job_command
 
 MIB = 1024 * 1024
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    command(
+    job_command(
         app,
         "compact",
         examples=[
@@ -38,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 
 def compact(
-    run: Invocation,
+    job: Job,
     *,
     topics: TopicNames = None,
     target_mib: Annotated[
@@ -57,10 +45,6 @@ def compact(
     wait: Annotated[
         float, typer.Option(metavar="SECONDS", min=0, help="Wait so long for another compaction of a partition.")
     ] = 0,
-    dry_run: DryRunOption = False,
-    as_json: AsJson = False,
-    master: MasterOption = MASTER_DEFAULT,
-    conf: ConfOption = None,
 ) -> int:
     """Put small segments of history together on Spark, in Parquet, without the records that ended.
 
@@ -68,8 +52,7 @@ def compact(
     gone from the new segments, and of topics with cleanup "compact" those that a later one with their key
     superseded. May be ended anywhere and run again.
     """
-    location = location_of(run)
-    with spark_session("forebay compact", master, conf) as spark, meter("compact", in_bytes=True) as shown:
+    with job.on_spark(in_bytes=True) as (spark, shown):
         from forebay.compacting.planning import Rules
         from forebay.spark.jobs.compaction import run as compacted
 
@@ -79,5 +62,7 @@ def compact(
             settle_ms=round(older_than * 1000),
             dead_share=ended_percent / 100,
         )
-        report = compacted(spark, location, topics or (), rules=rules, wait_s=wait, dry_run=dry_run, progress=shown)
-    return say_report(report, as_json=as_json)
+        report = compacted(
+            spark, job.location, topics or (), rules=rules, wait_s=wait, dry_run=job.dry_run, progress=shown
+        )
+    return job.answer(report)

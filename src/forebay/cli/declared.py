@@ -12,10 +12,9 @@ import typer
 
 from forebay.cli.commands import command
 from forebay.cli.failures import complain
-from forebay.cli.invocation import Invocation
+from forebay.cli.invocation import AsJson, Invocation
 from forebay.cli.spark_options import (
     MASTER_DEFAULT,
-    AsJson,
     ConfOption,
     DryRunOption,
     MasterOption,

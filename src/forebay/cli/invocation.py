@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forebay.cli.assignments import assigned
 from forebay.cli.interruptions import Interruptions
 from forebay.cli.logs import LogFormat
 from forebay.errors import Invalid
@@ -61,6 +62,11 @@ class Options:
     log_format: LogFormat | None = None
     verbose: bool | None = None
 
+    @property
+    def assigned(self) -> dict[str, str]:
+        """The settings of `--set`, by their names; `Invalid` names the one that is none."""
+        return assigned("--set", self.assignments, example="wal.sync_interval_ms=200", is_name=_is_setting)
+
     def over(self, outer: Options) -> Options:
         """These options, and those of `outer` where nothing is said here."""
         return Options(
@@ -90,7 +96,7 @@ class Invocation:
         """The settings of the file, the environment and `--set`, in this order."""
         from forebay.settings import Settings
 
-        return Settings.load(self.options.settings_file, _tree(self.options.assignments), os.environ)
+        return Settings.load(self.options.settings_file, _tree(self.options.assigned), os.environ)
 
     @cached_property
     def disk(self) -> SystemDisk:
@@ -129,13 +135,15 @@ class Invocation:
         return Storage.open(self.directory, settings, disk=self.disk)
 
 
-def _tree(assignments: Sequence[str]) -> dict[str, Any]:
-    """`wal.sync_interval_ms=200` as `{"wal": {"sync_interval_ms": "200"}}`; later ones win."""
+def _tree(assigned: Mapping[str, str]) -> dict[str, Any]:
+    """`wal.sync_interval_ms=200` as `{"wal": {"sync_interval_ms": "200"}}`."""
     tree: dict[str, dict[str, str]] = {}
-    for assignment in assignments:
-        path, equals, value = assignment.partition("=")
-        group, dot, name = path.strip().partition(".")
-        if not equals or not dot or not name:
-            raise Invalid(f"--set {assignment!r:.100} is not NAME=VALUE, as in --set wal.sync_interval_ms=200")
-        tree.setdefault(group, {})[name] = value.strip()
+    for path, value in assigned.items():
+        group, _, name = path.partition(".")
+        tree.setdefault(group, {})[name] = value
     return tree
+
+
+def _is_setting(name: str) -> bool:
+    group, _, rest = name.partition(".")
+    return bool(group and rest)

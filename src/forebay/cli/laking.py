@@ -6,19 +6,8 @@ from typing import Annotated
 
 import typer
 
-from forebay.cli.commands import command
-from forebay.cli.invocation import Invocation
-from forebay.cli.job_answers import OneTopic, say_report
-from forebay.cli.spark_options import (
-    MASTER_DEFAULT,
-    AsJson,
-    ConfOption,
-    DryRunOption,
-    MasterOption,
-    location_of,
-    spark_session,
-)
-from forebay.cli.terminal import meter
+from forebay.cli.invocation import TopicArgument
+from forebay.cli.jobs import Job, job_command
 
 SchemaOption = Annotated[
     str | None,
@@ -32,7 +21,7 @@ SchemaOption = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    command(
+    job_command(
         app,
         "lake",
         examples=[
@@ -44,9 +33,9 @@ def register(app: typer.Typer) -> None:
 
 
 def lake(
-    run: Invocation,
+    job: Job,
     *,
-    name: OneTopic,
+    name: TopicArgument,
     table: Annotated[
         str | None,
         typer.Option(metavar="NAMESPACE.NAME", help="An Iceberg table; made if there is none.", show_default=False),
@@ -60,23 +49,18 @@ def lake(
     skip_lost: Annotated[
         bool, typer.Option("--skip-lost", help="Go on where records were lost or evicted before they were brought.")
     ] = False,
-    dry_run: DryRunOption = False,
-    as_json: AsJson = False,
-    master: MasterOption = MASTER_DEFAULT,
-    conf: ConfOption = None,
 ) -> int:
     """Bring what is new in a topic into a typed table, each record once.
 
     The table knows how far it has the topic, so that a run that was ended anywhere is simply repeated. Rows whose
     value does not fit the schema go to a side table, NAME_bad or DIR/bad, with the reason.
     """
-    location = location_of(run)
-    with spark_session("forebay lake", master, conf) as spark, meter("lake", in_bytes=False) as shown:
+    with job.on_spark() as (spark, shown):
         from forebay.spark.jobs.lake import run as brought
 
         report = brought(
             spark,
-            location,
+            job.location,
             name,
             table=table,
             directory=to,
@@ -84,7 +68,7 @@ def lake(
             schema=schema,
             commit_records=commit_records,
             fail_on_data_loss=not skip_lost,
-            dry_run=dry_run,
+            dry_run=job.dry_run,
             progress=shown,
         )
-    return say_report(report, as_json=as_json)
+    return job.answer(report)

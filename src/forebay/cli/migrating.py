@@ -6,24 +6,12 @@ from typing import Annotated
 
 import typer
 
-from forebay.cli.commands import command
-from forebay.cli.invocation import Invocation
-from forebay.cli.job_answers import TopicNames, say_report
-from forebay.cli.spark_options import (
-    MASTER_DEFAULT,
-    AsJson,
-    ConfOption,
-    DryRunOption,
-    MasterOption,
-    location_of,
-    spark_session,
-)
-from forebay.cli.terminal import meter
+from forebay.cli.jobs import Job, TopicNames, job_command
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    command(
+    job_command(
         app,
         "migrate",
         examples=[
@@ -35,17 +23,13 @@ def register(app: typer.Typer) -> None:
 
 
 def migrate(
-    run: Invocation,
+    job: Job,
     *,
     topics: TopicNames = None,
     to: Annotated[str, typer.Option(metavar="FILE", help="Settings in YAML that name the new store.")],
     remove_old: Annotated[
         bool, typer.Option("--remove-old", help="Remove old objects whose copies the catalog names.")
     ] = False,
-    dry_run: DryRunOption = False,
-    as_json: AsJson = False,
-    master: MasterOption = MASTER_DEFAULT,
-    conf: ConfOption = None,
 ) -> int:
     """Copy the history of topics into another store, verified, and make the catalog name the copies.
 
@@ -53,13 +37,14 @@ def migrate(
     interruption. From then on the topics are opened with the settings of --to. Ends with code 6 if an object is
     damaged or could not be copied; its partition stays as it was.
     """
-    location = location_of(run)
     from forebay.spark.location import Location
 
-    given = {"settings": to} | ({} if location.path is None else {"path": location.path})
+    given = {"settings": to} | ({} if job.location.path is None else {"path": job.location.path})
     target = Location.parse(given)
-    with spark_session("forebay migrate", master, conf) as spark, meter("migrate", in_bytes=True) as shown:
+    with job.on_spark(in_bytes=True) as (spark, shown):
         from forebay.spark.jobs.migrate import run as migrated
 
-        report = migrated(spark, location, target, topics or (), remove_old=remove_old, dry_run=dry_run, progress=shown)
-    return say_report(report, as_json=as_json)
+        report = migrated(
+            spark, job.location, target, topics or (), remove_old=remove_old, dry_run=job.dry_run, progress=shown
+        )
+    return job.answer(report)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import typer
 
 from forebay.cli.commands import command
-from forebay.cli.invocation import Invocation
-from forebay.cli.job_answers import OneTopic, say_report
-from forebay.cli.spark_options import AsJson, DryRunOption, location_of
+from forebay.cli.invocation import AsJson, Invocation, TopicArgument
+from forebay.cli.jobs import say_report
+from forebay.cli.spark_options import DryRunOption, location_of
 
 
 def register(app: typer.Typer) -> None:
@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 
 def register_table(
     run: Invocation,
-    topic: OneTopic,
+    topic: TopicArgument,
     *,
     dry_run: DryRunOption = False,
     as_json: AsJson = False,

@@ -6,24 +6,12 @@ from typing import Annotated
 
 import typer
 
-from forebay.cli.commands import command
-from forebay.cli.invocation import Invocation
-from forebay.cli.job_answers import TopicNames, say_report
-from forebay.cli.spark_options import (
-    MASTER_DEFAULT,
-    AsJson,
-    ConfOption,
-    DryRunOption,
-    MasterOption,
-    location_of,
-    spark_session,
-)
-from forebay.cli.terminal import meter
+from forebay.cli.jobs import Job, TopicNames, job_command
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    command(
+    job_command(
         app,
         "scrub",
         examples=[
@@ -36,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 
 def scrub(
-    run: Invocation,
+    job: Job,
     *,
     topics: TopicNames = None,
     quick: Annotated[bool, typer.Option("--quick", help="Look for objects, do not read them.")] = False,
@@ -49,10 +37,6 @@ def scrub(
             metavar="FILE", help="Note in FILE what is sound, and pass over it next time.", show_default=False
         ),
     ] = None,
-    dry_run: DryRunOption = False,
-    as_json: AsJson = False,
-    master: MasterOption = MASTER_DEFAULT,
-    conf: ConfOption = None,
 ) -> int:
     """Check all of history on Spark: every checksum, footer, hash and index, and that no offset is missing.
 
@@ -60,18 +44,17 @@ def scrub(
     damaged, with 4 if only a store cannot be reached. --dry-run says what would be read; with --repair everything
     is read, and it is said what would be mended.
     """
-    location = location_of(run)
-    with spark_session("forebay scrub", master, conf) as spark, meter("scrub", in_bytes=True) as shown:
+    with job.on_spark(in_bytes=True) as (spark, shown):
         from forebay.spark.jobs.scrub import run as scrubbed
 
         report = scrubbed(
             spark,
-            location,
+            job.location,
             topics or (),
             quick=quick,
             repair=repair,
             notes=resume,
-            dry_run=dry_run,
+            dry_run=job.dry_run,
             progress=shown,
         )
-    return say_report(report, as_json=as_json)
+    return job.answer(report)

@@ -1,4 +1,4 @@
-"""What the commands below `forebay pipeline` share: how Spark is started, where the records are, how answers look."""
+"""What the commands below `forebay pipeline` share: how Spark is started, and where the records are."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from forebay.cli.assignments import assigned
 from forebay.cli.invocation import DIRECTORY_VARIABLE, Invocation
-from forebay.errors import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,18 +29,11 @@ ConfOption = Annotated[
     typer.Option("--conf", metavar="NAME=VALUE", help="One of Spark's own settings.", show_default=False),
 ]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 
 
 def parse_conf(given: Sequence[str] | None) -> dict[str, str]:
     """`--conf spark.executor.memory=4g` as a mapping; later ones win."""
-    settings = {}
-    for one in given or ():
-        name, equals, value = one.partition("=")
-        if not equals or not name.strip():
-            raise Invalid(f"--conf {one!r:.100} is not NAME=VALUE, as in --conf spark.executor.memory=4g")
-        settings[name.strip()] = value.strip()
-    return settings
+    return assigned("--conf", given, example="spark.executor.memory=4g")
 
 
 @contextmanager
@@ -83,9 +76,4 @@ def location_options(run: Invocation) -> dict[str, str]:
         options["path"] = run.directory
     if given.settings_file is not None:
         options["settings"] = given.settings_file
-    for assignment in given.assignments:
-        name, equals, value = assignment.partition("=")
-        if not equals or "." not in name:
-            raise Invalid(f"--set {assignment!r:.100} is not NAME=VALUE, as in --set store.bucket=events")
-        options[name.strip()] = value.strip()
-    return options
+    return options | given.assigned
