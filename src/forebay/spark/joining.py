@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, TypeVar
 
 import pyarrow as pa
 
 from forebay.format.batch import Batch, batch_of, merge
+
+T = TypeVar("T")
 
 ROWS_ENOUGH: Final = 2048
 """Smaller ones are put together."""
@@ -15,19 +17,7 @@ ROWS_ENOUGH: Final = 2048
 
 def coalesced(batches: Iterable[Batch]) -> Iterator[Batch]:
     """The same records in fewer batches: consecutive small ones become one."""
-    small: list[Batch] = []
-    rows = 0
-    for batch in batches:
-        if small and (batch.count >= ROWS_ENOUGH or batch.base != small[-1].end or rows >= ROWS_ENOUGH):
-            yield _together(small)
-            small, rows = [], 0
-        if batch.count >= ROWS_ENOUGH:
-            yield batch
-        else:
-            small.append(batch)
-            rows += batch.count
-    if small:
-        yield _together(small)
+    return map(_together, _grouped(batches, lambda batch: batch.count, lambda before, batch: batch.base == before.end))
 
 
 def _together(batches: Sequence[Batch]) -> Batch:
@@ -39,18 +29,27 @@ def _together(batches: Sequence[Batch]) -> Batch:
 
 def joined(batches: Iterable[pa.RecordBatch | None]) -> Iterator[pa.RecordBatch]:
     """The same rows in fewer record batches: small ones that follow each other become one."""
-    small: list[pa.RecordBatch] = []
+    there = (batch for batch in batches if batch is not None)
+    groups = _grouped(there, lambda batch: batch.num_rows, lambda before, batch: True)
+    # One alone is handed on as it is: to put it together would copy it.
+    return (group[0] if len(group) == 1 else pa.concat_batches(group) for group in groups)
+
+
+def _grouped(
+    batches: Iterable[T], rows_of: Callable[[T], int], goes_on: Callable[[T, T], bool]
+) -> Iterator[Sequence[T]]:
+    """Large batches alone, and small ones together as long as each goes on where the one before it ends."""
+    small: list[T] = []
     rows = 0
     for batch in batches:
-        if batch is None:
-            continue
-        if small and (batch.num_rows >= ROWS_ENOUGH or rows >= ROWS_ENOUGH):
-            yield pa.concat_batches(small)
+        count = rows_of(batch)
+        if small and (count >= ROWS_ENOUGH or rows >= ROWS_ENOUGH or not goes_on(small[-1], batch)):
+            yield small
             small, rows = [], 0
-        if batch.num_rows >= ROWS_ENOUGH:
-            yield batch
+        if count >= ROWS_ENOUGH:
+            yield [batch]
         else:
             small.append(batch)
-            rows += batch.num_rows
+            rows += count
     if small:
-        yield pa.concat_batches(small)
+        yield small
