@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from forebay import Conflict, Invalid, Moved, Settings, Unsupported
+from forebay import Conflict, Indeterminate, Invalid, Moved, Settings, Unsupported
 from forebay.format.descriptor import Phase
 from forebay.format.value import encode_value
-from forebay.metadata import Delete, Put
+from forebay.metadata import Compare, Delete, MetadataStore, Operation, Outcome, Put
 from forebay.settings import MetadataSettings, StorageSettings
+from forebay.shard.handover import bring_into_history
 from forebay.shard.places import is_local
 from forebay.testing.moves import Operations
+from tests.ledger import Ledger
 from tests.moves import rig
 from tests.moves.rig import TOPIC, id_of, keys_of, metadata_of, numbers, pieces_of, shard_of, state_of, told
 
@@ -94,6 +97,111 @@ def test_a_contradiction_is_refused_every_time_and_not_only_once(tmp_path: Path,
             with pytest.raises(Conflict, match="the metadata store does not know the shard"):
                 a.topic(TOPIC).append(b"x")
         assert metadata_of(a).get(key) is None
+
+
+def empty(land: rig.Land, name: str) -> None:
+    """Lose the files of all shards there."""
+    for path in (land.root / name / "shards").glob("*/*"):
+        path.unlink()
+
+
+class Died(BaseException):
+    """The process ended here."""
+
+
+def dying(monkeypatch: pytest.MonkeyPatch, store: MetadataStore, call: int, *, behind: bool) -> list[int]:
+    """Have the process die at this transaction, before or behind it; the transactions that came."""
+    whole, calls = store.transaction, list[int]()
+
+    def transaction(compares: Sequence[Compare], operations: Sequence[Operation]) -> Outcome:
+        calls.append(len(calls))
+        if calls[-1] == call and not behind:
+            raise Died
+        outcome = whole(compares, operations)
+        if calls[-1] == call:
+            raise Died
+        return outcome
+
+    monkeypatch.setattr(store, "transaction", transaction)
+    return calls
+
+
+@pytest.mark.parametrize("when", ["before", "behind"])
+@pytest.mark.parametrize("wrong", ["sealed", "unknown", "emptied"])
+def test_a_contradiction_is_refused_whoever_died_over_refusing_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wrong: str,
+    when: str,
+    ledger: Ledger,
+    committed: list[Operations],
+) -> None:
+    """At each change of the metadata that the refusal makes, if it makes any."""
+    land = rig.local(tmp_path)
+    with land.open("A") as a:
+        topic = a.create_topic(TOPIC, durability="fsync")
+        topic.append_many([b"%d" % n for n in range(5)])
+        (sealed,) = a.seal_topic(TOPIC)
+        a.unseal_topic(TOPIC)
+        topic.append_many([b"5", b"6"])
+        bring_into_history(shard_of(topic))
+        key = keys_of(a, topic).state
+        if wrong != "emptied":
+            metadata_of(a).transaction([], [Put(key, encode_value(sealed)) if wrong == "sealed" else Delete(key)])
+    committed.clear()
+    if wrong == "emptied":
+        empty(land, "A")
+    said = {"sealed": "was sealed at 5", "unknown": "does not know the shard", "emptied": "its directory has no log"}
+    for call in range(20):
+        with land.open("A") as a:
+            calls = dying(monkeypatch, metadata_of(a), call, behind=when == "behind")
+            with pytest.raises((Died, Conflict)) as ended:
+                a.topic(TOPIC).append(b"x")
+            monkeypatch.undo()
+        with land.open("A") as a, pytest.raises(Conflict, match=said[wrong]):
+            a.topic(TOPIC).append(b"x")
+        ledger.count("states", scenario="refusal")
+        if not isinstance(ended.value, Died):
+            break
+    assert calls == ([] if wrong != "emptied" else [0, 1])
+
+
+def test_a_contradiction_is_told_even_if_the_metadata_store_fails_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    land = rig.local(tmp_path)
+    with land.open("A") as a:
+        topic = a.create_topic(TOPIC, durability="fsync")
+        topic.append_many([b"0", b"1"])
+        bring_into_history(shard_of(topic))
+    empty(land, "A")
+    with land.open("A") as a:
+        store = metadata_of(a)
+        whole, calls = store.transaction, list[int]()
+
+        def transaction(compares: Sequence[Compare], operations: Sequence[Operation]) -> Outcome:
+            calls.append(1)
+            if len(calls) == 2:
+                raise Indeterminate("its answer is lost")
+            return whole(compares, operations)
+
+        monkeypatch.setattr(store, "transaction", transaction)
+        for _ in range(2):
+            with pytest.raises(Conflict, match="its directory has no log"):
+                a.topic(TOPIC).append(b"x")
+
+
+def test_a_contradiction_does_not_keep_other_topics_closed(tmp_path: Path) -> None:
+    land = rig.local(tmp_path)
+    with land.open("A") as a:
+        for name in ("shop/a", "shop/b", "shop/c"):
+            a.create_topic(name).append_many([b"0", b"1"])
+        metadata_of(a).transaction([], [Delete(keys_of(a, a.topic("shop/b")).state)])
+    with land.open("A") as a:
+        with pytest.raises(Conflict, match="does not know the shard"):
+            a.recover()
+
+        assert [str(shard.ref) for shard in a._shards.all()] == ["shop/a[0]", "shop/c[0]"]
 
 
 def test_a_directory_that_starts_opens_its_own_topics_and_leaves_those_of_others(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from forebay.progress import ProgressStore
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef, Surroundings, acquire
 from forebay.shard.conclusion import Ended, end_reservations, export_tails
+from forebay.shard.decision import refuse_contradiction
 from forebay.shard.handover import OnFile, begin_seal, finish_seal
 from forebay.shard.membership import Membership
 from forebay.shard.ownership import Acquired, Owner, give_back, is_promised
@@ -23,7 +24,7 @@ from forebay.shard.places import Places
 from forebay.shard.remains import clear_away, drop_history, remove_files
 from forebay.topics import TopicSpec
 from forebay.wal.hearing import deferred
-from forebay.wal.survey import tail_bytes
+from forebay.wal.survey import survey, tail_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -87,10 +88,18 @@ class SegmentEngine(LookupEngine[SegmentShard]):
         failed: list[ForebayError | OSError] = []
         with self._lock:
             self._check_open()
-            closed = [(ref, self._stored(ref)) for ref in refs if ref.id not in self._shards]
-            ours = [ref for ref, stored in closed if self._is_here(stored)]
-            for ref in ours:
-                self._make_directory(ref)
+            ours: list[ShardRef] = []
+            for ref in refs:
+                stored = None if ref.id in self._shards else self._stored(ref)
+                if ref.id in self._shards or not self._is_here(stored):
+                    continue
+                try:
+                    self._make_directory(ref)
+                    self._refuse_contradiction(ref, stored.state if stored is not None else None)
+                    ours.append(ref)
+                except (Conflict, OSError) as error:
+                    logger.error("%s cannot be opened: %s", ref, error)
+                    failed.append(error)
             session = self._membership.session
             for ref, (before, epoch) in zip(ours, self._acquire(ours, session), strict=True):
                 try:
@@ -183,8 +192,23 @@ class SegmentEngine(LookupEngine[SegmentShard]):
     def _acquire(self, refs: Sequence[ShardRef], session: Session) -> list[Acquired]:
         """Own these shards. Where offsets are reserved in the log alone, not those that lie in another directory."""
         owner = Owner(session.id, self._membership.holder)
-        shards = [wanted(ref, self._settings) for ref in refs]
-        return acquire(self._metadata, shards, owner, take_over=self._settings.is_shared)
+        shards = {wanted(ref, self._settings): ref for ref in refs}
+        return acquire(
+            self._metadata,
+            list(shards),
+            owner,
+            take_over=self._settings.is_shared,
+            check=lambda shard, state: self._refuse_contradiction(shards[shard], state),
+        )
+
+    def _refuse_contradiction(self, ref: ShardRef, state: ShardState | None) -> None:
+        """Raise `Conflict` while the recorded state still says what the local files contradict."""
+        if state is not None and state.phase is not Phase.SEALED:
+            return
+        facts = survey(self._disk, self.directory_of(ref), self._settings.wal, writable=False)
+        for scan in facts.logs:
+            scan.file.close()
+        refuse_contradiction(facts, state, str(ref))
 
     def _stored(self, ref: ShardRef) -> StoredState | None:
         return read_state(self._metadata, wanted(ref, self._settings).key)
@@ -261,7 +285,7 @@ class SegmentEngine(LookupEngine[SegmentShard]):
                 on_bytes=on_bytes,
             )
         except Conflict:
-            # Whoever looks next, here or elsewhere, must find the same contradiction and not our attempt.
+            # Whoever looks next, here or elsewhere, need not find our attempt.
             give_back(self._metadata, wanted(ref, self._settings).key, before, epoch)
             raise
         self._on_open(shard)

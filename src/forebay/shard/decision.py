@@ -105,14 +105,27 @@ class Situation(NamedTuple):
     """The end of the history that does not lie in the local files."""
 
 
+def refuse_contradiction(facts: LogFacts, state: ShardState | None, name: str) -> None:
+    """`Conflict` if the local log and the recorded state cannot both be right.
+
+    Once the shard is acquired its state says no more that it was sealed, or not known: refuse before that.
+    """
+    if state is None and not facts.is_empty:
+        raise Conflict(
+            f"{name} has a local log up to {facts.end}, but the metadata store does not know the shard: "
+            "restore the metadata store, or move the shard's directory away to start anew"
+        )
+    if state is not None and state.phase is Phase.SEALED and facts.end > state.next_offset:
+        raise Conflict(
+            f"{name} was sealed at {state.next_offset} by {state.sealed_by}, but the local log goes to "
+            f"{facts.end}: they contradict each other; find out which is right before you move either away"
+        )
+
+
 def decide(facts: LogFacts, state: ShardState | None, here: Situation) -> RecoveryDecision:
     """The decision for a shard whose recorded state, before it was acquired now, is `state`."""
+    refuse_contradiction(facts, state, here.name)
     if state is None:
-        if not facts.is_empty:
-            raise Conflict(
-                f"{here.name} has a local log up to {facts.end}, but the metadata store does not know the shard: "
-                "restore the metadata store, or move the shard's directory away to start anew"
-            )
         return RecoveryDecision(next_offset=0, source=Source.EMPTY, exact=True)
     if state.phase is Phase.DELETING:
         raise UnknownTopic(f"{here.name} is being deleted")
@@ -136,11 +149,6 @@ def _is_mine(facts: LogFacts, state: ShardState, holder: str) -> bool:
 
 def _after_seal(facts: LogFacts, state: ShardState, here: Situation) -> RecoveryDecision:
     """The last owner ended in order and all of it is history: go on exactly there."""
-    if facts.end > state.next_offset:
-        raise Conflict(
-            f"{here.name} was sealed at {state.next_offset} by {state.sealed_by}, but the local log goes to "
-            f"{facts.end}: they contradict each other; find out which is right before you move either away"
-        )
     kept = not facts.is_empty and _is_mine(facts, state, here.holder)
     return RecoveryDecision(
         next_offset=state.next_offset,

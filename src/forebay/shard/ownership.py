@@ -5,8 +5,9 @@ Rests on transactions that compare, never on a clock. Knows what the metadata st
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -14,7 +15,7 @@ from forebay.catalog import StoredState, read_state
 from forebay.errors import Conflict, Fenced, Indeterminate, Moved, Unavailable, UnknownTopic
 from forebay.format.descriptor import Phase, ShardState
 from forebay.format.value import encode_value
-from forebay.metadata import Absent, Compare, Delete, MetadataStore, Operation, Put, RevisionIs, SessionEnded
+from forebay.metadata import Absent, Compare, MetadataStore, Put, RevisionIs, SessionEnded
 
 BATCH_SHARDS = 30
 """Three comparisons each stay below the limit of a transaction."""
@@ -69,36 +70,54 @@ class Acquired(NamedTuple):
     epoch: int
 
 
-def acquire(store: MetadataStore, wanted: Sequence[Wanted], owner: Owner, *, take_over: bool = True) -> list[Acquired]:
+Check: TypeAlias = Callable[[Wanted, ShardState | None], None]
+"""Refuses a shard by the state that it has before it is acquired."""
+
+
+def acquire(
+    store: MetadataStore,
+    wanted: Sequence[Wanted],
+    owner: Owner,
+    *,
+    take_over: bool = True,
+    check: Check = lambda shard, state: None,
+) -> list[Acquired]:
     """Make `owner` the owner of all these shards, each in a new epoch; as few transactions as the limits allow.
 
     On return no other session can change them. Raises `Moved` if a living session has one, or another directory
     is promised it. Without `take_over`, offsets are reserved in the log alone, and nobody takes over from there:
     `Conflict` if another directory has one that was not sealed and either side does so. A seal that was not
-    finished is thereby taken back.
+    finished is thereby taken back. What `check` raises comes out, and none of the shards that were looked at with
+    that one has changed.
     """
     acquired: list[Acquired] = []
     for first in range(0, len(wanted), BATCH_SHARDS):
-        acquired += _acquire_batch(store, wanted[first : first + BATCH_SHARDS], owner, take_over=take_over)
+        acquired += _acquire_batch(store, wanted[first : first + BATCH_SHARDS], owner, check, take_over=take_over)
     return acquired
 
 
 def give_back(store: MetadataStore, key: str, before: ShardState | None, epoch: int) -> None:
-    """Undo an acquisition of which nothing came: the state is as it was, and nobody's; only the epoch stays used."""
-    stored = read_state(store, key)
-    if stored is None or stored.state.epoch != epoch:
-        return
-    undone: Operation = Delete(key)
-    if before is not None:
+    """An acquisition of which nothing came: as far as can be, the shard is nobody's again, with its epoch used.
+
+    Where that is missed, the next opening refuses the shard for the same reason: it was open before, and its offsets
+    are as they were.
+    """
+    with contextlib.suppress(Indeterminate, Unavailable):
+        stored = read_state(store, key)
+        if before is None or stored is None or stored.state.epoch != epoch:
+            return
         state = msgspec.structs.replace(before, epoch=epoch, owner=None)
-        undone = Put(key, encode_value(state, unknown=stored.unknown))
-    store.transaction([RevisionIs(key, stored.revision)], [undone])
+        put = Put(key, encode_value(state, unknown=stored.unknown))
+        store.transaction([RevisionIs(key, stored.revision)], [put])
 
 
-def _acquire_batch(store: MetadataStore, wanted: Sequence[Wanted], owner: Owner, *, take_over: bool) -> list[Acquired]:
+def _acquire_batch(
+    store: MetadataStore, wanted: Sequence[Wanted], owner: Owner, check: Check, *, take_over: bool
+) -> list[Acquired]:
     for _ in range(ATTEMPTS):
         found = [_found(store, shard, owner) for shard in wanted]
         for shard, stored in zip(wanted, found, strict=True):
+            check(shard, stored.state if stored is not None else None)
             if not take_over or (stored is not None and stored.state.reserved_in_log):
                 _refuse_take_over(store, shard, stored, owner)
         compares: list[Compare] = []

@@ -23,8 +23,8 @@ from forebay.progress import ProgressStore
 from forebay.records import Gap
 from forebay.settings import Settings
 from forebay.shard import RecoveryDecision, ShardRef, Situation, acquire, decide
+from forebay.shard.decision import refuse_contradiction
 from forebay.shard.membership import Membership
-from forebay.shard.ownership import give_back
 from forebay.topics import TopicSpec, parse_compression
 
 logger = logging.getLogger(__name__)
@@ -138,9 +138,6 @@ class RocksEngine(LookupEngine[RocksShard]):
     def _open(self, ref: ShardRef) -> RocksShard:
         keys, shard = Keys(ref.spec.topic_id, ref.partition), wanted(ref, self._settings)
         self._make_room(ref, keys)
-        owner = self._membership.owner
-        # Whatever the mode, the records are here alone: no other directory takes the shard over.
-        before, epoch = acquire(self._metadata, [shard], owner, take_over=False)[0]
         bounds = self._bounds(keys) or Bounds()
         stored = self._database.get(keys.counters)
         counters = Counters() if stored is None else Counters.decode(stored)
@@ -152,13 +149,17 @@ class RocksEngine(LookupEngine[RocksShard]):
             identity=bounds.identity,
             clean=bounds.clean,
         )
+        owner = self._membership.owner
+        # Whatever the mode, the records are here alone: no other directory takes the shard over.
+        before, epoch = acquire(
+            self._metadata,
+            [shard],
+            owner,
+            take_over=False,
+            check=lambda _, state: refuse_contradiction(facts, state, str(ref)),
+        )[0]
         identity = self._disk.identity(self._database.path)
-        try:
-            decision = decide(facts, before, Situation(str(ref), ref.spec.durability, identity, owner.holder))
-        except Conflict:
-            # Whoever looks next must find the same contradiction and not our attempt.
-            give_back(self._metadata, shard.key, before, epoch)
-            raise
+        decision = decide(facts, before, Situation(str(ref), ref.spec.durability, identity, owner.holder))
         logger.log(logging.INFO if decision.exact else logging.WARNING, "%s: epoch %d, %s", ref, epoch, decision)
         return self._recovered(ref, keys, decision, epoch, bounds, counters, identity)
 
