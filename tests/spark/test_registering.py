@@ -10,7 +10,7 @@ from pyiceberg.table import Table
 
 from forebay.errors import Conflict, Unsupported
 from forebay.spark import registering
-from forebay.spark.iceberg import find_table, open_catalog
+from forebay.spark.iceberg import find_table, identifier, look_up_table, open_catalog
 from forebay.spark.jobs.reports import Report
 from forebay.spark.location import Location
 from forebay.spark.opening import opened
@@ -39,7 +39,7 @@ def registered(land: Land, *, kept_s: int | None = None, dry_run: bool = False) 
 
 
 def table_of(land: Land) -> Table:
-    found = find_table(open_catalog(location_of(land)), NAME)
+    found = find_table(open_catalog(location_of(land)), identifier(NAME))
     assert found is not None
     return found
 
@@ -81,7 +81,7 @@ def test_a_table_names_the_compacted_history_and_says_which_offsets_it_is(land: 
     compacted(land, [TOPIC])
 
     planned = registered(land, dry_run=True)
-    assert find_table(open_catalog(location_of(land)), NAME) is None
+    assert look_up_table(location_of(land), identifier(NAME)) is None
     report = registered(land)
 
     table = table_of(land)

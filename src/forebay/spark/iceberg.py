@@ -5,8 +5,9 @@ The one room that opens such a catalog. Knows settings and PyIceberg; knows noth
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "forebay"
 DATABASE: Final = "catalog.db"
+_SQLITE: Final = "sqlite:///"
 _FROM_STORE: Final = {
     "endpoint": "s3.endpoint",
     "region": "s3.region",
@@ -35,10 +37,50 @@ def open_catalog(location: Location) -> Catalog:
 
     Raises `Invalid` or `Unavailable` that names the setting.
     """
-    try:
-        from pyiceberg.catalog import load_catalog
-    except ImportError as error:
-        raise Unsupported(f'open tables need PyIceberg ({error}): pip install "forebay[spark]"') from error
+    properties = _properties(location)
+    database = _file_of(properties.get("uri"))
+    if database is not None and location.settings().table.uri is None:
+        database.parent.mkdir(parents=True, exist_ok=True)
+    return _loaded(properties)
+
+
+def look_up_table(location: Location, name: str | tuple[str, str]) -> Table | None:
+    """The table of a name, if there is one, to be read: neither a catalog nor anything in it is made."""
+    with _looking(location) as catalog:
+        return find_table(catalog, name) if catalog is not None else None
+
+
+def table_names(location: Location) -> list[str]:
+    """The tables that there are."""
+    with _looking(location) as catalog:
+        if catalog is None:
+            return []
+        return [".".join(table) for space in catalog.list_namespaces() for table in catalog.list_tables(space)]
+
+
+@contextlib.contextmanager
+def _looking(location: Location) -> Iterator[Catalog | None]:
+    """The catalog as it is, `None` if it was never made."""
+    properties = _properties(location)
+    database = _file_of(properties.get("uri"))
+    if database is not None and not database.exists():
+        yield None
+        return
+    with contextlib.closing(_loaded({**properties, "init_catalog_tables": "false"})) as catalog:
+        yield catalog if _is_made(catalog) else None
+
+
+def _is_made(catalog: Catalog) -> bool:
+    """Whether a database has the tables of a catalog; other kinds are there or do not open."""
+    engine = getattr(catalog, "engine", None)
+    if engine is None:
+        return True
+    from sqlalchemy import inspect
+
+    return bool(inspect(engine).has_table("iceberg_tables"))
+
+
+def _properties(location: Location) -> dict[str, str]:
     settings = location.settings().table
     warehouse = warehouse_of(location)
     properties = {"type": settings.catalog, **file_properties(location)}
@@ -47,14 +89,27 @@ def open_catalog(location: Location) -> Catalog:
     uri = settings.uri or _database(settings.catalog, warehouse)
     if uri is not None:
         properties["uri"] = uri
+    return properties
+
+
+def _loaded(properties: dict[str, str]) -> Catalog:
+    try:
+        from pyiceberg.catalog import load_catalog
+    except ImportError as error:
+        raise Unsupported(f'open tables need PyIceberg ({error}): pip install "forebay[spark]"') from error
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return load_catalog(NAME, **properties)
     except Exception as error:
         raise Unavailable(
-            f"the {settings.catalog} catalog of the settings, table.uri, does not open: {error}"
+            f"the {properties['type']} catalog of the settings, table.uri, does not open: {error}"
         ) from error
+
+
+def _file_of(uri: str | None) -> Path | None:
+    """The file of a SQLite database."""
+    return Path(uri.removeprefix(_SQLITE).partition("?")[0]) if uri is not None and uri.startswith(_SQLITE) else None
 
 
 def warehouse_of(location: Location) -> str | None:
@@ -79,9 +134,7 @@ def _database(kind: str, warehouse: str | None) -> str | None:
             "table.catalog is sql without table.uri, and the warehouse is no directory that a SQLite file could be in: "
             "name a database in table.uri, such as sqlite:////var/lib/forebay/catalog.db"
         )
-    directory = Path(warehouse.removeprefix("file://"))
-    directory.mkdir(parents=True, exist_ok=True)
-    return f"sqlite:///{directory}/{DATABASE}"
+    return f"{_SQLITE}{warehouse.removeprefix('file://')}/{DATABASE}"
 
 
 def file_properties(location: Location) -> dict[str, str]:
@@ -105,11 +158,11 @@ def identifier(topic: TopicName) -> tuple[str, str]:
     return (topic.namespace, topic.topic)
 
 
-def find_table(catalog: Catalog, topic: TopicName) -> Table | None:
-    """The table of a topic, if there is one."""
+def find_table(catalog: Catalog, name: str | tuple[str, str]) -> Table | None:
+    """The table of a name, if there is one."""
     from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
     try:
-        return catalog.load_table(identifier(topic))
+        return catalog.load_table(name)
     except (NoSuchTableError, NoSuchNamespaceError):
         return None

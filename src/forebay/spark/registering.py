@@ -7,6 +7,7 @@ before a snapshot names them, and stay so, and are not swept, while a kept snaps
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -19,7 +20,7 @@ from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.format.keys import registrar_key
 from forebay.format.parquet import SCHEMA
 from forebay.spark.addresses import address_of, key_of
-from forebay.spark.iceberg import find_table, identifier, open_catalog
+from forebay.spark.iceberg import find_table, identifier, look_up_table, open_catalog
 from forebay.spark.jobs.leases import Lease, leased
 from forebay.spark.jobs.reports import Part, Report
 from forebay.spark.location import Location
@@ -61,16 +62,16 @@ def run(location: Location, topic: str, *, dry_run: bool = False) -> Report:
     Raises `Unavailable` while another registration of the topic runs, `Conflict` if somebody else changed the table.
     """
     name = TopicName.parse(topic)
-    catalog = open_catalog(location)
     with opened(location, read_only=dry_run) as found:
         begun = found.clock.monotonic()
         spec = found.definitions.get(name)
         if spec.engine is not Engine.SEGMENT:
             raise Unsupported(f'{name} lives on engine "{spec.engine}" and has no history: copy it to a segment topic')
         if dry_run:
-            change, expired = _change(found, spec, find_table(catalog, name)), 0
+            change, expired = _change(found, spec, look_up_table(location, identifier(name))), 0
         else:
-            change, expired = _leased(found, spec, catalog)
+            with contextlib.closing(open_catalog(location)) as catalog:
+                change, expired = _leased(found, spec, catalog)
         return _report(name, change, expired, dry_run=dry_run, seconds=found.clock.monotonic() - begun)
 
 
@@ -83,7 +84,7 @@ def _leased(found: Opened, spec: TopicSpec, catalog: Catalog) -> tuple[_Change, 
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")
-        table = find_table(catalog, spec.name) or _made(catalog, spec)
+        table = find_table(catalog, identifier(spec.name)) or _made(catalog, spec)
         tabled = Tabled(found.metadata, found.settings.metadata.prefix, spec.namespace, spec.topic, spec.topic_id)
         change = _change(found, spec, table)
         if change.is_needed:

@@ -69,6 +69,7 @@ def expire(table: Table, settings: TableSettings, now_ms: int, *, at_least: int 
             with table.transaction() as changing:
                 changing.remove_properties(EXPIRED)
     except (CommitFailedException, ValueError) as error:
+        table.refresh()
         name = ".".join(table.name())
         logger.info("%s was changed by another while snapshots were expired; the next run sees to it: %s", name, error)
         return 0

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import unquote
 
-from forebay.errors import Invalid, Unsupported
-from forebay.spark.iceberg import open_catalog
+from forebay.errors import Invalid
+from forebay.spark.iceberg import look_up_table
 from forebay.spark.location import Location
+from forebay.spark.table_files import TableFiles, files_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -81,27 +82,19 @@ class Table:
     name: str
 
     def fingerprint(self, spark: SparkSession) -> str | None:
-        return _digest([self.name, *self._files()])
+        return _digest([self.name, *self._found().files])
 
     def slices(self, spark: SparkSession, files_each: int | None) -> list[DataFrame]:
-        files = self._files()
-        step = files_each or max(1, len(files))
-        groups = [files[first : first + step] for first in range(0, len(files), step)]
-        return [spark.read.parquet(*group) for group in groups]
+        found = self._found()
+        step = files_each or max(1, len(found.files))
+        groups = [found.files[first : first + step] for first in range(0, len(found.files), step)]
+        return [found.frame(spark, group) for group in groups]
 
-    def _files(self) -> list[str]:
-        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
-
-        catalog = open_catalog(self.location)
-        try:
-            tasks = list(catalog.load_table(self.name).scan().plan_files())
-        except (NoSuchTableError, NoSuchNamespaceError) as error:
-            raise Invalid(f"there is no table {self.name} in the catalog of the settings: {error}") from error
-        finally:
-            catalog.close()
-        if any(task.delete_files for task in tasks):
-            raise Unsupported(f"{self.name} has files of deletes, which Spark would not heed: rewrite the table first")
-        return sorted(task.file.file_path for task in tasks)
+    def _found(self) -> TableFiles:
+        table = look_up_table(self.location, self.name)
+        if table is None:
+            raise Invalid(f"there is no table {self.name} in the catalog of the settings")
+        return files_of(table)
 
 
 @dataclass(frozen=True)

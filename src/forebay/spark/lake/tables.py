@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from forebay.clock import SystemClock
 from forebay.errors import Conflict, Invalid, Unavailable
-from forebay.spark.iceberg import open_catalog
+from forebay.spark.iceberg import look_up_table, open_catalog
 from forebay.spark.jobs.leases import Lease
 from forebay.spark.lake.decoding import BAD_SCHEMA
 from forebay.spark.lake.targets import Batch, Marks, files_of
@@ -44,7 +44,8 @@ class TableTarget:
         if not all(name.rpartition(".")):
             raise Invalid(f"{name!r} names no table: write NAMESPACE.NAME, such as shop.orders")
         self.name = name
-        self._catalog: Catalog = open_catalog(location)
+        self._location = location
+        self._opened: Catalog | None = None
         self._settings = location.settings()
         self._clock = SystemClock()
         self._schema = schema
@@ -54,6 +55,8 @@ class TableTarget:
         """Make the tables if they are missing, take new columns in, expire old snapshots, and remove files that no
         snapshot names, once they are too old to be of a run that may still commit them.
         """
+        self.close()
+        self._opened = open_catalog(self._location)
         self._catalog.create_namespace_if_not_exists(self.name.rpartition(".")[0])
         for bad, name, schema in ((False, self.name, self._schema), (True, f"{self.name}_bad", BAD_SCHEMA)):
             table = self._catalog.create_table_if_not_exists(name, schema)
@@ -73,14 +76,14 @@ class TableTarget:
 
     def _known(self, is_bad: bool) -> Table | None:  # noqa: FBT001 - which of the two
         """The table as last seen; before `recover` it may be missing."""
-        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
-
         if is_bad in self._tables:
             return self._tables[is_bad]
-        try:
-            return self._catalog.load_table(f"{self.name}_bad" if is_bad else self.name)
-        except (NoSuchTableError, NoSuchNamespaceError):
-            return None
+        return look_up_table(self._location, f"{self.name}_bad" if is_bad else self.name)
+
+    @property
+    def _catalog(self) -> Catalog:
+        assert self._opened is not None, "recover comes first: before it, nothing is made"
+        return self._opened
 
     def folders(self) -> tuple[str, str]:
         good, bad = (own_folder(self._tables[is_bad], FOLDER) for is_bad in (False, True))
@@ -91,7 +94,9 @@ class TableTarget:
             self._commit(is_bad, batch, lease)
 
     def close(self) -> None:
-        self._catalog.close()
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
 
     def _commit(self, is_bad: bool, batch: Batch, lease: Lease) -> None:  # noqa: FBT001 - which of the two
         """On return the table has its part of the batch, once; `Conflict` if another brought something meanwhile."""

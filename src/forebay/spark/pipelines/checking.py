@@ -17,7 +17,6 @@ from forebay.spark.pipelines.model import (
     Sink,
     Source,
     Step,
-    TableFormat,
     TableSink,
     TopicSink,
     TopicSource,
@@ -138,15 +137,19 @@ def _check_sink(flaws: Flaws, sink: Sink, pipeline: Pipeline) -> None:
     if isinstance(sink, TopicSink):
         if pipeline.mode is Mode.BATCH and sink.output is not Output.APPEND:
             flaws.add(sink.name.place, f"output of sink {sink.name} belongs to a streaming pipeline: leave it out")
-        named = [*sink.expressions.values(), *sink.value]
-    else:
-        if pipeline.mode is Mode.STREAMING and sink.overwrite is not Overwrite.CREATE:
-            flaws.add(sink.name.place, f"write of sink {sink.name} belongs to a batch: a stream adds to its table")
-        named = list(sink.partition_by)
-    columns = _columns(sink, pipeline)
-    for word in named if columns is not None else ():
-        if word.isidentifier() and word.lower() not in (name.lower() for name, _ in columns or ()):
-            why = hint(word, [name for name, _ in columns or ()], "the columns are")
+    elif pipeline.mode is Mode.STREAMING and sink.overwrite is not Overwrite.CREATE:
+        flaws.add(sink.name.place, f"write of sink {sink.name} belongs to a batch: a stream adds to its table")
+    check_columns(flaws, sink, _columns(sink, pipeline))
+
+
+def check_columns(flaws: Flaws, sink: Sink, columns: Sequence[Column] | None) -> None:
+    """Tell of columns that a sink names, and the source that it takes as it is does not have, if those are known."""
+    if columns is None:
+        return
+    named = [*sink.expressions.values(), *sink.value] if isinstance(sink, TopicSink) else sink.partition_by
+    for word in named:
+        if word.isidentifier() and word.lower() not in (name.lower() for name, _ in columns):
+            why = hint(word, [name for name, _ in columns], "the columns are")
             flaws.add(word.place, f"{sink.view} has no column {word}: {why}")
 
 
@@ -162,13 +165,12 @@ def _check_targets(flaws: Flaws, pipeline: Pipeline) -> None:
     tables: dict[str, TableSink] = {}
     for sink in pipeline.sinks:
         if isinstance(sink, TableSink):
-            name = str(sink.path) if sink.format is TableFormat.ICEBERG else pipeline.path_of(sink.path)
-            first = tables.setdefault(name, sink)
+            first = tables.setdefault(pipeline.table_of(sink), sink)
             if first is not sink:
                 flaws.add(sink.path.place, f"sink {first.name} writes the same table: give each its own")
     for path, sink in tables.items():
         for source in pipeline.sources:
-            if not isinstance(source, TopicSource) and pipeline.path_of(source.path) == path:
+            if not isinstance(source, TopicSource) and pipeline.table_of(source) == path:
                 flaws.add(sink.path.place, f"source {source.name} reads the table that sink {sink.name} writes")
 
 

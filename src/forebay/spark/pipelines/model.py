@@ -45,6 +45,8 @@ class FileFormat(enum.StrEnum):
     CSV = "csv"
     JSON = "json"
     TEXT = "text"
+    ICEBERG = "iceberg"
+    """Those that the current snapshot of a catalog's table names."""
 
 
 class BadRecords(enum.StrEnum):
@@ -135,7 +137,7 @@ class FileSource:
 
     name: Word
     path: Word
-    """As written; see `Pipeline.path_of`."""
+    """As written, see `Pipeline.path_of`; of a catalog's table its name."""
     format: FileFormat = FileFormat.PARQUET
     schema: Schema | None = None
     options: Mapping[Word, Word] = field(default_factory=dict)
@@ -243,6 +245,11 @@ class Pipeline:
         if _SCHEME.match(written):
             return written
         return posixpath.normpath(posixpath.join(posixpath.dirname(posixpath.abspath(self.file)), written))
+
+    def table_of(self, part: FileSource | TableSink) -> str:
+        """What is read or written: the path, or of a catalog's table its name."""
+        is_open = part.format in (FileFormat.ICEBERG, TableFormat.ICEBERG)
+        return str(part.path) if is_open else self.path_of(part.path)
 
     def checkpoint_of(self, sink: Sink) -> str:
         """Where a sink keeps how far it has come."""

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from forebay.clock import SystemClock
 from forebay.errors import Conflict, Invalid
-from forebay.spark.iceberg import open_catalog
+from forebay.spark.iceberg import find_table, open_catalog
 from forebay.spark.lake.files import REPORT, write_rows
 from forebay.spark.location import Location
 from forebay.spark.upkeep import expire, own_folder, properties_of, remove_strays
@@ -49,10 +49,6 @@ class OpenTable:
         self._catalog: Catalog = open_catalog(location)
         self._clock = SystemClock()
 
-    def exists(self) -> bool:
-        """Whether it is there."""
-        return self._catalog.table_exists(self.name)
-
     def put(self, rows: DataFrame, *, batch: Batch | None = None, overwrite: bool = False) -> None:
         """Add the rows, all at once, or put them in the place of what is there. A batch is added only once."""
         schema = schema_of(rows)
@@ -66,12 +62,8 @@ class OpenTable:
 
     def tidy(self) -> None:
         """Expire old snapshots, and remove files that killed runs left or that only such snapshots named."""
-        if self.exists():
-            table, settings, now_ms = (
-                self._catalog.load_table(self.name),
-                self.location.settings(),
-                self._clock.now_ms(),
-            )
+        table, settings, now_ms = find_table(self._catalog, self.name), self.location.settings(), self._clock.now_ms()
+        if table is not None:
             expire(table, settings.table, now_ms)
             grace_s = settings.table.orphan_grace_s
             remove_strays(table, own_folder(table, FOLDER), grace_s=grace_s, now_ms=now_ms)

@@ -10,13 +10,13 @@ import msgspec
 from forebay.spark.options import ReadOptions
 from forebay.spark.pipelines.checking import check_pipeline, unused
 from forebay.spark.pipelines.checkpoints import standing
+from forebay.spark.pipelines.ddl import Column
 from forebay.spark.pipelines.model import (
     FileSource,
     Mode,
     Pipeline,
     Sink,
     Source,
-    TableFormat,
     TableSink,
     TopicSource,
 )
@@ -110,13 +110,13 @@ def outline(pipeline: Pipeline, given: Mapping[str, str] | None = None) -> Outli
     """Everything that can be known without Spark, checked on the way; `Flawed` has a line for all that is wrong."""
     check_pipeline(pipeline)
     place = place_of(pipeline, given)
-    check_surroundings(pipeline, place)
+    found = check_surroundings(pipeline, place)
     return Outline(
         pipeline=str(pipeline.name),
         file=pipeline.file,
         mode=str(pipeline.mode),
         location=place,
-        sources=tuple(_source(pipeline, source, place) for source in pipeline.sources),
+        sources=tuple(_source(pipeline, source, place, found) for source in pipeline.sources),
         steps=tuple(
             StepOutline(
                 name=str(step.name),
@@ -131,12 +131,14 @@ def outline(pipeline: Pipeline, given: Mapping[str, str] | None = None) -> Outli
     )
 
 
-def _source(pipeline: Pipeline, source: Source, place: Mapping[str, str]) -> SourceOutline:
-    columns = source.columns
-    names = tuple(f"{name} {kind}" for name, kind in columns) if columns is not None else None
+def _source(
+    pipeline: Pipeline, source: Source, place: Mapping[str, str], found: Mapping[str, tuple[Column, ...]]
+) -> SourceOutline:
+    columns = source.columns or found.get(source.name.lower())
+    names = tuple(f"{name} {kind}".rstrip() for name, kind in columns) if columns is not None else None
     if isinstance(source, FileSource):
         return SourceOutline(
-            name=str(source.name), reads=pipeline.path_of(source.path), format=str(source.format), columns=names
+            name=str(source.name), reads=pipeline.table_of(source), format=str(source.format), columns=names
         )
     marked = source.watermark
     return SourceOutline(
@@ -169,7 +171,7 @@ def _sink(pipeline: Pipeline, sink: Sink) -> SinkOutline:
     checkpoint = pipeline.checkpoint_of(sink) if streams else None
     stands = standing(checkpoint) if checkpoint is not None else None
     if isinstance(sink, TableSink):
-        writes = str(sink.path) if sink.format is TableFormat.ICEBERG else pipeline.path_of(sink.path)
+        writes = pipeline.table_of(sink)
         how = str(sink.format) if streams else f"{sink.format}, {sink.overwrite}"
     else:
         writes, how = str(sink.topic), f"{sink.format}, {sink.output}" if streams else str(sink.format)

@@ -38,17 +38,7 @@ from forebay.spark.pipelines.model import (
 )
 from forebay.topics import TopicName
 
-_PIPELINE: Final = (
-    "name",
-    "mode",
-    "trigger",
-    "checkpoint",
-    "location",
-    "spark",
-    "sources",
-    "steps",
-    "sinks",
-)
+_PIPELINE: Final = ("name", "mode", "trigger", "checkpoint", "location", "spark", "sources", "steps", "sinks")
 _TOPIC_SOURCE: Final = (
     "topic",
     "topics",
@@ -291,9 +281,9 @@ def _avro(fields: Fields, word: Word, directory: str) -> Schema | None:
 
 def _file_source(fields: Fields, name: Word | None, kind: str) -> FileSource | None:
     path = fields.required(kind, "customers.parquet")
-    formats = {str(one): one for one in FileFormat}
+    formats: dict[str, FileFormat] = {str(one): one for one in FileFormat if one is not FileFormat.ICEBERG}
     if kind == "table":
-        formats = {"parquet": FileFormat.PARQUET}
+        formats = {str(one): one for one in (FileFormat.PARQUET, FileFormat.ICEBERG)}
     elif "format" not in fields:
         fields.flaws.add(
             fields.place, f"format is missing in {fields.what} of files: write one of {', '.join(formats)}"
@@ -301,8 +291,12 @@ def _file_source(fields: Fields, name: Word | None, kind: str) -> FileSource | N
     chosen = fields.choice("format", formats, FileFormat.PARQUET)
     written = fields.word("schema")
     schema = _ddl(fields, written) if written is not None else None
-    if written is not None and chosen in (FileFormat.TEXT, FileFormat.PARQUET):
+    if written is not None and chosen not in (FileFormat.CSV, FileFormat.JSON):
         fields.flaws.add(written.place, f"schema does not go with {chosen} files: they have their own")
+    if chosen is FileFormat.ICEBERG and "options" in fields:
+        fields.flaws.add(fields.place_of("options"), "options do not go with format iceberg")
+    if chosen is FileFormat.ICEBERG and path is not None:
+        _check_table_name(fields, path)
     if name is None or path is None:
         return None
     return FileSource(name=name, path=path, format=chosen, schema=schema, options=fields.options("options"))
@@ -335,8 +329,7 @@ def _table_sink(fields: Fields, name: Word, view: Word, target: Word) -> TableSi
     if kind is TableFormat.ICEBERG:
         if "partitionBy" in fields:
             fields.flaws.add(fields.place_of("partitionBy"), "partitionBy does not go with format iceberg")
-        if not _TABLE.fullmatch(target):
-            fields.flaws.add(target.place, f"{target} is not the name of a table: write NAMESPACE.NAME")
+        _check_table_name(fields, target)
     elif overwrite is Overwrite.APPEND:
         fields.flaws.add(
             fields.place_of("write"),
@@ -351,6 +344,11 @@ def _table_sink(fields: Fields, name: Word, view: Word, target: Word) -> TableSi
         partition_by=fields.words("partitionBy"),
         overwrite=overwrite,
     )
+
+
+def _check_table_name(fields: Fields, name: Word) -> None:
+    if not _TABLE.fullmatch(name):
+        fields.flaws.add(name.place, f"{name} is not the name of a table: write NAMESPACE.NAME")
 
 
 def _topic_sink(fields: Fields, name: Word, view: Word, topic: Word, directory: str) -> TopicSink:

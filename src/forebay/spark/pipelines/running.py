@@ -241,4 +241,4 @@ def target_of(pipeline: Pipeline, sink: Sink) -> str:
     """What a sink writes to."""
     if isinstance(sink, TopicSink):
         return str(sink.topic)
-    return str(sink.path) if sink.format is TableFormat.ICEBERG else pipeline.path_of(sink.path)
+    return pipeline.table_of(sink)

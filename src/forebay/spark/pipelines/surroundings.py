@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Final
 
 from forebay.errors import Invalid
+from forebay.spark.iceberg import look_up_table
 from forebay.spark.location import NAMES as PLACE_NAMES
 from forebay.spark.location import Location
 from forebay.spark.opening import opened
 from forebay.spark.options import NAMES, ReadOptions
+from forebay.spark.pipelines.checking import check_columns
+from forebay.spark.pipelines.ddl import Column
 from forebay.spark.pipelines.document import Flaws, Place, Word, flawed, hint
 from forebay.spark.pipelines.model import (
-    FileSource,
     Mode,
     Overwrite,
     Pipeline,
@@ -27,7 +29,7 @@ from forebay.spark.pipelines.model import (
     TopicSink,
     TopicSource,
 )
-from forebay.spark.pipelines.open_tables import OpenTable
+from forebay.spark.pipelines.source_tables import look_at_source
 from forebay.spark.target import NAMES as WRITE_NAMES
 from forebay.spark.target import WriteOptions
 from forebay.topics import Engine, TopicName, TopicSpec
@@ -43,7 +45,6 @@ _OWN_OPTIONS: Final = {
 }
 """Options of a read that have words of their own in a source."""
 _NAMED_OPTION: Final = re.compile(r'option "([^"]+)"')
-_GLOB: Final = re.compile(r"[*?\[{]")
 
 
 def place_of(pipeline: Pipeline, given: Mapping[str, str] | None) -> dict[str, str]:
@@ -79,16 +80,23 @@ def read_options(pipeline: Pipeline, source: TopicSource, place: Mapping[str, st
     return options
 
 
-def check_surroundings(pipeline: Pipeline, place: Mapping[str, str]) -> None:
-    """Raise `Flawed` with a line for every topic, option, file and table that is not as it must be."""
+def check_surroundings(pipeline: Pipeline, place: Mapping[str, str]) -> dict[str, tuple[Column, ...]]:
+    """Raise `Flawed` with a line for every topic, option, file and table that is not as it must be.
+
+    The columns that were found in tables, by the names of sources.
+    """
     flaws = Flaws()
+    found: dict[str, tuple[Column, ...]] = {}
     _check_topics(flaws, pipeline, Location.parse(place))
     for source in pipeline.sources:
         if isinstance(source, TopicSource):
             _check_options(flaws, pipeline, source, place)
-        else:
-            _check_files(flaws, pipeline, source)
+            continue
+        columns = look_at_source(flaws, pipeline, source, Location.parse(place))
+        if columns is not None:
+            found[source.name.lower()] = columns
     for sink in pipeline.sinks:
+        check_columns(flaws, sink, found.get(sink.view.lower()))
         if isinstance(sink, TableSink) and sink.format is TableFormat.ICEBERG:
             _check_open_table(flaws, pipeline, sink, Location.parse(place))
         elif isinstance(sink, TableSink):
@@ -99,6 +107,7 @@ def check_surroundings(pipeline: Pipeline, place: Mapping[str, str]) -> None:
         if not name.startswith("spark."):
             flaws.add(name.place, f"{name} is not a setting of Spark: they begin with `spark.`")
     flaws.settle()
+    return found
 
 
 def _check_topics(flaws: Flaws, pipeline: Pipeline, location: Location) -> None:
@@ -171,14 +180,6 @@ def _option_place(options: Mapping[Word, Word], message: str) -> Place | None:
     return next(iter(lowered.values()), None)
 
 
-def _check_files(flaws: Flaws, pipeline: Pipeline, source: FileSource) -> None:
-    path = pipeline.path_of(source.path)
-    if path.startswith("/") and not _GLOB.search(path) and not Path(path).exists():
-        flaws.add(
-            source.path.place, f"source {source.name}: there is no {path}; a path is relative to the pipeline's file"
-        )
-
-
 def _check_table(flaws: Flaws, pipeline: Pipeline, sink: TableSink) -> None:
     path = Path(pipeline.path_of(sink.path))
     if not path.is_absolute():
@@ -209,7 +210,7 @@ def _check_table(flaws: Flaws, pipeline: Pipeline, sink: TableSink) -> None:
 
 
 def _check_open_table(flaws: Flaws, pipeline: Pipeline, sink: TableSink, location: Location) -> None:
-    if pipeline.mode is Mode.BATCH and sink.overwrite is Overwrite.CREATE and OpenTable(location, sink.path).exists():
+    if pipeline.mode is Mode.BATCH and sink.overwrite is Overwrite.CREATE and look_up_table(location, sink.path):
         flaws.add(sink.path.place, f"{sink.path} is there already: write `write: append` or `write: overwrite`")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from forebay.spark.location import Location
 from forebay.spark.pipelines.decoding import decoded, encoded_avro
 from forebay.spark.pipelines.document import Word, flawed, hint
 from forebay.spark.pipelines.failures import told_at
@@ -21,6 +22,7 @@ from forebay.spark.pipelines.model import (
     TableSink,
     TopicSink,
 )
+from forebay.spark.pipelines.source_tables import table_files
 from forebay.spark.pipelines.surroundings import read_options
 
 if TYPE_CHECKING:
@@ -78,7 +80,7 @@ def build(spark: SparkSession, pipeline: Pipeline, place: Mapping[str, str]) -> 
 def _source(spark: SparkSession, pipeline: Pipeline, source: Source, place: Mapping[str, str]) -> DataFrame:
     with told_at(source.name, f"source {source.name}"):
         if isinstance(source, FileSource):
-            return _files(spark, pipeline, source)
+            return _files(spark, pipeline, source, place)
         reader = spark.readStream if pipeline.mode is Mode.STREAMING else spark.read
         frame = decoded(reader.format("forebay").options(**read_options(pipeline, source, place)).load(), source)
         if source.watermark is not None:
@@ -86,7 +88,9 @@ def _source(spark: SparkSession, pipeline: Pipeline, source: Source, place: Mapp
         return frame
 
 
-def _files(spark: SparkSession, pipeline: Pipeline, source: FileSource) -> DataFrame:
+def _files(spark: SparkSession, pipeline: Pipeline, source: FileSource, place: Mapping[str, str]) -> DataFrame:
+    if source.format is FileFormat.ICEBERG:
+        return table_files(Location.parse(place), source).frame(spark)
     reader = spark.read.format(str(source.format))
     if source.schema is not None:
         reader = reader.schema(source.schema.ddl)
