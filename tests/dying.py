@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
+
+_GROUP: Final = "FOREBAY_KILLED_GROUP"
 
 
 def die() -> NoReturn:
@@ -27,3 +29,14 @@ def die_at(kind: Any, name: str, *, before: bool = False, call: int = 1) -> None
         return result
 
     setattr(kind, name, dying)
+
+
+def die_together() -> None:
+    """Let `die_with_all`, wherever this process has Spark do its work, end this one and its JVM as well."""
+    os.environ[_GROUP] = str(os.getpgrp())
+
+
+def die_with_all() -> NoReturn:
+    """End the driver with its JVM, and then this worker of theirs, all without a word."""
+    os.killpg(int(os.environ[_GROUP]), signal.SIGKILL)
+    die()

@@ -7,7 +7,6 @@ micro-batch, and writes them into a topic of DIRECTORY/data. It dies in batch 1.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,20 +24,13 @@ from forebay.spark import delivery
 from forebay.spark.sink import BATCH_ID, ForebayStreamWriter, plan_stream_write
 from forebay.spark.source import ForebayDataSource
 from forebay.spark.target import Target
+from tests.dying import die_together, die_with_all
 from tests.spark.stream_child import SETTINGS
 
 TOPIC: Final = "shop/orders"
 STEPS: Final = ("writing", "staged", "offered", "attached", "committed", "next batch")
 BATCH: Final = 1
-_GROUP: Final = "FOREBAY_KILLED_GROUP"
 _STEP: Final = "FOREBAY_KILLED_STEP"
-
-
-def die() -> NoReturn:
-    """End the driver with its JVM, and then this worker of theirs, all without a word."""
-    os.killpg(int(os.environ[_GROUP]), signal.SIGKILL)
-    os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError("still alive")
 
 
 class DyingWriter(ForebayStreamWriter):
@@ -53,25 +45,25 @@ class DyingWriter(ForebayStreamWriter):
         assert context is not None
         written = super().write(iterator)
         if self._step == "writing" and context.getLocalProperty(BATCH_ID) == str(BATCH):
-            die()
+            die_with_all()
         return written
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         step = self._step if batchId == BATCH else "next batch" if batchId == BATCH + 1 else ""
         if step in ("staged", "next batch") and step == self._step:
-            die()
+            die_with_all()
         if step == "offered":
             _dies_instead(delivery._Delivery, "_settle")
         if step == "attached":
             _dies_instead(LoadBook, "commit")
         super().commit(messages, batchId)
         if step == "committed":
-            die()
+            die_with_all()
 
 
 def _dies_instead(owner: type, method: str) -> None:
     def dying(*_: Any, **__: Any) -> NoReturn:
-        die()
+        die_with_all()
 
     setattr(owner, method, dying)
 
@@ -104,7 +96,8 @@ def run(spark: SparkSession, directory: Path, sink: str, tasks: int) -> None:
 
 
 def main(step: str, directory: Path) -> None:
-    os.environ[_GROUP], os.environ[_STEP] = str(os.getpgrp()), step
+    die_together()
+    os.environ[_STEP] = step
     spark = forebay.spark.session("a query that dies", master="local[2]", settings=SETTINGS)
     spark.dataSource.register(DyingSource)
     run(spark, directory, DyingSource.name(), 2)

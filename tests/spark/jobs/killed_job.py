@@ -1,0 +1,78 @@
+"""A job that dies by kill -9 within its Spark part, driver, JVM and worker together, when some tasks have done theirs.
+
+`python -m tests.spark.jobs.killed_job JOB MOMENT TASKS DIRECTORY TARGET` dies once so many tasks have `begun`, or have
+`done` their work and not told anybody. JOB is `lake`, with a directory or `table` as TARGET, or `migrate`, with a
+settings file.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+import forebay.spark
+from forebay.spark.jobs import lake, migrate
+from forebay.spark.jobs.copying import Copied, Errand, copy
+from forebay.spark.lake.decoding import Decoding
+from forebay.spark.lake.files import Outlet
+from forebay.spark.location import Location
+from tests.dying import die_together, die_with_all
+from tests.spark.stream_child import SETTINGS
+
+TOPIC: Final = "shop/orders"
+_WHEN: Final = "FOREBAY_KILLED_WHEN"
+
+
+def come_to(moment: str) -> None:
+    """Die if it is time; in a task."""
+    when, tasks, directory = os.environ[_WHEN].split(" ", 2)
+    if moment == when:
+        Path(directory, os.urandom(8).hex()).touch()
+        if len(list(Path(directory).iterdir())) >= int(tasks):
+            die_with_all()
+
+
+class DyingOutlet(Outlet):
+    """Writes what a task of lake writes."""
+
+    def written(self, decoding: Decoding, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        held = list(batches)
+        come_to("begun")
+        told = list(Outlet.written(self, decoding, held))
+        come_to("done")
+        yield from told
+
+
+def dying_copy(old: Location, new: Location, errand: Errand) -> Copied:
+    """Copies what a task of migrate copies."""
+    come_to("begun")
+    copied = copy(old, new, errand)
+    come_to("done")
+    return copied
+
+
+def run(spark: Any, job: str, data: Path, target: str) -> Any:
+    """Run the job to its end."""
+    if job == "migrate":
+        return migrate.run(spark, Location.of(data), Location.of(data, target), [TOPIC])
+    place = {"table": "shop.raw"} if target == "table" else {"directory": target}
+    return lake.run(spark, Location.of(data), TOPIC, format="raw", commit_records=300, **place)  # type: ignore[arg-type]
+
+
+def main(job: str, moment: str, tasks: str, directory: str, target: str) -> None:
+    counted = Path(directory, f"tasks-{moment}-{tasks}")
+    counted.mkdir()
+    die_together()
+    os.environ[_WHEN] = f"{moment} {tasks} {counted}"
+    vars(lake)["Outlet"], vars(migrate)["copy"] = DyingOutlet, dying_copy
+    spark = forebay.spark.session("a job that dies", master="local[2]", settings=SETTINGS)
+    run(spark, job, Path(directory, "data"), target)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
