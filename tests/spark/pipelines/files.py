@@ -1,14 +1,24 @@
-"""Pipeline files to try: a sound one, and the same with a change."""
+"""Pipeline files to try: a sound one, and the same with a change; and what becomes of them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+import forebay
 from forebay.spark.pipelines.checking import check_pipeline
 from forebay.spark.pipelines.document import Flawed
 from forebay.spark.pipelines.model import Pipeline
+from forebay.spark.pipelines.outline import outline
 from forebay.spark.pipelines.parsing import load_pipeline
+from forebay.spark.pipelines.progress import SinkProgress
+from forebay.spark.pipelines.running import Running
+from forebay.spark.pipelines.views import build, own_session
+from tests.spark.topics import SETTINGS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 SOUND: Final = """\
 name: revenue
@@ -59,10 +69,29 @@ def pipeline_of(directory: Path, text: str) -> Pipeline:
     return pipeline
 
 
-def flaws_of(directory: Path, text: str) -> list[str]:
-    """What is wrong with it, without the directory before the file."""
+def flaws_of(directory: Path, text: str, look: Callable[[Pipeline], object] = lambda pipeline: None) -> list[str]:
+    """What is wrong with it, or what `look` finds so, without the directory before the file."""
     try:
-        pipeline_of(directory, text)
+        look(pipeline_of(directory, text))
     except Flawed as error:
         return [flaw.removeprefix(f"{directory}/") for flaw in error.flaws]
     return []
+
+
+def running_of(pipeline: Pipeline, on_progress: Callable[[Sequence[SinkProgress]], None] | None = None) -> Running:
+    """A run of the pipeline at its own location."""
+    return Running(pipeline=pipeline, place=outline(pipeline).location, on_progress=on_progress)
+
+
+def built(spark: SparkSession, home: Path, pipeline: Pipeline) -> SparkSession:
+    """A session in which Spark has checked the pipeline over the topics of this directory; it reads no row."""
+    session = own_session(spark, {})
+    build(session, pipeline, {"path": f"{home}/data"})
+    return session
+
+
+def records_of(home: Path, topic: str) -> list[forebay.Record]:
+    """All that a topic of this directory holds, by partition."""
+    with forebay.open(str(home / "data"), SETTINGS, read_only=True) as log:
+        handle = log.topic(topic)
+        return [record for number in range(handle.partitions) for record in handle.read(0, partition=number)]

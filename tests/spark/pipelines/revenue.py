@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import forebay
 from examples.fill import append_orders, fill, orders
+from tests.spark.pipelines.files import records_of
+from tests.spark.topics import SETTINGS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
 Revenue: TypeAlias = dict[tuple[datetime, str], tuple[int, Decimal]]
 
 EXAMPLES: Final = Path(__file__).parents[3] / "examples"
-NARROW: Final = {"wal": {"free_bytes_min": 0}}
 _MINUTE: Final = timedelta(minutes=1)
 
 
@@ -40,7 +41,7 @@ def endless(home: Path) -> Path:
 
 def add_orders(home: Path, first: int, count: int) -> None:
     """More orders, from that one on."""
-    with forebay.open(str(home / "data"), NARROW) as log:
+    with forebay.open(str(home / "data"), SETTINGS) as log:
         append_orders(log.topic("shop/orders"), first, count)
 
 
@@ -59,16 +60,13 @@ def expected(count: int) -> Revenue:
 def in_topic(home: Path) -> Revenue:
     """What the topic holds, each minute once."""
     found: Revenue = {}
-    with forebay.open(str(home / "data"), NARROW, read_only=True) as log:
-        topic = log.topic("shop/revenue")
-        for partition in range(topic.partitions):
-            for record in topic.read(0, partition=partition):
-                value = json.loads(record.value or b"", parse_float=Decimal)
-                place = (datetime.fromisoformat(value["minute"]), value["country"])
-                assert place not in found, "written twice"
-                assert record.key == value["country"].encode() and record.tag == value["country"]
-                assert record.timestamp == int(place[0].timestamp() * 1000)
-                found[place] = (value["orders"], Decimal(value["revenue"]))
+    for record in records_of(home, "shop/revenue"):
+        value = json.loads(record.value or b"", parse_float=Decimal)
+        place = (datetime.fromisoformat(value["minute"]), value["country"])
+        assert place not in found, "written twice"
+        assert record.key == value["country"].encode() and record.tag == value["country"]
+        assert record.timestamp == int(place[0].timestamp() * 1000)
+        found[place] = (value["orders"], Decimal(value["revenue"]))
     return found
 
 

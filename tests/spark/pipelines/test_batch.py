@@ -16,13 +16,11 @@ import forebay
 from examples.fill import clicks
 from forebay.errors import ForebayError, Invalid
 from forebay.spark.pipelines.document import Flawed
-from forebay.spark.pipelines.outline import outline
 from forebay.spark.pipelines.progress import RunReport
-from forebay.spark.pipelines.running import Running
-from forebay.spark.pipelines.views import build, own_session
 from tests.cli.rig import Shell
-from tests.spark.pipelines.files import pipeline_of
-from tests.spark.pipelines.revenue import NARROW, shipped
+from tests.spark.pipelines.files import built, pipeline_of, records_of, running_of
+from tests.spark.pipelines.revenue import shipped
+from tests.spark.topics import SETTINGS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,7 +44,7 @@ _AT: Final = datetime(2026, 3, 1, 12, tzinfo=UTC)
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Topics with values of every format."""
     home = tmp_path_factory.mktemp("batch")
-    with forebay.open(str(home / "data"), NARROW) as log:
+    with forebay.open(str(home / "data"), SETTINGS) as log:
         orders = log.create_topic("shop/orders", partitions=2)
         for number in range(20):
             value = json.dumps({"id": f"o{number}", "amount": number / 4, "at": _AT.isoformat()}).encode()
@@ -70,14 +68,7 @@ def _avro(record: dict[str, Any]) -> bytes:
 
 
 def _run(spark: SparkSession, home: Path, text: str) -> RunReport:
-    pipeline = pipeline_of(home, text)
-    return Running(pipeline=pipeline, place=outline(pipeline).location).run(spark)
-
-
-def _records(home: Path, topic: str) -> list[forebay.Record]:
-    with forebay.open(str(home / "data"), NARROW) as log:
-        handle = log.topic(topic)
-        return [record for number in range(handle.partitions) for record in handle.read(0, partition=number)]
+    return running_of(pipeline_of(home, text)).run(spark)
 
 
 def _pipeline(source: str, rest: str) -> str:
@@ -105,7 +96,7 @@ def test_what_spark_does_not_take_is_told_with_its_line_before_a_row_is_read(spa
     for rest, place in cases.items():
         pipeline = pipeline_of(home, _pipeline(_ORDERS, rest))
         with pytest.raises(Flawed) as failure:
-            build(own_session(spark, {}), pipeline, {"path": f"{home}/data"})
+            built(spark, home, pipeline)
         found[rest] = (failure.value.flaws[0].removeprefix(f"{home}/p.yml:").split(": ")[0], place)
 
     assert {rest: places for rest, places in found.items() if places[0] != places[1]} == {}
@@ -114,8 +105,7 @@ def test_what_spark_does_not_take_is_told_with_its_line_before_a_row_is_read(spa
 def test_views_and_settings_of_a_pipeline_are_its_own(spark: SparkSession, home: Path) -> None:
     pipeline = pipeline_of(home, _pipeline(_ORDERS, "sinks:\n  - {name: out, from: orders, table: t}"))
 
-    session = own_session(spark, {})
-    build(session, pipeline, {"path": f"{home}/data"})
+    session = built(spark, home, pipeline)
 
     assert session.catalog.tableExists("orders") and not spark.catalog.tableExists("orders")
     assert session.conf.get("spark.sql.session.timeZone") == "UTC"
@@ -137,7 +127,7 @@ def test_rows_become_records_as_the_sink_says(spark: SparkSession, home: Path) -
     )
 
     expected = {(f"o{number}", number // 2) for number in range(12, 20)}
-    records = _records(home, "shop/out")
+    records = records_of(home, "shop/out")
     assert {
         (json.loads(record.value or b"")["id"], json.loads(record.value or b"")["place"]) for record in records
     } == (expected)
@@ -176,11 +166,11 @@ def test_avro_in_and_out(spark: SparkSession, home: Path) -> None:
     )
     with pytest.raises(ForebayError, match=r"shop/avro\[0\] offset 3: not Avro of this schema"):
         _run(spark, home, _pipeline(source, sink))
-    assert _records(home, "shop/avro-out") == []
+    assert records_of(home, "shop/avro-out") == []
 
     _run(spark, home, _pipeline(f"{source}\n    badRecords: drop", sink))
 
-    records = _records(home, "shop/avro-out")
+    records = records_of(home, "shop/avro-out")
     assert sorted(record.value or b"" for record in records) == [
         _avro({"id": f"a{number}", "amount": None, "at": _AT, "lines": [number]}) for number in range(3)
     ]
@@ -206,7 +196,7 @@ def test_the_example_of_sessions_runs_as_shipped(spark: SparkSession, tmp_path: 
 
     said = Shell(home / "data").ok("pipeline", "run", str(home / "sessions.yml"), "--json")
 
-    sessions = [json.loads(record.value or b"") for record in _records(home, "web/sessions")]
+    sessions = [json.loads(record.value or b"") for record in records_of(home, "web/sessions")]
     expected = _sessions()
     assert sorted((one["visitor"], one["session"], one["clicks"], one["entry"]) for one in sessions) == expected
     assert said.items[0]["sinks"][0]["rows"] == len(expected)

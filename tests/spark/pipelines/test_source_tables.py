@@ -19,11 +19,9 @@ from forebay.spark.iceberg import look_up_table, open_catalog, table_names
 from forebay.spark.location import Location
 from forebay.spark.pipelines.document import Flawed
 from forebay.spark.pipelines.outline import outline
-from forebay.spark.pipelines.running import Running
-from forebay.spark.pipelines.views import build, own_session
 from forebay.spark.table_files import files_of
-from tests.spark.pipelines.files import flaws_of, pipeline_of
-from tests.spark.pipelines.revenue import NARROW
+from tests.spark.pipelines.files import built, flaws_of, pipeline_of, running_of
+from tests.spark.topics import SETTINGS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,7 +48,7 @@ sinks:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    with forebay.open(str(tmp_path / "data"), NARROW) as log:
+    with forebay.open(str(tmp_path / "data"), SETTINGS) as log:
         log.create_topic("shop/out")
     return tmp_path
 
@@ -63,12 +61,6 @@ def catalog(home: Path) -> Iterator[Catalog]:
     found.close()
 
 
-def _flaws(home: Path, text: str) -> list[str]:
-    with pytest.raises(Flawed) as failure:
-        outline(pipeline_of(home, text))
-    return [flaw.removeprefix(f"{home}/") for flaw in failure.value.flaws]
-
-
 def test_a_table_is_looked_at_before_spark_starts(home: Path, catalog: Catalog) -> None:
     catalog.create_table("shop.typed", ROWS.schema).append(ROWS)
     catalog.create_table("shop.other", ROWS.schema)
@@ -77,10 +69,10 @@ def test_a_table_is_looked_at_before_spark_starts(home: Path, catalog: Catalog) 
 
     assert (found.reads, found.format) == ("shop.typed", "iceberg")
     assert found.columns == ("id bigint", "name string", "at timestamp", "lines array<struct<`sku`: string>>")
-    assert _flaws(home, PIPELINE.replace("shop.typed", "shop.tiped")) == [
+    assert flaws_of(home, PIPELINE.replace("shop.typed", "shop.tiped"), outline) == [
         f"p.yml:5:12: there is no table shop.tiped in the catalog of {home}/data: did you mean shop.typed?"
     ]
-    assert _flaws(home, PIPELINE.replace("key: name", "key: nme")) == [
+    assert flaws_of(home, PIPELINE.replace("key: name", "key: nme"), outline) == [
         "p.yml:8:53: orders has no column nme: did you mean name?"
     ]
 
@@ -88,7 +80,7 @@ def test_a_table_is_looked_at_before_spark_starts(home: Path, catalog: Catalog) 
 def test_without_a_catalog_there_is_no_table_and_none_is_made(home: Path) -> None:
     before = sorted(home.rglob("*"))
 
-    assert "there is no table shop.typed" in _flaws(home, PIPELINE)[0]
+    assert "there is no table shop.typed" in flaws_of(home, PIPELINE, outline)[0]
 
     assert table_names(Location.of(home / "data")) == []
     assert not (home / "data" / "tables").exists()
@@ -149,7 +141,8 @@ def test_what_spark_would_read_otherwise_is_refused_by_name(home: Path, catalog:
         "gone": "is not there, seen from this machine",
         "odd": "is where Spark does not reach",
     }.items():
-        flaws = _flaws(home, PIPELINE.replace("shop.typed", f"shop.{name}").replace(", key: name", ""))
+        text = PIPELINE.replace("shop.typed", f"shop.{name}").replace(", key: name", "")
+        flaws = flaws_of(home, text, outline)
         assert len(flaws) == 1 and flaws[0].startswith("p.yml:5:12: source orders: ") and message in flaws[0], flaws
 
 
@@ -191,7 +184,7 @@ def test_deletes_and_other_formats_are_refused(catalog: Catalog, monkeypatch: py
 def test_a_directory_of_parquet_files_is_looked_at_as_well(home: Path) -> None:
     text = PIPELINE.replace("shop.typed\n    format: iceberg", "old")
     (home / "old" / "country=DE").mkdir(parents=True)
-    assert _flaws(home, text) == [f"p.yml:5:12: source orders: {home}/old holds no Parquet file"]
+    assert flaws_of(home, text, outline) == [f"p.yml:5:12: source orders: {home}/old holds no Parquet file"]
     (home / "old" / "_SUCCESS").touch()
     pq.write_table(ROWS, home / "old" / "country=DE" / "a.parquet")
 
@@ -199,9 +192,12 @@ def test_a_directory_of_parquet_files_is_looked_at_as_well(home: Path) -> None:
 
     assert found.columns is not None
     assert found.columns[:3] == ("id bigint", "name string", "at timestamp") and found.columns[-1] == "country"
-    assert "orders has no column nme: did you mean name?" in _flaws(home, text.replace("key: name", "key: nme"))[0]
+    assert (
+        "orders has no column nme: did you mean name?"
+        in flaws_of(home, text.replace("key: name", "key: nme"), outline)[0]
+    )
     (home / "old" / "country=DE" / "a.parquet").write_bytes(b"something else")
-    assert "is no Parquet file" in _flaws(home, text)[0]
+    assert "is no Parquet file" in flaws_of(home, text, outline)[0]
 
 
 @pytest.mark.spark
@@ -219,7 +215,7 @@ def test_rows_of_a_table_are_those_that_its_catalog_says(spark: SparkSession, ho
     text += "  - {name: copy, from: orders, table: copy}\n  - {name: none, from: nothing, table: none}\n"
     pipeline = pipeline_of(home, text)
 
-    report = Running(pipeline=pipeline, place=outline(pipeline).location).run(spark)
+    report = running_of(pipeline).run(spark)
 
     assert [sink.rows for sink in report.sinks] == [5, 5, 0]
     expected = table.refresh().scan().to_arrow()
@@ -228,5 +224,5 @@ def test_rows_of_a_table_are_those_that_its_catalog_says(spark: SparkSession, ho
     assert pq.read_schema(next((home / "none").glob("*.parquet"))).names == ROWS.schema.names
     catalog.drop_table("shop.typed")
     with pytest.raises(Flawed, match="the table shop.typed is gone"):
-        build(own_session(spark, {}), pipeline, {"path": f"{home}/data"})
+        built(spark, home, pipeline)
     assert look_up_table(Location.of(home / "data"), "shop.typed") is None

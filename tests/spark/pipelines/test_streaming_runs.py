@@ -22,11 +22,11 @@ from forebay.spark.pipelines.open_tables import Batch, OpenTable
 from forebay.spark.pipelines.outline import outline
 from forebay.spark.pipelines.parsing import load_pipeline
 from forebay.spark.pipelines.progress import SinkProgress
-from forebay.spark.pipelines.running import Running, into_topic
-from forebay.spark.pipelines.views import build, own_session
+from forebay.spark.pipelines.running import into_topic
 from tests.cli.rig import Shell
 from tests.spark.pipelines import revenue
-from tests.spark.pipelines.files import pipeline_of
+from tests.spark.pipelines.files import built, pipeline_of, records_of, running_of
+from tests.spark.topics import SETTINGS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,13 +52,12 @@ def test_the_example_of_revenue_is_exact_through_stops_and_restarts(spark: Spark
 
 def _run_until_stopped(spark: SparkSession, file: Path) -> None:
     """Run without an end, and be interrupted once something was written."""
-    pipeline = load_pipeline(str(file))
 
     def interrupt(sinks: Sequence[SinkProgress]) -> None:
         if any(sink.rows for sink in sinks):
             raise KeyboardInterrupt
 
-    running = Running(pipeline=pipeline, place=outline(pipeline).location, on_progress=interrupt)
+    running = running_of(load_pipeline(str(file)), interrupt)
     with _nothing_left(), pytest.raises(KeyboardInterrupt):
         running.run(spark)
     assert running.report.outcome == "stopped" and any(sink.rows for sink in running.report.sinks)
@@ -112,7 +111,7 @@ sinks:
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """A topic with a value that fits no schema at its end."""
-    with forebay.open(str(tmp_path / "data"), revenue.NARROW) as log:
+    with forebay.open(str(tmp_path / "data"), SETTINGS) as log:
         topic = log.create_topic("shop/orders")
         topic.append_many([json.dumps({"id": f"s{number % 3}", "amount": 1.5}).encode() for number in range(30)])
         log.create_topic("shop/out")
@@ -132,16 +131,15 @@ def test_what_cannot_run_as_a_stream_is_told_before_any_query_starts(
     pipeline = pipeline_of(home, _STREAM.replace(before, after))
 
     with pytest.raises(Flawed, match=text) as failure:
-        build(own_session(spark, {}), pipeline, {"path": f"{home}/data"})
+        built(spark, home, pipeline)
 
     assert failure.value.flaws[0].startswith(f"{home}/p.yml:{place}: sink ") and not (home / "state").exists()
 
 
 def test_a_sink_that_fails_ends_the_others_and_says_where(spark: SparkSession, home: Path) -> None:
-    with forebay.open(str(home / "data"), revenue.NARROW) as log:
+    with forebay.open(str(home / "data"), SETTINGS) as log:
         log.topic("shop/orders").append(b"{bad")
-    pipeline = pipeline_of(home, _STREAM)
-    running = Running(pipeline=pipeline, place=outline(pipeline).location)
+    running = running_of(pipeline_of(home, _STREAM))
 
     with (
         _nothing_left(),
@@ -152,11 +150,10 @@ def test_a_sink_that_fails_ends_the_others_and_says_where(spark: SparkSession, h
     assert running.report.outcome == "failed"
     # Once the source is told what to do with it, the same checkpoint goes on.
     pipeline = pipeline_of(home, _STREAM.replace("format: json\n", "format: json\n    badRecords: drop\n"))
-    report = Running(pipeline=pipeline, place=outline(pipeline).location).run(spark)
+    report = running_of(pipeline).run(spark)
     assert [sink.rows for sink in report.sinks] == [3, 30]
     assert sorted(row["_offset"] for row in _rows(home)) == list(range(30))
-    with forebay.open(str(home / "data"), revenue.NARROW) as log:
-        values = [json.loads(record.value or b"") for record in log.topic("shop/out").read(0)]
+    values = [json.loads(record.value or b"") for record in records_of(home, "shop/out")]
     assert sorted((value["shop"], value["total"]) for value in values) == [("s0", 15.0), ("s1", 15.0), ("s2", 15.0)]
 
 
@@ -169,8 +166,7 @@ def test_a_topic_takes_a_batch_of_updates_once(spark: SparkSession, home: Path) 
     for number in (0, 0, 1, 0):
         put(rows, number)
 
-    with forebay.open(str(home / "data"), revenue.NARROW) as log:
-        assert sorted(record.value or b"" for record in log.topic("shop/out").read(0)) == [b"a", b"a", b"b", b"b"]
+    assert sorted(record.value or b"" for record in records_of(home, "shop/out")) == [b"a", b"a", b"b", b"b"]
 
 
 def _rows(home: Path) -> list[dict[str, Any]]:

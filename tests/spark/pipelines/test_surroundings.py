@@ -11,21 +11,19 @@ import pytest
 import forebay
 from forebay.errors import Invalid
 from forebay.prepared import Sink
-from forebay.spark.pipelines.document import Flawed
 from forebay.spark.pipelines.outline import outline
 from forebay.spark.pipelines.parsing import load_pipeline
 from forebay.spark.pipelines.surroundings import place_of, read_options
 from forebay.spark.pipelines.tables import StagedTable
 from forebay.spark.target import WriteOptions
-from tests.spark.pipelines.files import BATCH, SOUND, pipeline_of
-
-_NARROW: Final = {"wal": {"free_bytes_min": 0}}
+from tests.spark.pipelines.files import BATCH, SOUND, flaws_of, pipeline_of
+from tests.spark.topics import SETTINGS
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
     """A directory with the topics and files that the sound pipeline names."""
-    with forebay.open(str(tmp_path / "data"), _NARROW) as log:
+    with forebay.open(str(tmp_path / "data"), SETTINGS) as log:
         orders = log.create_topic("shop/orders", partitions=2)
         orders.append_many([b"{}"] * 30, partition=0)
         orders.append_many([b"{}"] * 12, partition=1)
@@ -33,12 +31,6 @@ def home(tmp_path: Path) -> Iterator[Path]:
         log.create_topic("shop/private", durability="ephemeral")
     (tmp_path / "shops.csv").write_text("a,DE\n")
     yield tmp_path
-
-
-def _flaws(home: Path, text: str) -> list[str]:
-    with pytest.raises(Flawed) as failure:
-        outline(pipeline_of(home, text))
-    return [flaw.removeprefix(f"{home}/") for flaw in failure.value.flaws]
 
 
 WRONG: Final = {
@@ -94,7 +86,7 @@ def test_what_is_not_there_is_told_with_its_line(case: str, home: Path) -> None:
             outline(pipeline_of(home, SOUND.replace(before, after, 1)))
         return
 
-    flaws = _flaws(home, SOUND.replace(before, after, 1))
+    flaws = flaws_of(home, SOUND.replace(before, after, 1), outline)
 
     assert any(flaw.startswith(f"p.yml:{place}: ") and text in flaw for flaw in flaws), flaws
 
@@ -103,14 +95,14 @@ def test_a_table_that_is_there_is_not_touched_unless_told(home: Path) -> None:
     (home / "out" / "revenue").mkdir(parents=True)
     (home / "out" / "revenue" / "part-0.parquet").touch()
 
-    assert "is there already: write `write: overwrite`" in _flaws(home, BATCH)[0]
+    assert "is there already: write `write: overwrite`" in flaws_of(home, BATCH, outline)[0]
     overwriting = BATCH + "    write: overwrite\n"
     outline(pipeline_of(home, overwriting))
     (home / "out" / "revenue" / "diary.txt").touch()
-    assert "holds more than a table of Parquet files" in _flaws(home, overwriting)[0]
+    assert "holds more than a table of Parquet files" in flaws_of(home, overwriting, outline)[0]
     assert (
         "s3a://lake/x: a batch writes its table into a directory"
-        in _flaws(home, BATCH.replace("out/revenue", "s3a://lake/x"))[0]
+        in flaws_of(home, BATCH.replace("out/revenue", "s3a://lake/x"), outline)[0]
     )
 
 
@@ -119,10 +111,10 @@ def test_a_stream_goes_on_only_with_a_table_of_its_own_checkpoint(home: Path) ->
     table.mkdir(parents=True)
     outline(pipeline_of(home, SOUND))
     (table / "part-0.parquet").touch()
-    assert "was not filled by a stream" in _flaws(home, SOUND)[0]
+    assert "was not filled by a stream" in flaws_of(home, SOUND, outline)[0]
 
     (table / "_spark_metadata").mkdir()
-    assert "was filled from another checkpoint" in _flaws(home, SOUND)[0]
+    assert "was filled from another checkpoint" in flaws_of(home, SOUND, outline)[0]
 
     (home / "state" / "by_table").mkdir(parents=True)
     (home / "state" / "by_table" / "metadata").touch()
