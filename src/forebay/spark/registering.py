@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from forebay.blobs import BlobStore
 from forebay.errors import Conflict, Unavailable, Unsupported
 from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.format.keys import registrar_key
@@ -91,7 +90,7 @@ def _leased(found: Opened, spec: TopicSpec, catalog: Catalog) -> tuple[_Change, 
             _name(found, spec, table, tabled, change, lease)
         expired = expire(table, found.settings.table, found.clock.now_ms())
         lease.check()
-        tabled.put(_keys(found, named_files(table)), _list_store(found), held=[lease.held])
+        tabled.put(_keys(found, named_files(table)), found.new_objects().store, held=[lease.held])
         return change, expired
 
 
@@ -129,7 +128,7 @@ def _current(table: Table) -> list[DataFile]:
 
 def _name(found: Opened, spec: TopicSpec, table: Table, tabled: Tabled, change: _Change, lease: Lease) -> None:
     """Make the snapshot. Its objects are noted first, and seen to be history still: then no sweep takes them."""
-    store = _list_store(found)
+    store = found.new_objects().store
     keys = {piece.object_key for pieces in change.wanted.values() for _, piece in pieces}
     tabled.put(tabled.objects(store) | keys, store, held=[lease.held])
     if _change(found, spec, table).added != change.added:
@@ -166,15 +165,6 @@ def _runs(pieces: list[tuple[str, SegmentDescriptor]]) -> list[tuple[int, int]]:
 
 def _keys(found: Opened, addresses: Iterable[str]) -> set[str]:
     return {key for address in addresses if (key := key_of(found, address)) is not None}
-
-
-def _list_store(found: Opened) -> BlobStore:
-    """Where a long list of named objects lies: beside the objects."""
-    places = found.places
-    if found.settings.is_shared:
-        assert places.store is not None
-        return places.store
-    return places.loads.open()
 
 
 def _report(name: TopicName, change: _Change, expired: int, *, dry_run: bool, seconds: float) -> Report:
