@@ -165,7 +165,8 @@ class ShardState(msgspec.Struct, frozen=True, kw_only=True):
     seal ended. A sealed shard with a `target` is promised to the directory of that name. With `reserved_in_log` only
     the holder's log tells how far its offsets went, and `reserved_end` does not. The floors are at least as far as
     they reach into history, `floor_reason` is why `evict_floor` moved last. `deletes` counts the changes to the
-    deletion vectors; 0 if there are none.
+    deletion vectors; 0 if there are none. `held_before` are the other directories that had the shard at any time, which
+    is told only if there are some.
     """
 
     incarnation: str
@@ -184,6 +185,13 @@ class ShardState(msgspec.Struct, frozen=True, kw_only=True):
     evict_floor: int = 0
     floor_reason: int = 0
     deletes: int = 0
+    held_before: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def holders(self) -> set[str]:
+        """Every directory that has or had the shard, and may have files of it."""
+        before = () if isinstance(self.held_before, msgspec.UnsetType) else self.held_before
+        return {*before, *(() if self.holder is None else (self.holder,))}
 
     @property
     def floor(self) -> Floor:

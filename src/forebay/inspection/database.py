@@ -198,9 +198,8 @@ class DatabaseExam:
 
     def _strangers(self) -> None:
         known = {shard.id for shard in self._shards()}
-        leaving = {spec.topic_id for spec in self._found.deleting}
         for topic_id, partition in stored_shards(self._database):
-            if (topic_id, partition) not in known and topic_id not in leaving:
+            if (topic_id, partition) not in known and topic_id not in self._found.leaving:
                 what = f"holds partition {partition} of topic id {topic_id}, which belongs to no topic"
                 self._add(Severity.WARNING, what, "restore the metadata store that knows it")
 

@@ -11,7 +11,7 @@ from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.errors import Corrupt, UnsupportedFormat
 from forebay.format.descriptor import ShardState
-from forebay.format.keys import state_key, topics_prefix
+from forebay.format.keys import deleted_key, late_key, state_key, topics_prefix
 from forebay.format.value import decode_value
 from forebay.metadata import Entry, MetadataStore
 from forebay.metadata.opening import open_metadata
@@ -48,6 +48,8 @@ class Inspected:
     shared: bool
     topics: list[TopicSpec]
     deleting: list[TopicSpec]
+    leaving: set[str]
+    """The ids of topics that were deleted, and of which there may still be files."""
     entries: list[Entry]
     bad: list[BadEntry]
     prefix: str
@@ -80,11 +82,10 @@ class Inspected:
         root = self.shards
         names = disk.list_directory(root) if disk.exists(root) else []
         known = {place.id for place in self.places()}
-        leaving = tuple(f"{spec.topic_id}_" for spec in self.deleting)
         return [
             ShardPlace(name, name, f"{root}/{name}", None, -1)
             for name in names
-            if name not in known and not (leaving and name.startswith(leaving))
+            if name not in known and name.partition("_")[0] not in self.leaving
         ]
 
 
@@ -113,6 +114,7 @@ def inspected(path: str, settings: Settings, disk: Disk, store: MetadataStore) -
         shared=settings.is_shared,
         topics=[],
         deleting=[],
+        leaving=set(),
         entries=store.range(f"{prefix}/"),
         bad=[],
         prefix=prefix,
@@ -121,8 +123,10 @@ def inspected(path: str, settings: Settings, disk: Disk, store: MetadataStore) -
         try:
             if entry.key.startswith(topics_prefix(prefix=prefix)):
                 found.topics.append(decode_value(entry.value, TopicSpec)[0])
-            elif entry.key.startswith(f"{prefix}/deleted/"):
-                found.deleting.append(decode_value(entry.value, TopicSpec)[0])
+            elif entry.key.startswith((deleted_key("", prefix=prefix), late_key("", prefix=prefix))):
+                found.leaving.add(entry.key.rpartition("/")[2])
+                if entry.key.startswith(deleted_key("", prefix=prefix)):
+                    found.deleting.append(decode_value(entry.value, TopicSpec)[0])
             elif entry.key.endswith("/state"):
                 decode_value(entry.value, ShardState)
         except (Corrupt, UnsupportedFormat) as error:

@@ -192,6 +192,7 @@ def taken(state: ShardState, owner: Owner, *, take_over: bool = True) -> ShardSt
     since = state.holder_since if state.holder == owner.holder else epoch
     # Until it is told here how far they went: see `tell_reserved`.
     still_in_log = state.reserved_in_log and state.phase is not Phase.SEALED
+    others = state.holders - {owner.holder}
     return msgspec.structs.replace(
         state,
         epoch=epoch,
@@ -203,4 +204,5 @@ def taken(state: ShardState, owner: Owner, *, take_over: bool = True) -> ShardSt
         sealed_at=None,
         target=None,
         reserved_in_log=not take_over or still_in_log,
+        held_before=tuple(sorted(others)) if others else msgspec.UNSET,
     )

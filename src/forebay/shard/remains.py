@@ -15,7 +15,7 @@ from forebay.blobs import BlobStore
 from forebay.catalog import ShardCatalog, read_state
 from forebay.disk import Disk
 from forebay.errors import Indeterminate, Unavailable
-from forebay.format.descriptor import Phase
+from forebay.format.descriptor import Phase, ShardState
 from forebay.format.segment import parse_segment_name
 from forebay.format.value import encode_value
 from forebay.metadata import DeleteRange, MetadataStore, Put, RevisionIs
@@ -50,21 +50,21 @@ def remove_objects(store: BlobStore, name: str, *, before_ms: int | None = None)
     return len(keys)
 
 
-def mark_deleting(metadata: MetadataStore, key: str, incarnation: str) -> str | None:
-    """On return no owner, present or future, can change this shard's history any more; which directory has it."""
+def mark_deleting(metadata: MetadataStore, key: str, incarnation: str) -> ShardState | None:
+    """On return no owner, present or future, can change this shard's history any more; its state, if it has one."""
     for _ in range(ATTEMPTS):
         stored = read_state(metadata, key)
         if stored is None or stored.state.incarnation != incarnation:
             return None
         if stored.state.phase is Phase.DELETING:
-            return stored.state.holder
+            return stored.state
         state = msgspec.structs.replace(
             stored.state, phase=Phase.DELETING, epoch=stored.state.epoch + 1, owner=None, target=None
         )
         put = Put(key, encode_value(state, unknown=stored.unknown))
         with contextlib.suppress(Indeterminate):
             if metadata.transaction([RevisionIs(key, stored.revision)], [put]).succeeded:
-                return state.holder
+                return state
     raise Unavailable(f"{key} changed {ATTEMPTS} times while its deletion was being recorded; try again")
 
 

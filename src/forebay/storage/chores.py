@@ -12,8 +12,8 @@ from forebay.errors import ForebayError
 from forebay.settings import Settings
 from forebay.shard.remains import remove_files
 from forebay.storage.building import Parts
-from forebay.storage.definitions import Definitions, refs_of
-from forebay.storage.deletions import Deletions
+from forebay.storage.definitions import Definitions, LateObjects, refs_of
+from forebay.storage.deletions import Deletions, remove_topic_objects
 from forebay.storage.loads import Loads
 from forebay.topics import shard_id
 
@@ -73,18 +73,40 @@ class Chores:
         """
         engine = self._parts.owned
         assert engine is not None
-        gone = {shard_id(late.topic_id, n) for late in self._definitions.late_objects() for n in range(late.partitions)}
+        late = self._definitions.late_objects()
+        gone = {shard_id(topic.topic_id, n) for topic in late for n in range(topic.partitions)}
         for shard in engine.shards():
             if shard.ref.id in gone:
                 shard.wal.fence("its topic was deleted from another directory")
-        present = set(self._disk.list_directory(engine.directory)) - {shard.ref.id for shard in engine.shards()}
-        if not present:
-            return
-        known = {ref.id: ref for spec in self._definitions.all() for ref in refs_of(spec)}
-        for name in present & known.keys():
-            self._safely(partial(engine.clear_moved, known[name]))
-        for name in present & gone:
-            self._safely(partial(remove_files, self._disk, engine.directory, name))
+        open_here = {shard.ref.id for shard in engine.shards()}
+        present = set(self._disk.list_directory(engine.directory)) - open_here
+        if present:
+            known = {ref.id: ref for spec in self._definitions.all() for ref in refs_of(spec)}
+            for name in present & known.keys():
+                self._safely(partial(engine.clear_moved, known[name]))
+            for name in present & gone:
+                self._safely(partial(remove_files, self._disk, engine.directory, name))
+        for topic in late:
+            if self._holder in topic.holders:
+                self._safely(partial(self._clear_deleted, topic))
+
+    def _clear_deleted(self, late: LateObjects) -> None:
+        """Of a topic that another directory has deleted, see that nothing is left here, and say so."""
+        engine, rocksdb = self._parts.owned, self._parts.rocksdb
+        assert engine is not None
+        if rocksdb is not None:
+            rocksdb.remove_topic(late.topic_id, late.partitions)
+        if self._parts.places is not None and self._parts.places.store is not None:
+            remove_topic_objects(self._parts.places.store, late)
+        names = {shard_id(late.topic_id, n) for n in range(late.partitions)}
+        if not names & {*self._disk.list_directory(engine.directory), *(shard.ref.id for shard in engine.shards())}:
+            self._definitions.late_removed(late, self._holder)
+
+    @property
+    def _holder(self) -> str:
+        membership = self._parts.membership
+        assert membership is not None
+        return membership.holder
 
     def _sweep(self) -> None:
         self._deletions.sweep_late()

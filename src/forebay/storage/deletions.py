@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from forebay.blobs import BlobStore
 from forebay.clock import Clock
 from forebay.engines.operations import wanted
 from forebay.errors import ForebayError
+from forebay.format.descriptor import ShardState
 from forebay.progress import ProgressStore
 from forebay.settings import Settings
 from forebay.shard import ShardRef
 from forebay.shard.loading import LoadBook
 from forebay.shard.remains import forget_shard, mark_deleting, remove_objects
 from forebay.storage.building import Parts
-from forebay.storage.definitions import Definitions, refs_of
+from forebay.storage.definitions import Definitions, LateObjects, refs_of
 from forebay.topics import Engine, TopicSpec, shard_id
 
 logger = logging.getLogger(__name__)
@@ -58,23 +60,25 @@ class Deletions:
         if store is None:
             return
         for late in self._definitions.late_objects():
-            if late.swept_from <= self._clock.now_ms():
-                for name in _names(late.topic_id, late.partitions):
-                    remove_objects(store, name)
-                self._definitions.end_late_objects(late)
+            if late.swept_from and late.swept_from <= self._clock.now_ms():
+                remove_topic_objects(store, late)
+                self._definitions.late_swept(late)
 
     def _finish(self, spec: TopicSpec) -> None:
         metadata = self._parts.metadata
         refs = refs_of(spec)
         keys = [wanted(ref, self._settings).key for ref in refs]
         store = self._parts.places.store if self._parts.places is not None else None
-        # Where topics can move, an earlier owner may have files still, or an object on its way.
-        elsewhere = store is not None
+        states = []
         for ref, key in zip(refs, keys, strict=True):
             # First, so that no owner anywhere can add to what is being removed.
-            holder = mark_deleting(metadata, key, spec.topic_id)
-            elsewhere = elsewhere or holder not in (None, self._holder)
+            states.append(mark_deleting(metadata, key, spec.topic_id))
             self._forget(ref)
+        # Before what tells it is gone.
+        late = self._late(spec, [state for state in states if state is not None], has_store=store is not None)
+        if late is not None:
+            self._definitions.note_late(late)
+        for ref in refs:
             self._parts.engine_of(spec).delete_shard(ref)
         if self._parts.places is not None and spec.engine is Engine.SEGMENT:
             for name in _names(spec.topic_id, spec.partitions):
@@ -84,12 +88,32 @@ class Deletions:
             forget_shard(metadata, key, spec.topic_id)
         LoadBook(metadata, self._settings.metadata.prefix).forget_topic(spec.topic_id)
         ProgressStore(metadata, self._settings.metadata.prefix).forget_topic(spec.namespace, spec.topic, spec.topic_id)
+        noted = {found.topic_id: found for found in self._definitions.late_objects()} if late is None else {}
+        self._definitions.end_deletion(spec, late or noted.get(spec.topic_id))
+
+    def _late(self, spec: TopicSpec, states: Sequence[ShardState], *, has_store: bool) -> LateObjects | None:
+        """What may be found later, if anything: an object that was on its way, and files in other directories."""
+        holders = set[str]().union(*(state.holders for state in states)) - {self._holder or ""}
+        if not (has_store or holders):
+            return None
         grace_ms = self._settings.export.orphan_grace_s * 1000
-        self._definitions.end_deletion(spec, swept_from=self._clock.now_ms() + grace_ms if elsewhere else None)
+        return LateObjects(
+            topic_id=spec.topic_id,
+            partitions=spec.partitions,
+            # Where this directory knows none, each holder looks into the store that it knows.
+            swept_from=self._clock.now_ms() + grace_ms if has_store else 0,
+            holders=tuple(sorted(holders)),
+        )
 
     @property
     def _holder(self) -> str | None:
         return self._parts.membership.holder if self._parts.membership is not None else None
+
+
+def remove_topic_objects(store: BlobStore, late: LateObjects) -> None:
+    """Remove every object that a deleted topic has in a store."""
+    for name in _names(late.topic_id, late.partitions):
+        remove_objects(store, name)
 
 
 def _names(topic_id: str, partitions: int) -> list[str]:

@@ -25,7 +25,8 @@ from forebay.settings import Settings
 from forebay.shard import RecoveryDecision, ShardRef, Situation, acquire, decide
 from forebay.shard.decision import refuse_contradiction
 from forebay.shard.membership import Membership
-from forebay.topics import TopicSpec, parse_compression
+from forebay.topics import TopicSpec, parse_compression, shard_id
+from forebay.wal.hearing import deferred
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +102,16 @@ class RocksEngine(LookupEngine[RocksShard]):
         if failed:
             raise failed[0]
 
+    def remove_topic(self, topic_id: str, partitions: int) -> None:
+        """On return nothing of a topic that another directory has deleted is left; what is open of it has ended."""
+        for partition in range(partitions):
+            with deferred(), self._lock:
+                self._check_open()
+                shard = self._shards.pop(shard_id(topic_id, partition), None)
+                if shard is not None:
+                    shard.end("was deleted from another directory", clean=False)
+                self._clear(Keys(topic_id, partition))
+
     def close(self) -> None:
         """See `StorageEngine`. `Unavailable` inside a write of this thread, which a signal handler has interrupted."""
         for shard in self.shards():
@@ -128,9 +139,11 @@ class RocksEngine(LookupEngine[RocksShard]):
     def _remove(self, ref: ShardRef, shard: RocksShard | None) -> None:
         if shard is not None:
             shard.end("was deleted", clean=False)
+        self._clear(Keys(ref.spec.topic_id, ref.partition))
+
+    def _clear(self, keys: Keys) -> None:
         if not self._database.is_made:
             return
-        keys = Keys(ref.spec.topic_id, ref.partition)
         batch = self._database.batch()
         batch.delete_range(keys.start, keys.stop)
         self._database.write(batch, sync=True)

@@ -1,0 +1,166 @@
+"""A topic that was deleted while a directory was offline leaves nothing there once that directory is opened again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import forebay
+from forebay.disk import SystemDisk
+from forebay.engines.rocksdb.auditing import stored_shards
+from forebay.engines.rocksdb.database import Database
+from forebay.format.keys import late_key
+from forebay.inspection import verify
+from forebay.storage import Storage
+from forebay.testing.clock import ManualClock
+from tests.ledger import Ledger
+from tests.moves import rig
+from tests.moves.rig import TOPIC, Land, metadata_of
+from tests.moves.test_refusals import Died, dying
+
+pytestmark = pytest.mark.slow
+
+
+class Country:
+    """Directories with one clock."""
+
+    def __init__(self, land: Land) -> None:
+        self.land = land
+        self.clock = ManualClock()
+
+    def open(self, name: str) -> Storage:
+        return Storage.open(self.land.root / name, self.land.settings, clock=self.clock)
+
+    def outlast_grace(self, log: Storage) -> None:
+        """What is due once the grace of deleted topics is over."""
+        self.clock.advance(self.land.settings.export.orphan_grace_s + 1)
+        log._deletions.sweep_late()
+
+    def remains(self, name: str) -> list[str]:
+        """What is left of topics in the directory: files, and rows of the database."""
+        directory = self.land.root / name
+        found = [path.name for path in (directory / "shards").iterdir()]
+        database = Database(str(directory / "rocksdb"), SystemDisk(), read_only=True)
+        if database.is_made:
+            found += [topic_id for topic_id, _ in stored_shards(database)]
+        database.close()
+        return found
+
+
+def notes(log: Storage) -> int:
+    """How many deleted topics are still remembered."""
+    return len(metadata_of(log).range(late_key("", prefix=log.settings.metadata.prefix)))
+
+
+def clear_up(log: Storage) -> None:
+    """Let the directory see to what has changed elsewhere."""
+    assert log._chores is not None
+    log._chores.clear_moved()
+
+
+@pytest.mark.parametrize("engine", ["segment", "rocksdb"])
+@pytest.mark.parametrize("handoff", ["handoff", ""])
+def test_files_of_a_directory_that_was_offline_past_the_grace_go_when_it_opens(
+    tmp_path: Path, engine: str, handoff: str
+) -> None:
+    country = Country(rig.local(tmp_path, handoff=bool(handoff)))
+    with country.open("A") as a:
+        a.create_topic(TOPIC, engine=engine, partitions=2).append_many([b"%d" % n for n in range(20)])
+    with country.open("B") as b:
+        b.delete_topic(TOPIC)
+        country.outlast_grace(b)
+        clear_up(b)
+        assert notes(b) == 1
+    assert country.remains("A") != []
+    found = verify(str(tmp_path / "A"), country.land.settings, disk=SystemDisk(), clock=country.clock)
+    assert found.findings == [], "that they are there is known"
+
+    with country.open("A") as a:
+        clear_up(a)
+
+        assert notes(a) == 0
+        assert a.topics() == []
+    assert country.remains("A") == []
+
+
+@pytest.mark.parametrize("mode", ["shared_fs", "local"])
+def test_files_of_an_earlier_owner_go_when_it_opens(tmp_path: Path, mode: str) -> None:
+    country = Country(rig.shared_fs(tmp_path) if mode == "shared_fs" else rig.local(tmp_path))
+    with country.open("A") as a:
+        a.create_topic(TOPIC).append_many([b"0", b"1"])
+        if mode == "local":
+            a.seal_topic(TOPIC)
+    with country.open("B") as b:
+        b.topic(TOPIC).append(b"2")
+    assert country.remains("A") != []
+    with country.open("C") as c:
+        c.delete_topic(TOPIC)
+        country.outlast_grace(c)
+    with country.open("B") as b:
+        clear_up(b)
+        country.outlast_grace(b)
+    assert country.remains("B") == []
+
+    with country.open("A") as a:
+        clear_up(a)
+
+        assert notes(a) == 0
+    assert country.remains("A") == []
+
+
+def test_of_a_topic_that_only_its_deleter_had_nothing_is_remembered(tmp_path: Path) -> None:
+    for number, land in enumerate((rig.local(tmp_path, handoff=False), rig.shared_fs(tmp_path))):
+        country = Country(land)
+        with country.open(f"A{number}") as a:
+            a.create_topic(TOPIC).append(b"0")
+            a.delete_topic(TOPIC)
+            country.outlast_grace(a)
+
+            assert notes(a) == 0
+
+
+def test_an_open_database_shard_of_a_topic_that_was_deleted_elsewhere_stops(tmp_path: Path) -> None:
+    country = Country(rig.local(tmp_path))
+    with country.open("A") as a, country.open("B") as b:
+        topic = a.create_topic(TOPIC, engine="rocksdb")
+        topic.append(b"0")
+        b.delete_topic(TOPIC)
+        clear_up(a)
+
+        with pytest.raises(forebay.Closed, match="was deleted from another directory"):
+            topic.append(b"1")
+    assert country.remains("A") == []
+
+
+@pytest.mark.parametrize("when", ["before", "behind"])
+def test_whoever_dies_over_a_deletion_it_reaches_every_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str, ledger: Ledger
+) -> None:
+    for call in range(40):
+        country = Country(rig.local(tmp_path / str(call)))
+        (tmp_path / str(call)).mkdir()
+        with country.open("A") as a:
+            a.create_topic(TOPIC).append(b"0")
+        with country.open("B") as b:
+            dying(monkeypatch, metadata_of(b), call, behind=when == "behind")
+            died = False
+            try:
+                b.delete_topic(TOPIC)
+            except Died:
+                died = True
+            monkeypatch.undo()
+        with country.open("B") as b:
+            if b.topics():
+                b.delete_topic(TOPIC)
+            country.outlast_grace(b)
+        with country.open("A") as a:
+            clear_up(a)
+            country.outlast_grace(a)
+            assert (a.topics(), notes(a)) == ([], 0)
+        assert country.remains("A") == []
+        ledger.count("states", scenario="deletion elsewhere")
+        if not died:
+            assert call > 3
+            return
+    raise AssertionError("a deletion ends")
