@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
@@ -30,8 +31,9 @@ from forebay.format.descriptor import (
     sparse_index,
 )
 from forebay.format.index import Footer
-from forebay.format.segment import COMPACTED, SEGMENT_SUFFIX, index_name, is_segment
+from forebay.format.segment import COMPACTED, SEGMENT_SUFFIX, index_name
 from forebay.records import Gap
+from forebay.sweeping import Sweep, sweep
 from forebay.topics import shard_id
 from forebay.wal.files import FileList, SealedFile
 
@@ -127,47 +129,38 @@ class Exporter:
         sizes = [file.footer.segment_bytes for file in pending]
         return Lag(len(pending), sum(file.end - file.start for file in pending), sum(sizes))
 
-    def sweep(self, grace_s: float, files: FileList, private: BlobStore | None = None) -> list[str]:
+    def sweep(
+        self,
+        grace_s: float,
+        files: FileList,
+        private: BlobStore | None = None,
+        is_private: Callable[[SegmentDescriptor], bool] = lambda piece: True,
+    ) -> list[str]:
         """Remove objects of this shard that nobody needs and that are older than the grace; their keys.
 
         Needed is what the catalog or a table names, and what is still to be exported from `files`: a transaction
         whose answer was lost may yet name it, and a delete whose answer was lost may yet be done. `private` is the
-        store in the data directory, where compaction puts what it makes if there is no other. What was compacted
-        stays for the grace, too, for those who read it.
+        store in the data directory, where compaction puts what it makes if there is no other; a segment that is not
+        `is_private` lies elsewhere by now, and a copy of it there is not needed. What was compacted stays for the
+        grace, too, for those who read it.
         """
-        swept = self._sweep(self._store, self.origin.prefix, grace_s, files) if self._store is not None else []
+        by = Sweep(
+            clock=self._clock,
+            grace_s=grace_s,
+            replaced=self._replaced,
+            compacting=self.compacting,
+            # In this order: who names an object in a table sees first that history still does.
+            others=lambda: [*(self._key(file.footer) for file in self._pending(files)), *self.tabled()],
+            may_go=self._may_sweep,
+        )
+        swept = sweep(self._store, self.origin.prefix, self._catalog, by) if self._store is not None else []
         if private is not None:
-            swept += self._sweep(private, f"{self.origin.prefix}{COMPACTED}", grace_s, files)
+            below = f"{self.origin.prefix}{COMPACTED}"
+            swept += sweep(private, below, self._catalog, replace(by, is_there=is_private))
         return swept
 
-    def _sweep(self, store: BlobStore, prefix: str, grace_s: float, files: FileList) -> list[str]:
-        before_ms = self._clock.now_ms() - int(grace_s * 1000)
-        found = [stat for stat in store.list(prefix) if stat.modified_ms < before_ms]
-        if not found:
-            return []
-        # Asked after the list: who begins later writes under other names. Asked before the catalog is read: who has
-        # ended by now has named there what it wrote, or never will.
-        spared = f"/{COMPACTED}" if self.compacting() else None
-        # Read after the list: whatever was uploaded and catalogued in between is named here.
-        needed = {piece.descriptor.object_key for piece in self._catalog.pieces()}
-        named = self._catalog.descriptors()
-        needed |= {piece.object_key for piece in named}
-        needed |= {piece.index_object for piece in named if is_segment(piece.object_key)}
-        others = {self._key(file.footer) for file in self._pending(files)}
-        # And after the catalog: who names an object in a table sees first that history still does.
-        others |= set(self.tabled())
-        needed |= others | {index_name(key) for key in others if is_segment(key)}
-        unneeded = [stat.key for stat in found if stat.key not in needed and self._may_sweep(stat.key, spared)]
-        swept = self._replaced.long_ago(unneeded, named, grace_s)
-        for key in swept:
-            store.delete(key)
-            logger.info("%s: removed the orphan object %s", self._catalog.keys, key)
-        return swept
-
-    def _may_sweep(self, key: str, spared: str | None) -> bool:
+    def _may_sweep(self, key: str) -> bool:
         """Not what is a load's; nor what has a later epoch: if we were overtaken, its owner may be about to name it."""
-        if spared is not None and spared in key:
-            return False
         epoch = key.removeprefix(self.origin.prefix).partition("-")[0]
         return "/loads/" not in key and not (epoch.isdecimal() and int(epoch) > self.origin.epoch)
 

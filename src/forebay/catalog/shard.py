@@ -21,6 +21,7 @@ from forebay.format.descriptor import (
     Status,
 )
 from forebay.format.keys import (
+    compactor_key,
     cur_key,
     deletes_key,
     deletes_prefix,
@@ -73,6 +74,11 @@ class ShardKeys(NamedTuple):
     def vector(self, start: int) -> str:
         """The key of the deletion vector of the window that starts at this offset."""
         return deletes_key(self.namespace, self.topic, self.partition, start, prefix=self.prefix)
+
+    @property
+    def compactor(self) -> str:
+        """The key that whoever compacts the shard holds."""
+        return compactor_key(self.namespace, self.topic, self.partition, prefix=self.prefix)
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.topic}[{self.partition}]"

@@ -18,7 +18,6 @@ from forebay.compacting.planning import Entry, Known, Rewrite, Rules, plan
 from forebay.compacting.swapping import swap
 from forebay.errors import Unavailable
 from forebay.format.descriptor import DescriptorKind, LoadStatus, SegmentDescriptor
-from forebay.format.keys import compactor_key
 from forebay.format.offsets import OffsetSet
 from forebay.metadata import Compare
 
@@ -59,8 +58,7 @@ class ShardCompaction:
     @property
     def lease_key(self) -> str:
         """What whoever compacts must hold."""
-        keys = self._catalog.keys
-        return compactor_key(keys.namespace, keys.topic, keys.partition, prefix=keys.prefix)
+        return self._catalog.keys.compactor
 
     def segments(self) -> list[SegmentDescriptor]:
         """Everything that can be read of the shard's history, in order, with what ended in it."""

@@ -23,7 +23,6 @@ from forebay.disk import Disk
 from forebay.errors import Fenced, ForebayError, Unavailable
 from forebay.export import Exporter, Lag, Origin
 from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
-from forebay.format.keys import compactor_key
 from forebay.history import History
 from forebay.records import Gap
 from forebay.sealed import SealedSegment
@@ -80,7 +79,7 @@ class Archive:
         origin = around.origin(ref, epoch)
         self._exporter = Exporter(origin, self.catalog, self._store, disk=disk, clock=clock)
         self._exporter.exported = frontier
-        self._exporter.compacting = lambda: around.metadata.get(self._compactor_key()) is not None
+        self._exporter.compacting = lambda: around.metadata.get(self.catalog.keys.compactor) is not None
         name = ref.spec.name
         tabled = Tabled(around.metadata, settings.metadata.prefix, name.namespace, name.topic, ref.spec.topic_id)
         lists = places.loads if self._store is None else self._store
@@ -272,11 +271,7 @@ class Archive:
         """Remove objects of this shard that nobody needs, after their grace; their keys."""
         with self._working:
             grace_s = self._settings.export.orphan_grace_s
-            return self._exporter.sweep(grace_s, self._wal.files, self._places.loads)
-
-    def _compactor_key(self) -> str:
-        keys = self.catalog.keys
-        return compactor_key(keys.namespace, keys.topic, keys.partition, prefix=keys.prefix)
+            return self._exporter.sweep(grace_s, self._wal.files, self._places.loads, is_private)
 
     def status(self) -> ArchiveStatus:
         """How far it has come."""
@@ -312,7 +307,8 @@ class Archive:
         """What may stand for this descriptor once all that it stands for is in the store."""
         name = self._places.store_name
         if descriptor.kind is DescriptorKind.PARQUET:
-            return compacted.copied(descriptor, self._places.store_of(descriptor.store), store, name)
+            origin, now_ms = self._places.store_of(descriptor.store), self._clock.now_ms()
+            return compacted.copied(descriptor, origin, store, name, created_at=now_ms)
         if descriptor.kind is not DescriptorKind.MANIFEST:
             with contextlib.closing(self._places.file(descriptor)) as file:
                 return self._exporter.copied(descriptor, file, store, name)

@@ -32,12 +32,17 @@ def is_there(store: BlobStore, piece: SegmentDescriptor) -> bool:
     return found is not None and (found.size, found.etag) == (piece.bytes, piece.etag)
 
 
-def copied(descriptor: SegmentDescriptor, origin: BlobStore, store: BlobStore, store_name: str) -> SegmentDescriptor:
-    """Put a copy of a Parquet segment into another store; the descriptor of that copy. Harmless when repeated."""
+def copied(
+    descriptor: SegmentDescriptor, origin: BlobStore, store: BlobStore, store_name: str, *, created_at: int
+) -> SegmentDescriptor:
+    """Put a copy of a Parquet segment into another store; the descriptor of that copy. Harmless when repeated.
+
+    From `created_at` on history names the copy: so long what was copied stays for those who read it.
+    """
     key = descriptor.object_key
     stat = store.upload(key, _verified(origin, descriptor))
     store.upload(index_name(key), [origin.get_range(descriptor.index_object, 0, descriptor.index_bytes)])
-    return msgspec.structs.replace(descriptor, store=store_name, etag=stat.etag, index_key=None)
+    return msgspec.structs.replace(descriptor, store=store_name, etag=stat.etag, index_key=None, created_at=created_at)
 
 
 def _verified(store: BlobStore, descriptor: SegmentDescriptor) -> Iterator[bytes]:

@@ -8,7 +8,7 @@ load, compared with the batch before. Knows the metadata store, and stores only 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -17,14 +17,14 @@ from forebay.blobs import BlobStore
 from forebay.catalog import ShardCatalog
 from forebay.catalog.replaced import Replaced
 from forebay.errors import Conflict, Indeterminate, Invalid, Unavailable, UnknownTopic
-from forebay.format.descriptor import LoadStatus, SegmentDescriptor, gap_descriptor
+from forebay.format.descriptor import LoadStatus, gap_descriptor
 from forebay.format.keys import attached_key, load_key, offer_key, offers_prefix, sink_key, topic_key
-from forebay.format.segment import is_segment
 from forebay.format.value import Unknown, decode_value, encode_value
 from forebay.manifests import ManifestRef
 from forebay.metadata import Absent, Compare, Delete, DeleteRange, MetadataStore, Operation, Put, RevisionIs
 from forebay.prepared import Load
 from forebay.records import Gap, Reason
+from forebay.sweeping import named_by
 from forebay.topics import TopicSpec
 
 logger = logging.getLogger(__name__)
@@ -326,6 +326,20 @@ def leave_holes(catalog: ShardCatalog, load_id: str, *, created_at: int) -> None
     raise Unavailable(f"{catalog.keys}: its history changed {ATTEMPTS} times while load {load_id} was taken out of it")
 
 
+def never_offered(spec: TopicSpec | None, *, created_at: int) -> Load:
+    """What stands for a load that is given up before anybody has offered it, so that nobody ever can."""
+    return Load(
+        status=LoadStatus.ABANDONED,
+        namespace=spec.namespace if spec is not None else "",
+        topic=spec.topic if spec is not None else "",
+        topic_id=spec.topic_id if spec is not None else "",
+        store="",
+        manifest=NEVER_OFFERED,
+        created_at=created_at,
+        shards=(),
+    )
+
+
 class LoadSweep(NamedTuple):
     """What a sweep goes by: how old objects must be, and since when history has not named them."""
 
@@ -352,21 +366,13 @@ def sweep_loads(
     # Read after that: nothing of a load that is over can be named any more, unless it is named here.
     if not over:
         return []
-    needed = keys_of(catalog)
+    needed = named_by(catalog)
     unneeded = [key for load_id in over for key in found[load_id] if key not in needed]
     swept = by.replaced.long_ago(unneeded, catalog.descriptors(), by.grace_s)
     for key in swept:
         store.delete(key)
         logger.info("%s: removed %s of a load that is over", catalog.keys, key)
     return swept
-
-
-def keys_of(catalog: ShardCatalog) -> set[str]:
-    """Every object that a history names."""
-    pieces: Iterable[SegmentDescriptor] = [*(p.descriptor for p in catalog.pieces()), *catalog.descriptors()]
-    named = [piece for piece in pieces if piece.object_key]
-    indexes = {piece.index_object for piece in named if is_segment(piece.object_key)}
-    return {piece.object_key for piece in named} | indexes
 
 
 def _is_over(book: LoadBook, load_id: str, unknown_as: Load) -> bool:

@@ -22,7 +22,7 @@ from forebay.format.descriptor import LoadStatus
 from forebay.prepared import Load, Sink, manifest_of
 from forebay.shard import ShardRef
 from forebay.shard.forgetting import finish_given_up
-from forebay.shard.loading import NEVER_OFFERED, LoadBook
+from forebay.shard.loading import LoadBook, never_offered
 from forebay.spark.opening import Opened, opened
 from forebay.spark.staging import Staged
 from forebay.spark.target import Target
@@ -70,19 +70,10 @@ def give_up(target: Target, load_id: str, results: Sequence[TaskResult]) -> None
     """Nothing of it will ever be in the topic, if it is not already; what was staged is removed, now or later."""
     with opened(target.location, read_only=False) as found:
         book = LoadBook(found.metadata, found.settings.metadata.prefix)
-        never_offered = Load(
-            status=LoadStatus.ABANDONED,
-            namespace=target.spec.namespace,
-            topic=target.spec.topic,
-            topic_id=target.spec.topic_id,
-            store="",
-            manifest=NEVER_OFFERED,
-            created_at=found.clock.now_ms(),
-            shards=(),
-        )
+        unknown_as = never_offered(target.spec, created_at=found.clock.now_ms())
         with contextlib.suppress(Conflict):
             # Written down even so: an offer whose answer was lost may be on its way.
-            if not book.give_up(load_id, unknown_as=never_offered).shards:
+            if not book.give_up(load_id, unknown_as=unknown_as).shards:
                 drop(load_store(found), results)
             _finish(found, book, target.spec, load_id)
 

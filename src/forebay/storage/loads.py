@@ -25,7 +25,8 @@ from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef, Surroundings
 from forebay.shard.attaching import Attached, Attaching
 from forebay.shard.forgetting import EndedLoad, ended_loads, finish_given_up, forget_unnamed, named_in
-from forebay.shard.loading import NEVER_OFFERED, AttachedPart, LoadBook, LoadSweep, sweep_loads
+from forebay.shard.leftovers import Leftovers
+from forebay.shard.loading import AttachedPart, LoadBook, never_offered
 from forebay.shard.places import Places
 from forebay.shard.remains import remove_objects
 from forebay.storage.archiving import RETRY_SECONDS
@@ -148,7 +149,7 @@ class Loads:
 
     def abandon(self, load_id: str) -> Load:
         """Give a load up: no reader ever sees any of it. `Conflict` if it is committed."""
-        load = self._book.give_up(load_id, unknown_as=self._never_offered(None))
+        load = self._book.give_up(load_id, unknown_as=never_offered(None, created_at=self._clock.now_ms()))
         self._finish(load_id, load)
         self._wake(load.topic_id)
         return load
@@ -169,16 +170,18 @@ class Loads:
         """Remove objects of loads that nobody needs any more, and what is known of those, once they are old enough."""
         ended = ended_loads(self._parts.metadata, self._settings.metadata.prefix)
         places, owned = self._places, {shard.ref.id for shard in self._engine.shards()}
-        by = LoadSweep(self._clock.now_ms(), self._settings.export.orphan_grace_s, self._replaced)
-        before_ms = by.now_ms - int(by.grace_s * 1000)
+        before_ms = self._clock.now_ms() - int(self._settings.export.orphan_grace_s * 1000)
         here = {stat.key.partition("/")[0] for stat in places.loads.list()}
         # Read after the list: whoever puts something there knows its topic.
         specs = self._definitions.all()
         for ref in [ref for spec in specs for ref in refs_of(spec)]:
+            left = self._leftovers(ref)
             if {ref.id, ref.spec.topic_id} & here:
-                self._sweep(places.loads, ref, by)
+                self._safely("", partial(left.sweep_loads, places.loads))
+            if ref.id in here - owned:
+                self._safely("", left.sweep_private)
             if self._settings.is_shared and places.store is not None and ref.id in owned:
-                self._sweep(places.store, ref, by)
+                self._safely("", partial(left.sweep_loads, places.store))
         known = {name for spec in specs for name in (spec.topic_id, *(ref.id for ref in refs_of(spec)))}
         for name in here - known:
             # Of a topic that was deleted where it was then.
@@ -275,14 +278,16 @@ class Loads:
         """Where a load that was given up is attached, leave holes."""
         finish_given_up(self._book, load_id, partial(self._catalog, load), created_at=self._clock.now_ms())
 
-    def _sweep(self, store: BlobStore, ref: ShardRef, by: LoadSweep) -> None:
-        catalog = self._around.catalog(ref)
-        prefixes = [f"{ref.id}/loads/"]
-        if ref.partition == 0:
-            prefixes.append(f"{ref.spec.topic_id}/loads/")
-        for prefix in prefixes:
-            unknown_as = self._never_offered(ref.spec)
-            self._safely("", partial(sweep_loads, store, prefix, self._book, catalog, unknown_as=unknown_as, by=by))
+    def _leftovers(self, ref: ShardRef) -> Leftovers:
+        return Leftovers(
+            ref=ref,
+            catalog=self._around.catalog(ref),
+            metadata=self._parts.metadata,
+            settings=self._settings,
+            places=self._places,
+            clock=self._clock,
+            replaced=self._replaced,
+        )
 
     def _alone_with(self, shard: SegmentShard, work: Callable[[SegmentShard], T]) -> T:
         assert self._parts.archiving is not None
@@ -305,18 +310,6 @@ class Loads:
         for shard in self._engine.shards():
             if shard.ref.spec.topic_id == topic_id:
                 shard.wal.wake()
-
-    def _never_offered(self, spec: TopicSpec | None) -> Load:
-        return Load(
-            status=LoadStatus.ABANDONED,
-            namespace=spec.namespace if spec is not None else "",
-            topic=spec.topic if spec is not None else "",
-            topic_id=spec.topic_id if spec is not None else "",
-            store="",
-            manifest=NEVER_OFFERED,
-            created_at=self._clock.now_ms(),
-            shards=(),
-        )
 
     @property
     def _holder(self) -> str:

@@ -9,6 +9,7 @@ to do where all was done.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -24,10 +25,11 @@ from forebay.format.vectors import deleted_by, vectors_of
 from forebay.inspection.findings import REACH, Finding, Severity
 from forebay.shard import ShardRef
 from forebay.shard.places import is_private, loads_name, local_name
-from forebay.spark.jobs.leases import leased
+from forebay.spark.jobs.leases import Lease, leased
 from forebay.spark.jobs.reports import Figure, Part, Progress, Report, summed
 from forebay.spark.jobs.shards import refs_at
 from forebay.spark.jobs.superseding import KeyUnit, superseded_by_spark
+from forebay.spark.jobs.sweeping import is_owned, sweep_unowned
 from forebay.spark.jobs.units import spread
 from forebay.spark.location import Location
 from forebay.spark.opening import Opened, opened
@@ -110,8 +112,10 @@ def compact(
             if figures:
                 parts.append(Part(topic=str(ref.spec.name), partition=ref.partition, figures=figures))
     figures = summed(parts)
-    done = figures.get("rewrites", 0)
-    summary = f"{done} rewrite{'' if done == 1 else 's'}" if done else "nothing to do"
+    done, removed = figures.get("rewrites", 0), figures.get("objects_removed", 0)
+    said = [_counted(done, "rewrite")] if done else []
+    said += [f"{_counted(removed, 'object')} removed"] if removed else []
+    summary = ", ".join(said) or "nothing to do"
     seconds = clock.monotonic() - begun
     return Report(
         job="compact",
@@ -122,6 +126,10 @@ def compact(
         findings=tuple(findings),
         seconds=round(seconds, 3),
     )
+
+
+def _counted(count: Figure, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 class _Shard:
@@ -167,24 +175,46 @@ class _Shard:
 
     def compact(self, wait_s: float) -> dict[str, Figure]:
         """Do what is to be done; the figures of it, none for a shard without history."""
-        settings, clock = self._found.settings, self._found.clock
+        settings = self._found.settings.wal
         before = self._look()
-        if not before.segments or not before.rewrites:
-            return _figures(before, before, 0) if before.segments else {}
-        with leased(
-            self._found.metadata,
-            self._compaction.lease_key,
-            f"compaction of {self._ref}",
-            ttl_s=settings.metadata.lease_ttl_s,
-            wait_s=wait_s,
-            clock=clock,
-        ) as lease:
-            window = (settings.wal.producers_max, settings.wal.producer_appends_max)
+        if not before.segments:
+            return {}
+        if not before.rewrites:
+            return _figures(before, before, 0, self._swept_only())
+        with self._leased(wait_s) as lease:
+            # Before anything is replaced anew: that would begin the grace of all once more.
+            swept = self._swept(lease)
+            window = (settings.producers_max, settings.producer_appends_max)
             passes = Passes(self._compaction, self._target, self._work.write, self._look, window)
             passes.run(Holding(lease.held, lease.check))
             for failure in passes.failures:
                 self._add(failure.why, AGAIN, (failure.start, failure.end))
-            return _figures(before, self._look(), passes.swapped)
+            return _figures(before, self._look(), passes.swapped, swept)
+
+    def _leased(self, wait_s: float) -> AbstractContextManager[Lease]:
+        return leased(
+            self._found.metadata,
+            self._compaction.lease_key,
+            f"compaction of {self._ref}",
+            ttl_s=self._found.settings.metadata.lease_ttl_s,
+            wait_s=wait_s,
+            clock=self._found.clock,
+        )
+
+    def _swept(self, lease: Lease) -> int:
+        """Remove what was replaced long ago, where nobody owns the shard; how many objects. Else a finding."""
+        try:
+            return sweep_unowned(self._found, self._ref, lease)
+        except (ForebayError, OSError) as error:
+            self._add(f"what was replaced is not removed yet: {error}", "run it again")
+            return 0
+
+    def _swept_only(self) -> int:
+        """The same where there is nothing else to do; another who compacts does it then."""
+        if not is_owned(self._found, self._ref):
+            with suppress(Unavailable), self._leased(0.0) as lease:
+                return self._swept(lease)
+        return 0
 
     def _target(self) -> Target:
         return Target(*self._found.new_objects(), LEADER, self._found.clock.now_ms())
@@ -213,7 +243,7 @@ class _Shard:
         )
 
 
-def _figures(before: Outlook, after: Outlook, done: int) -> dict[str, Figure]:
+def _figures(before: Outlook, after: Outlook, done: int, swept: int) -> dict[str, Figure]:
     return {
         "rewrites": done,
         "segments_before": before.segments,
@@ -222,6 +252,7 @@ def _figures(before: Outlook, after: Outlook, done: int) -> dict[str, Figure]:
         "bytes": after.bytes,
         "records_before": before.records,
         "records": after.records,
+        "objects_removed": swept,
     }
 
 
