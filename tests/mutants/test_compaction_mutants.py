@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -13,13 +14,15 @@ import pytest
 import forebay.columnar
 import forebay.compacting.merging
 import forebay.compacting.swapping
+import forebay.export
+from forebay.blobs import BlobStore
 from forebay.catalog.shard import Piece, ShardCatalog
 from forebay.compacting.shard import ShardCompaction
 from forebay.errors import ForebayError
-from forebay.export import Exporter
 from forebay.format.descriptor import SegmentDescriptor
 from forebay.format.segment import index_name
 from forebay.metadata import DeleteRange
+from forebay.sweeping import Sweep, sweep
 from tests.compacting.test_races import Interposed
 from tests.compacting.world import Compactor, World
 from tests.history.house import KEYS
@@ -62,14 +65,17 @@ def _lease_lost_at_the_last_moment(world: World) -> None:
 def _lease_not_compared(patch: pytest.MonkeyPatch) -> None:
     whole = ShardCatalog.replace
 
-    def replace(catalog: ShardCatalog, old: Sequence[Piece], new: SegmentDescriptor, **_: Any) -> bool:
+    def replaced(catalog: ShardCatalog, old: Sequence[Piece], new: SegmentDescriptor, **_: Any) -> bool:
         return whole(catalog, old, new)
 
-    patch.setattr(ShardCatalog, "replace", replace)
+    patch.setattr(ShardCatalog, "replace", replaced)
 
 
 def _sweep_spares_nobody(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Exporter, "_may_sweep", lambda exporter, key, spared: "/loads/" not in key)
+    def swept(store: BlobStore, prefix: str, catalog: ShardCatalog, by: Sweep) -> list[str]:
+        return sweep(store, prefix, catalog, replace(by, compacting=lambda: False))
+
+    patch.setattr(forebay.export, "sweep", swept)
     patch.setattr(forebay.compacting.swapping, "_check", lambda store, piece: None)
 
 
