@@ -1,0 +1,98 @@
+"""Iceberg tables that pipelines write do not grow without end: old snapshots go, and what killed runs left."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pyiceberg.table import Table
+
+import forebay
+from forebay.spark.iceberg import look_up_table
+from forebay.spark.location import Location
+from forebay.spark.pipelines import open_tables
+from forebay.spark.pipelines.open_tables import FOLDER
+from forebay.spark.pipelines.running import into_table
+from forebay.spark.upkeep import named_files, own_folder
+from tests.spark.pipelines.files import pipeline_of, running_of
+from tests.spark.topics import SETTINGS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+PIPELINE = """\
+name: p
+location: {path: data, table.snapshots_kept_max: 1, table.orphan_grace_s: 0}
+sources: [{name: orders, topic: shop/orders}]
+sinks: [{name: out, from: orders, table: shop.copy, format: iceberg, write: overwrite}]
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    with forebay.open(str(tmp_path / "data"), SETTINGS) as log:
+        log.create_topic("shop/orders").append_many([b"a", b"b"])
+    return tmp_path
+
+
+def _table(home: Path) -> Table:
+    found = look_up_table(Location.of(home / "data"), "shop.copy")
+    assert found is not None
+    return found
+
+
+def _present(home: Path) -> set[str]:
+    return {path.name for path in (home / "data" / "tables").rglob("*.parquet")}
+
+
+def _named(home: Path) -> set[str]:
+    return {address.rpartition("/")[2] for address in named_files(_table(home))}
+
+
+def _stray(home: Path) -> str:
+    path = Path(own_folder(_table(home), FOLDER).removeprefix("file://"), f"{'5' * 32}.parquet")
+    path.write_bytes(b"of a run that was killed")
+    return path.name
+
+
+def test_a_batch_leaves_nothing_that_nobody_names(spark: SparkSession, home: Path) -> None:
+    pipeline = pipeline_of(home, PIPELINE)
+    for _ in range(3):
+        running_of(pipeline).run(spark)
+    stray = _stray(home)
+
+    running_of(pipeline).run(spark)
+
+    assert stray not in _present(home)
+    assert len(_table(home).snapshots()) == 3, "the last of before, what it replaced, and itself"
+    assert _present(home) == _named(home)
+    assert _table(home).scan().to_arrow().num_rows == 2
+
+
+def test_a_stream_tidies_up_once_and_expires_many_at_a_time(
+    spark: SparkSession, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_tables, "EXPIRED_AT_LEAST", 3)
+    place = {"path": str(home / "data"), "table.snapshots_kept_max": "1", "table.orphan_grace_s": "0"}
+    started: Future[str] = Future()
+    started.set_result("query")
+    rows = spark.createDataFrame([(1,)], "id BIGINT")
+    into_table(place, "shop.copy", started)(rows, 0)
+    stray = _stray(home)
+
+    put = into_table(place, "shop.copy", started)
+    counted = []
+    for number in range(1, 6):
+        put(rows, number)
+        assert stray not in _present(home)
+        counted.append(len(_table(home).snapshots()))
+    _stray(home)
+    put(rows, 6)
+
+    assert counted == [2, 3, 1, 2, 3]
+    assert stray in _present(home), "only the first batch looks through the folder"
+    assert _table(home).scan().to_arrow().num_rows == 7
