@@ -77,7 +77,7 @@ def expire(table: Table, settings: TableSettings, now_ms: int, *, at_least: int 
 
 
 def _old(table: Table, settings: TableSettings, now_ms: int) -> list[int]:
-    protected = {ref.snapshot_id for ref in table.refs().values()}
+    protected = {table.metadata.current_snapshot_id, *(ref.snapshot_id for ref in table.refs().values())}
     newest_first = sorted(table.snapshots(), key=lambda one: (one.sequence_number or 0, one.timestamp_ms), reverse=True)
     before = now_ms - settings.snapshots_kept_s * 1000
     return [

@@ -15,11 +15,16 @@ from pyiceberg.types import LongType, NestedField, StringType, TimeType
 
 import forebay
 from forebay.errors import Unsupported
+from forebay.spark import registering
 from forebay.spark.iceberg import look_up_table, open_catalog, table_names
+from forebay.spark.jobs import lake
 from forebay.spark.location import Location
 from forebay.spark.pipelines.document import Flawed
 from forebay.spark.pipelines.outline import outline
 from forebay.spark.table_files import files_of
+from tests.compacting.directly import compacted, location_of
+from tests.moves.rig import TOPIC, local
+from tests.spark.mixed import Mixed
 from tests.spark.pipelines.files import built, flaws_of, pipeline_of, running_of
 from tests.spark.topics import SETTINGS
 
@@ -226,3 +231,31 @@ def test_rows_of_a_table_are_those_that_its_catalog_says(spark: SparkSession, ho
     with pytest.raises(Flawed, match="the table shop.typed is gone"):
         built(spark, home, pipeline)
     assert look_up_table(Location.of(home / "data"), "shop.typed") is None
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_tables_that_lake_and_register_made_are_read_with_every_row(spark: SparkSession, tmp_path: Path) -> None:
+    home = tmp_path / "with a space"
+    home.mkdir()
+    land = local(home)
+    mixed = Mixed(land)
+    mixed.every_tier()
+    compacted(land, [TOPIC])
+    location = location_of(land)
+    registering.run(location, TOPIC)
+    lake.run(spark, location, TOPIC, table="shop.raw", format="raw")
+
+    named, raw = (look_up_table(location, name) for name in ("shop.orders", "shop.raw"))
+    assert named is not None
+    assert raw is not None
+    rows = files_of(raw).frame(spark).select("_partition", "_offset", "_key", "_tag", "value", "_timestamp").collect()
+    found = files_of(named).frame(spark).drop("headers").toArrow()
+
+    wanted = [(row["partition"], row["offset"], row["key"], row["tag"], row["value"]) for row in mixed.rows]
+    assert sorted(tuple(row[:5]) for row in rows) == sorted(wanted, key=lambda row: row[:2])
+    assert all(row["_timestamp"] is not None for row in rows)
+    expected = named.scan().to_arrow().drop_columns("headers")
+    order = [("partition", "ascending"), ("offset", "ascending")]
+    assert found.cast(expected.schema).sort_by(order).to_pylist() == expected.sort_by(order).to_pylist()
+    mixed.close()
