@@ -26,7 +26,7 @@ from forebay.format.offsets import OffsetSet
 from forebay.format.postings import Postings
 from forebay.format.segment import HEADER_BYTES, decode_header
 from forebay.pages import Page
-from forebay.records import Gap, Reason
+from forebay.records import Bytes, Gap, Reason
 
 FRAME_BYTES_LIMIT = 64 * 1024 * 1024
 """No version writes a larger body; the setting `wal.frame_bytes_max` only bounds what is written now."""
@@ -35,12 +35,14 @@ INDEX_BYTES_WHOLE = 32 * 1024
 INDEX_BYTES_FRONT = 8 * 1024
 """Read of a longer one in any case: most often its frames and holes, which stand first."""
 SCAN_BYTES = 4 * 1024 * 1024
+READ_BYTES = 1024 * 1024
+"""Of frames asked for at once: less than a block that is read ahead, so that few frames lie in two."""
 
 
 class ByteSource(Protocol):
     """The bytes of one segment."""
 
-    def read_at(self, length: int, position: int) -> bytes:
+    def read_at(self, length: int, position: int) -> Bytes:
         """Up to `length` bytes from `position`; fewer only at the end."""
 
     def close(self) -> None:
@@ -49,6 +51,9 @@ class ByteSource(Protocol):
 
 class IndexSource(ByteSource, Protocol):
     """The bytes of one index."""
+
+    def read_at(self, length: int, position: int) -> bytes:
+        """The same, as bytes of their own."""
 
     def size(self) -> int:
         """How many there are."""
@@ -151,22 +156,30 @@ class SealedSegment:
             gathered.hole(self._hole_at(gaps, offset))
             return gathered.page()
         stop = _frames_within(entries, first, bytes_max)
-        origin = int(entries["position"][first])
-        size = int(entries["position"][stop - 1]) + int(entries["length"][stop - 1]) - origin
         try:
             source = opened()
             salt_crc = self._salted(source)
-            buffer = source.read_at(size, origin)
+            while first < stop:
+                wanted = entries[first : min(stop, _frames_within(entries, first, READ_BYTES))]
+                self._take(gathered, wanted, source, salt_crc)
+                first += len(wanted)
         except Corrupt:
-            gathered.hole(Gap(offset, self.end, Reason.DAMAGED))
-            return gathered.page()
-        wanted = entries[first:stop]
-        positions = (wanted["position"] - wanted["position"][0]).tolist()
-        for base, count, position in zip(wanted["offset"].tolist(), wanted["count"].tolist(), positions, strict=True):
+            # Behind what was gathered the next read begins, and is told.
+            if gathered.next == offset:
+                gathered.hole(Gap(offset, self.end, Reason.DAMAGED))
+        return gathered.page()
+
+    def _take(self, gathered: Gathered, wanted: index_format.FrameEntries, source: ByteSource, salt_crc: int) -> None:
+        """Add adjoining frames, read at once."""
+        positions = wanted["position"] - wanted["position"][0]
+        buffer = source.read_at(int(positions[-1] + wanted["length"][-1]), int(wanted["position"][0]))
+        gaps = self.index().gaps
+        for base, count, position in zip(
+            *(row.tolist() for row in (wanted["offset"], wanted["count"], positions)), strict=True
+        ):
             if base > gathered.next:
                 gathered.hole(self._hole_at(gaps, gathered.next))
             gathered.known_frame(base, count, buffer, position, salt_crc)
-        return gathered.page()
 
     def offset_at_time(self, timestamp: int) -> int | None:
         """The offset of the first record at or after the time; `None` if there is none.
@@ -365,7 +378,7 @@ class Gathered:
         self._batches.append(batch.slice(self.next, batch.end) if batch.base < self.next else batch)
         self.next = batch.end
 
-    def known_frame(self, first: int, count: int, buffer: bytes, position: int, salt_crc: int) -> None:
+    def known_frame(self, first: int, count: int, buffer: Bytes, position: int, salt_crc: int) -> None:
         """Add the frame that an index names; one that is not whole is a hole."""
         head = read_frame(buffer, position, salt_crc, FRAME_BYTES_LIMIT)
         # The checksum is over the base as it was written, so that is what the head must say.

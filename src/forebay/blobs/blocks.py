@@ -10,6 +10,7 @@ from collections import OrderedDict, deque
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from forebay.blobs.ranges import Range
+from forebay.records import Bytes
 
 RUNS_MAX = 3
 BUDGET_BYTES = 64 * 1024 * 1024
@@ -99,8 +100,8 @@ class ReadAhead:
         self._runs: list[_Run] = []
         """The one used last stands last."""
 
-    def read_at(self, length: int, position: int) -> bytes:
-        """See `ByteSource`."""
+    def read_at(self, length: int, position: int) -> Bytes:
+        """See `ByteSource`. What lies in one block is not copied."""
         stop = min(position + length, self._size)
         if position >= stop:
             return b""
@@ -111,7 +112,7 @@ class ReadAhead:
         for gone in left:
             self._budget.given_back(gone)
         try:
-            parts = [block.result()[max(0, position - start) : stop - start] for start, block in wanted]
+            parts = [memoryview(block.result())[max(0, position - start) : stop - start] for start, block in wanted]
         except BaseException:
             self.forget(run)
             raise

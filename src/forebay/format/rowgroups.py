@@ -34,7 +34,7 @@ from forebay.records import Bytes
 CHUNK: Final = np.dtype([("position", "<i8"), ("length", "<u4"), ("crc", "<u4")])
 Chunks: TypeAlias = npt.NDArray[np.void]
 """By row group and column, with the fields of `CHUNK`."""
-ReadAt: TypeAlias = Callable[[int, int], bytes]
+ReadAt: TypeAlias = Callable[[int, int], Bytes]
 """`read(length, position)` of a segment's bytes."""
 
 _LENGTH_BYTES: Final = 4
@@ -98,7 +98,7 @@ class ParquetLayout:
     def read(self, group: int, read: ReadAt, names: Sequence[str] = SCHEMA.names) -> pa.Table:
         """The named columns of a row group, in that order, every byte checked; no other column is read."""
         chosen = [leaf for leaf, name in enumerate(self._names) if name in names]
-        held: dict[int, bytes] = {}
+        held: dict[int, Bytes] = {}
         for first, last in _adjoining(chosen):
             row = self._chunks[group]
             origin = int(row["position"][first])
@@ -111,7 +111,7 @@ class ParquetLayout:
                     raise Corrupt(f"column {self._names[leaf]} of row group {group} is damaged")
         return self._table(group, held, names)
 
-    def _table(self, group: int, held: dict[int, bytes], names: Sequence[str]) -> pa.Table:
+    def _table(self, group: int, held: dict[int, Bytes], names: Sequence[str]) -> pa.Table:
         source = pa.PythonFile(_Held(held), mode="r")
         try:
             # Nothing ahead of what is asked for: other pieces of the file are not there.
@@ -125,7 +125,7 @@ class ParquetLayout:
 class _Held(io.RawIOBase):
     """A file of which only some pieces are there."""
 
-    def __init__(self, pieces: dict[int, bytes]) -> None:
+    def __init__(self, pieces: dict[int, Bytes]) -> None:
         self._pieces = pieces
         self._at = 0
 
@@ -146,9 +146,10 @@ class _Held(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         for position, piece in self._pieces.items():
             if position <= self._at < position + len(piece):
-                found = piece[self._at - position :] if size < 0 else piece[self._at - position :][:size]
+                first = self._at - position
+                found = piece[first:] if size < 0 else piece[first : first + size]
                 self._at += len(found)
-                return found
+                return bytes(found)
         return b""
 
 
@@ -211,7 +212,7 @@ def _read_footer(read: ReadAt, size: int, name: str) -> bytes:
     length = int.from_bytes(tail[:_LENGTH_BYTES], "little")
     if tail[_LENGTH_BYTES:] != MAGIC or length > min(size - _TAIL_BYTES, _METADATA_BYTES_MAX):
         raise Corrupt(f"{name} does not end like a Parquet file")
-    return read(length, size - _TAIL_BYTES - length)
+    return bytes(read(length, size - _TAIL_BYTES - length))
 
 
 class _Walking:
@@ -244,7 +245,7 @@ class _Walking:
             position, length, _ = row[leaf].tolist()
             row[leaf]["crc"] = crc32(block[position - origin : position - origin + length])
         table = ParquetLayout(self._metadata, self._chunks).read(
-            group, lambda length, position: bytes(block[position - origin : position - origin + length])
+            group, lambda length, position: block[position - origin : position - origin + length]
         )
         self._note(table, int(row["position"].min()), stop)
 

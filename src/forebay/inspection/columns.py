@@ -37,7 +37,7 @@ class _Bytes:
         return self._size
 
     def read_at(self, length: int, position: int) -> bytes:
-        return self._read(min(length, self._size - position), position)
+        return bytes(self._read(min(length, self._size - position), position))
 
     def close(self) -> None:
         """Nothing is held."""

@@ -81,7 +81,7 @@ def pieces_of(
     """The frames of `[start, stop)` in bounded pieces, up to the first place that is not whole."""
     position, want = start, chunk_bytes
     while position < stop:
-        buffer = file.read_at(min(want, stop - position), position)
+        buffer = bytes(file.read_at(min(want, stop - position), position))
         scan = scan_frames(buffer, 0, salt_crc, FRAME_BYTES_LIMIT)
         # A file may be shorter than it should be: then no larger read gives more.
         ended = len(buffer) < want or position + want >= stop
