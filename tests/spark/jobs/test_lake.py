@@ -410,6 +410,26 @@ def test_of_two_commits_of_a_directory_one_is_refused(tmp_path: Path) -> None:
     other.close()
 
 
+def test_old_commits_of_a_directory_go_and_the_last_one_tells_how_far_it_is(tmp_path: Path) -> None:
+    target = DirectoryTarget(str(tmp_path), grace_s=1_000)
+    target.recover()
+    for start in range(0, 50, 10):
+        target.commit(Batch(topic="shop/orders", topic_id="x", offsets={0: (start, start + 10)}, files=()), _Held())
+    commits = sorted((tmp_path / "_forebay").iterdir())
+    for path in commits[:2]:
+        os.utime(path, (1_000, 1_000))
+
+    target.recover()
+    assert sorted((tmp_path / "_forebay").iterdir()) == commits[2:]
+    for path in commits[2:]:
+        os.utime(path, (1_000, 1_000))
+    target.recover()
+
+    assert sorted((tmp_path / "_forebay").iterdir()) == commits[-1:]
+    assert target.marks().good == {0: 50}
+    target.close()
+
+
 def test_a_file_that_is_gone_is_not_committed(tmp_path: Path) -> None:
     target = DirectoryTarget(str(tmp_path), grace_s=0)
     target.recover()

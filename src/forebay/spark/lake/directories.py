@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import posixpath
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -56,7 +57,7 @@ class DirectoryTarget:
         self._last: Commit | None = None
 
     def recover(self) -> None:
-        """Bring committed files into place, then remove the others that wait, after their grace."""
+        """Bring committed files into place, then remove after their grace the others that wait, and old commits."""
         self._store.open()
         for folder in (DATA, BAD, STAGED, COMMITS):
             make_directories(self._disk, f"{self._root}/{folder}")
@@ -65,10 +66,20 @@ class DirectoryTarget:
             self._place(self._last.batch)
         for folder in (self._root, f"{self._root}/{STAGED}"):
             clear_uploads(f"{FILE}{folder}", self._grace_s)
+        self._remove_aged(STAGED, self._names(STAGED, ".parquet"))
+        # Behind the files: whoever would commit for a second time what one of these brought finds its own gone.
+        self._remove_aged(COMMITS, self._names(COMMITS, ".json")[:-1])
+
+    def _names(self, folder: str, suffix: str) -> list[str]:
+        path = f"{self._root}/{folder}"
+        names = self._disk.list_directory(path) if self._disk.exists(path) else []
+        return sorted(name for name in names if name.endswith(suffix))
+
+    def _remove_aged(self, folder: str, names: Sequence[str]) -> None:
         until_ms = self._clock.now_ms() - self._grace_s * 1000
-        for name in self._disk.list_directory(f"{self._root}/{STAGED}"):
-            path = f"{self._root}/{STAGED}/{name}"
-            if name.endswith(".parquet") and self._disk.modified_ms(path) <= until_ms:
+        for name in names:
+            path = f"{self._root}/{folder}/{name}"
+            if self._disk.modified_ms(path) <= until_ms:
                 self._disk.unlink(path)
 
     def marks(self) -> Marks:
@@ -107,8 +118,7 @@ class DirectoryTarget:
 
     def _newest(self) -> Commit | None:
         folder = f"{self._root}/{COMMITS}"
-        names = self._disk.list_directory(folder) if self._disk.exists(folder) else []
-        numbered = sorted(name for name in names if name.endswith(".json"))
+        numbered = self._names(COMMITS, ".json")
         if not numbered:
             return None
         with contextlib.closing(self._disk.open(f"{folder}/{numbered[-1]}")) as file:
