@@ -65,7 +65,9 @@ def test_a_vector_that_contradicts_itself_is_named(land: Land) -> None:
 
 
 @pytest.mark.parametrize("copies", [1, 2])
-def test_a_damaged_delete_is_named_and_holds_by_its_second_copy(tmp_path: Path, copies: int) -> None:
+def test_a_damaged_delete_holds_by_its_second_copy_and_without_one_is_named_as_undone(
+    tmp_path: Path, copies: int
+) -> None:
     land = local(tmp_path)
     with land.open("a") as log:
         topic = log.create_topic("shop/orders", partitions=1)
@@ -83,9 +85,16 @@ def test_a_damaged_delete_is_named_and_holds_by_its_second_copy(tmp_path: Path, 
 
     found = [item for item in _run(land, "verify") if "severity" in item]
 
-    assert [item["byte"] for item in found if "frame without records" in str(item["what"])] == places[:1], found
+    wanted = [
+        (places[0], "note", "a frame without records"),
+        (places[0], "error", "frames without records are damaged"),
+    ]
+    (said,) = [item for item in found if "without records" in str(item["what"])]
+    assert (said["byte"], said["severity"]) == wanted[copies - 1][:2] and wanted[copies - 1][2] in str(said["what"])
     with land.open("a") as log:
-        left = [record.value for record in log.topic("shop/orders").read(0)]
+        topic = log.topic("shop/orders")
+        left = [record.value for record in topic.read(0)]
+        assert [place.byte for place in topic.recovery().undone] == (places[:1] if copies == 2 else [])
     assert left == ([b"0", b"4", b"behind"] if copies == 1 else [b"0", b"1", b"2", b"3", b"4", b"behind"])
 
 

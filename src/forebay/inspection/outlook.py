@@ -12,6 +12,7 @@ from forebay.inspection.directory import Inspected, ShardPlace
 from forebay.inspection.recorded import recorded
 from forebay.settings import WalSettings
 from forebay.shard import RecoveryDecision, Situation, decide
+from forebay.shard.decision import told_of
 from forebay.shard.places import is_local
 from forebay.topics import TopicSpec
 from forebay.wal.begin import ASIDE
@@ -40,7 +41,7 @@ def outlook(found: Inspected, place: ShardPlace, settings: WalSettings, disk: Di
         identity = disk.identity(place.directory) if facts.last is not None else ""
         here = Situation(place.name, place.spec.durability, identity, found.id)
         here = _beside_history(here, found, place.spec, place.partition)
-        decision = decide(facts, found.state(place.spec, place.partition), here)
+        decision = told_of(decide(facts, found.state(place.spec, place.partition), here), facts.undone)
     except ForebayError as error:
         return Outlook(decision=None, refusal=str(error), files=files, bytes=size)
     return Outlook(decision=decision, refusal=None, files=files, bytes=size)

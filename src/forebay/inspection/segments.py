@@ -5,7 +5,7 @@ Knows files and formats; knows nothing of the files beside it beyond the proof i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ from forebay.wal.window import ProducerWindow
 
 RESTORE = "restore the file from a backup; readers get this range reported as damaged"
 REPAIR = 'run "forebay repair"'
+UNDONE = "restore the file from a backup, or delete again what should not be there"
 
 
 class StoredIndex(NamedTuple):
@@ -167,7 +168,7 @@ class SegmentExam:
             self._error("has no state frame, so it does not say what came before it", RESTORE, byte=HEADER_BYTES)
         log = log_file(file, header, end=scan.end, limit=scan.stop if scan.stop else size)
         damage = [gap for gap in scan.gaps if gap.reason is Reason.DAMAGED]
-        self._places(log, [], severity=Severity.NOTE)
+        self._places(log, [], severity=Severity.NOTE, lost={place.byte for place in scan.blind if place.proven})
         if scan.ends_damaged:
             gap = damage[-1]
             self._error("had been durable further than this", RESTORE, byte=scan.stop, offsets=(gap.start, gap.stop))
@@ -209,15 +210,19 @@ class SegmentExam:
         self._report.records += footer.records
         return footer.content_hash.hex()
 
-    def _places(self, log: LogFile, known: list[Gap], *, severity: Severity) -> list[Gap]:
+    def _places(self, log: LogFile, known: list[Gap], *, severity: Severity, lost: Collection[int] = ()) -> list[Gap]:
         """Report what is not whole below the limit. `severity` is for places that no record stood in.
 
-        A crash may take an unsynced control frame and leave those behind it; the log steps over such a place.
+        A crash may take an unsynced control frame and leave those behind it; the log steps over such a place. At those
+        that are `lost`, by their bytes, it had been durable, and no copy of it is left.
         """
         found = []
         for byte, gap, verdict in damaged_places(log):
             if verdict is Verdict.NEWER:
                 self._error("has a frame of a newer version", UPGRADE, byte=byte)
+            elif byte in lost:
+                what = "frames without records are damaged: what they told of deletes and floors is undone"
+                self._error(what, UNDONE, byte=byte, offsets=(gap.start, gap.stop))
             elif gap.start == gap.stop and severity is not Severity.ERROR:
                 what = "a frame without records is not whole"
                 # Deletes are written twice: most often the other copy is whole.

@@ -14,6 +14,7 @@ from forebay.errors import Conflict, UnknownTopic
 from forebay.format.descriptor import Phase, ShardState
 from forebay.records import Gap, Reason
 from forebay.topics import Durability
+from forebay.wal.blind import Blind
 
 
 class Source(enum.StrEnum):
@@ -74,6 +75,8 @@ class RecoveryDecision:
     torn_bytes: int = 0
     """Bytes behind the last whole frame, never acknowledged, set aside."""
     damage: tuple[Gap, ...] = ()
+    undone: tuple[Blind, ...] = ()
+    """Where frames without records are damaged: what they alone told of deletes and floors is undone."""
 
     def __str__(self) -> str:
         parts = [f"next offset {self.next_offset} by {self.source}"]
@@ -87,6 +90,7 @@ class RecoveryDecision:
         if self.torn_bytes:
             parts.append(f"{self.torn_bytes} torn bytes set aside")
         parts += [f"damage {gap}" for gap in self.damage]
+        parts += [f"damaged at byte {place.byte}: deletes that stood there are undone" for place in self.undone]
         return ", ".join(parts)
 
 
@@ -134,6 +138,11 @@ def decide(facts: LogFacts, state: ShardState | None, here: Situation) -> Recove
     if not _is_mine(facts, state, here.holder):
         return _take_over(facts, state, here)
     return _without_log(state, here) if facts.is_empty else _continue_log(facts, state, here)
+
+
+def told_of(decision: RecoveryDecision, undone: tuple[Blind, ...]) -> RecoveryDecision:
+    """The same decision, which also tells what the files that are kept have lost of deletes."""
+    return decision if decision.set_aside else dataclasses.replace(decision, undone=undone)
 
 
 def _is_mine(facts: LogFacts, state: ShardState, holder: str) -> bool:

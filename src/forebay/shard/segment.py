@@ -16,7 +16,7 @@ from forebay.format.descriptor import ShardState, gap_descriptor
 from forebay.records import Gap, Offsets
 from forebay.settings import RetentionSettings, WalSettings
 from forebay.shard.archive import Archive
-from forebay.shard.decision import RecoveryDecision, Situation, Source, decide
+from forebay.shard.decision import RecoveryDecision, Situation, Source, decide, told_of
 from forebay.shard.deletes import Deletes, PastRemovals
 from forebay.shard.deletion import DeleteBefore, DeleteKey, DeleteRange, DeleteTag, Deletion
 from forebay.shard.evicting import Evicting, Read, Weights
@@ -233,7 +233,7 @@ class SegmentShard:
         catalog = around.catalog(ref) if around is not None else None
         if around is not None and catalog is not None:
             here = _beside_history(here, catalog, facts, around)
-        decision = decide(facts, before, here)
+        decision = told_of(decide(facts, before, here), facts.undone)
         gap = _local_gap(decision, catalog, ref, epoch, clock)
         zstd_level = parse_compression(ref.spec.compression)
         wal = begin(
@@ -248,7 +248,8 @@ class SegmentShard:
             reserved_end=before.reserved_end if before is not None else 0,
             **_of_surroundings(around, ref, epoch, before, decision, new=facts.is_empty or decision.set_aside),
         )
-        level = logging.INFO if decision.exact and not decision.damage else logging.WARNING
+        is_whole = decision.exact and not decision.damage and not decision.undone
+        level = logging.INFO if is_whole else logging.WARNING
         logger.log(level, "%s: epoch %d, %s", ref, epoch, decision)
         shard = cls(ref, wal, Upkeep(wal, Sealer(disk, settings, zstd_level)), decision, epoch)
         if around is not None and catalog is not None:

@@ -22,6 +22,7 @@ from forebay.format.scan import FrameTable
 from forebay.format.segment import HEADER_BYTES, SegmentHeader
 from forebay.records import OFFSET_MAX, Bytes, Gap, Reason
 from forebay.sealed import FRAME_BYTES_LIMIT, ByteSource
+from forebay.wal.blind import Blind, Told, has_clean_mark, is_told
 from forebay.wal.removing import KINDS, Removals
 from forebay.wal.sparse import SparseIndex
 from forebay.wal.window import ProducerWindow
@@ -132,7 +133,10 @@ class LogScan:
         self.closed = False
         """No record follows the mark of a clean stop, though other frames may."""
         self.gaps: list[Gap] = []
+        self.blind: list[Blind] = []
+        """Places without records that are not whole, where a delete may have stood that is told nowhere else."""
         self.removals = Removals()
+        self._told = Told()
         self.frames = 0
         self.stop = 0
         self.size = 0
@@ -182,8 +186,10 @@ class LogScan:
         for part in piece.parts():
             if isinstance(part, FrameTable):
                 self._take_table(part, origin)
+                self._told.copies.clear()
                 continue
             head, position = part
+            self._told.take(head, buffer, position)
             self.clean = self.clean and head.kind in KINDS
             if head.kind == Kind.DATA:
                 self._take_records(head, origin + position, buffer, position)
@@ -247,6 +253,7 @@ class LogScan:
         found, proven = self._frames_behind(buffer, expected)
         if found is not None and HEADER.unpack_from(buffer, found)[0] == expected:
             # No offset is missing: a frame without records was lost, such as a mark whose sync failed.
+            self._note_blind(position, buffer, found, is_proven=max(proven, proof) > expected)
             return position + found
         if max(proven, proof) <= expected:
             # Right behind a clean mark this is still a clean stop: no record follows one before it is taken back.
@@ -261,6 +268,13 @@ class LogScan:
             self.gaps.append(Gap(expected, base, Reason.DAMAGED))
         self.end = base
         return position + found
+
+    def _note_blind(self, position: int, buffer: Bytes, found: int, *, is_proven: bool) -> None:
+        behind = scan_frames(buffer, found, self._salt_crc, FRAME_BYTES_LIMIT)
+        if not is_told(self._told.copies, buffer, behind):
+            proven = is_proven or has_clean_mark(buffer, behind)
+            self.blind.append(Blind(position, found, self.end, proven))
+        self._told.copies.clear()
 
     def _end_at(self, proof: int) -> None:
         """Offsets up to `proof` had been durable and are not here."""

@@ -25,6 +25,7 @@ from forebay.format.segment import (
 )
 from forebay.records import Gap, Reason
 from forebay.settings import WalSettings
+from forebay.wal.blind import Blind
 from forebay.wal.files import SealedFile, read_footer
 from forebay.wal.live import LIVE_NAME, read_live
 from forebay.wal.scan import LogScan
@@ -82,6 +83,11 @@ class Survey:
     def clean(self) -> bool:
         """The log was closed in order and nothing has touched it since."""
         return bool(self.logs) and self.logs[-1].clean
+
+    @property
+    def undone(self) -> tuple[Blind, ...]:
+        """Damaged places that may have told of deletes, in the newest file: it restates what those before it told."""
+        return tuple(self.logs[-1].blind) if self.logs else ()
 
     @property
     def torn_bytes(self) -> int:
