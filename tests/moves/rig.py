@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,9 @@ class Land:
     def files(self, name: str) -> list[str]:
         """The files of all shards in a directory, without those set aside."""
         shards = self.root / name / "shards"
-        return sorted(str(path.relative_to(shards)) for path in shards.glob("*/*.seg"))
+        while True:
+            with contextlib.suppress(FileNotFoundError):  # the background has removed a directory just then
+                return sorted(str(path.relative_to(shards)) for path in shards.glob("*/*.seg"))
 
     def aside(self, name: str) -> list[Path]:
         """What was set aside there."""
