@@ -135,14 +135,16 @@ class Exporter:
         files: FileList,
         private: BlobStore | None = None,
         is_private: Callable[[SegmentDescriptor], bool] = lambda piece: True,
+        handoff: BlobStore | None = None,
     ) -> list[str]:
         """Remove objects of this shard that nobody needs and that are older than the grace; their keys.
 
         Needed is what the catalog or a table names, and what is still to be exported from `files`: a transaction
         whose answer was lost may yet name it, and a delete whose answer was lost may yet be done. `private` is the
         store in the data directory, where compaction puts what it makes if there is no other; a segment that is not
-        `is_private` lies elsewhere by now, and a copy of it there is not needed. What was compacted stays for the
-        grace, too, for those who read it.
+        `is_private` lies elsewhere by now, and a copy of it there is not needed. In `handoff`, where nothing is
+        exported to, segments are put when the shard is given up: what is private still is not needed there. What was
+        compacted stays for the grace, too, for those who read it.
         """
         by = Sweep(
             clock=self._clock,
@@ -157,6 +159,9 @@ class Exporter:
         if private is not None:
             below = f"{self.origin.prefix}{COMPACTED}"
             swept += sweep(private, below, self._catalog, replace(by, is_there=is_private))
+        if handoff is not None:
+            met = replace(by, is_there=lambda piece: not is_private(piece))
+            swept += sweep(handoff, self.origin.prefix, self._catalog, met)
         return swept
 
     def _may_sweep(self, key: str) -> bool:

@@ -271,7 +271,8 @@ class Archive:
         """Remove objects of this shard that nobody needs, after their grace; their keys."""
         with self._working:
             grace_s = self._settings.export.orphan_grace_s
-            return self._exporter.sweep(grace_s, self._wal.files, self._places.loads, is_private)
+            handoff = self._places.store if self._store is None else None
+            return self._exporter.sweep(grace_s, self._wal.files, self._places.loads, is_private, handoff)
 
     def status(self) -> ArchiveStatus:
         """How far it has come."""

@@ -8,8 +8,10 @@ from functools import partial
 
 from forebay.clock import Clock
 from forebay.disk import Disk
+from forebay.engines import OpenShard
 from forebay.errors import ForebayError
 from forebay.settings import Settings
+from forebay.shard import SegmentShard, ShardRef
 from forebay.shard.remains import remove_files
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions, LateObjects, refs_of
@@ -43,8 +45,10 @@ class Chores:
         self._clock = clock
         self._cleared_at = float("-inf")
         self._swept_at = clock.monotonic()
+        self._handoff_swept_at = float("-inf")
         self.hear: Callable[[], None] = lambda: None
         """Goes by what others have altered."""
+        self.open_shard: Callable[[ShardRef], OpenShard] | None = None
 
     def look_for_moved(self) -> None:
         """A shard was given up or lost here: see to its files at the next step."""
@@ -65,6 +69,9 @@ class Chores:
         if now - self._swept_at >= self._settings.export.sweep_interval_s:
             self._swept_at = now
             self._safely(self._sweep)
+        if now - self._handoff_swept_at >= self._settings.export.sweep_interval_s:
+            self._handoff_swept_at = now
+            self._safely(self._sweep_handoff)
 
     def clear_moved(self) -> None:
         """Local files of shards that another directory has now: gone if history has them, else set aside.
@@ -114,6 +121,27 @@ class Chores:
         store = self._parts.places.store if self._parts.places is not None else None
         if store is not None:
             store.abort_stale_uploads(self._settings.export.orphan_grace_s)
+
+    def _sweep_handoff(self) -> None:
+        """What a seal that was not finished has left where topics are handed over, and what history has let go of.
+
+        Only the directory that has a shard may do that, and while the shard is open: a seal may name it again.
+        """
+        engine, places = self._parts.owned, self._parts.places
+        store = places.store if places is not None and not self._settings.is_shared else None
+        if engine is None or store is None or self.open_shard is None:
+            return
+        names = {stat.key.partition("/")[0] for stat in store.list()}
+        present = {shard.ref.id: shard for shard in engine.shards()}
+        for ref in [ref for spec in self._definitions.all() for ref in refs_of(spec) if ref.id in names]:
+            if ref.id in present or engine.was_here(ref):
+                self._safely(partial(self._sweep_shard, ref))
+
+    def _sweep_shard(self, ref: ShardRef) -> None:
+        assert self.open_shard is not None
+        shard = self.open_shard(ref)
+        assert isinstance(shard, SegmentShard), "others are not handed over"
+        shard.archive.sweep()
 
     def _safely(self, work: Callable[[], object]) -> None:
         try:

@@ -79,7 +79,7 @@ class Storage:
             )
             parts.maintenance.on_kept = self._after_upkeep
             parts.archiving.chores = self._chores.step
-            self._chores.hear = self._keeping.hear
+            self._chores.hear, self._chores.open_shard = self._keeping.hear, self._shards.open
             self._moves.on_moved = self._chores.look_for_moved
 
     @classmethod

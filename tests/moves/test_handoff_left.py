@@ -1,0 +1,106 @@
+"""What is left where topics are handed over goes after its grace, whether or not the topic is given up ever again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from forebay import Unavailable
+from forebay.catalog import ShardCatalog
+from forebay.storage import Storage
+from tests.moves import rig
+from tests.moves.rig import TOPIC, Land, id_of, numbers, told
+
+pytestmark = pytest.mark.slow
+
+
+def objects(land: Land) -> list[str]:
+    """The segments in the directory where topics are handed over."""
+    return sorted(path.name for path in (land.root / "handoff").rglob("*.seg"))
+
+
+def outlast_grace(land: Land) -> None:
+    """Let what lies there be older than the grace."""
+    for path in (land.root / "handoff").rglob("*.*"):
+        os.utime(path, (0, 0))
+
+
+def step(log: Storage) -> None:
+    """Do now what is due soon after a directory was opened."""
+    assert log._chores is not None
+    log._chores._sweep_handoff()
+
+
+def half_sealed(land: Land, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic whose seal put a segment there and could not name it."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise Unavailable("the metadata store does not answer")
+
+    with land.open("A") as a:
+        a.create_topic(TOPIC, durability="fsync").append_many([b"0", b"1", b"2"])
+        monkeypatch.setattr(ShardCatalog, "replace", refuse)
+        with pytest.raises(Unavailable):
+            a.seal_topic(TOPIC)
+        monkeypatch.undo()
+    with land.open("A") as a:
+        assert told(a.topic(TOPIC).read()) == numbers(0, 3), "the seal is taken back"
+
+
+def test_what_a_seal_that_was_not_finished_left_goes_after_its_grace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    land = rig.local(tmp_path)
+    half_sealed(land, monkeypatch)
+    assert len(objects(land)) == 1
+    with land.open("A") as a:
+        step(a)
+        assert len(objects(land)) == 1, "within its grace"
+
+    with land.open("A") as a:
+        # Nobody has used the topic since.
+        outlast_grace(land)
+        step(a)
+        assert objects(land) == []
+        a.seal_topic(TOPIC)
+        outlast_grace(land)
+        step(a)
+        assert len(objects(land)) == 1
+    with land.open("B") as b:
+        assert b.topic(TOPIC).append(b"3") == 3
+        step(b)
+        assert told(b.topic(TOPIC).read()) == numbers(0, 4)
+
+
+def test_another_directory_leaves_it_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    land = rig.local(tmp_path)
+    half_sealed(land, monkeypatch)
+    outlast_grace(land)
+
+    with land.open("B") as b:
+        step(b)
+
+        assert len(objects(land)) == 1
+        assert b._shards.all() == []
+
+
+def test_what_history_has_let_go_of_goes_there_too(tmp_path: Path) -> None:
+    land = rig.local(tmp_path)
+    with land.open("A") as a, land.open("B") as b:
+        topic = a.create_topic(TOPIC, durability="fsync")
+        for start in (0, 3):
+            topic.append_many([b"%d" % n for n in range(start, start + 3)])
+            topic.rotate()
+        a.seal_topic(TOPIC, target=id_of(b))
+        here = b.topic(TOPIC)
+        assert here.append(b"6") == 6
+        assert len(objects(land)) == 2
+        here.delete_before(3)
+        rig.shard_of(here).archive.retain()
+        outlast_grace(land)
+        step(b)
+
+        assert len(objects(land)) == 1
+        assert told(here.read(3)) == numbers(3, 7)
