@@ -9,6 +9,10 @@ from functools import cache
 from pathlib import Path
 from typing import Final, TypeAlias
 
+import pytest
+
+pytestmark = pytest.mark.xdist_group("tidy")  # all sources are parsed once
+
 _ROOT: Final = Path(__file__).parents[1]
 _FUNCTION_LINES_MAX: Final = 50
 _MODULE_LINES_MAX: Final = 400

@@ -91,6 +91,7 @@ class TestSeaweed(_OnAServer):
         return s3_settings(seaweed_server.endpoint, folder)
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("blob-servers")
 class TestMoto(_OnAServer):
     @pytest.fixture

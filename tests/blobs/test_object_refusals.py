@@ -21,6 +21,8 @@ from forebay.testing.clock import ManualClock
 from tests.blobs.scripted import DATE, DROPPED, Answer, Respond, answering, careless, found, in_turn
 from tests.blobs.servers import SECRET_KEY, free_ports, s3_settings
 
+pytestmark = pytest.mark.slow
+
 CREATED = Answer(200, headers={"ETag": '"e"'})
 GONE = Answer(404)
 TAKEN = Answer(412)

@@ -11,6 +11,8 @@ import forebay
 from forebay.format.checkpoint import Checkpoint, CheckpointFile, encode_checkpoint
 from tests.cli.rig import changed, filled, flip, one_line, snapshot
 
+pytestmark = pytest.mark.slow
+
 Harm = Callable[[Path], None]
 
 

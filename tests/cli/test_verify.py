@@ -15,6 +15,8 @@ from forebay.format.checkpoint import Checkpoint, CheckpointFile, encode_checkpo
 from forebay.format.index import Footer, FrameEntries, decode_index, encode_index
 from tests.cli.rig import Outcome, Shell, changed, filled, flip, one_line, snapshot
 
+pytestmark = pytest.mark.slow
+
 
 def _findings(outcome: Outcome, severity: str = "error") -> list[dict[str, Any]]:
     return [item for item in outcome.items if item.get("severity") == severity]

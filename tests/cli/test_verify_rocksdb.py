@@ -29,6 +29,8 @@ from forebay.records import Reason
 from tests.cli.rig import Outcome, Shell, flip, snapshot
 from tests.ledger import Ledger
 
+pytestmark = pytest.mark.slow
+
 RECORDS: Final = 300
 FLIPS: Final = 200 if os.environ.get("FOREBAY_SOAK") else 6
 

@@ -26,6 +26,8 @@ from tests.moves import rig
 from tests.moves.rig import TOPIC, Land
 from tests.spark.mixed import Mixed
 
+pytestmark = pytest.mark.slow
+
 
 class Later(SystemClock):
     """Two days on: every grace is over."""

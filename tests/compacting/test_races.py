@@ -20,6 +20,8 @@ from tests.compacting.world import LEASE, Compactor, World
 from tests.history.house import KEYS
 from tests.ledger import Ledger
 
+pytestmark = pytest.mark.slow
+
 SOAK: Final = bool(os.environ.get("FOREBAY_SOAK"))
 STEPS: Final = 5
 """Lease, look, write, swap, end."""

@@ -36,6 +36,8 @@ from forebay.topics import TopicName, TopicSpec
 from tests.history.house import DIRECTORY, KEYS, SETTINGS, TOPIC, House
 from tests.ledger import Ledger
 
+pytestmark = pytest.mark.slow
+
 ANYWHERE: Final = Settings(storage=StorageSettings(handoff_root="/store"))
 SPEC: Final = TopicSpec.create(TopicName("shop", "orders"), topic_id=TOPIC, created_at=0, durability="fsync")
 LOCAL: Final = f"{DIRECTORY}/{20:020d}-00000001.seg"

@@ -197,7 +197,8 @@ def test_without_metadata_appends_go_on_up_to_what_is_reserved(own_etcd: Cluster
         own_etcd.start_all()
 
         assert end >= RESERVED
-        assert state_of(a, topic).reserved_end == end, "all that was reserved was used, and nothing beyond"
+        # What was asked for when etcd died may have been granted unheard, and by now more is.
+        assert state_of(a, topic).reserved_end >= end, "nothing was used beyond what was reserved"
         assert topic.append(b"%d" % end) == end
         assert told(topic.read()) == numbers(0, end + 1)
 

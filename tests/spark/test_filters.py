@@ -46,6 +46,8 @@ from tests.moves import rig
 from tests.spark.mixed import TOPIC, Mixed
 from tests.spark.topics import SETTINGS, TIME, Filled, Row, rows_in, skip_offsets
 
+pytestmark = pytest.mark.slow
+
 Test = Callable[[Any], bool]
 
 

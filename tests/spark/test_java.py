@@ -13,6 +13,8 @@ from forebay.errors import Unavailable
 from forebay.spark import java
 from forebay.spark.java import Candidate, choose
 
+pytestmark = pytest.mark.slow
+
 _HOMES = {Path("/eight/bin/java"): 8, Path("/seventeen/bin/java"): 17, Path("/later/bin/java"): 21}
 _EIGHT, _SEVENTEEN, _LATER = (Candidate(home.parents[1], "here") for home in _HOMES)
 _NOWHERE = Candidate(Path("/nowhere"), "JAVA_HOME")

@@ -22,6 +22,8 @@ from tests.moves.rig import Land, local, shared_fs
 from tests.spark.mixed import TOPIC, Mixed
 from tests.spark.topics import Row
 
+pytestmark = pytest.mark.slow
+
 NAME = TopicName.parse(TOPIC)
 
 

@@ -31,6 +31,8 @@ from forebay.spark.snapshot import Split, load, plan
 from forebay.spark.source import spark_schema
 from tests.spark.topics import SETTINGS, Filled, Row, flip_a_bit, in_order, lose_some, rows_in, skip_offsets, splits_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:

@@ -16,6 +16,8 @@ from tests.moves import rig
 from tests.spark.mixed import TOPIC, Mixed
 from tests.spark.topics import Row, rows_in, splits_of
 
+pytestmark = pytest.mark.slow
+
 NO_COPIES = RetentionSettings(time_s=0, bytes_max=0, grace_s=0)
 
 

@@ -32,6 +32,8 @@ from tests.moves import rig
 from tests.spark.mixed import TOPIC, Mixed
 from tests.spark.topics import TIME, Filled, Row, in_order, rows_in, splits_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(params=["local", "shared_fs"])
 def mixed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mixed]:

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from forebay.spark.streaming.admission import Backlog, Stretch, admitted, clipped
 from forebay.spark.streaming.offsets import Place
 
+pytestmark = pytest.mark.slow
+
 
 @st.composite
 def _backlog(draw: st.DrawFn, *, in_records: bool) -> Backlog:

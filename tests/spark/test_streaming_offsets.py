@@ -13,6 +13,8 @@ from forebay.errors import Conflict, Invalid, UnsupportedFormat
 from forebay.records import OFFSET_MAX
 from forebay.spark.streaming.offsets import Place, Point, StreamOffsets, TopicPoints
 
+pytestmark = pytest.mark.slow
+
 _NAMES = st.from_regex(r"[A-Za-z0-9_-]{1,10}/[A-Za-z0-9_-]{1,10}", fullmatch=True)
 _IDS = st.from_regex(r"[0-9a-f]{32}", fullmatch=True)
 _POINTS = st.builds(Point, st.integers(0, OFFSET_MAX), st.integers(0, 2**40))

@@ -17,6 +17,8 @@ from forebay.settings import TableSettings
 from forebay.spark import upkeep
 from forebay.spark.upkeep import EXPIRED, expire, own_folder, properties_of, remove_strays
 
+pytestmark = pytest.mark.slow
+
 SCHEMA = pa.schema([("number", pa.int64())])
 LATER_MS = 10**15
 

@@ -38,6 +38,8 @@ from tests.moves.rig import state_of
 from tests.spark.topics import SETTINGS
 from tests.storage.rig import until
 
+pytestmark = pytest.mark.slow
+
 TOPIC: Final = "shop/orders"
 VALUES: Final = [b"%d" % number for number in range(40)]
 WAITING: Final = "60"

@@ -19,6 +19,8 @@ from forebay.wal.staging import Entry, Ticket
 from tests.engines.homes import SegmentHome
 from tests.storage.rig import WatchedDisk, quick, until, values, wal_of
 
+pytestmark = pytest.mark.slow
+
 
 def stepped(tmp_path: Path, durability: str, settings: Settings) -> tuple[Maintenance, SegmentHome, ManualClock]:
     """Upkeep without its thread and with time turned by hand."""

@@ -40,6 +40,8 @@ from tests.ledger import Ledger
 from tests.spark.jobs.lake_child import Halves, append, local_frame
 from tests.spark.topics import SETTINGS
 
+pytestmark = pytest.mark.slow
+
 SOAK: Final = bool(os.environ.get("FOREBAY_SOAK"))
 SCHEMA: Final = "id BIGINT NOT NULL, total DOUBLE, at TIMESTAMP, lines ARRAY<STRUCT<sku: STRING, pieces: INT>>"
 BAD: Final = (b"no json", b'{"id":"seven"}', None, b'{"total":1.5}', b"[1]")

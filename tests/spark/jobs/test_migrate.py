@@ -24,6 +24,8 @@ from tests.blobs.servers import ACCESS_KEY, BUCKET, SECRET_KEY, Server
 from tests.cli.rig import flip, snapshot
 from tests.ledger import Ledger
 
+pytestmark = pytest.mark.slow
+
 S3 = """
 storage: {{mode: object_store}}
 store:

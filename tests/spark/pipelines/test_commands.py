@@ -22,6 +22,8 @@ from tests.cli.rig import COMMAND, Outcome, Shell
 from tests.ledger import Ledger
 from tests.spark.pipelines import revenue
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
