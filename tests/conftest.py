@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 # No deadline: a shared machine is slow at moments, which says nothing about the code.
 hypothesis.settings.register_profile("normal", deadline=None)
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=20)
 hypothesis.settings.register_profile("soak", deadline=None, max_examples=5_000)
-hypothesis.settings.load_profile("soak" if os.environ.get("FOREBAY_SOAK") else "normal")
+SOAK = bool(os.environ.get("FOREBAY_SOAK"))
+hypothesis.settings.load_profile("soak" if SOAK else "normal")
 
 SPARK_SECONDS = 900
 
@@ -31,8 +33,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("spark"):
             item.add_marker(pytest.mark.xdist_group("spark"))  # one JVM for the run, not one per worker
-            # A busy machine starts Spark in a minute.
-            item.add_marker(pytest.mark.timeout(SPARK_SECONDS))
+            if not SOAK:
+                # A busy machine starts Spark in a minute.
+                item.add_marker(pytest.mark.timeout(SPARK_SECONDS))
 
 
 @pytest.fixture(scope="session")

@@ -49,8 +49,8 @@ def test_every_module_says_what_it_is() -> None:
 def test_modules_and_classes_are_nouns_of_the_domain() -> None:
     vague = [_name(path) for path in _modules("src") if _words(path.stem) & _AS_A_THING]
     for path in _modules("src", "tests"):
-        classes = (node for node in ast.walk(_tree(path)) if isinstance(node, ast.ClassDef))
-        vague += [f"{_name(path)}: {node.name}" for node in classes if _words(node.name) & _AS_A_THING]
+        classes = [node.name for node in _definitions(path) if isinstance(node, ast.ClassDef)]
+        vague += [f"{_name(path)}: {name}" for name in classes if _words(name) & _AS_A_THING]
 
     assert vague == []
 
@@ -79,7 +79,7 @@ def _modules(*directories: str) -> list[Path]:
 
 def _functions(*directories: str) -> Iterator[tuple[str, Function]]:
     for path in _modules(*directories):
-        for node in ast.walk(_tree(path)):
+        for node in _definitions(path):
             if isinstance(node, Function):
                 yield f"{_name(path)}:{node.lineno}", node
 
@@ -104,6 +104,11 @@ def _words(identifier: str) -> set[str]:
 
 def _name(path: Path) -> str:
     return str(path.relative_to(_ROOT))
+
+
+@cache
+def _definitions(path: Path) -> list[Function | ast.ClassDef]:
+    return [node for node in ast.walk(_tree(path)) if isinstance(node, Function | ast.ClassDef)]
 
 
 @cache

@@ -31,7 +31,8 @@ stage types "$bin/mypy"
 stage contracts "$bin/lint-imports" --no-logo
 case $scope in
     all) stage tests "$bin/python" -m pytest -q -n 2 --dist loadgroup ;;
-    quick) stage tests "$bin/python" -m pytest -q -n 2 --dist loadgroup -m "not slow and not spark" ;;
+    quick) stage tests "$bin/python" -m pytest -q -n 2 --dist loadgroup --hypothesis-profile quick \
+        -m "not slow and not spark" ;;
     *) echo "unknown scope: $scope" >&2; exit 2 ;;
 esac
 

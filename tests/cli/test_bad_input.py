@@ -12,6 +12,8 @@ import forebay
 from forebay.cli.failures import EXIT_CODES, exit_code
 from tests.cli.rig import Outcome, Shell, changed, filled, one_line, snapshot
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:

@@ -9,6 +9,8 @@ import pytest
 import forebay
 from tests.cli.rig import Shell, filled, flip, one_line, snapshot
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Shell:

@@ -15,6 +15,8 @@ from forebay.disk import SystemDisk
 from tests.cli.house import House
 from tests.cli.rig import Shell, filled, snapshot
 
+pytestmark = pytest.mark.slow
+
 
 def _answers(shell: Shell, *words: str, code: int = 0) -> dict[str, tuple[str, str]]:
     outcome = shell.run("doctor", "--json", *words)

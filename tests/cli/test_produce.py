@@ -10,6 +10,8 @@ import pytest
 import forebay
 from tests.cli.rig import Shell, one_line
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Shell:

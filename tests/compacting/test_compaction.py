@@ -32,6 +32,8 @@ from tests.spark.mixed import Mixed
 from tests.spark.topics import Row, rows_of
 from tests.storage.rig import until
 
+pytestmark = pytest.mark.slow
+
 LANDS: dict[str, Callable[[Path], Land]] = {"local": rig.local, "shared_fs": rig.shared_fs}
 NO_COPIES = RetentionSettings(time_s=0, bytes_max=0, grace_s=0, check_interval_s=1)
 

@@ -30,6 +30,8 @@ from tests.engines.streams import DELETES, Step, mixed, standing
 from tests.engines.streams import answer as answer_of
 from tests.ledger import Ledger
 
+pytestmark = pytest.mark.slow
+
 Operation: TypeAlias = tuple[str, int, object]
 
 WAL: Final = {

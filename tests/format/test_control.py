@@ -167,6 +167,7 @@ def test_dense_deletes_fit_frames_of_any_limit(frame_bytes_max: int, ledger: Led
     ledger.count("bytes of delete frames", n=sum(map(len, frames)), offsets=str(len(deleted)), frames=str(len(frames)))
 
 
+@pytest.mark.slow
 def test_delete_of_a_large_range_is_one_small_frame() -> None:
     (frame,) = encode_delete(OffsetSet.of_range(3, 200 * WINDOW), frame_bytes_max=FRAME_MAX, **STAMP)
 

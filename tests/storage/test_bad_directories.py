@@ -14,6 +14,8 @@ import forebay
 from forebay import Corrupt, ForebayError, Invalid, Storage, Unavailable, UnsupportedFormat
 from tests.storage.rig import QUICK, WatchedDisk, digest, quick, values
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
