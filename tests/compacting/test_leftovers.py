@@ -269,18 +269,22 @@ def test_what_an_owner_may_name_yet_stays(unowned: Mixed) -> None:
     _check(unowned)
 
 
-@pytest.mark.parametrize("lies", ["in the directory", "in a store of other settings"])
-def test_objects_of_what_lies_elsewhere_stay(unowned: Mixed, lies: str) -> None:
-    """They may be copies that somebody is about to name."""
+@pytest.mark.parametrize(
+    ("lies", "place"), [("local:", 0), ("loads:", 2), ("s3", 0)], ids=["in the directory", "as a load", "elsewhere"]
+)
+def test_objects_of_what_lies_elsewhere_stay(unowned: Mixed, lies: str, place: int) -> None:
+    """They may be copies that somebody is about to name. That of a load does not say which offsets it has."""
     shard = unowned.filled.topic.spec.topic_id + "_0"
     copy = f"{shard}/1-aa.seg"
     with unowned.land.open("one") as log:
         catalog, places = catalog_of(log, unowned.filled.topic), log._parts.places
         assert places is not None and places.store is not None
-        (local, *_) = sorted((unowned.land.root / "one" / "shards" / shard).glob("*.seg"))
-        places.store.put_if_absent(copy, local.read_bytes())
-        first = catalog.pieces()[0]
-        name = f"local:{log.directory_id}" if lies == "in the directory" else "s3"
+        below = {"loads:": unowned.land.root / "store" / shard / "loads"}
+        local = sorted(below.get(lies, unowned.land.root / "one" / "shards" / shard).rglob("*.seg"))
+        places.store.put_if_absent(copy, local[0].read_bytes())
+        first = catalog.pieces()[place]
+        assert (first.descriptor.load_id is not None) == (lies == "loads:")
+        name = f"{lies}{log.directory_id}" if lies.endswith(":") else lies
         assert catalog.replace([first], msgspec.structs.replace(first.descriptor, store=name))
         left = Leftovers(
             ref=ShardRef(unowned.filled.topic.spec, 0),
@@ -293,5 +297,5 @@ def test_objects_of_what_lies_elsewhere_stay(unowned: Mixed, lies: str) -> None:
         )
 
         assert left.sweep_shared() == []
-        assert catalog.replace([catalog.pieces()[0]], first.descriptor)
+        assert catalog.replace([catalog.pieces()[place]], first.descriptor)
         assert left.sweep_shared() == [copy]
