@@ -82,13 +82,15 @@ def test_copies_in_a_directory_go_though_the_topic_stays(tmp_path: Path) -> None
     mixed.log.seal_topic(TOPIC)
     mixed.log.unseal_topic(TOPIC)
     mixed.close()
+    assert _private(land) == [".idx", ".parquet"]
 
     with _reopened(land) as log:
         topic = log.topic(TOPIC)
         topic.append(b"more", partition=0)
-        swept = rig.shard_of(topic).archive.sweep()
+        # Or the background has been first.
+        rig.shard_of(topic).archive.sweep()
 
-        assert len(swept) == 2 and _private(land) == []
+        assert _private(land) == []
         assert shown(topic)[:-1] == mixed.rows
 
 

@@ -16,7 +16,7 @@ from forebay.storage import Storage
 from forebay.testing.clock import ManualClock
 from tests.ledger import Ledger
 from tests.moves import rig
-from tests.moves.rig import TOPIC, Land, metadata_of
+from tests.moves.rig import TOPIC, Land, clear_up, metadata_of
 from tests.moves.test_refusals import Died, dying
 
 pytestmark = pytest.mark.slow
@@ -51,12 +51,6 @@ class Country:
 def notes(log: Storage) -> int:
     """How many deleted topics are still remembered."""
     return len(metadata_of(log).range(late_key("", prefix=log.settings.metadata.prefix)))
-
-
-def clear_up(log: Storage) -> None:
-    """Let the directory see to what has changed elsewhere."""
-    assert log._chores is not None
-    log._chores.clear_moved()
 
 
 @pytest.mark.parametrize("engine", ["segment", "rocksdb"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -110,10 +111,12 @@ class Died(BaseException):
 
 
 def dying(monkeypatch: pytest.MonkeyPatch, store: MetadataStore, call: int, *, behind: bool) -> list[int]:
-    """Have the process die at this transaction, before or behind it; the transactions that came."""
-    whole, calls = store.transaction, list[int]()
+    """Have this thread die at this transaction, before or behind it; the transactions of it that came."""
+    whole, calls, dies = store.transaction, list[int](), threading.current_thread()
 
     def transaction(compares: Sequence[Compare], operations: Sequence[Operation]) -> Outcome:
+        if threading.current_thread() is not dies:
+            return whole(compares, operations)
         calls.append(len(calls))
         if calls[-1] == call and not behind:
             raise Died
@@ -177,12 +180,13 @@ def test_a_contradiction_is_told_even_if_the_metadata_store_fails_then(
     empty(land, "A")
     with land.open("A") as a:
         store = metadata_of(a)
-        whole, calls = store.transaction, list[int]()
+        whole, calls, asks = store.transaction, list[int](), threading.current_thread()
 
         def transaction(compares: Sequence[Compare], operations: Sequence[Operation]) -> Outcome:
-            calls.append(1)
-            if len(calls) == 2:
-                raise Indeterminate("its answer is lost")
+            if threading.current_thread() is asks:
+                calls.append(1)
+                if len(calls) == 2:
+                    raise Indeterminate("its answer is lost")
             return whole(compares, operations)
 
         monkeypatch.setattr(store, "transaction", transaction)
