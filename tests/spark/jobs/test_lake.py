@@ -412,6 +412,28 @@ def test_of_two_commits_of_a_directory_one_is_refused(tmp_path: Path) -> None:
     other.close()
 
 
+def test_files_of_a_commit_whose_job_was_killed_come_into_place_before_the_next_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made by a job that had lost its lease unnoticed, after the next one had recovered the directory."""
+    late, other = (DirectoryTarget(str(tmp_path), grace_s=0) for _ in range(2))
+    for target in (late, other):
+        target.recover()
+    staged = tmp_path / "_staged" / "a.parquet"
+    staged.write_bytes(b"rows")
+    files = (Written(False, f"file://{staged}", 1, 4),)
+    monkeypatch.setattr(late, "_place", lambda commit: None)
+    late.commit(Batch(topic="shop/orders", topic_id="x", offsets={0: (0, 10)}, files=files), _Held())
+
+    assert other.marks().good == {0: 10}
+    other.commit(Batch(topic="shop/orders", topic_id="x", offsets={0: (10, 20)}, files=()), _Held())
+    other.recover()
+
+    assert [path.name for path in tmp_path.rglob("*.parquet")] == ["a.parquet"] and not staged.exists()
+    late.close()
+    other.close()
+
+
 def test_old_commits_of_a_directory_go_and_the_last_one_tells_how_far_it_is(tmp_path: Path) -> None:
     target = DirectoryTarget(str(tmp_path), grace_s=1_000)
     target.recover()

@@ -55,6 +55,8 @@ class DirectoryTarget:
         self._clock = SystemClock()
         self._store = DirectoryStore(path, disk=self._disk, clock=self._clock)
         self._last: Commit | None = None
+        self._placed = 0
+        """The number of the last commit whose files are known to be in place."""
 
     def recover(self) -> None:
         """Bring committed files into place, then remove after their grace the others that wait, and old commits."""
@@ -63,7 +65,7 @@ class DirectoryTarget:
             make_directories(self._disk, f"{self._root}/{folder}")
         self._last = self._newest()
         if self._last is not None:
-            self._place(self._last.batch)
+            self._place(self._last)
         for folder in (self._root, f"{self._root}/{STAGED}"):
             clear_uploads(f"{FILE}{folder}", self._grace_s)
         self._remove_aged(STAGED, self._names(STAGED, ".parquet"))
@@ -95,6 +97,9 @@ class DirectoryTarget:
         number = self._last.number + 1 if self._last is not None else 1
         marks = Marks(topic_id=batch.topic_id, good=batch.ends(before.good), bad=batch.ends(before.bad))
         commit = Commit(number=number, batch=batch, marks=marks, committed_at=self._clock.now_ms())
+        if self._last is not None and self._last.number != self._placed:
+            # By one that had lost its lease, and may have been killed then: behind this commit nobody looks for it.
+            self._place(self._last)
         lease.check()
         gone = [written.path for written in batch.files if not self._disk.exists(written.path.removeprefix(FILE))]
         if gone:
@@ -103,7 +108,7 @@ class DirectoryTarget:
         if not self._created(f"{COMMITS}/{number:020d}.json", msgspec.json.encode(commit)):
             raise Conflict(f"{self.name}: commit {number} was made by another job meanwhile: run it again")
         self._last = commit
-        self._place(batch)
+        self._place(commit)
 
     def close(self) -> None:
         self._store.close()
@@ -128,12 +133,13 @@ class DirectoryTarget:
         except msgspec.MsgspecError as error:
             raise Corrupt(f"{folder}/{numbered[-1]} is no commit ({error}): restore it from a backup") from error
 
-    def _place(self, batch: Batch) -> None:
+    def _place(self, commit: Commit) -> None:
         """On return the files of a commit are where readers look."""
         for folder, is_bad in ((DATA, False), (BAD, True)):
-            for written in files_of(batch, bad=is_bad):
+            for written in files_of(commit.batch, bad=is_bad):
                 name = posixpath.basename(written.path)
                 with contextlib.suppress(FileNotFoundError):
                     self._disk.rename(f"{self._root}/{STAGED}/{name}", f"{self._root}/{folder}/{name}")
             self._disk.sync_directory(f"{self._root}/{folder}")
         self._disk.sync_directory(f"{self._root}/{STAGED}")
+        self._placed = commit.number
