@@ -13,7 +13,7 @@ import forebay
 from forebay.spark.iceberg import look_up_table
 from forebay.spark.location import Location
 from forebay.spark.pipelines import open_tables
-from forebay.spark.pipelines.open_tables import FOLDER
+from forebay.spark.pipelines.open_tables import FOLDER, OpenTable
 from forebay.spark.pipelines.running import into_table
 from forebay.spark.upkeep import named_files, own_folder
 from tests.spark.pipelines.files import pipeline_of, running_of
@@ -96,3 +96,20 @@ def test_a_stream_tidies_up_once_and_expires_many_at_a_time(
     assert counted == [2, 3, 1, 2, 3]
     assert stray in _present(home), "only the first batch looks through the folder"
     assert _table(home).scan().to_arrow().num_rows == 7
+
+
+def test_rows_that_are_in_are_no_failure_though_old_snapshots_cannot_be_expired(
+    spark: SparkSession, home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Found by review: it was said that nothing was written, and the next run added the rows once more."""
+
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError("the catalog does not answer")
+
+    monkeypatch.setattr(open_tables, "expire", refuse)
+    table = OpenTable(Location.of(home / "data"), "shop.copy")
+
+    table.put(spark.createDataFrame([(1,)], "id BIGINT"))
+
+    assert _table(home).scan().to_arrow().num_rows == 1
+    assert "shop.copy: old snapshots are left to the next run: the catalog does not answer" in caplog.text

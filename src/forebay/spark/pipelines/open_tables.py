@@ -6,6 +6,7 @@ changed the table meanwhile: a batch that is done again finds its note, and adds
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
     from pyspark.sql import DataFrame
+
+logger = logging.getLogger(__name__)
 
 FOLDER: Final = "data/pipelines"
 """Where its files are written, below its location."""
@@ -58,7 +61,10 @@ class OpenTable:
         folder = own_folder(table, FOLDER)
         told = rows.mapInArrow(_task(self.location, folder, schema), REPORT).collect()
         self._commit(table, [row.path for row in told], batch, overwrite=overwrite)
-        expire(table, self.location.settings().table, self._clock.now_ms(), at_least=EXPIRED_AT_LEAST)
+        try:
+            expire(table, self.location.settings().table, self._clock.now_ms(), at_least=EXPIRED_AT_LEAST)
+        except Exception as error:  # noqa: BLE001 - the rows are in: who hears of a failure adds them once more
+            logger.warning("%s: old snapshots are left to the next run: %s", self.name, error)
 
     def tidy(self) -> None:
         """Expire old snapshots, and remove files that killed runs left or that only such snapshots named."""
