@@ -60,9 +60,9 @@ def sweep(store: BlobStore, prefix: str, catalog: ShardCatalog, by: Sweep) -> li
     return swept
 
 
-def named_by(catalog: ShardCatalog) -> set[str]:
-    """Every object that a history names."""
-    return keys_of([*(piece.descriptor for piece in catalog.pieces()), *catalog.descriptors()])
+def named_by(catalog: ShardCatalog, is_there: Callable[[SegmentDescriptor], bool] = lambda piece: True) -> set[str]:
+    """Every object that a history names, of the segments that are where it is asked about."""
+    return keys_of([*(piece.descriptor for piece in catalog.pieces()), *catalog.descriptors()], is_there)
 
 
 def keys_of(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from forebay import Unavailable
 from forebay.catalog import ShardCatalog
+from forebay.shard.archive import Archive
 from forebay.storage import Storage
 from tests.moves import rig
-from tests.moves.rig import TOPIC, Land, id_of, numbers, told
+from tests.moves.rig import TOPIC, Land, id_of, numbers, shard_of, told
 
 pytestmark = pytest.mark.slow
 
@@ -86,6 +88,44 @@ def test_another_directory_leaves_it_alone(tmp_path: Path, monkeypatch: pytest.M
         assert b._shards.all() == []
 
 
+def test_a_topic_that_has_nothing_there_but_its_history_is_not_opened_for_that(tmp_path: Path) -> None:
+    land = rig.local(tmp_path)
+    with land.open("A") as a:
+        a.create_topic(TOPIC, durability="fsync").append_many([b"0", b"1", b"2"])
+        a.seal_topic(TOPIC)
+    with land.open("B") as b:
+        assert b.topic(TOPIC).append(b"3") == 3
+    outlast_grace(land)
+
+    with land.open("B") as b:
+        step(b)
+
+        assert b._shards.all() == []
+
+
+def test_whoever_gives_a_topic_up_waits_for_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else an object that the seal has just named again could go."""
+    land = rig.local(tmp_path)
+    half_sealed(land, monkeypatch)
+    with land.open("A") as a:
+        archiving, sweep = a._parts.archiving, Archive.sweep
+        assert archiving is not None
+        at: list[object] = []
+
+        def swept(archive: Archive) -> list[str]:
+            at.append(archiving._at)
+            return sweep(archive)
+
+        with archiving._stepping:  # the background waits
+            monkeypatch.setattr(Archive, "sweep", swept)
+            outlast_grace(land)
+            step(a)
+            monkeypatch.undo()
+
+            assert at == [(shard_of(a.topic(TOPIC)).ref.id, threading.get_ident())]
+            assert objects(land) == []
+
+
 def test_what_history_has_let_go_of_goes_there_too(tmp_path: Path) -> None:
     land = rig.local(tmp_path)
     with land.open("A") as a, land.open("B") as b:
@@ -98,7 +138,7 @@ def test_what_history_has_let_go_of_goes_there_too(tmp_path: Path) -> None:
         assert here.append(b"6") == 6
         assert len(objects(land)) == 2
         here.delete_before(3)
-        rig.shard_of(here).archive.retain()
+        shard_of(here).archive.retain()
         outlast_grace(land)
         step(b)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay import Conflict, Indeterminate, Invalid, Moved, Settings, Unsupported
+from forebay import Conflict, Corrupt, Indeterminate, Invalid, Moved, Settings, Unsupported
 from forebay.format.descriptor import Phase
 from forebay.format.value import encode_value
 from forebay.metadata import Compare, Delete, MetadataStore, Operation, Outcome, Put
@@ -203,6 +203,22 @@ def test_a_contradiction_does_not_keep_other_topics_closed(tmp_path: Path) -> No
         metadata_of(a).transaction([], [Delete(keys_of(a, a.topic("shop/b")).state)])
     with land.open("A") as a:
         with pytest.raises(Conflict, match="does not know the shard"):
+            a.recover()
+
+        assert [str(shard.ref) for shard in a._shards.all()] == ["shop/a[0]", "shop/c[0]"]
+
+
+def test_a_damaged_log_that_nobody_knows_does_not_keep_other_topics_closed(tmp_path: Path) -> None:
+    land = rig.local(tmp_path)
+    with land.open("A") as a:
+        for name in ("shop/a", "shop/b", "shop/c"):
+            a.create_topic(name).append_many([b"0", b"1"])
+        damaged = a.topic("shop/b")
+        metadata_of(a).transaction([], [Delete(keys_of(a, damaged).state)])
+    for path in (land.root / "A" / "shards" / f"{damaged.spec.topic_id}_0").glob("*.seg"):
+        path.write_bytes(b"no segment")
+    with land.open("A") as a:
+        with pytest.raises(Corrupt, match="header"):
             a.recover()
 
         assert [str(shard.ref) for shard in a._shards.all()] == ["shop/a[0]", "shop/c[0]"]

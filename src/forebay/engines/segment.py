@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from forebay.catalog import StoredState, read_state
+from forebay.catalog import ShardCatalog, StoredState, read_state
 from forebay.clock import Clock
 from forebay.disk import Disk, make_directories
 from forebay.engines.operations import LookupEngine, wanted
@@ -68,6 +68,10 @@ class SegmentEngine(LookupEngine[SegmentShard]):
         """Where the files of the shard lie."""
         return f"{self.directory}/{ref.id}"
 
+    def catalog(self, ref: ShardRef) -> ShardCatalog:
+        """The history of the shard as recorded, whether or not it is open."""
+        return self._around(self._membership.session).catalog(ref)
+
     def tail_bytes(self, ref: ShardRef) -> int:
         """About how many bytes opening the shard will walk."""
         return 0 if ref.id in self._shards else tail_bytes(self._disk, self.directory_of(ref))
@@ -97,7 +101,7 @@ class SegmentEngine(LookupEngine[SegmentShard]):
                     self._make_directory(ref)
                     self._refuse_contradiction(ref, stored.state if stored is not None else None)
                     ours.append(ref)
-                except (Conflict, OSError) as error:
+                except (ForebayError, OSError) as error:
                     logger.error("%s cannot be opened: %s", ref, error)
                     failed.append(error)
             session = self._membership.session
@@ -166,8 +170,7 @@ class SegmentEngine(LookupEngine[SegmentShard]):
             if stored is None or stored.state.incarnation != ref.spec.topic_id:
                 return
             if stored.state.holder not in (None, self._membership.holder):
-                around = self._around(self._membership.session)
-                clear_away(self._disk, self.directory_of(ref), around.catalog(ref), self._settings.wal)
+                clear_away(self._disk, self.directory_of(ref), self.catalog(ref), self._settings.wal)
 
     def _open(self, ref: ShardRef) -> SegmentShard:
         self._refuse_given_up(ref)
@@ -242,7 +245,7 @@ class SegmentEngine(LookupEngine[SegmentShard]):
             return
         if state.owner is not None and self._metadata.session_alive(state.owner):
             return
-        for piece in self._around(self._membership.session).catalog(ref).descriptors():
+        for piece in self.catalog(ref).descriptors():
             if piece.gap is None:
                 self.places.segment(piece).close()
 

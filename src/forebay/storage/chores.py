@@ -12,11 +12,13 @@ from forebay.engines import OpenShard
 from forebay.errors import ForebayError
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef
+from forebay.shard.places import is_private
 from forebay.shard.remains import remove_files
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions, LateObjects, refs_of
 from forebay.storage.deletions import Deletions, remove_topic_objects
 from forebay.storage.loads import Loads
+from forebay.sweeping import named_by
 from forebay.topics import shard_id
 
 logger = logging.getLogger(__name__)
@@ -131,17 +133,28 @@ class Chores:
         store = places.store if places is not None and not self._settings.is_shared else None
         if engine is None or store is None or self.open_shard is None:
             return
-        names = {stat.key.partition("/")[0] for stat in store.list()}
-        present = {shard.ref.id: shard for shard in engine.shards()}
-        for ref in [ref for spec in self._definitions.all() for ref in refs_of(spec) if ref.id in names]:
-            if ref.id in present or engine.was_here(ref):
-                self._safely(partial(self._sweep_shard, ref))
+        before_ms = self._clock.now_ms() - int(self._settings.export.orphan_grace_s * 1000)
+        found: dict[str, set[str]] = {}
+        for stat in store.list():
+            if stat.modified_ms < before_ms:
+                found.setdefault(stat.key.partition("/")[0], set()).add(stat.key)
+        present = {shard.ref.id for shard in engine.shards()}
+        for ref in [ref for spec in self._definitions.all() for ref in refs_of(spec) if ref.id in found]:
+            self._safely(partial(self._sweep_shard, ref, found[ref.id], is_open=ref.id in present))
 
-    def _sweep_shard(self, ref: ShardRef) -> None:
-        assert self.open_shard is not None
+    def _sweep_shard(self, ref: ShardRef, found: set[str], *, is_open: bool) -> None:
+        """One of which nothing but history is found there is not opened for that."""
+        engine, archiving = self._parts.owned, self._parts.archiving
+        assert engine is not None and archiving is not None and self.open_shard is not None
+        if not is_open:
+            if not engine.was_here(ref):
+                return
+            if found <= named_by(engine.catalog(ref), lambda piece: not is_private(piece)):
+                return
         shard = self.open_shard(ref)
         assert isinstance(shard, SegmentShard), "others are not handed over"
-        shard.archive.sweep()
+        # Whoever gives the shard up waits for the end of it.
+        archiving.alone_with(shard, lambda shard: shard.archive.sweep())
 
     def _safely(self, work: Callable[[], object]) -> None:
         try:

@@ -40,7 +40,8 @@ class Limited:
                     return
                 is_done = self._is_seen_to(ref) and is_done
             if is_done and self._due.get(topic_id) is spec:
-                del self._due[topic_id]
+                # Gone already where somebody has just altered it.
+                self._due.pop(topic_id, None)
 
     def _is_seen_to(self, ref: ShardRef) -> bool:
         try:
