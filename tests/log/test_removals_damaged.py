@@ -155,6 +155,22 @@ def test_of_changes_that_take_several_frames_one_copy_is_enough(which: int) -> N
     assert [place.byte for place in other.shard.decision.undone] == [told[4]]
 
 
+def test_a_copy_whose_other_is_damaged_hides_no_damage_behind_it() -> None:
+    rig = Rig(simulated(), Durability.FSYNC).open()
+    rig.append(5)
+    for offset in (1, 2, 3):
+        delete(rig, offset)
+    rig.append(3)
+    volume = rig.disk.volume
+    image, inode = volume.image(), volume.find(_newest(rig.disk))
+    told = [at for at, _, head in _places(image, inode) if head.kind in KINDS]
+
+    found = Rig(_without(image, inode, told[0], *told[4:6]), Durability.FSYNC, epoch=5).open()
+
+    assert set(found.wal.writer.removals.deletes) == {1, 2}
+    assert [place.byte for place in found.shard.decision.undone] == [told[4]]
+
+
 def _same(image: Image, inode: int, one: tuple[int, int], other: tuple[int, int]) -> bool:
     content = image.files[inode]
     return one[1] == other[0] and content[slice(*one)] == content[slice(*other)]

@@ -51,10 +51,12 @@ class Told:
         if head.kind not in KINDS:
             self.copies.clear()
             return
-        self.copies.append(copy_of(head, buffer, position))
-        half, odd = divmod(len(self.copies), 2)
-        if not odd and self.copies[:half] == self.copies[half:]:
-            self.copies.clear()
+        copies = self.copies
+        copies.append(copy_of(head, buffer, position))
+        for n in range(1, len(copies) // 2 + 1):
+            if copies[-1 - n] == copies[-1] and copies[-2 * n : -n] == copies[-n:]:
+                del copies[-2 * n :]
+                return
 
 
 def copy_of(head: FrameHead, buffer: Bytes, position: int) -> Copy:
