@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from forebay.blobs import BlobStore, DirectoryStore, open_store
+from forebay.blobs import BlobMissing, BlobStore, DirectoryStore, open_store
 from forebay.catalog import ShardCatalog, ShardKeys
 from forebay.clock import Clock, SystemClock
 from forebay.disk import SystemDisk
@@ -130,7 +130,14 @@ class Opened:
         """What a manifest of the catalog lists."""
         if self._also is None:
             return self.places.manifest(descriptor)
-        return ManifestReader(self.stores.of(descriptor.store))(descriptor)
+        try:
+            return ManifestReader(self.stores.of(descriptor.store))(descriptor)
+        except BlobMissing:
+            if descriptor.store != self._also.name:
+                raise
+            # Two directories have one name: a run that was cut short has put it into the other.
+            with contextlib.closing(open_store(self._also, disk=self.disk, clock=self.clock)) as other:
+                return ManifestReader(other)(descriptor)
 
     def new_objects(self) -> LoadStore:
         """Where new objects of history go, and what descriptors call it."""

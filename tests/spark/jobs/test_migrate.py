@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
 import forebay
 from forebay.errors import Invalid, Unavailable, Unsupported
 from forebay.spark.jobs import migrate
+from forebay.spark.jobs.compaction import compact
 from forebay.spark.jobs.copying import copy
+from forebay.spark.jobs.shards import refs_at
 from forebay.spark.jobs.units import Outcome
 from forebay.spark.location import Location
 from forebay.spark.opening import opened
@@ -22,6 +26,7 @@ from forebay.tabled import Tabled
 from tests.blobs import servers
 from tests.blobs.servers import ACCESS_KEY, BUCKET, SECRET_KEY, Server
 from tests.cli.rig import flip, snapshot
+from tests.compacting.directly import AT_ONCE, Here
 from tests.ledger import Ledger
 
 pytestmark = pytest.mark.slow
@@ -201,6 +206,71 @@ def test_between_directories_the_catalog_stays_as_it_is(tmp_path: Path, here: No
     (data / "shards").rename(tmp_path / "aside")
     (data / "shards").mkdir()
     assert _values(data, new) == before
+
+
+@pytest.mark.parametrize("kind", ["where topics are handed over", "another path to it"])
+def test_the_old_store_by_another_name_loses_nothing(tmp_path: Path, here: None, kind: str) -> None:
+    """Found by review: each object was taken for its own copy, and all of them were removed as old ones."""
+    data, new = tmp_path / "data", _shared(tmp_path, "new")
+    (tmp_path / "store").mkdir()
+    (tmp_path / "new").symlink_to(tmp_path / "store")
+    local = {**LOCAL, "storage": {"handoff_root": str(tmp_path / "new")}}
+    old = local if kind == "where topics are handed over" else _shared(tmp_path, "store")
+    before = _fill(data, old)
+    location, to = (Location.of(data, _file(tmp_path, name, found)) for name, found in (("o", old), ("n", new)))
+    objects = snapshot(tmp_path / "store")
+
+    with pytest.raises(Invalid, match="is the old store itself"):
+        migrate.run(None, location, to, remove_old=True)  # type: ignore[arg-type]
+
+    assert snapshot(tmp_path / "store") == objects
+    assert migrate.run(None, location, to).is_clean  # type: ignore[arg-type]
+    assert _values(data, new) == before
+
+
+def test_a_directory_that_others_also_met_in_is_left_in_several_runs(tmp_path: Path, here: None) -> None:
+    """Found by review: both stores have one name, and the list in the new one was looked for in the old alone."""
+    data, new = tmp_path / "data", _shared(tmp_path, "new")
+    old = {**LOCAL, "storage": {"handoff_root": str(tmp_path / "old")}}
+    _fill(data, old)
+    with forebay.open(str(data), old) as log:
+        log.unseal_topic("shop/orders")
+        for partition in range(2):
+            log.topic("shop/orders").append(b"more", partition=partition)
+        log.export_topic("shop/orders")
+    before = _values(data, old)
+    location, to = (Location.of(data, _file(tmp_path, name, found)) for name, found in (("o", old), ("n", new)))
+
+    reports = [
+        migrate.run(None, location, to, remove_old=remove_old)  # type: ignore[arg-type]
+        for remove_old in (False, True, True)
+    ]
+
+    assert all(report.is_clean for report in reports)
+    assert [report.figures.get("copied", 0) for report in reports] == [8, 0, 0]
+    assert not list((tmp_path / "old").rglob("*.seg"))
+    assert _values(data, new) == before
+
+
+def test_what_was_compacted_in_a_directory_stays_for_those_who_read_it(tmp_path: Path, here: None) -> None:
+    data, new = tmp_path / "data", _shared(tmp_path, "new")
+    _fill(data, LOCAL, sealed=False)
+    location, to = Location.of(data), Location.of(data, _file(tmp_path, "new", new))
+    assert compact(Here(location), location, [], rules=AT_ONCE).is_clean
+    with opened(location, read_only=False) as found:
+        for ref in refs_at(found, []):
+            catalog = found.catalog(ref)
+            for piece in catalog.pieces():
+                assert catalog.replace([piece], msgspec.structs.replace(piece.descriptor, created_at=1))
+    copies = sorted((data / "loads").rglob("compacted/*"))
+    for path in copies:
+        os.utime(path, (1, 1))
+
+    assert migrate.run(None, location, to).is_clean  # type: ignore[arg-type]
+    with forebay.open(str(data), new) as log:
+        log.loads.sweep()
+
+    assert copies and sorted((data / "loads").rglob("compacted/*")) == copies
 
 
 FROM_FILES = ("object stored", "before the switch", "manifest stored", "one partition switched")

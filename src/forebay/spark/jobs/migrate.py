@@ -66,7 +66,8 @@ def run(
     """Bring the history of these topics, or of all, into the store of the settings of `to`.
 
     With `remove_old` objects of the old store are removed where the catalog names their copies, verified once more.
-    Raises `Unavailable` by name for a topic that somebody owns, `Unsupported` for what cannot be migrated.
+    Raises `Unavailable` by name for a topic that somebody owns, `Unsupported` for what cannot be migrated, `Invalid`
+    if it is the old store that `to` leads to.
     """
     clock = SystemClock()
     begun = clock.monotonic()
@@ -80,6 +81,8 @@ def run(
         if not dry_run:
             with closing(open_store(settings.store, disk=found.disk, clock=clock)) as store:
                 store.probe()
+                if remove_old:
+                    work.refuse_same(store)
                 work.copy(spark, progress)
                 work.switch(store)
                 if remove_old:
@@ -150,6 +153,19 @@ class _Migration:
         """Two directories: the catalog calls them alike, and nothing in it has to change."""
         for spec in {shard.ref.spec.topic_id: shard.ref.spec for shard in shards}.values():
             self._refuse_tabled(spec)
+
+    def refuse_same(self, store: BlobStore) -> None:
+        """Raise `Invalid` if the new store is the old one by another name: then the copies would go as the old."""
+        old = self._old()
+        for shard in self._shards[:1]:
+            key = f"{shard.ref.id}/{self._found.clock.random_bytes(8).hex()}.probe"
+            store.put_if_absent(key, b"")
+            try:
+                is_same = old.stat(key) is not None
+            finally:
+                store.delete(key)
+            if is_same:
+                raise Invalid(f"{store.name} is the old store itself: there is nothing to remove, leave that out")
 
     def plan(self) -> None:
         """Say what there is to copy."""
@@ -225,23 +241,29 @@ class _Migration:
         now = self._found.catalog(shard.ref).state()
         if (now.revision if now is not None else 0) != shard.revision:
             raise Conflict("somebody opened or changed the partition meanwhile")
-        renewed = [self._renewed(shard, descriptor) for descriptor in shard.opened]
+        created_at = self._found.clock.now_ms()
+        renewed = [self._renewed(shard, descriptor, created_at) for descriptor in shard.opened]
         if renewed == shard.opened or (self._same_name and not any(map(is_private, shard.opened))):
             return True
-        created_at = self._found.clock.now_ms()
         manifest = manifests.write(store, f"{shard.ref.id}/", renewed, store_name=self._new.name, created_at=created_at)
         # Commit point: one descriptor now stands for all of it, and it names the new store.
         if not self._found.catalog(shard.ref).replace(shard.pieces, manifest):
             raise Conflict("the catalog changed meanwhile")
         return True
 
-    def _renewed(self, shard: _Shard, descriptor: SegmentDescriptor) -> SegmentDescriptor:
+    def _renewed(self, shard: _Shard, descriptor: SegmentDescriptor, created_at: int) -> SegmentDescriptor:
         copied = shard.copied.get(descriptor.object_key) if descriptor.gap is None else None
         if copied is None:
             return descriptor
         key = _key(shard, descriptor)
+        # As of now: for as long as the grace, what was copied stays in a directory for those who read it.
         return msgspec.structs.replace(
-            descriptor, store=self._new.name, object_key=key, etag=copied.etag, index_key=None
+            descriptor,
+            store=self._new.name,
+            object_key=key,
+            etag=copied.etag,
+            index_key=None,
+            created_at=created_at,
         )
 
     def _removed(self, shard: _Shard, store: BlobStore) -> int:
