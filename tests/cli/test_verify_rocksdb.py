@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +26,8 @@ from forebay.engines.rocksdb.layout import (
     encode_time,
     with_offset,
 )
+from forebay.inspection import Report
+from forebay.inspection.database import verify_database
 from forebay.records import Reason
 from tests.cli.rig import Outcome, Shell, flip, snapshot
 from tests.ledger import Ledger
@@ -352,3 +355,20 @@ def test_verifying_beside_an_owner_that_goes_on(tmp_path: Path) -> None:
 
             assert outcome.code == 0, outcome.out
             assert outcome.items[-1]["records"] == (turn + 1) * 100
+
+
+def test_a_topic_that_comes_while_verify_is_at_work_is_no_stranger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell = Shell(tmp_path / "log")
+    with forebay.open(str(shell.directory)) as log:
+        log.create_topic("t", engine="rocksdb").append(b"0")
+
+        def late(*arguments: Any, **more: Any) -> Report:
+            log.create_topic("new", engine="rocksdb").append(b"1")
+            return verify_database(*arguments, **more)
+
+        monkeypatch.setattr(sys.modules["forebay.inspection.verify"], "verify_database", late)
+        outcome = shell.ok("verify", "--json")
+
+    assert [item for item in outcome.items if "severity" in item] == []

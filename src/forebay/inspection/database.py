@@ -17,7 +17,8 @@ from forebay.engines.rocksdb.database import Database
 from forebay.engines.rocksdb.layout import Keys
 from forebay.errors import Corrupt, ForebayError, Unsupported, UnsupportedFormat
 from forebay.format.descriptor import Phase, ShardState
-from forebay.format.keys import state_key
+from forebay.format.keys import state_key, topics_prefix
+from forebay.format.value import decode_value
 from forebay.inspection.directory import Inspected
 from forebay.inspection.findings import INSTALL, UPGRADE, Report, Severity
 from forebay.inspection.recorded import METADATA
@@ -198,10 +199,22 @@ class DatabaseExam:
 
     def _strangers(self) -> None:
         known = {shard.id for shard in self._shards()}
-        for topic_id, partition in stored_shards(self._database):
-            if (topic_id, partition) not in known and topic_id not in self._found.leaving:
+        unknown = [shard for shard in stored_shards(self._database) if shard not in known]
+        expected = self._found.leaving | (self._new_topics() if unknown else set())
+        for topic_id, partition in unknown:
+            if topic_id not in expected:
                 what = f"holds partition {partition} of topic id {topic_id}, which belongs to no topic"
                 self._add(Severity.WARNING, what, "restore the metadata store that knows it")
+
+    def _new_topics(self) -> set[str]:
+        """The ids of topics that were made or altered since the metadata store was looked at."""
+        before = {(entry.key, entry.mod_revision) for entry in self._found.entries}
+        entries = self._store.range(topics_prefix(prefix=self._found.prefix))
+        return {
+            decode_value(entry.value, TopicSpec)[0].topic_id
+            for entry in entries
+            if (entry.key, entry.mod_revision) not in before
+        }
 
     def _add(
         self, severity: Severity, what: str, step: str, shard: str = "", offsets: tuple[int, int] | None = None
