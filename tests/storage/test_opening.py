@@ -236,7 +236,8 @@ def test_a_topic_with_limits_that_cannot_be_opened_is_tried_again_if_that_may_he
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = ManualClock()
-    settings = Settings.load(overrides=QUICK)
+    # Nobody but the test steps.
+    settings = Settings.load(overrides={**QUICK, "retention": {"evict_interval_s": 3600}})
     with Storage.open(tmp_path / "log", settings, clock=clock) as log:
         for name in ("slow", "broken", "fine"):
             log.create_topic(name, cap_records=5).append_many([b"v"] * 12)
