@@ -94,7 +94,11 @@ def test_a_topic_that_has_nothing_there_but_its_history_is_not_opened_for_that(t
         a.create_topic(TOPIC, durability="fsync").append_many([b"0", b"1", b"2"])
         a.seal_topic(TOPIC)
     with land.open("B") as b:
-        assert b.topic(TOPIC).append(b"3") == 3
+        topic = b.topic(TOPIC)
+        assert topic.append(b"3") == 3
+    loaded = land.root / "handoff" / f"{topic.spec.topic_id}_0" / "loads" / "one"
+    loaded.mkdir(parents=True)
+    (loaded / "1.seg").write_bytes(b"of a load")
     outlast_grace(land)
 
     with land.open("B") as b:

@@ -136,7 +136,8 @@ class Chores:
         before_ms = self._clock.now_ms() - int(self._settings.export.orphan_grace_s * 1000)
         found: dict[str, set[str]] = {}
         for stat in store.list():
-            if stat.modified_ms < before_ms:
+            # What is a load's is no owner's to sweep.
+            if stat.modified_ms < before_ms and "/loads/" not in stat.key:
                 found.setdefault(stat.key.partition("/")[0], set()).add(stat.key)
         present = {shard.ref.id for shard in engine.shards()}
         for ref in [ref for spec in self._definitions.all() for ref in refs_of(spec) if ref.id in found]:
