@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 import forebay
 from forebay.errors import Invalid, Unavailable, Unsupported
+from forebay.metadata import Put
 from forebay.spark.jobs import migrate
 from forebay.spark.jobs.compaction import compact
 from forebay.spark.jobs.copying import copy
@@ -206,6 +207,64 @@ def test_between_directories_the_catalog_stays_as_it_is(tmp_path: Path, here: No
     (data / "shards").rename(tmp_path / "aside")
     (data / "shards").mkdir()
     assert _values(data, new) == before
+
+
+def test_between_directories_an_index_keeps_the_name_that_the_catalog_has_for_it(tmp_path: Path, here: None) -> None:
+    """Found by review: one that was made anew could not be found in the new store."""
+    data, old, new = tmp_path / "data", _shared(tmp_path, "old"), _shared(tmp_path, "new")
+    before = _fill(data, old)
+    location, to = (Location.of(data, _file(tmp_path, name, found)) for name, found in (("o", old), ("n", new)))
+    with opened(location, read_only=False) as found:
+        for ref in refs_at(found, []):
+            for piece in (catalog := found.catalog(ref)).pieces():
+                key = piece.descriptor.index_object.replace(".idx", "-0123456789abcdef.idx")
+                (tmp_path / "old" / piece.descriptor.index_object).rename(tmp_path / "old" / key)
+                assert catalog.replace([piece], msgspec.structs.replace(piece.descriptor, index_key=key))
+
+    assert migrate.run(None, location, to, remove_old=True).is_clean  # type: ignore[arg-type]
+
+    (data / "shards").rename(tmp_path / "aside")
+    (data / "shards").mkdir()
+    assert _values(data, new) == before
+
+
+@pytest.mark.parametrize("step", ["switch", "remove_old"])
+def test_what_is_compacted_meanwhile_stays_in_the_old_store(
+    tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Found by review: between directories the partition was taken for migrated all the same."""
+    data, old, new = tmp_path / "data", _shared(tmp_path, "old"), _shared(tmp_path, "new")
+    before = _fill(data, old)
+    location, to = (Location.of(data, _file(tmp_path, name, found)) for name, found in (("o", old), ("n", new)))
+    real = getattr(migrate._Migration, step)
+
+    def late(self: migrate._Migration, *given: Any) -> None:
+        assert compact(Here(location), location, [], rules=AT_ONCE).figures["rewrites"] == 2
+        real(self, *given)
+
+    monkeypatch.setattr(migrate._Migration, step, late)
+    report = migrate.run(None, location, to, remove_old=True)  # type: ignore[arg-type]
+    monkeypatch.undo()
+
+    assert len(report.findings) == 2 and not report.figures.get("removed", 0)
+    (data / "shards").rename(tmp_path / "aside")
+    (data / "shards").mkdir()
+    assert _values(data, old) == before
+
+
+def test_while_somebody_compacts_nothing_is_switched_or_removed(tmp_path: Path, here: None) -> None:
+    data, old, new = tmp_path / "data", _shared(tmp_path, "old"), _shared(tmp_path, "new")
+    _fill(data, old)
+    location, to = (Location.of(data, _file(tmp_path, name, found)) for name, found in (("o", old), ("n", new)))
+    with opened(location, read_only=False) as found:
+        busy, _ = (found.catalog(ref).keys.compactor for ref in refs_at(found, []))
+        found.metadata.transaction([], [Put(busy, b"compaction of shop/orders[0]")])
+
+    report = migrate.run(None, location, to, remove_old=True)  # type: ignore[arg-type]
+
+    (finding,) = report.findings
+    assert "waits for compaction of shop/orders[0]" in finding.what
+    assert [part.figures.get("removed") for part in report.parts] == [None, 6]
 
 
 @pytest.mark.parametrize("kind", ["where topics are handed over", "another path to it"])

@@ -25,6 +25,8 @@ class Errand(msgspec.Struct, frozen=True, array_like=True):
     partition: int
     descriptor: SegmentDescriptor
     key: str
+    keeps_index: bool
+    """Whether the catalog will go on naming the index as it does; else it has the name of the object."""
 
     @property
     def bytes(self) -> int:
@@ -92,7 +94,8 @@ def _hash(target: BlobStore, errand: Errand) -> str:
 
 
 def _index(source: BlobStore, target: BlobStore, errand: Errand) -> None:
-    name, key = errand.descriptor.index_object, index_name(errand.key)
+    name = errand.descriptor.index_object
+    key = name if errand.keeps_index else index_name(errand.key)
     if _fits(target, key, errand.descriptor) is not None:
         return
     content = _fits(source, name, errand.descriptor)

@@ -8,7 +8,7 @@ objects stay until a run is told to remove them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -26,7 +26,8 @@ from forebay.shard import ShardRef
 from forebay.shard.loading import LoadBook
 from forebay.shard.places import is_private
 from forebay.shard.remains import remove_objects
-from forebay.spark.jobs.copying import Copied, Errand, copy
+from forebay.spark.jobs.copying import Copied, Errand, copy, has_index
+from forebay.spark.jobs.leases import Lease, leased
 from forebay.spark.jobs.reports import Progress, Report, summed
 from forebay.spark.jobs.shards import JobShard, findings_of, parts_of, refs_at
 from forebay.spark.jobs.units import spread
@@ -199,7 +200,8 @@ class _Migration:
         for shard in self._shards:
             if not shard.findings:
                 try:
-                    shard.figures["switched"] = self._switched(shard, store)
+                    with self._uncompacted(shard):
+                        shard.figures["switched"] = self._switched(shard, store)
                 except ForebayError as error:
                     shard.tell(f"the catalog was not switched: {error}", AGAIN)
 
@@ -207,7 +209,11 @@ class _Migration:
         """Remove old objects whose copies the catalog names and the new store has."""
         for shard in self._shards:
             if not shard.findings:
-                shard.figures["removed"] = self._removed(shard, store)
+                try:
+                    with self._uncompacted(shard):
+                        shard.figures["removed"] = self._removed(shard, store)
+                except ForebayError as error:
+                    shard.tell(f"old objects stay: {error}", AGAIN)
 
     def report(self, *, dry_run: bool, seconds: float) -> Report:
         """What was done."""
@@ -226,7 +232,7 @@ class _Migration:
         )
 
     def _errands(self, shard: _Shard) -> Iterator[Errand]:
-        name, partition = shard.place
+        (name, partition), stays = shard.place, self._stays(shard)
         manifests_here = [
             piece.descriptor
             for piece in shard.pieces
@@ -234,22 +240,43 @@ class _Migration:
         ]
         for descriptor in [*manifests_here, *shard.opened]:
             if descriptor.gap is None and (self._same_name or descriptor.store != self._new.name):
-                yield Errand(name, partition, descriptor, _key(shard, descriptor))
+                yield Errand(name, partition, descriptor, _key(shard, descriptor), keeps_index=stays)
+
+    def _stays(self, shard: _Shard) -> bool:
+        """Whether the catalog says of the new store what it says of the old one."""
+        return self._same_name and not any(map(is_private, shard.opened))
+
+    def _uncompacted(self, shard: _Shard) -> AbstractContextManager[Lease]:
+        """Nobody compacts the partition meanwhile, and names what lies in the old store alone; else `Unavailable`."""
+        settings = self._found.settings.metadata
+        return leased(
+            self._found.metadata,
+            self._found.catalog(shard.ref).keys.compactor,
+            f"migration of {shard.ref}",
+            ttl_s=settings.lease_ttl_s,
+            wait_s=0.0,
+            clock=self._found.clock,
+        )
 
     def _switched(self, shard: _Shard, store: BlobStore) -> bool:
         """Whether the catalog names the new store for all of it, on return."""
-        now = self._found.catalog(shard.ref).state()
-        if (now.revision if now is not None else 0) != shard.revision:
-            raise Conflict("somebody opened or changed the partition meanwhile")
+        self._check_unowned(shard)
         created_at = self._found.clock.now_ms()
         renewed = [self._renewed(shard, descriptor, created_at) for descriptor in shard.opened]
-        if renewed == shard.opened or (self._same_name and not any(map(is_private, shard.opened))):
+        if renewed == shard.opened or self._stays(shard):
+            if self._found.catalog(shard.ref).pieces() != shard.pieces:
+                raise Conflict("the catalog changed meanwhile")
             return True
         manifest = manifests.write(store, f"{shard.ref.id}/", renewed, store_name=self._new.name, created_at=created_at)
         # Commit point: one descriptor now stands for all of it, and it names the new store.
         if not self._found.catalog(shard.ref).replace(shard.pieces, manifest):
             raise Conflict("the catalog changed meanwhile")
         return True
+
+    def _check_unowned(self, shard: _Shard) -> None:
+        now = self._found.catalog(shard.ref).state()
+        if (now.revision if now is not None else 0) != shard.revision:
+            raise Conflict("somebody opened or changed the partition meanwhile")
 
     def _renewed(self, shard: _Shard, descriptor: SegmentDescriptor, created_at: int) -> SegmentDescriptor:
         copied = shard.copied.get(descriptor.object_key) if descriptor.gap is None else None
@@ -268,11 +295,13 @@ class _Migration:
 
     def _removed(self, shard: _Shard, store: BlobStore) -> int:
         """How many objects of the old store went; none if a copy is not as catalogued."""
+        self._check_unowned(shard)
         for descriptor in self._found.catalog(shard.ref).descriptors():
             if descriptor.gap is not None:
                 continue
             there = store.stat(descriptor.object_key) if descriptor.store == self._new.name else None
-            if there is None or (there.size, there.etag) != (descriptor.bytes, descriptor.etag):
+            is_indexed = not has_index(descriptor) or store.stat(descriptor.index_object) is not None
+            if there is None or (there.size, there.etag) != (descriptor.bytes, descriptor.etag) or not is_indexed:
                 what = f"{descriptor.object_key} is not in the new store as catalogued: old objects stay"
                 shard.tell(what, AGAIN, descriptor)
                 return 0
