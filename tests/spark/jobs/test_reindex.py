@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from forebay import manifests
 from forebay.catalog import ShardCatalog
+from forebay.catalog.replaced import Replaced
 from forebay.clock import SystemClock
 from forebay.disk import SystemDisk
 from forebay.export import Exporter, Origin
@@ -21,6 +23,7 @@ from forebay.shard import ShardRef
 from forebay.spark.jobs import reindex, scrub
 from forebay.spark.location import Location
 from forebay.spark.opening import opened
+from forebay.sweeping import Sweep, sweep
 from forebay.testing.clock import ManualClock
 from forebay.wal.files import FileList
 from tests.cli.rig import flip
@@ -130,3 +133,34 @@ def test_the_index_that_is_not_named_any_more_is_swept(spark: SparkSession, expo
     assert lately == [], "whoever planned a read before goes on with it"
     assert [key.rpartition("/")[2] for key in swept] == [old.name]
     assert _indexes(exported) == before
+
+
+def test_a_new_index_does_not_go_with_that_of_a_run_which_was_killed(exported: Exported) -> None:
+    """Found by review: both had one name, and who had found the old one unneeded removed the new one."""
+    _make_old(exported, 0)
+    with opened(_location(exported), read_only=False) as found:
+        (spec,) = found.topics([])
+        ref = ShardRef(spec, 0)
+        catalog = found.catalog(ref)
+        piece = catalog.pieces()[0]
+        unit = reindex.Indexed(str(spec.name), 0, ref.id, piece.descriptor)
+        killed = reindex.judge(found.location, unit, rebuild=True)
+        assert killed.key is not None
+        os.utime(exported.root / killed.key, (0, 0))
+
+        def name_another() -> Collection[str]:
+            made = reindex.judge(found.location, unit, rebuild=True)
+            named = msgspec.structs.replace(piece.descriptor, index_key=made.key, index_bytes=made.bytes)
+            assert catalog.replace([piece], named)
+            return ()
+
+        by = Sweep(
+            clock=found.clock,
+            grace_s=3600,
+            replaced=Replaced(found.clock),
+            compacting=lambda: False,
+            others=name_another,
+        )
+        assert sweep(found.stores.of("directory"), f"{ref.id}/", catalog, by) == [killed.key]
+
+    assert len(_indexes(exported)) == 3

@@ -20,7 +20,6 @@ from forebay.catalog.shard import Piece
 from forebay.clock import SystemClock
 from forebay.errors import Conflict, Corrupt, ForebayError
 from forebay.format import index as index_format
-from forebay.format.checksum import content_hash
 from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.format.frame import Verdict
 from forebay.format.index import SectionKind
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOOKUPS: Final = {SectionKind.SIZES, SectionKind.KEY_POSTINGS, SectionKind.TAG_POSTINGS}
+TOKEN_BYTES: Final = 8
 AGAIN: Final = "run reindex again"
 
 
@@ -179,7 +179,9 @@ def judge(location: Location, unit: Indexed, *, rebuild: bool) -> Judged:
             # The very bytes that were catalogued: what stands under the key now was never meant to.
             store.upload(unit.descriptor.index_object, [copy.whole_index])
             return Judged(flaw)
-        key = _new_key(unit.descriptor, copy.whole_index)
+        # Never the name of an earlier attempt: whoever sweeps may be about to remove that one.
+        token = found.clock.random_bytes(TOKEN_BYTES).hex()
+        key = f"{index_name(unit.descriptor.object_key).removesuffix(INDEX_SUFFIX)}-{token}{INDEX_SUFFIX}"
         store.upload(key, [copy.whole_index])
         return Judged(flaw, key, len(copy.whole_index))
 
@@ -205,11 +207,6 @@ def _flaw(store: BlobStore, descriptor: SegmentDescriptor) -> str:
     if footer.content_hash.hex() != descriptor.content_hash or len(content) != descriptor.index_bytes:
         return "it is of another segment"
     return "" if {section.kind for section in sections} >= LOOKUPS else "it has no look-ups"
-
-
-def _new_key(descriptor: SegmentDescriptor, content: bytes) -> str:
-    beside = index_name(descriptor.object_key).removesuffix(INDEX_SUFFIX)
-    return f"{beside}-{content_hash([content]).hex()[:16]}{INDEX_SUFFIX}"
 
 
 def _name(found: Opened, shard: _Shard) -> None:
