@@ -13,6 +13,7 @@ from forebay import EARLIEST, Closed, Conflict, Settings, Storage, Unavailable, 
 from forebay.engines import SegmentEngine
 from forebay.shard import SegmentShard, ShardRef
 from forebay.testing.clock import ManualClock
+from forebay.wal.hearing import is_inside
 from tests.storage.rig import QUICK, WatchedDisk, quick, until, values, wal_of
 
 
@@ -261,6 +262,25 @@ def test_a_topic_with_limits_that_cannot_be_opened_is_tried_again_if_that_may_he
 
         assert sorted(tried) == ["broken", "fine", "slow", "slow"]
         assert sorted(shard.ref.spec.topic for shard in log._shards.all()) == ["fine", "slow"]
+
+
+def test_closing_waits_for_whoever_is_just_hearing_of_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the watch is closed below it, and a warning is the last that is heard of a log."""
+    held: list[bool] = []
+    with Storage.open(tmp_path / "log", Settings.load(overrides=QUICK)) as log:
+        keeping = log._keeping
+        keeping.hear()
+        watch = keeping._watch
+        assert watch is not None
+        close = watch.close
+
+        def closed() -> None:
+            held.append(is_inside(keeping._stepping)())
+            close()
+
+        monkeypatch.setattr(watch, "close", closed)
+
+    assert held == [True]
 
 
 def test_recovery_opens_shards_of_every_engine_on_disk_and_applies_their_limits(tmp_path: Path) -> None:

@@ -91,8 +91,10 @@ class Keeping:
             self._ended = True
             self._changed.notify_all()
         self._thread.join()
-        if self._watch is not None:
-            self._watch.close()
+        # The thread that makes history hears of changes too, and may be at it.
+        with self._stepping:
+            if self._watch is not None:
+                self._watch.close()
 
     def abandon(self) -> None:
         """In a forked child: the thread is not there."""
