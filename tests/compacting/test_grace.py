@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from forebay.catalog import ShardCatalog
+from forebay.catalog.replaced import Replaced
 from forebay.compacting.passes import Holding, Passes, Unit
 from forebay.export import Exporter
 from forebay.format.descriptor import DescriptorKind, SegmentDescriptor, Status
@@ -155,3 +156,19 @@ def test_what_tables_name_is_asked_where_it_is_listed_whatever_store_is_swept(tm
             assert places.loads.stat(left) is not None  # younger than a millisecond
 
         assert swept == [left]
+
+
+def test_what_has_gone_is_not_remembered() -> None:
+    """However long an owner lives, and however often its history is compacted."""
+    house = _grown()
+    replaced = Replaced(house.clock)
+    for name in map(str, range(5)):
+        _swap(house, name)
+        pieces = house.catalog().descriptors()
+        assert replaced.long_ago([name], pieces, GRACE_S) == []
+        house.clock.advance(GRACE_S - 1)
+        assert replaced.long_ago([name], pieces, GRACE_S) == []
+        house.clock.advance(2)
+        assert replaced.long_ago([name], pieces, GRACE_S) == [name]
+
+    assert not replaced._since

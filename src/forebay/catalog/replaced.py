@@ -21,11 +21,18 @@ class Replaced:
         self._since: dict[str, float] = {}
 
     def long_ago(self, unneeded: Collection[str], pieces: Iterable[SegmentDescriptor], grace_s: float) -> list[str]:
-        """Those that history, which consists of these pieces, has not named for as long as the grace."""
+        """Those that history, which consists of these pieces, has not named for as long as the grace.
+
+        They go now, and are not remembered any longer.
+        """
         now, lately_ms = self._clock.monotonic(), self._clock.now_ms() - int(grace_s * 1000)
-        if not any(_is_remade(piece) and piece.created_at > lately_ms for piece in pieces):
-            return list(unneeded)
-        return [key for key in unneeded if now - self._since.setdefault(key, now) >= grace_s]
+        if any(_is_remade(piece) and piece.created_at > lately_ms for piece in pieces):
+            gone = [key for key in unneeded if now - self._since.setdefault(key, now) >= grace_s]
+        else:
+            gone = list(unneeded)
+        for key in gone:
+            self._since.pop(key, None)
+        return gone
 
 
 def _is_remade(piece: SegmentDescriptor) -> bool:
