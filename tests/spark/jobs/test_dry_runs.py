@@ -37,7 +37,7 @@ JOBS = {
     "register": "register shop/orders",
     "register again": "register shop/compacted",
     "scrub": "scrub shop/orders --resume {home}/notes",
-    "scrub and repair": "scrub shop/orders --repair",
+    "scrub and repair": "scrub shop/orders --repair --resume {home}/sound",
     "profile": "profile shop/orders --html {home}/page.html --resume {home}/counted",
     "run": "run {home}/p.yml",
 }
@@ -67,6 +67,8 @@ def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     (home / "new.yaml").write_text(_settings(home / "new"))
     (home / "more.json").write_text('{"id": 100}\n')
     (home / "p.yml").write_text(PIPELINE)
+    for name in ("sound", "counted"):
+        (home / name).write_text("cut short")
     location = Location.of(home / "data", home / "old.yaml")
     with forebay.open(str(home / "data"), location.settings()) as log:
         for name in ("shop/orders", "shop/compacted"):

@@ -16,10 +16,10 @@ R = TypeVar("R")
 class Notes:
     """A file with a line for everything that is done. Lost notes cost work, nothing else."""
 
-    def __init__(self, path: str | None) -> None:
-        self._path = Path(path) if path is not None else None
+    def __init__(self, path: str | None, *, read_only: bool = False) -> None:
+        self._path = Path(path) if path is not None and not read_only else None
         self._done: set[str] = set()
-        for line in _whole_lines(self._path):
+        for line in _whole_lines(path, read_only=read_only):
             try:
                 self._done.add(msgspec.json.decode(line, type=str))
             except msgspec.MsgspecError as error:
@@ -40,11 +40,11 @@ class Notes:
 class Results(Generic[R]):
     """Results by the name of what they are of, in a file, for whoever works the same out again."""
 
-    def __init__(self, path: str | None, kind: type[R]) -> None:
-        self._path = Path(path) if path is not None else None
+    def __init__(self, path: str | None, kind: type[R], *, read_only: bool = False) -> None:
+        self._path = Path(path) if path is not None and not read_only else None
         self._kind = kind
         self._known: dict[str, R] = {}
-        for line in _whole_lines(self._path):
+        for line in _whole_lines(path, read_only=read_only):
             try:
                 name, result = msgspec.json.decode(line, type=tuple[str, kind])  # type: ignore[valid-type]
             except msgspec.MsgspecError as error:
@@ -63,13 +63,13 @@ class Results(Generic[R]):
                 file.write(msgspec.json.encode((name, result)) + b"\n")
 
 
-def _whole_lines(path: Path | None) -> list[bytes]:
-    """The lines of a file, if there is one; a line that a crash cut short is removed from it."""
-    if path is None or not path.exists():
+def _whole_lines(path: str | None, *, read_only: bool) -> list[bytes]:
+    """The lines of a file, if there is one; a line that a crash cut short is removed from it, unless `read_only`."""
+    if path is None or not Path(path).exists():
         return []
-    content = path.read_bytes()
+    content = Path(path).read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
-    if whole != content:
-        with path.open("r+b") as file:
+    if whole != content and not read_only:
+        with Path(path).open("r+b") as file:
             file.truncate(len(whole))
     return whole.splitlines()

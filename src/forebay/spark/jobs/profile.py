@@ -85,7 +85,7 @@ def run(
     begun = clock.monotonic()
     with opened(location) as found:
         names = [str(spec.name) for spec in found.topics(topics)]
-    known = Results(resume, Tally)
+    known = Results(resume, Tally, read_only=dry_run)
     snapshots = [look_at(location, name) for name in names]
     parts: list[Part] = []
     pages: list[TopicPage] = []

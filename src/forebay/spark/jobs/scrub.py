@@ -102,7 +102,7 @@ def run(
     begun = clock.monotonic()
     if repair and location.path is None:
         raise Invalid("repair needs the data directory, where the other copies are: name it with path or --data")
-    known = Notes(notes)
+    known = Notes(notes, read_only=dry_run)
     with opened(location) as found:
         shards = [_looked_at(found, ref) for ref in refs_at(found, topics)]
     steps: list[Step] = []
