@@ -158,3 +158,27 @@ def test_whoever_dies_over_a_deletion_it_reaches_every_directory(
             assert call > 3
             return
     raise AssertionError("a deletion ends")
+
+
+def test_whoever_ends_a_deletion_without_a_store_leaves_the_objects_to_those_who_know_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    country, storeless = Country(rig.local(tmp_path)), Country(rig.local(tmp_path, handoff=False))
+    storeless.clock = country.clock
+    with country.open("C") as c:
+        c.create_topic(TOPIC).append(b"0")
+        c.seal_topic(TOPIC)
+    with country.open("A") as a:
+        dying(monkeypatch, metadata_of(a), 2, behind=True)
+        with pytest.raises(Died):
+            a.delete_topic(TOPIC)
+        monkeypatch.undo()
+        assert notes(a) == 1
+    with storeless.open("B") as b:
+        assert b._definitions.deleting() == []
+    assert list((tmp_path / "handoff").rglob("*.seg")) != []
+
+    with country.open("A") as a:
+        country.outlast_grace(a)
+
+    assert list((tmp_path / "handoff").rglob("*.seg")) == []

@@ -223,7 +223,8 @@ class Definitions:
         for _ in range(ATTEMPTS):
             entry = self._store.get(key)
             known = decode_value(entry.value, LateObjects)[0] if entry is not None else late
-            noted = msgspec.structs.replace(late, holders=tuple(sorted({*known.holders, *late.holders})))
+            holders = tuple(sorted({*known.holders, *late.holders}))
+            noted = msgspec.structs.replace(late, swept_from=max(known.swept_from, late.swept_from), holders=holders)
             # Compared, so that one whose answer was lost cannot bring the note back when that was seen to already.
             compares: list[Compare] = [
                 Exists(deleted_key(late.topic_id, prefix=self._prefix)),
