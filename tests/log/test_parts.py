@@ -1,8 +1,9 @@
-"""The small parts of the log, each by itself: window, queue, cache, sparse index."""
+"""The small parts of the log, each by itself: window, queue, cache, sparse index, list of files."""
 
 from __future__ import annotations
 
-from typing import Any
+import errno
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ from forebay.errors import Closed, Conflict
 from forebay.format.batch import Columns, encode_columns, encode_data_frame
 from forebay.format.control import WindowEntry
 from forebay.wal.cache import CachedFrame, TailCache
+from forebay.wal.files import READ_ATTEMPTS, Attempts, FileList, LogFile
 from forebay.wal.sparse import ENTRY_BYTES, SparseIndex
 from forebay.wal.staging import Entry, Producing, QueueFull, Staging, Ticket
 from forebay.wal.window import ProducerWindow
@@ -225,3 +227,35 @@ def test_the_sparse_index_never_points_behind_what_is_looked_for(frames: list[tu
         found = index.position_at_time(wanted)
         assert (found is None) == (first is None)
         assert found is None or (first is not None and found <= first)
+
+
+class Replaced:
+    """A file in whose place another comes whenever it is looked at, so many times."""
+
+    def __init__(self, files: FileList, times: int) -> None:
+        self.start = 0
+        self._files = files
+        self._times = times
+
+    def offset_at_time(self, timestamp: int) -> int:
+        if self._times:
+            self._files.all = (cast(LogFile, Replaced(self._files, self._times - 1)),)
+            raise OSError(errno.EBADF, "this handle is closed")
+        return timestamp
+
+
+def test_a_look_at_files_is_repeated_while_others_take_their_places() -> None:
+    """Where the log rotates every moment, three times were not enough for a look at all of it."""
+    files = FileList()
+    files.all = (cast(LogFile, Replaced(files, 20)),)
+
+    assert files.offset_at_time(7) == 7
+
+
+def test_a_look_that_fails_where_no_file_was_replaced_is_given_up() -> None:
+    files = FileList()
+    attempts = Attempts(files)
+    gone, full = OSError(errno.ENOENT, "gone"), OSError(errno.EIO, "broken")
+
+    assert [attempts.again(gone) for _ in range(READ_ATTEMPTS)] == [True] * (READ_ATTEMPTS - 1) + [False]
+    assert not Attempts(files).again(full)

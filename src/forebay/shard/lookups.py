@@ -23,7 +23,7 @@ from forebay.pages import Page
 from forebay.records import Gap, Reason
 from forebay.shard.tiers import ELSEWHERE, PAGE_BYTES, Past
 from forebay.shard.visible import Ended
-from forebay.wal.files import READ_ATTEMPTS, REPLACED, FileList, LogFile, SealedFile
+from forebay.wal.files import READ_ATTEMPTS, Attempts, FileList, LogFile, SealedFile
 
 _T = TypeVar("_T")
 
@@ -160,24 +160,23 @@ class Lookups:
 
     def _tried(self, look: Callable[[], _T]) -> _T:
         """Look, and look again where files or objects were replaced meanwhile."""
-        attempt = 0
+        attempts, attempt = Attempts(self._log.files), 0
         while True:
             attempt += 1
             floor = self._ended().floor
             try:
                 found = look()
                 # Else what is missing may have been removed under it.
-                if attempt == READ_ATTEMPTS or self._ended().floor.earliest == floor.earliest:
+                if attempt >= READ_ATTEMPTS or self._ended().floor.earliest == floor.earliest:
                     return found
             except OSError as error:
-                if error.errno not in REPLACED or attempt == READ_ATTEMPTS:
+                if not attempts.again(error):
                     raise
-                self._log.files.await_replacement()
                 if self._past is not None:
                     # It may have been a file of history that is compacted by now.
                     self._past.history.refresh()
             except (BlobMissing, BlobChanged) as error:
-                if attempt == READ_ATTEMPTS or self._past is None:
+                if attempt >= READ_ATTEMPTS or self._past is None:
                     raise Corrupt(f'history is not there: {error}; run "forebay verify"') from error
                 self._past.history.refresh()
 

@@ -325,14 +325,13 @@ class FileList:
 
     def read(self, offset: int, bytes_max: int) -> Page:
         """Whoever covers `offset` answers, or `BelowFiles`. A file replaced meanwhile is looked up again."""
-        for attempt in range(READ_ATTEMPTS):
+        attempts = Attempts(self)
+        while True:
             try:
                 return self._read(offset, bytes_max)
             except OSError as error:
-                if error.errno not in REPLACED or attempt + 1 == READ_ATTEMPTS:
+                if not attempts.again(error):
                     raise
-                self.await_replacement()
-        raise AssertionError
 
     def _read(self, offset: int, bytes_max: int) -> Page:
         files = self.all
@@ -361,15 +360,32 @@ class FileList:
 
     def offset_at_time(self, timestamp: int) -> int | None:
         """The offset of the first record at or after the time, over all files."""
-        for attempt in range(READ_ATTEMPTS):
+        attempts = Attempts(self)
+        while True:
             try:
                 found = (file.offset_at_time(timestamp) for file in self.all)
                 return next((offset for offset in found if offset is not None), None)
             except OSError as error:
-                if error.errno not in REPLACED or attempt + 1 == READ_ATTEMPTS:
+                if not attempts.again(error):
                     raise
-                self.await_replacement()
-        raise AssertionError
+
+
+class Attempts:
+    """How often a look at files is repeated: while others take their places, and a few times where none does."""
+
+    def __init__(self, files: FileList) -> None:
+        self._files = files
+        self._seen = files.all
+        self._left = READ_ATTEMPTS
+
+    def again(self, error: OSError) -> bool:
+        """Whether a file may have been replaced under the look; what took its name is then listed."""
+        if error.errno not in REPLACED:
+            return False
+        self._files.await_replacement()
+        before, self._seen = self._seen, self._files.all
+        self._left = self._left - 1 if before == self._seen else READ_ATTEMPTS
+        return self._left > 0
 
 
 def _start(file: LogFile | SealedFile) -> int:
