@@ -99,6 +99,27 @@ def test_files_come_once_with_the_columns_chosen(spark: SparkSession, location: 
     assert len({(record.key, record.partition) for record in records}) == 7, "a key has one partition"
 
 
+def test_a_file_that_comes_while_a_backfill_looks_is_another_backfills(
+    spark: SparkSession, location: Location, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was in the name that stands for the rows and not among them: no later run brought it."""
+    late = files / "part-9.parquet"
+    shaped = backfill.shaped
+
+    def shaped_late(*arguments: Any) -> Any:
+        pq.write_table(pq.read_table(files / "part-0.parquet"), late)
+        return shaped(*arguments)
+
+    monkeypatch.setattr(backfill, "shaped", shaped_late)
+    backfill.run(spark, location, "shop/orders", Files(paths=(str(files),)))
+    monkeypatch.undo()
+    late.rename(files.parent / "late.parquet")
+    again = backfill.run(spark, location, "shop/orders", Files(paths=(str(files),)))
+
+    assert again.figures == {"records": 0, "loads": 1, "loads_before": 1}
+    assert _ids(location) == list(range(300))
+
+
 def test_what_was_ended_goes_on_load_by_load(
     spark: SparkSession, location: Location, files: Path, monkeypatch: pytest.MonkeyPatch, ledger: Ledger
 ) -> None:

@@ -78,8 +78,9 @@ def run(
     if files_each is not None and files_each < 1:
         raise Invalid(f"files_each is {files_each}: a load brings at least one file")
     target = look(WriteOptions(location=location, topic=TopicName.parse(topic), attach_seconds=attach_seconds))
-    slices = [shaped(frame, columns or {}) for frame in source.slices(spark, files_each)]
-    fingerprint = _fingerprint(source.fingerprint(spark), columns or {}, files_each)
+    seen = source.look(spark)
+    slices = [shaped(frame, columns or {}) for frame in seen.slices(files_each)]
+    fingerprint = _fingerprint(seen.fingerprint, columns or {}, files_each)
     if fingerprint is None and backfill_id is None:
         raise Invalid("nobody can tell whether these rows are the same next time: give the backfill an id")
     work = _Backfill(spark, target, _checked_id(backfill_id or f"files-{fingerprint}"))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import unquote
@@ -12,7 +13,7 @@ from urllib.parse import unquote
 from forebay.errors import Invalid
 from forebay.spark.iceberg import look_up_table
 from forebay.spark.location import Location
-from forebay.spark.table_files import TableFiles, files_of
+from forebay.spark.table_files import files_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -20,14 +21,31 @@ if TYPE_CHECKING:
 KINDS: Final = ("parquet", "json", "csv", "text", "orc")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """The rows of a source at the moment when it was looked at."""
+
+    fingerprint: str | None
+    """Names exactly these rows: equal if and only if they are; `None` if nobody can tell."""
+    files: tuple[str, ...]
+    frame: Callable[[tuple[str, ...]], DataFrame]
+    """The rows of some of the files."""
+
+    def slices(self, files_each: int | None) -> list[DataFrame]:
+        """The rows, all together or so many files at a time, always cut in the same way."""
+        if files_each is None:
+            return [self.frame(self.files)]
+        if self.fingerprint is None:
+            raise Invalid("only files are brought some at a time: leave files_each out")
+        groups = (self.files[first : first + files_each] for first in range(0, len(self.files), files_each))
+        return [self.frame(group) for group in groups]
+
+
 class Source(Protocol):
     """Rows to be brought into a topic."""
 
-    def fingerprint(self, spark: SparkSession) -> str | None:
-        """Names exactly these rows: equal if and only if they are; `None` if nobody can tell."""
-
-    def slices(self, spark: SparkSession, files_each: int | None) -> list[DataFrame]:
-        """The rows, all together or so many files at a time, always cut in the same way."""
+    def look(self, spark: SparkSession) -> Seen:
+        """The rows as they are now: what comes later is not among them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,20 +62,15 @@ class Files:
         if not self.paths:
             raise Invalid("a backfill from files names at least one")
 
-    def fingerprint(self, spark: SparkSession) -> str | None:
-        files = self._files(spark)
+    def look(self, spark: SparkSession) -> Seen:
+        whole = self._frame(spark, self.paths)
+        files = tuple(sorted(map(unquote, whole.inputFiles())))
         facts = [f"{name} {_stamp(name)}" for name in files]
-        return _digest([self.kind, *(f"{k}={v}" for k, v in sorted(self.options.items())), *facts])
-
-    def slices(self, spark: SparkSession, files_each: int | None) -> list[DataFrame]:
-        if files_each is None:
-            return [self._frame(spark, self.paths)]
-        files = self._files(spark)
-        groups = [files[first : first + files_each] for first in range(0, len(files), files_each)]
-        return [self._frame(spark, group) for group in groups]
-
-    def _files(self, spark: SparkSession) -> list[str]:
-        return sorted(map(unquote, self._frame(spark, self.paths).inputFiles()))
+        return Seen(
+            fingerprint=_digest([self.kind, *(f"{k}={v}" for k, v in sorted(self.options.items())), *facts]),
+            files=files,
+            frame=lambda chosen: whole if chosen == files else self._frame(spark, chosen),
+        )
 
     def _frame(self, spark: SparkSession, paths: Sequence[str]) -> DataFrame:
         from pyspark.errors import AnalysisException
@@ -81,20 +94,14 @@ class Table:
     location: Location
     name: str
 
-    def fingerprint(self, spark: SparkSession) -> str | None:
-        return _digest([self.name, *self._found().files])
-
-    def slices(self, spark: SparkSession, files_each: int | None) -> list[DataFrame]:
-        found = self._found()
-        step = files_each or max(1, len(found.files))
-        groups = [found.files[first : first + step] for first in range(0, len(found.files), step)]
-        return [found.frame(spark, group) for group in groups]
-
-    def _found(self) -> TableFiles:
+    def look(self, spark: SparkSession) -> Seen:
         table = look_up_table(self.location, self.name)
         if table is None:
             raise Invalid(f"there is no table {self.name} in the catalog of the settings")
-        return files_of(table)
+        found = files_of(table)
+        return Seen(
+            fingerprint=_digest([self.name, *found.files]), files=found.files, frame=partial(found.frame, spark)
+        )
 
 
 @dataclass(frozen=True)
@@ -103,13 +110,11 @@ class Frame:
 
     frame: DataFrame
 
-    def fingerprint(self, spark: SparkSession) -> str | None:
-        return None
+    def look(self, spark: SparkSession) -> Seen:
+        return Seen(fingerprint=None, files=(), frame=self._whole)
 
-    def slices(self, spark: SparkSession, files_each: int | None) -> list[DataFrame]:
-        if files_each is not None:
-            raise Invalid("only files are brought some at a time: leave files_each out")
-        return [self.frame]
+    def _whole(self, _: tuple[str, ...]) -> DataFrame:
+        return self.frame
 
 
 def _stamp(address: str) -> str:
