@@ -32,8 +32,8 @@ def frontier_of(found: Inspected, spec: TopicSpec, partition: int) -> int:
     from forebay.format.value import decode_value
 
     key = cur_key(spec.namespace, spec.topic, partition, prefix=found.prefix)
-    stored = next((entry.value for entry in found.entries if entry.key == key), None)
-    return decode_value(stored, Cur)[0].next if stored is not None else 0
+    stored = found.entry(key)
+    return decode_value(stored.value, Cur)[0].next if stored is not None else 0
 
 
 def check_held_here(found: Inspected, spec: TopicSpec) -> None:

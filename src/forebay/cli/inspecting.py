@@ -119,8 +119,7 @@ def _catalog_items(run: Invocation, name: str, partition: int | None) -> Iterato
         raise Invalid(f"{spec.name} has the partitions 0 to {spec.partitions - 1}, not {partition}")
     for number in range(spec.partitions) if partition is None else [partition]:
         prefix = shard_prefix(spec.namespace, spec.topic, number, prefix=found.prefix)
-        entries = [entry for entry in found.entries if entry.key.startswith(prefix)]
-        yield from dump_catalog(f"{spec.name}[{number}]", entries)
+        yield from dump_catalog(f"{spec.name}[{number}]", list(found.below(prefix)))
 
 
 def _say_item(item: dict[str, Any], *, as_json: bool) -> None:

@@ -85,7 +85,7 @@ def _objects(found: Inspected, place: ShardPlace) -> Iterator[Piece]:
 
     assert place.spec is not None
     keys = ShardKeys(place.spec.namespace, place.spec.topic, place.partition, found.prefix)
-    said = recorded([entry for entry in found.entries if entry.key.startswith(keys.segments)], keys)
+    said = recorded(list(found.below(keys.segments)), keys)
     for descriptor in [*(piece.descriptor for piece in said.pieces), *said.hidden]:
         if descriptor.gap is None and not is_local(descriptor):
             where = f"{descriptor.store}:{descriptor.object_key}"

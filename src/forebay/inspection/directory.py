@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,16 +52,28 @@ class Inspected:
     leaving: set[str]
     """The ids of topics that were deleted, and of which there may still be files."""
     entries: list[Entry]
+    """Everything, by key."""
     bad: list[BadEntry]
     prefix: str
 
     def state(self, spec: TopicSpec, partition: int) -> ShardState | None:
         """The recorded state of a shard; `None` if there is none that can be used."""
         key = state_key(spec.namespace, spec.topic, partition, prefix=self.prefix)
-        entry = next((entry for entry in self.entries if entry.key == key), None)
+        entry = self.entry(key)
         if entry is None or any(bad.key == key for bad in self.bad):
             return None
         return decode_value(entry.value, ShardState)[0]
+
+    def entry(self, key: str) -> Entry | None:
+        """What is stored with this key."""
+        return next((entry for entry in self.below(key) if entry.key == key), None)
+
+    def below(self, prefix: str) -> Iterator[Entry]:
+        """All whose key begins like this."""
+        place = bisect_left(self.entries, prefix, key=_key)
+        while place < len(self.entries) and self.entries[place].key.startswith(prefix):
+            yield self.entries[place]
+            place += 1
 
     def places(self) -> list[ShardPlace]:
         """The shards of all topics that keep files, by topic and partition."""
@@ -87,6 +100,10 @@ class Inspected:
             for name in names
             if name not in known and name.partition("_")[0] not in self.leaving
         ]
+
+
+def _key(entry: Entry) -> str:
+    return entry.key
 
 
 @contextmanager

@@ -50,7 +50,7 @@ def outlook(found: Inspected, place: ShardPlace, settings: WalSettings, disk: Di
 def _beside_history(here: Situation, found: Inspected, spec: TopicSpec, partition: int) -> Situation:
     """The same, with what the catalog says."""
     keys = ShardKeys(spec.namespace, spec.topic, partition, found.prefix)
-    said = recorded([entry for entry in found.entries if entry.key.startswith(keys.segments)], keys)
+    said = recorded(list(found.below(keys.segments)), keys)
     inner = next((piece.descriptor.start for piece in said.pieces if is_local(piece.descriptor)), said.frontier)
     covered = said.frontier if found.shared else min(inner, said.frontier)
     return here._replace(frontier=said.frontier, shared=found.shared, covered=covered)
