@@ -33,7 +33,7 @@ from forebay.metadata import (
 from forebay.metadata.etcd import EtcdMetadata
 from forebay.prepared import Load, LoadedShard, Sink
 from forebay.settings import MetadataSettings
-from forebay.shard.loading import NEVER_OFFERED, AttachedPart, LoadBook
+from forebay.shard.loading import NEVER_OFFERED, AttachedPart, LoadBook, StoredSink
 from forebay.storage.definitions import Definitions
 from forebay.testing.clock import ManualClock
 from forebay.testing.metadata import Fault, FaultyMetadata
@@ -121,6 +121,26 @@ def test_a_batch_is_recorded_by_what_commits_its_load_and_not_before(metadata: M
     state = book.sink(_load(0)).state
     assert (state.batch_id, state.load_id, state.offered) == (0, "one", None)
     assert book.pending() == {}
+
+
+def test_of_two_who_commit_a_load_at_once_both_are_told_that_it_is_committed(
+    metadata: MetadataStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The later one found the batch recorded, took the load for a repeat of itself, and failed to give it up."""
+    book = _topic(metadata)
+    book.offer_batch("one", _load(0))
+    _attach(metadata, "one", 0, 1)
+    sink = book.sink
+
+    def sink_later(load: Load) -> StoredSink:
+        monkeypatch.undo()
+        assert LoadBook(metadata, "/forebay").commit("one").status is LoadStatus.COMMITTED
+        return sink(load)
+
+    monkeypatch.setattr(book, "sink", sink_later)
+
+    assert book.commit("one").status is LoadStatus.COMMITTED
+    assert _batches(metadata) == [0]
 
 
 def test_a_batch_that_the_topic_has_adds_nothing(metadata: MetadataStore) -> None:

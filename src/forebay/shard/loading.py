@@ -230,7 +230,10 @@ class LoadBook:
             if load.sink is not None:
                 sink = self.sink(load)
                 if sink.state.topic_id != load.topic_id or sink.state.batch_id >= load.sink.batch_id:
-                    return self.give_up(load_id)
+                    try:
+                        return self.give_up(load_id)
+                    except Conflict:
+                        continue  # this very load was committed between the two looks, by another who attached it
                 compare, put = sink.changed(_recorded(load, load_id))
                 compares.append(compare)
                 operations.append(put)
