@@ -195,12 +195,19 @@ def test_a_contradiction_is_told_even_if_the_metadata_store_fails_then(
                 a.topic(TOPIC).append(b"x")
 
 
-def test_a_contradiction_does_not_keep_other_topics_closed(tmp_path: Path) -> None:
+def with_one_forgotten(tmp_path: Path) -> tuple[rig.Land, str]:
+    """A directory of the topics a, b and c, where nobody knows the shard of b any more; the id of b."""
     land = rig.local(tmp_path)
-    with land.open("A") as a:
+    with land.open("A") as log:
         for name in ("shop/a", "shop/b", "shop/c"):
-            a.create_topic(name).append_many([b"0", b"1"])
-        metadata_of(a).transaction([], [Delete(keys_of(a, a.topic("shop/b")).state)])
+            log.create_topic(name).append_many([b"0", b"1"])
+        topic = log.topic("shop/b")
+        metadata_of(log).transaction([], [Delete(keys_of(log, topic).state)])
+        return land, topic.spec.topic_id
+
+
+def test_a_contradiction_does_not_keep_other_topics_closed(tmp_path: Path) -> None:
+    land, _ = with_one_forgotten(tmp_path)
     with land.open("A") as a:
         with pytest.raises(Conflict, match="does not know the shard"):
             a.recover()
@@ -209,13 +216,8 @@ def test_a_contradiction_does_not_keep_other_topics_closed(tmp_path: Path) -> No
 
 
 def test_a_damaged_log_that_nobody_knows_does_not_keep_other_topics_closed(tmp_path: Path) -> None:
-    land = rig.local(tmp_path)
-    with land.open("A") as a:
-        for name in ("shop/a", "shop/b", "shop/c"):
-            a.create_topic(name).append_many([b"0", b"1"])
-        damaged = a.topic("shop/b")
-        metadata_of(a).transaction([], [Delete(keys_of(a, damaged).state)])
-    for path in (land.root / "A" / "shards" / f"{damaged.spec.topic_id}_0").glob("*.seg"):
+    land, forgotten = with_one_forgotten(tmp_path)
+    for path in (land.root / "A" / "shards" / f"{forgotten}_0").glob("*.seg"):
         path.write_bytes(b"no segment")
     with land.open("A") as a:
         with pytest.raises(Corrupt, match="header"):

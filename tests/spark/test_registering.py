@@ -111,13 +111,18 @@ def test_a_second_registration_adds_nothing(land: Land) -> None:
     mixed.close()
 
 
-def test_files_that_a_kept_snapshot_names_are_kept_and_go_when_it_is_expired(tmp_path: Path) -> None:
-    land = shared_fs(tmp_path)
+def in_a_table(land: Land) -> tuple[Mixed, frozenset[str]]:
+    """A topic of every tier whose compacted history a table names; the objects that the table keeps."""
     mixed = Mixed(land)
     mixed.every_tier()
     compacted(land, [TOPIC])
     registered(land)
-    first = objects_kept(land)
+    return mixed, objects_kept(land)
+
+
+def test_files_that_a_kept_snapshot_names_are_kept_and_go_when_it_is_expired(tmp_path: Path) -> None:
+    land = shared_fs(tmp_path)
+    mixed, first = in_a_table(land)
     before = table_of(land).current_snapshot()
     assert before is not None
     mixed.delete(0, 0, 1500)
@@ -200,11 +205,7 @@ def test_a_topic_without_history_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_the_history_that_a_tag_names_outlives_an_expiry(tmp_path: Path) -> None:
     land = shared_fs(tmp_path)
-    mixed = Mixed(land)
-    mixed.every_tier()
-    compacted(land, [TOPIC])
-    registered(land)
-    first = objects_kept(land)
+    mixed, first = in_a_table(land)
     table = table_of(land)
     tagged = table.snapshots()[0]
     table.manage_snapshots().create_tag(tagged.snapshot_id, "audit").commit()
