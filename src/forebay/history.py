@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from forebay.blobs import BlobChanged, BlobMissing, BlobStore
 from forebay.blobs.blocks import BUDGET_BYTES, Budget, ReadAhead
@@ -41,6 +41,7 @@ SPOT = 1
 
 READABLE = (DescriptorKind.FRAMES, DescriptorKind.PARQUET)
 OpenSegment = Callable[[SegmentDescriptor], SealedSegment]
+_Place: TypeAlias = tuple[str, str, int, str | None, str]
 
 
 class Stretch(NamedTuple):
@@ -62,7 +63,7 @@ class History:
         self._lock = threading.Lock()
         self._descriptors: list[SegmentDescriptor] = []
         self._generation = -1
-        self._segments: OrderedDict[tuple[str, int], SealedSegment] = OrderedDict()
+        self._segments: OrderedDict[_Place, SealedSegment] = OrderedDict()
         self._ends: deque[int] = deque(maxlen=READERS_KNOWN)
         """Where the latest pages ended: who asks there is reading on."""
         self._loads: dict[str, LoadStatus] = {}
@@ -142,6 +143,10 @@ class History:
                 found.append(Stretch(low, high, partial(self._segment, piece), waits))
         return found
 
+    def covers(self, offset: int) -> bool:
+        """Whether some piece of history answers for this offset, as far as is known here."""
+        return self._covering(offset) is not None
+
     def is_waiting(self, offset: int) -> bool:
         """Whether this offset can be read only once a bulk load is committed."""
         if offset >= self.end:
@@ -198,7 +203,8 @@ class History:
     def _segment(self, descriptor: SegmentDescriptor) -> SealedSegment:
         if descriptor.kind not in READABLE:
             raise Unsupported(f"{descriptor.object_key} is a segment of kind {descriptor.kind}: upgrade to read it")
-        place = (descriptor.object_key, descriptor.start)
+        # Where any of this changed, what was opened before looks in the wrong place or for other bytes.
+        place = (descriptor.store, descriptor.object_key, descriptor.start, descriptor.etag, descriptor.index_object)
         with self._lock:
             segment = self._segments.pop(place, None)
             if segment is None:

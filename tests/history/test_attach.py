@@ -15,7 +15,7 @@ from forebay.prepared import LoadManifest
 from forebay.records import Gap, Reason
 from forebay.shard import attaching
 from forebay.shard.attaching import Attached, Attaching, LoadOver
-from forebay.shard.handover import begin_seal
+from forebay.shard.handover import begin_seal, bring_into_history
 from forebay.shard.loading import LoadBook
 from forebay.shard.places import is_private
 from forebay.storage.definitions import Definitions
@@ -218,6 +218,31 @@ def test_readers_wait_before_a_load_until_all_shards_have_it() -> None:
     assert shard.wait(3, 0)
     assert [part.start for part in land.load().shards] == [3, 1, 2]
     assert broken(land, first, BROUGHT, others={2: second}) == []
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_readers_wait_before_a_load_though_no_local_file_is_left_of_what_lies_around_it(*, moved: bool) -> None:
+    land, first, second = _two_owners()
+    first.offer(BROUGHT)
+    first.loads.attach(LOAD)
+    for _ in range(3):
+        first.append(0)
+        bring_into_history(first.shard(0))
+    reader = first
+    if moved:
+        first.engine.seal_shard(first.shard(0).ref, target="b", quiesce=lambda: None)
+        reader = second
+    land.clock.advance(10 * land.settings.retention.time_s)
+    reader.append(0)
+    reader.shard(0).archive.retain()
+    assert reader.shard(0).wal.files.begins == 16
+
+    assert [step[0] for step in reader.stream(0)] == [0, 1, 2]
+    assert reader.stream(0, start=7) == []
+    assert not reader.shard(0).wait(3, 0)
+    second.settle()
+
+    assert broken(land, reader, BROUGHT, others={1: first, 2: second}) == []
 
 
 def test_a_time_look_up_never_leads_past_a_load_that_is_not_committed() -> None:

@@ -78,7 +78,8 @@ class Tiers:
 
     def _below(self, offset: int, bytes_max: int) -> Page:
         page = self._history.read(offset, bytes_max)
-        if page.next > offset:
+        if page.next > offset or self._history.covers(offset):
+            # Where history has it and gives nothing, it was loaded, and the load is not committed yet.
             return page
         # Neither the files nor the catalog have it: it was there once, for offsets behind it were given out.
         begins = self._log.files.begins
