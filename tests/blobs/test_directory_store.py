@@ -211,6 +211,37 @@ def test_the_store_shares_its_directory_with_other_files(tmp_path: Path) -> None
         store.get_range("snapshot/x", 0, 1)
 
 
+def test_files_of_others_among_the_objects_are_left_out_of_a_list() -> None:
+    """NFS keeps a file that is deleted while it is read as `.nfs…` beside it: no sweep may stumble over that."""
+    disk = SimulatedDisk()
+    store = opened(disk)
+    store.put_if_absent("t_0/k", b"1")
+    disk.make_directory("/blobs/lost+found")
+    for path in ("/blobs/read me", "/blobs/lost+found/x", "/blobs/t_0/.nfs0001", "/blobs/t_0/k~"):
+        disk.create(path)
+    disk.fail_when(lambda call: call.path.startswith("/blobs/lost+found"), errno.EACCES)
+
+    assert [stat.key for stat in store.list()] == ["t_0/k"]
+    assert [stat.key for stat in store.list("t_0")] == ["t_0/k"]
+
+
+def test_what_is_deleted_while_it_is_looked_at_is_not_there() -> None:
+    class Late(SimulatedDisk):
+        def modified_ms(self, path: str) -> int:
+            if path == "/blobs/a/gone":
+                self.unlink(path)
+            return super().modified_ms(path)
+
+    disk = Late()
+    store = opened(disk)
+    store.put_if_absent("a/kept", b"1")
+    disk.create("/blobs/a/gone")
+    assert store.stat("a/gone") is None
+
+    disk.create("/blobs/a/gone")
+    assert [stat.key for stat in store.list()] == ["a/kept"]
+
+
 def test_a_directory_must_be_named() -> None:
     with pytest.raises(Invalid, match='store.backend is "directory" without store.root'):
         open_store(StoreSettings(), disk=SystemDisk())

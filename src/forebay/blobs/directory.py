@@ -29,6 +29,7 @@ from forebay.blobs.seam import (
     check_key,
     check_prefix,
     check_range,
+    is_key,
 )
 from forebay.clock import Clock
 from forebay.disk import Disk, File, make_directories, write_all
@@ -125,12 +126,12 @@ class DirectoryStore:
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
         folder = check_prefix(prefix)
-        waiting = [folder] if folder else [name for name in self._names("") or () if not name.startswith(".")]
+        waiting = [folder] if folder else [*(self._keys_in("") or ())]
         while waiting:
             key = waiting.pop()
-            names = self._names(key)
-            if names is not None:
-                waiting.extend(f"{key}/{name}" for name in reversed(names))
+            keys = self._keys_in(key)
+            if keys is not None:
+                waiting.extend(reversed(keys))
             elif key != folder and (stat := self.stat(key)) is not None:
                 yield stat
 
@@ -138,8 +139,13 @@ class DirectoryStore:
         try:
             with self._opened(key, None) as file:
                 size = file.size()
-                return Stat(key, size, _etag(file, size), None, self._disk.modified_ms(file.path))
-        except (BlobMissing, FileNotFoundError):
+                etag = _etag(file, size)
+                try:
+                    modified_ms = self._disk.modified_ms(file.path)
+                except FileNotFoundError:
+                    return None
+                return Stat(key, size, etag, None, modified_ms)
+        except BlobMissing:
             return None
 
     def delete(self, key: str) -> None:
@@ -257,6 +263,17 @@ class DirectoryStore:
                 return self._disk.list_directory(posixpath.join(self._root, key))
             except (FileNotFoundError, NotADirectoryError):
                 return None
+
+    def _keys_in(self, folder: str) -> Sequence[str] | None:
+        """What may be keys, or lead to some; `None` if it is no folder. Files of others are none of ours.
+
+        There may be some: NFS keeps a file that is deleted while it is read as `.nfs…` beside it.
+        """
+        names = self._names(folder)
+        if names is None:
+            return None
+        keys = (f"{folder}/{name}" if folder else name for name in names)
+        return [key for key in keys if is_key(key)]
 
     @contextlib.contextmanager
     def _opened(self, key: str, etag: str | None) -> Iterator[File]:
