@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.blobs.blocks import RUNS_MAX, Budget, ReadAhead
-from forebay.errors import Unavailable
+from forebay.errors import Closed, Unavailable
 from forebay.history import FIRST_BYTES
+from tests.storage.rig import until
 
 BLOCK_BYTES = 4 * FIRST_BYTES
 PAGE_BYTES = FIRST_BYTES // 2
@@ -117,6 +119,23 @@ def test_a_failed_fetch_is_told_and_asked_for_again(pool: ThreadPoolExecutor) ->
     fetches.failing = 0
 
     assert source.read_at(PAGE_BYTES, PAGE_BYTES) == CONTENT[PAGE_BYTES : 2 * PAGE_BYTES]
+
+
+def test_whoever_reads_when_the_threads_have_ended_is_told_that_it_is_closed(pool: ThreadPoolExecutor) -> None:
+    source, busy, over_now = over(Fetches(CONTENT), pool), threading.Barrier(3), threading.Event()
+    for _ in range(2):
+        pool.submit(lambda: (busy.wait(30), over_now.wait(30)))
+    busy.wait(30)
+    with ThreadPoolExecutor(1) as readers:
+        # No thread is free, so that nothing of it is fetched before the end.
+        reading = readers.submit(source.read_at, PAGE_BYTES, 0)
+        until(lambda: pool._work_queue.qsize() == 1)
+        pool.shutdown(wait=False, cancel_futures=True)
+        with pytest.raises(Closed, match="open it anew"):
+            reading.result(30)
+    over_now.set()
+    with pytest.raises(Closed, match="open it anew"):
+        source.read_at(PAGE_BYTES, 0)
 
 
 def test_few_blocks_are_held_and_none_after_the_end(pool: ThreadPoolExecutor) -> None:

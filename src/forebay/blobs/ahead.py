@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import TypeAlias
 
-from forebay.errors import Invalid
+from forebay.errors import Closed, Invalid
 
 Fetch: TypeAlias = Callable[[int, int], bytes]
 
@@ -20,6 +20,22 @@ def spans(start: int, stop: int, chunk_bytes: int) -> Iterator[tuple[int, int]]:
     if chunk_bytes <= 0:
         raise Invalid(f"chunks of {chunk_bytes} bytes: at least one byte is needed")
     return ((at, min(at + chunk_bytes, stop)) for at in range(start, stop, chunk_bytes))
+
+
+def asked_of(pool: ThreadPoolExecutor, fetch: Fetch, start: int, stop: int) -> Future[bytes]:
+    """Have the range fetched by another thread; `Closed` if the pool takes no more work."""
+    try:
+        return pool.submit(fetch, start, stop)
+    except RuntimeError as error:
+        raise Closed(f"nothing is read from this store any more ({error}): open it anew") from error
+
+
+def answer_of(asked: Future[bytes]) -> bytes:
+    """What was fetched; `Closed` if the pool was ended before."""
+    try:
+        return asked.result()
+    except CancelledError as error:
+        raise Closed("the store was closed while it was read: open it anew") from error
 
 
 def in_order(fetch: Fetch, pieces: Iterator[tuple[int, int]]) -> Iterator[bytes]:
@@ -40,11 +56,11 @@ def fetched_ahead(
     try:
         while True:
             while len(under_way) <= ahead and (piece := next(pieces, None)) is not None:
-                under_way.append((piece[1] - piece[0], pool().submit(fetch, *piece)))
+                under_way.append((piece[1] - piece[0], asked_of(pool(), fetch, *piece)))
             if not under_way:
                 return
             length, future = under_way.popleft()
-            data = future.result()
+            data = answer_of(future)
             del future
             if data:
                 yield data

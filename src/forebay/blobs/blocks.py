@@ -9,6 +9,7 @@ import threading
 from collections import OrderedDict, deque
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from forebay.blobs.ahead import answer_of, asked_of
 from forebay.blobs.ranges import Range
 from forebay.records import Bytes
 
@@ -112,7 +113,7 @@ class ReadAhead:
         for gone in left:
             self._budget.given_back(gone)
         try:
-            parts = [memoryview(block.result())[max(0, position - start) : stop - start] for start, block in wanted]
+            parts = [memoryview(answer_of(block))[max(0, position - start) : stop - start] for start, block in wanted]
         except BaseException:
             self.forget(run)
             raise
@@ -154,5 +155,5 @@ class ReadAhead:
         return (position // self._block_bytes + 1) * self._block_bytes
 
     def _ask(self, run: _Run, stop: int) -> None:
-        run.blocks.append((run.stop, self._pool.submit(self._fetch, run.stop, stop)))
+        run.blocks.append((run.stop, asked_of(self._pool, self._fetch, run.stop, stop)))
         run.stop = stop

@@ -11,11 +11,12 @@ import contextlib
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 import obstore
 
-from forebay.blobs.ahead import fetched_ahead, spans
+from forebay.blobs.ahead import answer_of, asked_of, fetched_ahead, spans
 from forebay.blobs.objects.building import BACKOFF_S_FIRST, BACKOFF_S_MAX, Library, build, name_of, secrets_of
 from forebay.blobs.objects.feeding import Feed
 from forebay.blobs.objects.leftovers import Leftovers
@@ -145,9 +146,10 @@ class ObjectStore:
         return data
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]], *, etag: str | None = None) -> list[bytes]:
-        futures = [self._threads().submit(self.get_range, key, start, stop, etag=etag) for start, stop in ranges]
+        fetch = partial(self.get_range, key, etag=etag)
+        futures = [asked_of(self._threads(), fetch, start, stop) for start, stop in ranges]
         try:
-            return [future.result() for future in futures]
+            return [answer_of(future) for future in futures]
         finally:
             for future in futures:
                 future.cancel()
