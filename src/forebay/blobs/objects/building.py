@@ -38,7 +38,7 @@ def build(settings: StoreSettings, *, retries: int) -> Library:
         "timeout": timedelta(milliseconds=settings.request_timeout_ms),
         "connect_timeout": timedelta(milliseconds=connect_ms),
     }
-    client |= {name: value for name, value in settings.options.items() if name in CONNECTION}
+    client |= {name: _text(value) for name, value in settings.options.items() if name in CONNECTION}
     retry = {
         "max_retries": retries,
         "retry_timeout": timedelta(milliseconds=settings.retry_timeout_ms),

@@ -1,14 +1,17 @@
 """Parts of uploads that never came to their end: S3 keeps, and bills, them until somebody aborts the upload.
 
-The library cannot list them, so two signed requests are made here, which takes an access key in `store.options`.
-Where there is none, and for GCS, a lifecycle rule of the bucket does the same; Azure forgets by itself.
+The library cannot list them, so two signed requests are made here, which takes an access key in `store.options` or
+in the service's variables. Where there is none, and for GCS, a lifecycle rule of the bucket does the same; Azure
+forgets by itself.
 """
 
 from __future__ import annotations
 
 import http.client
 import logging
+import os
 import ssl
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -16,6 +19,7 @@ from xml.etree import ElementTree
 
 from forebay.blobs.objects.building import name_of, place
 from forebay.blobs.objects.signing import Credentials, query_text, signed_headers
+from forebay.blobs.seam import is_key
 from forebay.clock import Clock
 from forebay.errors import Unavailable
 from forebay.settings import StoreSettings
@@ -24,6 +28,22 @@ logger = logging.getLogger(__name__)
 
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
 PAGES_MAX = 10_000
+_NAMES: Mapping[str, tuple[str, ...]] = {
+    "access_key_id": ("access_key_id", "aws_access_key_id"),
+    "secret_access_key": ("secret_access_key", "aws_secret_access_key"),
+    "session_token": ("session_token", "aws_session_token", "token", "aws_token"),
+    "endpoint": (
+        "endpoint_url_s3",
+        "aws_endpoint_url_s3",
+        "endpoint",
+        "aws_endpoint",
+        "endpoint_url",
+        "aws_endpoint_url",
+    ),
+    "region": ("region", "aws_region", "default_region", "aws_default_region"),
+    "hosted": ("virtual_hosted_style_request", "aws_virtual_hosted_style_request"),
+}
+"""What is asked for here, under every name that the library takes for it."""
 
 
 class Unfinished(NamedTuple):
@@ -42,22 +62,38 @@ class Leftovers:
         self._clock = clock
         self._name = name_of(settings)
         self._bucket, self._prefix = place(settings)
+        self._options = service_options(settings.options, os.environ)
 
     def abort(self, older_than_s: float) -> int:
         """Abort those begun longer ago; how many."""
         credentials = self._credentials()
         if self._settings.backend in ("memory", "azure"):
             return 0
-        if credentials is None:
+        if credentials is None or "proxy_url" in self._settings.options:
             logger.info("%s: unfinished uploads are left to a lifecycle rule of the bucket", self._name)
             return 0
         before_ms = self._clock.now_ms() - int(older_than_s * 1000)
-        stale = [upload for upload in self._unfinished(credentials) if upload.begun_ms < before_ms]
+        found = self._unfinished(credentials)
+        stale = [upload for upload in found if upload.begun_ms < before_ms and self._is_ours(upload.path)]
         for upload in stale:
             self._ask("DELETE", upload.path, {"uploadId": upload.upload_id}, credentials, accepted=(200, 204, 404))
         return len(stale)
 
+    def _is_ours(self, path: str) -> bool:
+        """Others in the same bucket may have keys that are none of a store like this."""
+        below = f"{self._prefix}/" if self._prefix else ""
+        return path.startswith(below) and is_key(path.removeprefix(below))
+
     def _unfinished(self, credentials: Credentials) -> list[Unfinished]:
+        try:
+            return self._listed(credentials)
+        except (ElementTree.ParseError, KeyError, ValueError) as error:
+            raise Unavailable(
+                f"{self._name} does not tell of unfinished uploads as S3 does ({error}): give the bucket a lifecycle "
+                "rule that aborts them"
+            ) from None
+
+    def _listed(self, credentials: Credentials) -> list[Unfinished]:
         found: list[Unfinished] = []
         query = {"uploads": "", **({"prefix": f"{self._prefix}/"} if self._prefix else {})}
         for _ in range(PAGES_MAX):
@@ -70,20 +106,16 @@ class Leftovers:
         raise Unavailable(f"{self._name} lists more than {PAGES_MAX} pages of unfinished uploads")
 
     def _credentials(self) -> Credentials | None:
-        options = {name: str(value) for name, value in self._settings.options.items()}
-        key, secret = options.get("access_key_id"), options.get("secret_access_key")
+        key, secret = self._options.get("access_key_id"), self._options.get("secret_access_key")
         if self._settings.backend != "s3" or key is None or secret is None:
             return None
-        return Credentials(key, secret, options.get("session_token"))
+        return Credentials(key, secret, self._options.get("session_token"))
 
     def _ask(
         self, method: str, path: str, query: dict[str, str], credentials: Credentials, *, accepted: tuple[int, ...]
     ) -> bytes:
-        options = self._settings.options
-        region = str(options.get("region", "us-east-1"))
-        endpoint = str(options.get("endpoint", f"https://s3.{region}.amazonaws.com"))
-        hosted = str(options.get("virtual_hosted_style_request", "false")).lower() == "true"
-        url = endpoint.rstrip("/") + ("" if hosted else f"/{self._bucket}") + (f"/{path}" if path else "")
+        region = self._options.get("region", "us-east-1")
+        url = bucket_address(self._options, self._bucket) + (f"/{path}" if path else "")
         moment = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC).strftime("%Y%m%dT%H%M%SZ")
         headers = signed_headers(method, url, query, credentials, region=region, moment=moment)
         connection = self._connection(url)
@@ -104,7 +136,38 @@ class Leftovers:
         timeout = self._settings.request_timeout_ms / 1000
         if parts.scheme == "http":
             return http.client.HTTPConnection(parts.netloc, timeout=timeout)
-        return http.client.HTTPSConnection(parts.netloc, timeout=timeout, context=ssl.create_default_context())
+        return http.client.HTTPSConnection(parts.netloc, timeout=timeout, context=self._trust())
+
+    def _trust(self) -> ssl.SSLContext:
+        """Whom the library would trust."""
+        certificates = self._settings.options.get("root_certificate")
+        context = ssl.create_default_context()
+        if certificates is not None:
+            context.load_verify_locations(cadata=str(certificates))
+        if str(self._settings.options.get("allow_invalid_certificates", "")).lower() == "true":
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return context
+
+
+def service_options(given: Mapping[str, object], variables: Mapping[str, str]) -> dict[str, str]:
+    """What the options, or else the service's variables, say; by the names used here."""
+    options = {name.lower(): str(value) for name, value in given.items()}
+    surroundings = {name.lower(): value for name, value in variables.items() if name.startswith("AWS_") and value}
+    found: dict[str, str] = {}
+    for name, names in _NAMES.items():
+        value = next((held[known] for held in (options, surroundings) for known in names if known in held), None)
+        if value is not None:
+            found[name] = value
+    return found
+
+
+def bucket_address(options: Mapping[str, str], bucket: str) -> str:
+    """Where the bucket is, as the library finds it. An endpoint with the bucket as its host has it already."""
+    hosted = options.get("hosted", "").lower() == "true"
+    if "endpoint" in options:
+        return options["endpoint"].rstrip("/") + ("" if hosted else f"/{bucket}")
+    host = f"s3.{options.get('region', 'us-east-1')}.amazonaws.com"
+    return f"https://{bucket}.{host}" if hosted else f"https://{host}/{bucket}"
 
 
 def _upload(entry: ElementTree.Element) -> Unfinished:
