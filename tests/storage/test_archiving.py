@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -13,16 +14,18 @@ from forebay.shard import SegmentShard
 from forebay.shard.archive import Archive
 from forebay.storage import Storage, Topic
 from forebay.storage.archiving import Archiving
+from forebay.testing.clock import ManualClock
 from tests.storage.rig import PATIENCE, QUICK
 
 
-def _settings(tmp_path: Path) -> Settings:
+def _settings(tmp_path: Path, **groups: object) -> Settings:
     return Settings.load(
         overrides={
             **QUICK,
             "storage": {"mode": "shared_fs"},
             "store": {"root": f"{tmp_path}/store"},
             "export": {"at_close_seconds_max": 0},
+            **groups,
         }
     )
 
@@ -165,3 +168,73 @@ def test_a_file_sealed_while_the_one_before_is_exported_is_not_overlooked(
         archiving.step()
 
         assert shard.ref.id in archiving._behind or shard.archive.exported == 2
+
+
+def test_what_time_asks_for_does_not_wait_until_everything_is_exported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a store was away for long there is much to export: local files must go and owners be checked meanwhile."""
+    clock = ManualClock()
+    retention = {"check_interval_s": 10, "time_s": 0, "bytes_max": 0, "grace_s": 0}
+    with Storage.open(tmp_path / "log", _settings(tmp_path, retention=retention), clock=clock) as log:
+        archiving = _archiving(log)
+        shard = _with_sealed_file(log, "orders")
+        for _ in range(3):
+            log.topic("orders").append(b"1")
+            log.topic("orders").rotate()
+            shard.upkeep.seal_rotated()
+        step, seen = Archive.step, list[tuple[int, int | None]]()
+
+        def slow(archive: Archive) -> bool:
+            clock.advance(20)
+            return step(archive)
+
+        monkeypatch.setattr(Archive, "step", slow)
+        archiving.chores = lambda: seen.append((shard.archive.exported, shard.wal.files.begins))
+        archiving.notice(shard)
+
+        archiving.step()
+
+        assert {1, 2, 3} <= {exported for exported, _ in seen}
+        assert any(begins and exported < 4 for exported, begins in seen), "a file went before all were exported"
+        assert shard.archive.exported == 4
+
+
+def test_a_failure_that_nobody_foresaw_is_one_shard_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Storage.open(tmp_path / "log", _settings(tmp_path)) as log:
+        archiving = _archiving(log)
+        bad, good = _with_sealed_file(log, "bad"), _with_sealed_file(log, "good")
+        step = Archive.step
+
+        def failing(archive: Archive) -> bool:
+            if archive is bad.archive:
+                raise RuntimeError("not foreseen")
+            return step(archive)
+
+        monkeypatch.setattr(Archive, "step", failing)
+        archiving.notice(bad)
+        archiving.notice(good)
+
+        archiving.step()
+
+        assert (bad.archive.exported, good.archive.exported) == (0, 1)
+
+
+def test_a_process_that_never_lives_for_an_interval_sweeps_too(tmp_path: Path) -> None:
+    clock, settings = ManualClock(), _settings(tmp_path)
+    assert settings.export.sweep_interval_s == 86_400
+    with Storage.open(tmp_path / "log", settings, clock=clock) as log:
+        archiving = _archiving(log)
+        shard = _with_sealed_file(log, "orders")
+        orphan = tmp_path / "store" / shard.ref.id / f"0-{'0' * 32}.seg"
+        orphan.parent.mkdir()
+        orphan.write_bytes(b"left behind")
+        os.utime(orphan, (0, 0))
+
+        archiving.step()
+        assert orphan.exists()
+        clock.advance(3_600)
+        archiving.step()
+
+        assert not orphan.exists()
+        assert shard.archive.exported == 1

@@ -28,6 +28,8 @@ LOOK_SECONDS = 1.0
 END_SECONDS = 10.0
 RETRY_SECONDS = 5.0
 """How long a shard is left alone after an attempt that failed."""
+FIRST_SWEEP_SECONDS = 60.0
+"""A shard is first swept so long after it was opened: a process that never lives for an interval sweeps, too."""
 
 
 class Archiving:
@@ -46,7 +48,8 @@ class Archiving:
         self._watched: dict[str, SegmentShard] = {}
         self._behind: dict[str, SegmentShard] = {}
         self._retry_at: dict[str, float] = {}
-        self._retained_at = self._swept_at = clock.monotonic()
+        self._sweep_at: dict[str, float] = {}
+        self._retained_at = self._chores_at = clock.monotonic()
         self._ended = False
         self._thread = Background("forebay-archiving", self._run)
 
@@ -57,6 +60,8 @@ class Archiving:
 
     def watch(self, shard: SegmentShard) -> None:
         """Look after the history of this shard from now on."""
+        first_s = min(FIRST_SWEEP_SECONDS, self._settings.export.sweep_interval_s)
+        self._sweep_at[shard.ref.id] = self._clock.monotonic() + first_s
         self._watched[shard.ref.id] = shard
         self.begin()
         self.notice(shard)
@@ -88,15 +93,20 @@ class Archiving:
             self._changed.wait_for(lambda: not self._is_at(shard_id))
             self._behind.pop(shard_id, None)
             self._retry_at.pop(shard_id, None)
+            self._sweep_at.pop(shard_id, None)
 
     def step(self) -> None:
-        """Everything that is due: one file of each shard in turn, until none is left, then what time asks for."""
+        """Everything that is due: one file of each shard in turn, until none is left, and what time asks for.
+
+        What time asks for does not wait until all is exported: local files go meanwhile, and owners are checked.
+        """
         with self._stepping:
-            while self._export_round():
-                pass
-            self._retain()
-            self._sweep()
-            self.chores()
+            more = True
+            while more:
+                more = self._export_round()
+                self._retain()
+                self._sweep()
+            self._do_chores()
 
     def end(self) -> None:
         """Stop the thread; its present step is waited for, but not for long."""
@@ -157,13 +167,25 @@ class Archiving:
 
     def _sweep(self) -> None:
         now = self._clock.monotonic()
-        if now - self._swept_at >= self._settings.export.sweep_interval_s:
-            self._swept_at = now
-            for shard in list(self._watched.values()):
+        for shard in list(self._watched.values()):
+            if self._sweep_at.get(shard.ref.id, now + 1) <= now:
+                self._sweep_at[shard.ref.id] = now + self._settings.export.sweep_interval_s
                 self._safely(shard, Archive.sweep)
+
+    def _do_chores(self) -> None:
+        self._chores_at = self._clock.monotonic()
+        try:
+            self.chores()
+        except (ForebayError, OSError) as error:
+            logger.warning("will be tried again: %s", error)
 
     def _safely(self, shard: SegmentShard, work: Callable[[Archive], object]) -> bool:
         """Work on the shard, unless it is to be left alone. Its trouble is logged and does not stop the others."""
+        if self._ended:
+            return False
+        if self._clock.monotonic() - self._chores_at >= LOOK_SECONDS:
+            # A store that does not answer takes long to say so, once for each shard.
+            self._do_chores()
         if not self._attend(shard):
             return False
         try:
@@ -174,6 +196,9 @@ class Archiving:
         except (ForebayError, OSError) as error:
             self._retry_at[shard.ref.id] = self._clock.monotonic() + RETRY_SECONDS
             logger.warning("%s: history ends at %d for now: %s", shard.ref, shard.archive.exported, error)
+        except Exception:
+            self._retry_at[shard.ref.id] = self._clock.monotonic() + RETRY_SECONDS
+            logger.exception("%s: the upkeep of its history failed and will be tried again", shard.ref)
         else:
             self._retry_at.pop(shard.ref.id, None)
             return done
