@@ -107,6 +107,10 @@ class Places:
             raise Unavailable(f"{name} is no store of these settings: open it with those that it was written with")
         return self._stores[name]
 
+    def is_elsewhere(self, name: str) -> bool:
+        """Whether the store of this name lies in another data directory."""
+        return name.startswith((LOCAL, LOADS)) and name not in (self._local, self.loads_name)
+
     def segment(self, descriptor: SegmentDescriptor) -> SealedSegment:
         """The segment that a descriptor names."""
         if descriptor.store == self._local:
@@ -131,11 +135,11 @@ class Places:
             return self._disk.open(self._path(descriptor))
         return self._known(descriptor, self._objects).source(descriptor)
 
-    def probe(self) -> None:
+    def probe(self, *, seconds_max: float | None = None) -> None:
         """See once, before anything is exported, that the store keeps its promises; `Unsupported` if it does not."""
         if not self._probed:
             assert self.store is not None
-            for note in self.store.probe().notes:
+            for note in self.store.probe(seconds_max=seconds_max).notes:
                 logger.warning("%s: %s", self.store.name, note)
             self._probed = True
 

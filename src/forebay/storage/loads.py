@@ -212,14 +212,20 @@ class Loads:
             return []
         attached: list[Attached] = []
         missing = _wanted(load) - parts.keys()
-        is_late = load.expires_at is not None and self._clock.now_ms() >= load.expires_at
-        if not is_late:
+        hopeless = None
+        if load.expires_at is not None and self._clock.now_ms() >= load.expires_at:
+            hopeless = "was not attached everywhere in time"
+        else:
             self._open_for(load, missing, is_asked=load.directory == self._holder)
             here = [s for s in self._shards_of(load) if s.ref.partition in missing]
-            attached = self._attach(load_id, load, here)
+            if here and parts and self._places.is_elsewhere(load.store):
+                # Its topic moved away from it half-way: readers behind its parts must not wait for ever.
+                hopeless = f"lies in {load.store}, and {here[0].ref}, which lacks it, is in directory {self._holder}"
+            else:
+                attached = self._attach(load_id, load, here)
         ended = self._book.commit(load_id)
-        if is_late and ended.status is LoadStatus.OFFERED:
-            logger.warning("load %s was not attached everywhere in time", load_id)
+        if hopeless is not None and ended.status is LoadStatus.OFFERED:
+            logger.warning("load %s %s", load_id, hopeless)
             ended = self.abandon(load_id)
         if ended.status is LoadStatus.COMMITTED:
             self._wake(load.topic_id)
