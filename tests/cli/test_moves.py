@@ -185,6 +185,7 @@ def test_what_another_directory_has_is_refused_here_and_left_alone(house: House)
 
     assert snapshot(house.root / "b") == before
     assert house.numbers("b") == list(range(22))
+    assert not (house.root / "c").exists()
 
 
 def test_a_source_that_is_open_elsewhere_is_refused(tmp_path: Path) -> None:

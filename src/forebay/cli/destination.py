@@ -60,11 +60,13 @@ class Destination:
         if os.path.realpath(path) == os.path.realpath(source.path):
             raise Invalid(f"{path} is the directory that {spec.name} is to leave: name another with --to")
         _check_metadata(run.settings, path)
-        directory = _look_or_make(run, path)
-        if directory.id == source.id:
+        there = _look(run, path)
+        if there is not None and there.id == source.id:
             raise Conflict(f"{path} is a copy of {source.path}: both have id {source.id}; name another with --to")
+        _check_holders(source, spec, there.id if there is not None else None)
+        # Only now: whoever is refused finds no new directory.
+        directory = there or _made(run, path)
         _check_shards(run, source, directory)
-        _check_holders(source, spec, directory)
         return cls(run=run, spec=spec, source=source, path=directory.path, id=directory.id)
 
     @contextmanager
@@ -126,9 +128,11 @@ def _check_metadata(settings: Settings, path: str) -> None:
         )
 
 
-def _look_or_make(run: Invocation, path: str) -> LogDirectory:
-    if os.path.exists(os.path.join(path, MARKER)):
-        return LogDirectory.look(path, run.disk)
+def _look(run: Invocation, path: str) -> LogDirectory | None:
+    return LogDirectory.look(path, run.disk) if os.path.exists(os.path.join(path, MARKER)) else None
+
+
+def _made(run: Invocation, path: str) -> LogDirectory:
     made = LogDirectory.take(path, run.disk, SystemClock())
     made.release()
     return made
@@ -145,18 +149,18 @@ def _check_shards(run: Invocation, source: Inspected, directory: LogDirectory) -
         )
 
 
-def _check_holders(source: Inspected, spec: TopicSpec, directory: LogDirectory) -> None:
-    """Nobody else may have any of it: sealing here would be a take-over."""
+def _check_holders(source: Inspected, spec: TopicSpec, target: str | None) -> None:
+    """Nobody but these two may have any of it: sealing here would be a take-over."""
     for partition, state in enumerate(states_of(source, spec)):
         if state is None:
             continue
         if state.phase is Phase.SEALED:
-            if state.target not in (None, source.id, directory.id):
+            if state.target not in (None, source.id, target):
                 raise Moved(
                     f"{spec.name}[{partition}] was sealed for directory {state.target}: finish that move, or take the "
                     f'topic back with "forebay topic unseal {spec.name}"'
                 )
-        elif state.holder not in (None, source.id, directory.id):
+        elif state.holder not in (None, source.id, target):
             raise Moved(
                 f"{spec.name}[{partition}] is in directory {state.holder}, and {source.path} is {source.id}: name "
                 "that one with --data"
