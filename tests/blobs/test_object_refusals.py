@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import socket
 import sys
 import traceback
 from collections.abc import Callable
@@ -49,6 +50,24 @@ def test_a_store_that_ignores_if_none_match_is_refused() -> None:
 
         with pytest.raises(Unsupported, match="s3://forebay-test/p let the same key be created twice"):
             store.probe()
+
+
+@pytest.mark.parametrize("doubtful", [DROPPED, Answer(500), Answer(502)])
+def test_a_probe_without_an_answer_is_unavailable_as_nothing_rests_on_its_object(doubtful: Answer) -> None:
+    told = "s3://forebay-test/p does not answer, so what it can do is not known yet"
+    with answering(in_turn(put=[doubtful])) as (endpoint, _), pytest.raises(Unavailable, match=told):
+        s3(endpoint, retries_max=1).probe()
+
+
+def test_a_probe_in_haste_does_not_wait_as_long_as_the_settings_would() -> None:
+    hour_ms = 3_600_000
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        settings = s3_settings(endpoint, request_timeout_ms=hour_ms, retry_timeout_ms=hour_ms, retries_max=100)
+        store = open_store(settings, disk=SystemDisk())
+
+        with pytest.raises(Unavailable, match="does not answer"):
+            store.probe(seconds_max=0.2)
 
 
 @pytest.mark.parametrize("status", [429, 503])

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
+import forebay
 from forebay import Storage, Unavailable
 from forebay.format.descriptor import Phase
-from forebay.settings import ExportSettings, RetentionSettings
-from forebay.storage import archiving
+from forebay.settings import ExportSettings, RetentionSettings, Settings, StorageSettings
+from forebay.storage import archiving, building
+from tests.blobs.servers import s3_settings
 from tests.history.test_servers_killed import Bucket
 from tests.ledger import Ledger
 from tests.moves import rig
@@ -120,6 +123,24 @@ def test_a_process_starts_while_the_store_is_away(
         until(lambda: topic.offsets().exported == end)
         assert told(topic.read()) == numbers(0, end)
     ledger.count("servers away", server="S3", moment="start")
+
+
+def test_a_process_starts_beside_a_store_that_takes_connections_and_answers_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hour_ms = 3_600_000
+    monkeypatch.setattr(building, "PROBE_SECONDS_MAX", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent, caplog.at_level(logging.WARNING):
+        store = s3_settings(
+            f"http://127.0.0.1:{silent.getsockname()[1]}", request_timeout_ms=hour_ms, retry_timeout_ms=hour_ms
+        )
+        export = ExportSettings(at_close_seconds_max=1)
+        settings = Settings(storage=StorageSettings(mode="object_store"), store=store, export=export)
+        with forebay.open(tmp_path / "data", settings) as log:
+            topic = log.create_topic(TOPIC)
+
+            assert "history is not exported for now, appends go on" in caplog.text
+            assert topic.append(b"goes on") == 0
 
 
 def test_a_topic_that_moves_waits_for_the_store_and_goes_on_exactly(land: Land, store: Store, ledger: Ledger) -> None:

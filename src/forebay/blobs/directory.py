@@ -161,7 +161,7 @@ class DirectoryStore:
                 raise
             self._disk.sync_directory(posixpath.dirname(path))
 
-    def probe(self) -> Capabilities:
+    def probe(self, *, seconds_max: float | None = None) -> Capabilities:
         self._alive()
         with self._named("probe the file system"):
             return probe_directory(self._disk, self._uploads, self.name, self._clock.random_bytes(8).hex())

@@ -123,8 +123,12 @@ class BlobStore(Protocol):
         After an error it may have been done, or may yet be: repeat it, and never give the key to other content.
         """
 
-    def probe(self) -> Capabilities:
-        """Try what the promises above rest on; `Unsupported` names what this store does not do. Leaves nothing."""
+    def probe(self, *, seconds_max: float | None = None) -> Capabilities:
+        """Try what the promises above rest on; `Unsupported` names what this store does not do. Leaves nothing.
+
+        One that does not answer is `Unavailable`. With `seconds_max` each request is given up after so long, however
+        patient the settings are.
+        """
 
     def abort_stale_uploads(self, older_than_s: float) -> int:
         """Clear away what interrupted uploads left behind, if older than this; how many were cleared."""

@@ -13,6 +13,7 @@ from forebay.cli.invocation import Invocation
 from forebay.clock import SystemClock
 from forebay.errors import ForebayError
 from forebay.metadata.opening import open_metadata
+from forebay.storage.building import PROBE_SECONDS_MAX
 from forebay.storage.directory import METADATA
 
 
@@ -59,7 +60,7 @@ def examine_store(run: Invocation) -> Iterator[Answer]:
     begun = clock.monotonic()
     try:
         with contextlib.closing(_store(run, place)) as store:
-            able = store.probe()
+            able = store.probe(seconds_max=PROBE_SECONDS_MAX)
     except ForebayError as error:
         yield Answer("store", Verdict.PROBLEM, str(error))
         return

@@ -16,7 +16,7 @@ from forebay.errors import Unavailable, Unsupported
 from forebay.metadata import MemoryMetadata, MetadataStore
 from forebay.metadata.opening import open_metadata
 from forebay.settings import Settings
-from forebay.shard import Owner, SegmentShard, Surroundings
+from forebay.shard import SegmentShard, Surroundings
 from forebay.shard.membership import Membership
 from forebay.shard.places import Places
 from forebay.storage.archiving import Archiving
@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 IN_MEMORY = ":memory:"
 ROCKSDB = "rocksdb"
 """The directory of the database, in the data directory; made when a topic first needs it."""
+PROBE_SECONDS_MAX = 5.0
+"""How long opening waits for each answer of the store of history. Before the first export it is tried with patience."""
 
 
 @dataclass(kw_only=True)
@@ -82,8 +84,9 @@ class Parts:
 def memory_parts(settings: Settings, clock: Clock) -> Parts:
     """A log of this process alone, without files."""
     metadata = MemoryMetadata()
-    owner = Owner(metadata.session(settings.metadata.lease_ttl_s).id, IN_MEMORY)
-    return Parts(metadata=metadata, memory=MemoryEngine(settings, clock=clock, metadata=metadata, owner=owner))
+    membership = Membership(metadata, settings.metadata.lease_ttl_s, IN_MEMORY)
+    engine = MemoryEngine(settings, clock=clock, metadata=metadata, membership=membership)
+    return Parts(metadata=metadata, memory=engine)
 
 
 def beside_parts(
@@ -98,7 +101,7 @@ def beside_parts(
         definitions = Definitions(metadata, settings.metadata.prefix, clock)
         parts = Parts(
             metadata=metadata,
-            memory=MemoryEngine(settings, clock=clock, metadata=metadata, owner=Owner("", directory.id)),
+            memory=MemoryEngine(settings, clock=clock, metadata=metadata, membership=None),
             segment=FollowingEngine(
                 directory.shards,
                 settings,
@@ -137,7 +140,7 @@ def owner_parts(directory: LogDirectory, settings: Settings, disk: Disk, clock: 
 
         parts = Parts(
             metadata=metadata,
-            memory=MemoryEngine(settings, clock=clock, metadata=metadata, owner=membership.owner),
+            memory=MemoryEngine(settings, clock=clock, metadata=metadata, membership=membership),
             segment=SegmentEngine(
                 directory.shards,
                 settings,
@@ -181,7 +184,7 @@ def _places(directory: LogDirectory, settings: Settings, disk: Disk, clock: Cloc
     )
     if probe:
         try:
-            places.probe()
+            places.probe(seconds_max=PROBE_SECONDS_MAX)
         except Unavailable as error:
             if isinstance(error, Denied):
                 places.close()

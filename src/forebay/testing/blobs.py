@@ -229,7 +229,7 @@ class SimulatedBlobs:
     def delete(self, key: str) -> None:
         self._write("delete", key, lambda: self._remove(key))
 
-    def probe(self) -> Capabilities:
+    def probe(self, *, seconds_max: float | None = None) -> Capabilities:
         self._meet("probe", "")
         if not self._honours_create:
             raise Unsupported(f"{self.name} let the same key be created twice: take a store that honours If-None-Match")

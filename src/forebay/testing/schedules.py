@@ -217,8 +217,8 @@ class PausingBlobs:
     def delete(self, key: str) -> None:
         self._changing(lambda: self._inner.delete(key))
 
-    def probe(self) -> Capabilities:
-        return self._inner.probe()
+    def probe(self, *, seconds_max: float | None = None) -> Capabilities:
+        return self._inner.probe(seconds_max=seconds_max)
 
     def abort_stale_uploads(self, older_than_s: float) -> int:
         return self._inner.abort_stale_uploads(older_than_s)

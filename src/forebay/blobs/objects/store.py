@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
+import msgspec
 import obstore
 
 from forebay.blobs.ahead import answer_of, asked_of, fetched_ahead, spans
@@ -198,12 +199,18 @@ class ObjectStore:
             if classify(error) is not Refusal.MISSING:
                 raise self._named(error, f"delete {key}") from None
 
-    def probe(self) -> Capabilities:
+    def probe(self, *, seconds_max: float | None = None) -> Capabilities:
+        if seconds_max is not None and self._settings.backend != "memory":
+            with contextlib.closing(open_objects(_within(seconds_max, self._settings), clock=self._clock)) as hasty:
+                return hasty.probe()
         key = f"probe-{self._clock.random_bytes(16).hex()}"
         try:
             first = self.put_if_absent(key, b"first")
             second = self.put_if_absent(key, b"second")
             kept = self.get_range(key, 0, 16, etag=second.stat.etag)
+        except Indeterminate as error:
+            # Nothing rests on this object: what counts is that there was no answer.
+            raise Unavailable(f"{self.name} does not answer, so what it can do is not known yet: {error}") from None
         finally:
             # What the store does with creates is the answer that counts, also where it cannot delete.
             with contextlib.suppress(ForebayError):
@@ -290,6 +297,16 @@ class ObjectStore:
         LIBRARY.begin()
         if self._closed:
             raise Closed(f"{self.name} was closed: open another")
+
+
+def _within(seconds: float, settings: StoreSettings) -> StoreSettings:
+    """The same store with less patience: a request, and all repetitions of one, end after so long."""
+    allowed_ms = max(1, int(seconds * 1000))
+    return msgspec.structs.replace(
+        settings,
+        request_timeout_ms=min(settings.request_timeout_ms, allowed_ms),
+        retry_timeout_ms=min(settings.retry_timeout_ms, allowed_ms),
+    )
 
 
 def _stat(meta: ObjectMeta) -> Stat:
