@@ -53,9 +53,7 @@ class MemoryHome:
         self._owners = Owners(self.metadata)
 
     def open(self) -> MemoryEngine:
-        return MemoryEngine(
-            self._settings, clock=SystemClock(), metadata=self.metadata, owner=self._owners.next().owner
-        )
+        return MemoryEngine(self._settings, clock=SystemClock(), metadata=self.metadata, membership=self._owners.next())
 
     def ref(self, partition: int = 0) -> ShardRef:
         return ShardRef(spec_of("ephemeral"), partition)

@@ -43,8 +43,8 @@ class LookupMemoryHome:
         self._owners = Owners(self.metadata)
 
     def open(self) -> MemoryEngine:
-        owner = self._owners.next().owner
-        return MemoryEngine(self._settings, clock=self.clock, metadata=self.metadata, owner=owner)
+        membership = self._owners.next()
+        return MemoryEngine(self._settings, clock=self.clock, metadata=self.metadata, membership=membership)
 
     def ref(self, partition: int = 0, **limits: int | str | None) -> ShardRef:
         return ShardRef(limited_spec("memory", "ephemeral", **limits), partition)

@@ -127,6 +127,19 @@ def test_an_open_database_shard_of_a_topic_that_was_deleted_elsewhere_stops(tmp_
     assert country.remains("A") == []
 
 
+def test_an_open_ephemeral_topic_that_was_deleted_elsewhere_stops(tmp_path: Path) -> None:
+    country = Country(rig.local(tmp_path, handoff=False))
+    with country.open("A") as a, country.open("B") as b:
+        topic = a.create_topic(TOPIC, durability="ephemeral")
+        topic.append(b"0")
+        b.delete_topic(TOPIC)
+        clear_up(a)
+
+        with pytest.raises(forebay.UnknownTopic):
+            topic.append(b"1")
+        assert notes(a) == 0
+
+
 @pytest.mark.parametrize("when", ["before", "behind"])
 def test_whoever_dies_over_a_deletion_it_reaches_every_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str, ledger: Ledger

@@ -112,7 +112,7 @@ class Member:
         self.definitions = Definitions(metadata, settings.metadata.prefix, ground.clock)
         self.parts = Parts(
             metadata=metadata,
-            memory=MemoryEngine(settings, clock=ground.clock, metadata=metadata, owner=self.membership.owner),
+            memory=MemoryEngine(settings, clock=ground.clock, metadata=metadata, membership=self.membership),
             segment=self.engine,
             membership=self.membership,
             archiving=archiving,

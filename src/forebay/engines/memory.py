@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from forebay.clock import Clock
 from forebay.conditions import Condition
 from forebay.engines.holding import HeldRecords
-from forebay.engines.operations import LookupEngine, joined, tombstone, wanted
+from forebay.engines.operations import LookupEngine, joined, tombstone
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
-from forebay.errors import Closed, Full, Invalid, Unavailable
+from forebay.engines.tenure import Tenure, Tenures
+from forebay.errors import Closed, Fenced, Full, Invalid, Unavailable
 from forebay.eviction import Evicted, Holding, Limits, plan
 from forebay.format.batch import Batch, ColumnBytes, batch_of, encode_row
 from forebay.format.control import WindowEntry
@@ -25,10 +26,10 @@ from forebay.progress import ProgressStore
 from forebay.records import Gap, Offsets, Reason
 from forebay.sealed import Gathered
 from forebay.settings import Settings
-from forebay.shard import Owner, RecoveryDecision, ShardRef, Source, acquire
+from forebay.shard import RecoveryDecision, ShardRef, Source
 from forebay.shard.deletion import DeleteBefore, DeleteKey, DeleteTag, Deletion
-from forebay.shard.reservation import reserve_in_state
-from forebay.topics import Durability, TopicSpec
+from forebay.shard.membership import Membership
+from forebay.topics import Durability, TopicSpec, shard_id
 from forebay.wal.hearing import is_inside
 from forebay.wal.staging import INSIDE, Entry, Producing, Ticket
 from forebay.wal.window import ProducerWindow
@@ -46,12 +47,14 @@ class MemoryShard:
         settings: Settings,
         *,
         clock: Clock,
-        epoch: int,
+        tenure: Tenure,
         start: int,
-        reserve: Callable[[int], int],
     ) -> None:
         self.ref = ref
-        self.epoch = epoch
+        self.regain: Callable[[], Tenure] = lambda: tenure
+        """Acquires the shard anew when its session has ended; `Fenced` if another owner has had it since."""
+        self.on_lost: Callable[[], None] = lambda: None
+        """Hears that another owner has the shard; it has ended here then."""
         self.durability = Durability.EPHEMERAL
         self.wakers: set[Callable[[], None]] = set()
         self.failure: str | None = None
@@ -60,7 +63,7 @@ class MemoryShard:
         self._clock = clock
         self._settings = settings
         self._limits = Limits.of(ref.spec, settings.retention)
-        self._reserve = reserve
+        self._tenure = tenure
         self._reserved_end = start
         self._start = start
         """Where this life began."""
@@ -73,6 +76,11 @@ class MemoryShard:
         self._published = Condition(self._lock)
         self._closed: str | None = None
 
+    @property
+    def epoch(self) -> int:
+        """Which owner in turn this is."""
+        return self._tenure.epoch
+
     def stage_one(self, entry: Entry, size: int) -> Ticket:
         """See `OpenShard`."""
         return self.stage_many(encode_row(entry[:5]), entry.producing, entry.ticket)
@@ -82,12 +90,16 @@ class MemoryShard:
         if self._is_inside():
             # A signal handler in the middle of an append: it would be given the same offset.
             raise Unavailable(INSIDE)
-        with self._published:
-            self._check_open()
-            repeated = self._window.expect(*producing, None, columns.count) if producing is not None else None
-            ticket.offset = repeated if repeated is not None else self._append(columns, producing)
-            ticket.count = columns.count
-            self._published.notify_all()
+        try:
+            with self._published:
+                self._check_open()
+                repeated = self._window.expect(*producing, None, columns.count) if producing is not None else None
+                ticket.offset = repeated if repeated is not None else self._append(columns, producing)
+                ticket.count = columns.count
+                self._published.notify_all()
+        except Fenced as error:
+            self._lose(error)
+            raise
         ticket.finish()
         for waker in tuple(self.wakers):
             waker()
@@ -98,12 +110,33 @@ class MemoryShard:
         batch = batch_of(columns, base=base, epoch=self.epoch, appended_at=self._clock.now_ms())
         self._check_room(batch, columns.size)
         if end > self._reserved_end:
-            self._reserved_end = self._reserve(end + self._settings.wal.reserve_records_min)
+            self._reserved_end = self._tenure.reserve(end + self._settings.wal.reserve_records_min)
+        # After everything that takes time and before anybody hears of it.
+        self._hold_on()
         if producing is not None:
             self._window.add(WindowEntry(*producing, 1, columns.count, base))
         self._held.append(batch, columns.size)
         self._fit()
         return base
+
+    def check_owner(self) -> None:
+        """Go on as the owner in a new session if the last has ended; end if another owner has the shard."""
+        try:
+            with self._published:
+                if self._closed is None:
+                    self._hold_on()
+        except Fenced as error:
+            self._lose(error)
+
+    def _hold_on(self) -> None:
+        """On return the session lives in which the shard is ours. What it holds stays, if nobody else has had it."""
+        if not self._tenure.still_owner():
+            self._tenure = self.regain()
+
+    def _lose(self, error: Fenced) -> None:
+        if self._closed is None:
+            self.end(f"has ended here: {error}")
+            self.on_lost()
 
     def _check_room(self, batch: Batch, size: int) -> None:
         most = self._settings.memory.bytes_max
@@ -298,14 +331,25 @@ def _decision(start: int) -> RecoveryDecision:
 
 
 class MemoryEngine(LookupEngine[MemoryShard]):
-    """Shards in memory, owned by this process."""
+    """Shards in memory, owned by this process. Beside an owner, without a membership, none is opened."""
 
-    def __init__(self, settings: Settings, *, clock: Clock, metadata: MetadataStore, owner: Owner) -> None:
+    def __init__(
+        self, settings: Settings, *, clock: Clock, metadata: MetadataStore, membership: Membership | None
+    ) -> None:
         super().__init__(ProgressStore(metadata, settings.metadata.prefix))
         self._settings = settings
         self._clock = clock
-        self._metadata = metadata
-        self._owner = owner
+        self._tenures = Tenures(metadata, settings, membership) if membership is not None else None
+        self.on_lost: Callable[[ShardRef], None] = lambda ref: None
+        """Hears of each shard that has ended because another owner has it, or its topic was deleted elsewhere."""
+
+    def remove_topic(self, topic_id: str, partitions: int) -> None:
+        """On return what is open of a topic that another directory has deleted has ended."""
+        for partition in range(partitions):
+            shard = self._shards.get(shard_id(topic_id, partition))
+            if shard is not None:
+                shard.end("was deleted from another directory")
+                self._drop(shard)
 
     def _close(self, shard: MemoryShard) -> None:
         shard.end("is closed")
@@ -314,16 +358,20 @@ class MemoryEngine(LookupEngine[MemoryShard]):
         shard.abandon("was opened before a fork: open it anew in the child")
 
     def _open(self, ref: ShardRef) -> MemoryShard:
-        shard = wanted(ref, self._settings)
-        before, epoch = acquire(self._metadata, [shard], self._owner)[0]
-        return MemoryShard(
-            ref,
-            self._settings,
-            clock=self._clock,
-            epoch=epoch,
-            start=before.reserved_end if before is not None else 0,
-            reserve=reserve_in_state(self._metadata, shard.key, epoch),
-        )
+        tenures = self._tenures
+        assert tenures is not None, "beside an owner no shard is opened"
+        tenure, before = tenures.begin(ref)
+        start = before.reserved_end if before is not None else 0
+        shard = MemoryShard(ref, self._settings, clock=self._clock, tenure=tenure, start=start)
+        shard.regain = lambda: tenures.regain(shard.ref, shard.epoch)
+        shard.on_lost = lambda: self._drop(shard)
+        return shard
+
+    def _drop(self, shard: MemoryShard) -> None:
+        """The next use opens it anew, or is told who has it."""
+        if self._shards.get(shard.ref.id) is shard:
+            del self._shards[shard.ref.id]
+            self.on_lost(shard.ref)
 
     def _remove(self, ref: ShardRef, shard: MemoryShard | None) -> None:
         if shard is not None:

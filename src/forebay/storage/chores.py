@@ -62,6 +62,8 @@ class Chores:
         assert engine is not None
         for shard in engine.shards():
             shard.check_owner()
+        for held in self._parts.memory.shards():
+            self._safely(held.check_owner)
         self._safely(self._loads.step)
         self._safely(self.hear)
         now = self._clock.monotonic()
@@ -103,6 +105,7 @@ class Chores:
         """Of a topic that another directory has deleted, see that nothing is left here, and say so."""
         engine, rocksdb = self._parts.owned, self._parts.rocksdb
         assert engine is not None
+        self._parts.memory.remove_topic(late.topic_id, late.partitions)
         if rocksdb is not None:
             rocksdb.remove_topic(late.topic_id, late.partitions)
         if self._parts.places is not None and self._parts.places.store is not None:

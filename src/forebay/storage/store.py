@@ -53,6 +53,7 @@ class Storage:
         self._committer = committing()
         self._definitions = Definitions(parts.metadata, settings.metadata.prefix, clock)
         self._shards = OpenShards(parts, self._definitions, self._check_open)
+        parts.memory.on_lost = self._shards.let_go
         self._closing = Closing()
         self._ended: str | None = None
         self._deletions = Deletions(parts, self._definitions, settings, clock, self._forget)

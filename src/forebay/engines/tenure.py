@@ -1,0 +1,59 @@
+"""As whom a shard in memory takes appends: an epoch, acquired in a session that must still live."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from forebay.engines.operations import wanted
+from forebay.errors import Conflict, Fenced, Moved, UnknownTopic
+from forebay.format.descriptor import ShardState
+from forebay.metadata import MetadataStore
+from forebay.settings import Settings
+from forebay.shard import Owner, ShardRef, acquire
+from forebay.shard.membership import Membership
+from forebay.shard.ownership import Check
+from forebay.shard.reservation import reserve_in_state
+
+
+class Tenure(NamedTuple):
+    """A shard that is ours for now."""
+
+    epoch: int
+    reserve: Callable[[int], int]
+    still_owner: Callable[[], bool]
+
+
+class Tenures:
+    """Acquires shards for this process, and again in a new session where the last one has ended."""
+
+    def __init__(self, metadata: MetadataStore, settings: Settings, membership: Membership) -> None:
+        self._metadata = metadata
+        self._settings = settings
+        self._membership = membership
+
+    def begin(self, ref: ShardRef) -> tuple[Tenure, ShardState | None]:
+        """Own the shard from now on; what was recorded of it before."""
+        return self._acquired(ref, lambda owner: lambda _, state: None)
+
+    def regain(self, ref: ShardRef, epoch: int) -> Tenure:
+        """Own the shard as before, in a session that lives; `Fenced` if another owner has had it since `epoch`."""
+
+        def check(owner: Owner) -> Check:
+            def refuse(_: object, state: ShardState | None) -> None:
+                # By this session: an attempt whose answer was lost.
+                if state is None or (state.epoch != epoch and state.owner != owner.session):
+                    raise Fenced(f"{ref}: another owner has had it since this one's session ended: open it again")
+
+            return refuse
+
+        try:
+            return self._acquired(ref, check)[0]
+        except (Conflict, Moved, UnknownTopic) as error:
+            raise Fenced(str(error)) from error
+
+    def _acquired(self, ref: ShardRef, check: Callable[[Owner], Check]) -> tuple[Tenure, ShardState | None]:
+        session, shard = self._membership.session, wanted(ref, self._settings)
+        owner = Owner(session.id, self._membership.holder)
+        before, epoch = acquire(self._metadata, [shard], owner, check=check(owner))[0]
+        return Tenure(epoch, reserve_in_state(self._metadata, shard.key, epoch), session.alive), before

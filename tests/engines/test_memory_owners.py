@@ -1,0 +1,117 @@
+"""Ephemeral shards whose session ends: kept if nobody came, given up if somebody did, and never acknowledged by two."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from forebay.clock import SystemClock
+from forebay.engines import MemoryEngine
+from forebay.engines.seam import NewRecord
+from forebay.errors import Closed, Fenced, Indeterminate, Moved, Unavailable
+from forebay.metadata import MemoryMetadata
+from forebay.shard import ShardRef
+from forebay.shard.membership import Membership
+from forebay.testing.metadata import Fault, FaultyMetadata
+from tests.engines.homes import SETTINGS, spec_of
+
+REF = ShardRef(spec_of("ephemeral"), 0)
+
+
+class Member(NamedTuple):
+    """One process: its engine, and the session that may end under it."""
+
+    engine: MemoryEngine
+    membership: Membership
+
+    def append(self, value: bytes) -> int:
+        return self.engine.write(REF, NewRecord(value, 1))
+
+    def values(self) -> list[bytes | None]:
+        batches = self.engine.read_by_offset(REF, 0).batches
+        return [value for batch in batches for value in batch.values()]
+
+
+def member(store: FaultyMetadata, holder: str) -> Member:
+    membership = Membership(store, 15.0, holder)
+    engine = MemoryEngine(SETTINGS, clock=SystemClock(), metadata=store, membership=membership)
+    return Member(engine, membership)
+
+
+@pytest.fixture
+def store() -> FaultyMetadata:
+    return FaultyMetadata(MemoryMetadata())
+
+
+def test_what_nobody_else_has_had_is_kept_and_owned_in_a_new_session(store: FaultyMetadata) -> None:
+    here, there = member(store, "here"), member(store, "there")
+    assert here.append(b"0") == 0
+    here.membership.session.close()
+
+    assert here.append(b"1") == 1
+
+    assert here.values() == [b"0", b"1"]
+    assert here.engine.open_shard(REF).epoch == 2
+    with pytest.raises(Moved, match="living session"):
+        there.append(b"x")
+
+
+def test_nothing_is_acknowledged_once_another_has_it_and_the_next_use_says_who(store: FaultyMetadata) -> None:
+    here, there = member(store, "here"), member(store, "there")
+    lost: list[ShardRef] = []
+    here.engine.on_lost = lost.append
+    here.append(b"0")
+    shard = here.engine.open_shard(REF)
+    here.membership.session.close()
+    began = there.append(b"theirs")
+
+    with pytest.raises(Fenced):
+        here.append(b"zombie")
+
+    assert lost == [REF]
+    with pytest.raises(Closed):
+        shard.read(0)
+    with pytest.raises(Moved, match="in directory there"):
+        here.append(b"x")
+    there.membership.session.close()
+    assert here.append(b"again") > began
+
+
+def test_who_only_reads_stops_too(store: FaultyMetadata) -> None:
+    here, there = member(store, "here"), member(store, "there")
+    here.append(b"0")
+    shard = here.engine.open_shard(REF)
+    shard.check_owner()
+    assert here.values() == [b"0"]
+    here.membership.session.close()
+    there.append(b"theirs")
+
+    shard.check_owner()
+
+    with pytest.raises(Closed):
+        shard.read(0)
+    assert here.engine.shards() == []
+
+
+def test_a_shard_opened_after_its_process_lost_its_session_is_owned_in_one_that_lives(store: FaultyMetadata) -> None:
+    here, there = member(store, "here"), member(store, "there")
+    here.membership.session.close()
+
+    here.append(b"0")
+
+    with pytest.raises(Moved, match="living session"):
+        there.append(b"x")
+
+
+def test_an_answer_that_got_lost_on_the_way_back_is_not_taken_for_another_owner(store: FaultyMetadata) -> None:
+    here = member(store, "here")
+    here.append(b"0")
+    here.membership.session.close()
+    store.inject(Fault.FAIL_AFTER)
+    store.inject(Fault.FAIL_BEFORE, after=1, method="get")
+    with pytest.raises((Unavailable, Indeterminate)):
+        here.append(b"refused")
+
+    assert here.append(b"1") == 1
+    assert here.values() == [b"0", b"1"]
