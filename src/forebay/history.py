@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from forebay.blobs import BlobChanged, BlobMissing, BlobStore
 from forebay.blobs.blocks import BUDGET_BYTES, Budget, ReadAhead
@@ -32,6 +32,8 @@ BLOCK_BYTES = 4 * 1024 * 1024
 BLOCKS_AHEAD = 2
 THREADS_MAX = 16
 READERS_KNOWN = 64
+ATTEMPTS = 4
+"""Of a look under which objects are replaced."""
 SEGMENTS_OPEN = 8
 """Of so many segments bytes are held."""
 SEGMENTS_KNOWN = 64
@@ -41,6 +43,7 @@ SPOT = 1
 
 READABLE = (DescriptorKind.FRAMES, DescriptorKind.PARQUET)
 OpenSegment = Callable[[SegmentDescriptor], SealedSegment]
+T = TypeVar("T")
 _Place: TypeAlias = tuple[str, str, int, str | None, str]
 
 
@@ -81,17 +84,22 @@ class History:
         """
         if offset >= self.end:
             self.refresh()
-        descriptor = self._covering(offset)
-        try:
-            return self._read(descriptor, offset, bytes_max)
-        except (BlobMissing, BlobChanged, FileNotFoundError) as error:
+        return self._tried(f"offset {offset}", lambda: self._read(self._covering(offset), offset, bytes_max))
+
+    def _tried(self, place: str, look: Callable[[], T]) -> T:
+        """Look, and look again where objects were replaced meanwhile; `Corrupt` if they are simply not there."""
+        for _ in range(ATTEMPTS):
+            known = self._descriptors
+            try:
+                return look()
+            except (BlobMissing, BlobChanged, FileNotFoundError) as error:
+                missing = error
             self.refresh()
-            replaced = self._covering(offset)
-            if replaced != descriptor:
-                return self._read(replaced, offset, bytes_max)
-            raise Corrupt(
-                f'the history of {self._catalog.keys} at offset {offset} is not there: {error}; run "forebay verify"'
-            ) from error
+            if self._descriptors is known:
+                break
+        raise Corrupt(
+            f'the history of {self._catalog.keys} at {place} is not there: {missing}; run "forebay verify"'
+        ) from missing
 
     def _read(self, descriptor: SegmentDescriptor | None, offset: int, bytes_max: int) -> Page:
         if descriptor is None:
@@ -120,6 +128,9 @@ class History:
         It may lie in a bulk load that is not committed yet: who begins there waits, and misses nothing of it.
         """
         self.refresh()
+        return self._tried(f"time {timestamp}", lambda: self._offset_at_time(timestamp))
+
+    def _offset_at_time(self, timestamp: int) -> int | None:
         for descriptor in self._descriptors:
             if descriptor.kind in READABLE and descriptor.records and descriptor.time_max >= timestamp:
                 if self._is_given_up(descriptor):

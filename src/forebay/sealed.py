@@ -236,7 +236,7 @@ class SealedSegment:
         found = self._postings.get(kind)
         if found is None:
             section = sections.get(kind)
-            found = self._scanned(kind) if section is None else Postings(self._read_postings, section)
+            found = self._scanned(kind) if section is None else Postings(self._read_postings, section, self.name)
             self._postings[kind] = found
         return found, index.footer.start
 

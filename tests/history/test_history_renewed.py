@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Final
 
 import msgspec
@@ -96,3 +97,38 @@ def test_an_index_that_was_made_anew_is_looked_into_where_it_lies(house: House) 
 
     assert totals() == before
     assert stream(history) == expected(0, 20)
+
+
+@pytest.mark.parametrize("swaps", [1, 3])
+def test_a_read_under_which_objects_are_replaced_again_and_again_goes_on(house: House, swaps: int) -> None:
+    stores, left, names = Stores(house), [swaps], itertools.count()
+
+    def swapped(descriptor: SegmentDescriptor) -> SealedSegment:
+        """Before it is read, what was opened is replaced by the same bytes under another name."""
+        segment, key = stores.segment(descriptor), descriptor.object_key
+        if left[0]:
+            left[0] -= 1
+            name = f"{key.partition('.')[0]}.{next(names)}.seg"
+            _copied(house.store, key, house.store, name)
+            _copied(house.store, index_name(key), house.store, index_name(name))
+            _renew(house, object_key=name)
+            house.store.delete(key)
+            house.store.delete(index_name(key))
+        return segment
+
+    assert History(house.catalog(), swapped).read(0).next == 20
+    left[0] = swaps
+    assert History(house.catalog(), swapped).offset_at_time(1_007) == 7
+    assert left == [0]
+
+
+@pytest.mark.parametrize("suffix", ["segment", "index"])
+def test_an_object_that_is_not_there_is_named_by_every_look_with_what_to_do(house: House, suffix: str) -> None:
+    key = house.catalog().pieces()[0].descriptor.object_key
+    house.store.delete(key if suffix == "segment" else index_name(key))
+    history = History(house.catalog(), Stores(house).segment)
+
+    with pytest.raises(Corrupt, match='offset 3 is not there: .*run "forebay verify"'):
+        history.read(3)
+    with pytest.raises(Corrupt, match='time 1007 is not there: .*run "forebay verify"'):
+        history.offset_at_time(1_007)

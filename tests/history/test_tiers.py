@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from forebay import EARLIEST, Moved, Position, Storage, Topic, Unavailable
+from forebay.format.segment import index_name
 from forebay.settings import RetentionSettings
 from tests.ledger import Ledger
 from tests.moves import rig
@@ -140,6 +141,20 @@ def test_what_is_not_in_the_store_never_leaves_the_disk(log: Storage, land: Land
     log.export_topic(TOPIC)
     assert shard_of(topic).archive.retain() == 0
     assert shard_of(topic).wal.files.begins == 0
+
+
+def test_what_the_store_has_without_its_index_never_leaves_the_disk(log: Storage, land: Land) -> None:
+    topic = log.create_topic(TOPIC)
+    fill(log, topic, files=2)
+    index = land.root / "store" / index_name(pieces_of(log, topic)[0].object_key)
+    held = index.read_bytes()
+    for harm in (index.unlink, lambda: index.write_bytes(held[:-1])):
+        harm()
+        assert shard_of(topic).archive.retain() == 0
+        assert told(topic.read()) == numbers(0, 30)
+    index.write_bytes(held)
+    assert shard_of(topic).archive.retain() == 2
+    assert told(topic.read()) == numbers(0, 30)
 
 
 def test_a_follower_at_the_head_hears_of_a_seal(log: Storage) -> None:

@@ -71,10 +71,11 @@ def _alike(firsts: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
 class Postings:
     """The postings of one section, read where needed. The fence is read at once and kept: 16 bytes per 1,024 entries.
 
-    Damage is `Corrupt`, whichever part it is found in.
+    Damage is `Corrupt`, whichever part it is found in; it says that it is in the index of `name`.
     """
 
-    def __init__(self, read: ReadAt, section: Section) -> None:
+    def __init__(self, read: ReadAt, section: Section, name: str = "a segment") -> None:
+        self._name = name
         self._read = read
         self._section = section
         fence = memoryview(read(section.position, min(section.length, _fence_bytes_max(section.length))))
@@ -148,7 +149,7 @@ class Postings:
         return np.frombuffer(block, "<u4", high - low, 8 * count + 4 * low)
 
     def _damage(self, why: str) -> Corrupt:
-        return Corrupt(f"section {self._section.kind} of an index is damaged: {why}")
+        return Corrupt(f'the index of {self._name}: section {self._section.kind}: {why}; run "forebay repair"')
 
 
 def _fence_bytes_max(length: int) -> int:

@@ -27,9 +27,10 @@ def covering(pieces: Sequence[SegmentDescriptor], start: int, end: int) -> Segme
 
 
 def is_there(store: BlobStore, piece: SegmentDescriptor) -> bool:
-    """Whether the store has the object of a segment, as it was catalogued."""
-    found = store.stat(piece.object_key)
-    return found is not None and (found.size, found.etag) == (piece.bytes, piece.etag)
+    """Whether the store has the object of a segment, as it was catalogued, and its index."""
+    found, index = store.stat(piece.object_key), store.stat(piece.index_object)
+    is_same = found is not None and (found.size, found.etag) == (piece.bytes, piece.etag)
+    return is_same and index is not None and index.size == piece.index_bytes
 
 
 def copied(

@@ -250,9 +250,14 @@ class Lookups:
                 yield from reversed(tracts) if backwards else tracts
 
     def _of_file(self, file: LogFile | SealedFile, start: int, stop: int) -> list[_Tract]:
-        """A local file, and history where the file has a hole that it may fill."""
+        """A local file, and history where the file has a hole that it may fill, or cannot be looked into."""
         found: list[_Tract] = []
-        gaps = file.gaps if isinstance(file, LogFile) else file.index().gaps
+        try:
+            gaps = file.gaps if isinstance(file, LogFile) else file.index().gaps
+        except (Corrupt, OSError):
+            if self._past is None or stop > self._past.exported:
+                raise
+            return self._of_history(start, stop)
         for gap in sorted(gap for gap in gaps if gap.reason in ELSEWHERE and gap.stop > start and gap.start < stop):
             if gap.start > start:
                 found.append(_Tract(start, gap.start, lambda: file))

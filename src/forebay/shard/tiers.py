@@ -1,7 +1,7 @@
 """One stream over all tiers: at each page the question "who covers this offset?" is asked anew.
 
 The local log answers for what it has; history for what lies below, for what was put into history from
-elsewhere, and for what the local files have lost. Files that go away under a reader cost it a look-up.
+elsewhere, and for what the local files have lost or cannot give. Files that go away under a reader cost it a look-up.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ class Tiers:
     def __init__(self, log: LocalLog, past: Past) -> None:
         self._log = log
         self._past = past
+        self._told = ""
+        """What was said last of a local file."""
 
     @property
     def _history(self) -> History:
@@ -64,6 +66,8 @@ class Tiers:
             page = self._log.read(offset, bytes_max)
         except BelowFiles:
             return self._below(offset, bytes_max)
+        except (Corrupt, OSError) as error:
+            return self._instead(error, offset, bytes_max)
         if page.events:
             return self._filled(page, offset, bytes_max)
         if page.next == offset and offset < self._past.exported:
@@ -73,8 +77,25 @@ class Tiers:
 
     def offset_at_time(self, timestamp: int) -> int | None:
         """The first record at or after the time, by offset, in whichever tier it lies."""
-        found = [self._history.offset_at_time(timestamp), self._log.offset_at_time(timestamp)]
-        return min((offset for offset in found if offset is not None), default=None)
+        found = self._history.offset_at_time(timestamp)
+        # Whatever lies before it is history too. Local copies are looked at again by nobody who could tell more.
+        return found if found is not None else self._log.offset_at_time(timestamp)
+
+    def _instead(self, error: Corrupt | OSError, offset: int, bytes_max: int) -> Page:
+        """What history has where a local file, or its index, cannot be read; raises why not if it has nothing."""
+        if offset >= self._past.exported:
+            raise error
+        try:
+            page = self._history.read(offset, bytes_max)
+        except (Corrupt, Unavailable) as worse:
+            # That it is not there at all says more than that it could not be read now.
+            raise worse if isinstance(error, OSError) and isinstance(worse, Corrupt) else error from None
+        if page.next == offset:
+            raise error
+        if str(error) != self._told:
+            self._told = str(error)
+            logger.warning("what a local file has is read from history: %s", error)
+        return page
 
     def _below(self, offset: int, bytes_max: int) -> Page:
         page = self._history.read(offset, bytes_max)
