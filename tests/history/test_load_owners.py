@@ -106,7 +106,8 @@ def test_a_partition_that_is_promised_elsewhere_waits_for_its_new_owner() -> Non
     assert broken(land, target, BROUGHT, others={1: asked}) == []
 
 
-def test_a_load_that_its_topic_left_behind_half_way_is_given_up_by_who_lacks_it() -> None:
+@pytest.mark.parametrize("by", ["who has what lacks it", "who has what has it"])
+def test_a_load_that_its_topic_left_behind_half_way_is_given_up(by: str) -> None:
     land = Land("local", partitions=2)
     first, second = land.node("a"), land.node("b")
     first.append(0, 2)
@@ -118,10 +119,13 @@ def test_a_load_that_its_topic_left_behind_half_way_is_given_up_by_who_lacks_it(
     second.loads.step()
     assert land.load().status is LoadStatus.OFFERED, "as long as nothing waits for it, it may yet come back"
     assert [part.partition for part in first.loads.attach(LOAD).attached] == [0]
-    first.engine.seal_shard(first.shard(0).ref, target="b", quiesce=lambda: None)
-    assert second.append(0) == [7]
+    node = first
+    if by == "who has what lacks it":
+        node = second
+        first.engine.seal_shard(first.shard(0).ref, target="b", quiesce=lambda: None)
+    assert node.append(0) == [7]
 
-    assert second.settle().status is LoadStatus.ABANDONED
+    assert node.settle().status is LoadStatus.ABANDONED
 
-    assert [step[0] for step in second.stream(0)] == [0, 1, 2, 7]
-    assert broken(land, second, brought) == []
+    assert [step[0] for step in node.stream(0)] == [0, 1, 2, 7]
+    assert broken(land, node, brought, others={1: second}) == []

@@ -39,6 +39,11 @@ def loads_name(holder: str) -> str:
     return f"{LOADS}{holder}"
 
 
+def home_of_loads(name: str) -> str | None:
+    """The data directory that the store of this name lies in, if it is one for bulk loads into a directory."""
+    return name.removeprefix(LOADS) if name.startswith(LOADS) else None
+
+
 def is_local(descriptor: SegmentDescriptor) -> bool:
     """Whether the segment is a log file in some data directory."""
     return descriptor.store.startswith(LOCAL)
@@ -106,10 +111,6 @@ class Places:
         if name not in self._stores:
             raise Unavailable(f"{name} is no store of these settings: open it with those that it was written with")
         return self._stores[name]
-
-    def is_elsewhere(self, name: str) -> bool:
-        """Whether the store of this name lies in another data directory."""
-        return name.startswith((LOCAL, LOADS)) and name not in (self._local, self.loads_name)
 
     def segment(self, descriptor: SegmentDescriptor) -> SealedSegment:
         """The segment that a descriptor names."""

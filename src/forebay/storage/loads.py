@@ -27,7 +27,7 @@ from forebay.shard.attaching import Attached, Attaching
 from forebay.shard.forgetting import EndedLoad, ended_loads, finish_given_up, forget_unnamed, named_in
 from forebay.shard.leftovers import Leftovers
 from forebay.shard.loading import AttachedPart, LoadBook, never_offered
-from forebay.shard.places import Places
+from forebay.shard.places import Places, home_of_loads
 from forebay.shard.remains import remove_objects
 from forebay.storage.archiving import RETRY_SECONDS
 from forebay.storage.building import Parts
@@ -215,14 +215,13 @@ class Loads:
         hopeless = None
         if load.expires_at is not None and self._clock.now_ms() >= load.expires_at:
             hopeless = "was not attached everywhere in time"
+        elif parts and self._is_left_behind(load, missing):
+            # Readers behind the parts that it has must not wait for ever.
+            hopeless = f"lies in {load.store}, and partitions that lack it have moved elsewhere"
         else:
             self._open_for(load, missing, is_asked=load.directory == self._holder)
             here = [s for s in self._shards_of(load) if s.ref.partition in missing]
-            if here and parts and self._places.is_elsewhere(load.store):
-                # Its topic moved away from it half-way: readers behind its parts must not wait for ever.
-                hopeless = f"lies in {load.store}, and {here[0].ref}, which lacks it, is in directory {self._holder}"
-            else:
-                attached = self._attach(load_id, load, here)
+            attached = self._attach(load_id, load, here)
         ended = self._book.commit(load_id)
         if hopeless is not None and ended.status is LoadStatus.OFFERED:
             logger.warning("load %s %s", load_id, hopeless)
@@ -230,6 +229,12 @@ class Loads:
         if ended.status is LoadStatus.COMMITTED:
             self._wake(load.topic_id)
         return attached
+
+    def _is_left_behind(self, load: Load, missing: set[int]) -> bool:
+        """Whether what it brings lies in a data directory that a partition which lacks it has left."""
+        home = home_of_loads(load.store)
+        states = [self._catalog(load, partition).state() for partition in missing if home is not None]
+        return any(stored is not None and stored.state.holder not in (None, home) for stored in states)
 
     def _open_for(self, load: Load, partitions: set[int], *, is_asked: bool) -> dict[int, str]:
         """Open those of the partitions that are this directory's, and if asked those that nobody has; why not others.
