@@ -72,7 +72,7 @@ def test_live_is_exactly_these_64_bytes() -> None:
     assert len(expected) == LIVE_BYTES == 64
 
 
-@given(st.builds(Live, _U32, _U32, _U64, _U64, _U64, _U64, _U64))
+@given(st.builds(Live, _U32, _U32, _U64, _U64, _U64, _U64, _U64, st.booleans()))
 def test_live_comes_back_as_it_was(published: Live) -> None:
     assert decode_live(encode_live(*published)) == published
 
@@ -85,7 +85,7 @@ def test_live_comes_back_as_it_was(published: Live) -> None:
         (b"\1" * 64, Verdict.DAMAGED),
         (_live(b"FBX1" + bytes(56)), Verdict.DAMAGED),
         (_live(b"FBL2" + bytes(56)), Verdict.NEWER),
-        (_live(b"FBL1" + bytes(8) + b"\1" + bytes(47)), Verdict.NEWER),
+        (_live(b"FBL1" + bytes(8) + b"\2" + bytes(47)), Verdict.NEWER),
     ],
 )
 def test_what_is_not_live_gets_its_verdict(buffer: bytes, verdict: Verdict) -> None:

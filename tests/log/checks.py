@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from forebay.testing.crashes import CrashState
 from forebay.testing.history import Outcome
-from forebay.testing.invariants import Violation, check_log, readings_agree, recovery_is_stable
+from forebay.testing.invariants import Violation, check_log, no_crash_is_damage, readings_agree, recovery_is_stable
 from forebay.topics import Durability
 from tests.log.rig import Rig, Simulated, after
 
@@ -13,7 +13,7 @@ def recover_and_go_on(state: CrashState, durability: Durability) -> list[Violati
     """Recover twice, append, repeat what producers may repeat, recover again."""
     rig = after(state, durability).open()
     first = rig.reading()
-    violations = [*check_log(rig.history(), first)]
+    violations = [*check_log(rig.history(), first), *no_crash_is_damage(first)]
     violations += readings_agree(first, rig.reading(bytes_max=1))
     again = Rig(rig.disk, durability, epoch=rig.epoch).open()
     violations += recovery_is_stable(first, again.reading())

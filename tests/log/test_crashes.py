@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Final
 
 import pytest
 
+from forebay.errors import Unavailable
 from forebay.testing.crashes import CrashState, explore
 from forebay.testing.damage import Damage
 from forebay.testing.invariants import (
@@ -20,7 +22,7 @@ from forebay.topics import Durability
 from tests.ledger import Ledger
 from tests.log.checks import recover_and_go_on
 from tests.log.rig import Rig, after, simulated
-from tests.log.scenarios import SCENARIOS, Scenario
+from tests.log.scenarios import SCENARIOS, Scenario, fail_next
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 
@@ -68,6 +70,34 @@ def test_no_crash_inside_a_recovery_breaks_a_promise(durability: Durability, led
     _judge(
         itertools.chain.from_iterable(_recovering(state, durability) for state in torn), durability, "recovery", ledger
     )
+
+
+@pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.DISK])
+def test_what_a_restart_has_shown_survives_though_its_sync_had_failed(durability: Durability, ledger: Ledger) -> None:
+    """The system tells of a failed sync once and calls the pages clean: another sync would make nothing durable."""
+    disk = simulated()
+    killed = Rig(disk, durability, seed=f"failed sync {durability}").open()
+    killed.append(3)
+    killed.flush()
+    killed.append(size=5000)
+    killed.append(2)
+    fail_next(killed, "sync", errno.EIO)
+    killed.append()
+    if durability is Durability.DISK:
+        with pytest.raises(Unavailable, match="EIO"):
+            killed.flush()
+    assert killed.wal.failure is not None
+    disk.note("crash", Damage.KILLED.value)
+    begun = len(disk.trace)
+
+    again = Rig(disk, durability, epoch=1).open()
+    again.see()
+    again.append()
+    again.see()
+    again.flush()
+
+    states = explore(disk.trace, range(begun, len(disk.trace) + 1), states_max=STATES_MAX, names_max=NAMES_MAX)
+    _judge(states, durability, "restart after a failed sync", ledger)
 
 
 def _recovering(state: CrashState, durability: Durability) -> Iterator[CrashState]:

@@ -28,6 +28,7 @@ from forebay.testing.invariants import (
     healthy_or_read_only,
     names_follow_bytes,
     names_of,
+    no_crash_is_damage,
     readings_agree,
     recovery_is_stable,
 )
@@ -138,6 +139,11 @@ def test_damage_must_be_reported_and_never_served() -> None:
     assert list(damage_is_reported(history, reported, 4)) == []
     assert names_of(damage_is_reported(history, cut, 4)) == {"I12"}
     assert names_of(damage_is_reported(history, served, 4)) == {"I12"}
+
+
+def test_damage_after_a_mere_crash_is_named() -> None:
+    assert names_of(no_crash_is_damage(_reading((0, b"a"), Gap(1, 3, Reason.DAMAGED), (3, b"d")))) == {"I12"}
+    assert list(no_crash_is_damage(_reading((0, b"a"), Gap(1, 3, Reason.LOST), (3, b"d")))) == []
 
 
 def test_two_readings_that_differ_are_named() -> None:

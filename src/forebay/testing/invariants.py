@@ -68,6 +68,13 @@ def acked_survives(history: History, reading: Reading) -> Iterator[Violation]:
             yield Violation(name, f"offset {offset} is lost though one behind it, of the same life, is not")
 
 
+def no_crash_is_damage(reading: Reading) -> Iterator[Violation]:
+    """I12 where nothing but stops and failures happened: a crash damages nothing that was ever called durable."""
+    for gap in reading.gaps:
+        if gap.reason is Reason.DAMAGED:
+            yield Violation("I12", f"[{gap.start}, {gap.stop}) is called damaged, and only a crash happened")
+
+
 def nothing_fabricated(history: History, reading: Reading) -> Iterator[Violation]:
     """I3: every record that is read was appended, whole and in its place within its append."""
     known = {value: append for append in history.appends.values() for value in append.begun.values}

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from forebay.clock import Clock
-from forebay.disk import Disk, File, make_directories, replace_file
+from forebay.disk import Disk, File, make_directories, replace_file, write_all
 from forebay.format.live import Live
 from forebay.format.segment import INDEX_SUFFIX, parse_segment_name
 from forebay.records import Gap, Reason
@@ -23,9 +23,9 @@ from forebay.wal.active import ActiveFile
 from forebay.wal.files import FileList, LogFile, walked
 from forebay.wal.live import LIVE_NAME, LiveFile, read_live
 from forebay.wal.log import Wal
-from forebay.wal.scan import LogScan
+from forebay.wal.scan import CHUNK_BYTES, LogScan
 from forebay.wal.skipping import skip_to_history
-from forebay.wal.survey import CHECKPOINT_NAME, Survey
+from forebay.wal.survey import CHECKPOINT_NAME, TEMPORARY_SUFFIX, Survey
 from forebay.wal.window import ProducerWindow
 from forebay.wal.writer import ShardPlace, Writer
 
@@ -92,7 +92,7 @@ def begin(
     if reserve is not None:
         writer.note_reserved(reserved_end)
     if facts.last is not None:
-        _settle(disk, facts.last)
+        _settle(disk, facts.last, doubtful=facts.doubtful)
         _resume(writer, files, facts.last, start, clock)
     else:
         writer.end = writer.durable = start.history_end
@@ -162,7 +162,9 @@ def _emptied(disk: Disk, facts: Survey, settings: WalSettings) -> Survey:
 
 
 def _is_outdated(live: Live | None, newest: LogFile) -> bool:
-    return live is None or (live.file_start, live.end) != (newest.start, newest.end) or live.position > newest.limit
+    if live is None or live.doubtful:
+        return True
+    return (live.file_start, live.end) != (newest.start, newest.end) or live.position > newest.limit
 
 
 def _resume(writer: Writer, files: FileList, last: LogScan, start: Start, clock: Clock) -> None:
@@ -198,7 +200,7 @@ def _drop_leftovers(disk: Disk, facts: Survey) -> None:
             disk.unlink(f"{facts.directory}/{name}")
 
 
-def _settle(disk: Disk, last: LogScan) -> None:
+def _settle(disk: Disk, last: LogScan, *, doubtful: bool) -> None:
     """Set the torn tail aside, cut it, and make what stays durable before anyone reads it."""
     if last.torn_bytes and not last.ends_damaged:
         directory, _, name = last.path.rpartition("/")
@@ -206,9 +208,32 @@ def _settle(disk: Disk, last: LogScan) -> None:
         replace_file(disk, f"{directory}/{ASIDE}/{name}.{last.stop}", _rest(last.file, last.stop))
         last.file.truncate(last.stop)
         last.torn_bytes = 0
-        last.file.sync()
-    elif not last.clean or last.removals.is_some:
-        last.file.sync()
+    elif last.clean and not last.removals.is_some and not doubtful:
+        return
+    if doubtful:
+        _copy(disk, last)
+    last.file.sync()
+
+
+def _copy(disk: Disk, last: LogScan) -> None:
+    """Put a durable copy in the place of a file of which a sync has failed.
+
+    The system tells of that once and takes the pages for clean then: another sync would make nothing durable. They are
+    not written again in place, because what is durable of them must not be touched.
+    """
+    copy = disk.create(last.path + TEMPORARY_SUFFIX)
+    try:
+        position = 0
+        while data := last.file.read_at(CHUNK_BYTES, position):
+            write_all(copy, data, position)
+            position += len(data)
+        copy.sync()
+    finally:
+        copy.close()
+    disk.rename(copy.path, last.path)
+    disk.sync_directory(last.path.rpartition("/")[0])
+    last.file.close()
+    last.file = disk.open(last.path, writable=True)
 
 
 def _rest(file: File, position: int) -> bytes:

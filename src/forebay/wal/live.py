@@ -29,6 +29,8 @@ class LiveFile:
         self._path = f"{directory}/{LIVE_NAME}"
         self._file: File | None = None
         self._sequence = 0
+        self.doubtful = False
+        """The file may not reach the disk: whoever recovers it in this life of the machine must know."""
         self._failed = False
         self._ended = False
 
@@ -45,6 +47,7 @@ class LiveFile:
             writer.durable,
             active.end,
             self._sequence,
+            self.doubtful,
         )
         try:
             if self._file is None:

@@ -218,6 +218,8 @@ class Wal(PublishedLog, CommitQueue):
         if not writer.unsettled:
             self.staging.fail(refusal, refusal, max(writer.next, self._skip_lost(writer.end)))
             return
+        self.live.doubtful = True
+        self.tell()
         self._stop(reason, refusals(name, reason), self._skip_lost(self.head))
 
     def _stop(self, reason: str, answers: Refusals, next_offset: int) -> None:
@@ -246,6 +248,7 @@ class Wal(PublishedLog, CommitQueue):
                 logger.warning("%s: still read-only: %s", self.writer.place, error)
                 return False
             self.head = self.writer.end
+            self.live.doubtful = False
             self.tell()
             self.writer.unsettled = False
             self.staging.restart_at(self.writer.next, window)

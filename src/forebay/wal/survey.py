@@ -47,6 +47,8 @@ class Survey:
     leftovers: list[str] = field(default_factory=list)
     """Names of files that an interrupted step left half-made, or that hold nothing and are not needed."""
     damage: list[Gap] = field(default_factory=list)
+    doubtful: bool = False
+    """A write or sync of the newest file has failed: though it can be read, the disk may not have all of it."""
     begins: int = 0
     """The first offset that the files answer for. What lay before it they cannot tell."""
     window: ProducerWindow
@@ -115,6 +117,7 @@ def survey(
     checkpoint = read_checkpoint(disk, directory) if CHECKPOINT_NAME in names else None
     proof = max(live.durable if live else 0, checkpoint.durable if checkpoint else 0)
     newest = _scan_newest(newest_file, window, proof, on_bytes)
+    facts.doubtful = live is not None and live.doubtful and live.file_start == newest.start
     files: list[SealedFile | LogScan] = [newest]
     indexed = indexed_files(disk, directory, segments[:-1])
     # From the newest back: each file tells up to where the one before it had been durable.
