@@ -13,7 +13,9 @@ from forebay.engines.rocksdb.database import Database
 from forebay.format.keys import late_key
 from forebay.inspection import verify
 from forebay.storage import Storage
+from forebay.storage.archiving import FIRST_SWEEP_SECONDS
 from forebay.testing.clock import ManualClock
+from tests.history.test_attach_storage import prepared
 from tests.ledger import Ledger
 from tests.moves import rig
 from tests.moves.rig import TOPIC, Land, clear_up, metadata_of
@@ -101,6 +103,40 @@ def test_files_of_an_earlier_owner_go_when_it_opens(tmp_path: Path, mode: str) -
 
         assert notes(a) == 0
     assert country.remains("A") == []
+
+
+@pytest.mark.parametrize("mode", ["shared_fs", "local"])
+def test_what_bulk_loads_brought_goes_with_the_topic(tmp_path: Path, mode: str) -> None:
+    country = Country(rig.shared_fs(tmp_path) if mode == "shared_fs" else rig.local(tmp_path))
+    with country.open("A") as a:
+        topic = a.create_topic(TOPIC)
+        a.loads.offer(TOPIC, prepared(a, topic, "one", 8), None)
+        a.loads.attach("one")
+    with country.open("B") as b:
+        b.delete_topic(TOPIC)
+    with country.open("A") as a:
+        clear_up(a)
+
+    left = [path for path in tmp_path.rglob("*") if path.is_file() and topic.spec.topic_id in str(path)]
+    assert left == []
+
+
+def test_objects_that_landed_late_go_though_no_process_lives_for_long(tmp_path: Path) -> None:
+    country = Country(rig.shared_fs(tmp_path))
+    with country.open("A") as a:
+        topic = a.create_topic(TOPIC)
+        a.delete_topic(TOPIC)
+    late = tmp_path / "store" / f"{topic.spec.topic_id}_0" / "late.seg"
+    late.parent.mkdir(parents=True, exist_ok=True)
+    late.write_bytes(b"on its way when the topic was deleted")
+    country.clock.advance(country.land.settings.export.orphan_grace_s + 1)
+
+    with country.open("A") as a:
+        country.clock.advance(FIRST_SWEEP_SECONDS)
+        clear_up(a)
+
+        assert notes(a) == 0
+    assert not late.exists()
 
 
 def test_of_a_topic_that_only_its_deleter_had_nothing_is_remembered(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef
 from forebay.shard.places import is_private
 from forebay.shard.remains import remove_files
+from forebay.storage.archiving import FIRST_SWEEP_SECONDS
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions, LateObjects, refs_of
 from forebay.storage.deletions import Deletions, remove_topic_objects
@@ -46,7 +47,7 @@ class Chores:
         self._disk = disk
         self._clock = clock
         self._cleared_at = float("-inf")
-        self._swept_at = clock.monotonic()
+        self._sweep_at = clock.monotonic() + min(FIRST_SWEEP_SECONDS, settings.export.sweep_interval_s)
         self._handoff_swept_at = float("-inf")
         self.hear: Callable[[], None] = lambda: None
         """Goes by what others have altered."""
@@ -62,20 +63,24 @@ class Chores:
         assert engine is not None
         for shard in engine.shards():
             shard.check_owner()
-        for held in self._parts.memory.shards():
-            self._safely(held.check_owner)
+        self._safely(self._hold_on)
         self._safely(self._loads.step)
         self._safely(self.hear)
         now = self._clock.monotonic()
         if now - self._cleared_at >= self._settings.retention.check_interval_s:
             self._cleared_at = now
             self.clear_moved()
-        if now - self._swept_at >= self._settings.export.sweep_interval_s:
-            self._swept_at = now
+        if now >= self._sweep_at:
+            self._sweep_at = now + self._settings.export.sweep_interval_s
             self._safely(self._sweep)
         if now - self._handoff_swept_at >= self._settings.export.sweep_interval_s:
             self._handoff_swept_at = now
             self._safely(self._sweep_handoff)
+
+    def _hold_on(self) -> None:
+        """Ephemeral shards go on in a new session, or end where another owner has had them."""
+        for shard in self._parts.memory.shards():
+            shard.check_owner()
 
     def clear_moved(self) -> None:
         """Local files of shards that another directory has now: gone if history has them, else set aside.
@@ -108,8 +113,8 @@ class Chores:
         self._parts.memory.remove_topic(late.topic_id, late.partitions)
         if rocksdb is not None:
             rocksdb.remove_topic(late.topic_id, late.partitions)
-        if self._parts.places is not None and self._parts.places.store is not None:
-            remove_topic_objects(self._parts.places.store, late)
+        for store in self._parts.places.stores if self._parts.places is not None else ():
+            remove_topic_objects(store, late)
         names = {shard_id(late.topic_id, n) for n in range(late.partitions)}
         if not names & {*self._disk.list_directory(engine.directory), *(shard.ref.id for shard in engine.shards())}:
             self._definitions.late_removed(late, self._holder)
