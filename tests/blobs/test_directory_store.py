@@ -166,6 +166,25 @@ def test_a_mount_without_what_safety_needs_is_refused_by_name(kind: str, number:
     assert disk.list_directory(UPLOADS) == []
 
 
+@pytest.mark.parametrize("root", ["file", "file/below"])
+def test_a_root_that_cannot_be_a_directory_is_refused(root: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"1")
+
+    with pytest.raises(Invalid, match="a file is in its place or above it: name another directory"):
+        open_store(StoreSettings(root=str(tmp_path / root)), disk=SystemDisk())
+
+
+def test_a_mount_that_was_away_is_made_ready_by_the_first_write() -> None:
+    disk = SimulatedDisk()
+    store = DirectoryStore("/blobs", disk=disk, clock=ManualClock())
+    disk.fail_when(lambda call: call.path.startswith("/blobs"), errno.EIO)
+    with pytest.raises(Unavailable, match="cannot make the directory"):
+        store.probe()
+
+    assert store.put_if_absent("a/k", b"1")
+    assert store.probe().exclusive_create
+
+
 def test_a_mount_without_locks_is_told_of_but_taken() -> None:
     disk = SimulatedDisk()
     store = opened(disk)

@@ -33,7 +33,7 @@ from forebay.blobs.seam import (
 )
 from forebay.clock import Clock
 from forebay.disk import Disk, File, make_directories, write_all
-from forebay.errors import Closed, ForebayError, Indeterminate, Unavailable
+from forebay.errors import Closed, ForebayError, Indeterminate, Invalid, Unavailable
 from forebay.records import Bytes
 
 UPLOADS = ".uploads"
@@ -43,7 +43,7 @@ NAMES_TRIED_MAX = 1000
 
 
 class DirectoryStore:
-    """A `BlobStore` below `root`, which is created if missing."""
+    """A `BlobStore` below `root`, which is created if missing by whatever writes first."""
 
     def __init__(self, root: str, *, disk: Disk, clock: Clock) -> None:
         self.name = f"directory {root}"
@@ -58,7 +58,10 @@ class DirectoryStore:
     def open(self) -> DirectoryStore:
         """Make the directory; returns itself."""
         with self._named("make the directory"):
-            self._make_durable(self._uploads)
+            try:
+                self._make_durable(self._uploads)
+            except (FileExistsError, NotADirectoryError):
+                raise Invalid(f"{self.name}: a file is in its place or above it: name another directory") from None
         return self
 
     def put_if_absent(self, key: str, data: Bytes) -> Put:
@@ -163,6 +166,7 @@ class DirectoryStore:
 
     def probe(self, *, seconds_max: float | None = None) -> Capabilities:
         self._alive()
+        self.open()
         with self._named("probe the file system"):
             return probe_directory(self._disk, self._uploads, self.name, self._clock.random_bytes(8).hex())
 
@@ -189,6 +193,8 @@ class DirectoryStore:
         """
         storing = f"store {key}"
         with self._named(storing):
+            if self._uploads not in self._durable:
+                self._make_durable(self._uploads)
             file = self._temporary()
         path = file.path
         try:

@@ -297,6 +297,7 @@ class Archive:
         local = [piece for piece in self.catalog.pieces() if is_private(piece.descriptor)]
         if store is None or not local:
             return False
+        self._places.probe()
         if on_file is not None:
             records = sum(piece.descriptor.records for piece in local)
             on_file(Lag(len(local), records, sum(piece.descriptor.bytes for piece in local)))

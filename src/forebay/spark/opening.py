@@ -80,7 +80,7 @@ class Opened:
     def places(self) -> Places:
         """Where the segments of history are."""
         home = self._home
-        store, name = history_store(self.settings, self.disk, self.clock, make=False)
+        store, name = history_store(self.settings, self.disk, self.clock)
         places = Places(
             disk=self.disk,
             clock=self.clock,

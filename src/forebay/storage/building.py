@@ -172,7 +172,7 @@ def owner_parts(directory: LogDirectory, settings: Settings, disk: Disk, clock: 
 
 
 def _places(directory: LogDirectory, settings: Settings, disk: Disk, clock: Clock, *, probe: bool = False) -> Places:
-    store, name = history_store(settings, disk, clock, make=probe)
+    store, name = history_store(settings, disk, clock)
     places = Places(
         disk=disk,
         clock=clock,
@@ -196,12 +196,9 @@ def _places(directory: LogDirectory, settings: Settings, disk: Disk, clock: Cloc
     return places
 
 
-def history_store(settings: Settings, disk: Disk, clock: Clock, *, make: bool) -> tuple[BlobStore | None, str]:
-    """The store of history and what the catalog calls it. A directory that is missing is made only with `make`."""
+def history_store(settings: Settings, disk: Disk, clock: Clock) -> tuple[BlobStore | None, str]:
+    """The store of history and what the catalog calls it. It is asked nothing, and no directory is made yet."""
     if settings.is_shared and settings.store.backend != "directory":
         return open_store(settings.store, disk=disk, clock=clock), settings.store.name
     root = settings.store.root if settings.is_shared else settings.storage.handoff_root
-    if root is None:
-        return None, ""
-    store = DirectoryStore(root, disk=disk, clock=clock)
-    return (store.open() if make else store), "directory"
+    return (None, "") if root is None else (DirectoryStore(root, disk=disk, clock=clock), "directory")

@@ -1,0 +1,67 @@
+"""The shared file system does not answer when a process starts: that is a warning, and export catches up."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from forebay.disk import SystemDisk
+from forebay.disk.descriptors import SystemFile
+from forebay.settings import Settings
+from forebay.storage import Storage
+from tests.storage.rig import QUICK
+
+
+class Mounted(SystemDisk):
+    """A disk on which one directory is a mount that can be away."""
+
+    def __init__(self, mount: Path) -> None:
+        super().__init__()
+        self._mount = str(mount)
+        self.is_away = False
+
+    def exists(self, path: str) -> bool:
+        self._reach(path)
+        return super().exists(path)
+
+    def create(self, path: str) -> SystemFile:
+        self._reach(path)
+        return super().create(path)
+
+    def sync_directory(self, path: str) -> None:
+        self._reach(path)
+        super().sync_directory(path)
+
+    def _reach(self, path: str) -> None:
+        if self.is_away and path.startswith(self._mount):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+
+@pytest.mark.parametrize("mode", ["shared_fs", "local"])
+def test_a_process_starts_while_the_shared_file_system_is_away(
+    mode: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = str(tmp_path / "mount" / "history")
+    place = {"store": {"root": root}} if mode == "shared_fs" else {"storage": {"handoff_root": root}}
+    settings = Settings.load(overrides={**QUICK, "storage": {"mode": mode}, **place})
+    disk = Mounted(tmp_path / "mount")
+    try:
+        disk.is_away = True
+        with caplog.at_level(logging.WARNING), Storage.open(tmp_path / "log", settings, disk=disk) as log:
+            assert "history is not exported for now, appends go on" in caplog.text
+            topic = log.create_topic("orders")
+            topic.append_many([b"0", b"1"])
+            disk.is_away = False
+
+            if mode == "shared_fs":
+                log.export_topic("orders")
+                assert topic.offsets().exported == 2
+            log.seal_topic("orders")
+
+        assert len(list(tmp_path.glob("mount/history/*_0/*.seg"))) == 1
+    finally:
+        disk.abandon()
