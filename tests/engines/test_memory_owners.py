@@ -10,11 +10,12 @@ from forebay.clock import SystemClock
 from forebay.engines import MemoryEngine
 from forebay.engines.seam import NewRecord
 from forebay.errors import Closed, Fenced, Indeterminate, Moved, Unavailable
-from forebay.metadata import MemoryMetadata
+from forebay.metadata import MemoryMetadata, MetadataStore
 from forebay.shard import ShardRef
 from forebay.shard.membership import Membership
 from forebay.testing.metadata import Fault, FaultyMetadata
 from tests.engines.homes import SETTINGS, spec_of
+from tests.shard.test_membership import Pausing
 
 REF = ShardRef(spec_of("ephemeral"), 0)
 
@@ -33,7 +34,7 @@ class Member(NamedTuple):
         return [value for batch in batches for value in batch.values()]
 
 
-def member(store: FaultyMetadata, holder: str) -> Member:
+def member(store: MetadataStore, holder: str) -> Member:
     membership = Membership(store, 15.0, holder)
     engine = MemoryEngine(SETTINGS, clock=SystemClock(), metadata=store, membership=membership)
     return Member(engine, membership)
@@ -76,6 +77,22 @@ def test_nothing_is_acknowledged_once_another_has_it_and_the_next_use_says_who(s
         here.append(b"x")
     there.membership.session.close()
     assert here.append(b"again") > began
+
+
+def test_what_is_held_stays_while_the_last_session_cannot_be_ended() -> None:
+    store = Pausing()
+    here = member(store, "here")
+    here.append(b"0")
+    session = store.sessions[0]
+    session.is_late = session.is_cut_off = True
+
+    with pytest.raises(Unavailable, match="of this very directory"):
+        here.append(b"refused")
+    assert here.values() == [b"0"]
+    session.is_cut_off = False
+
+    assert here.append(b"1") == 1
+    assert here.values() == [b"0", b"1"]
 
 
 def test_who_only_reads_stops_too(store: FaultyMetadata) -> None:

@@ -46,7 +46,7 @@ def taken_over(log: Storage) -> Topic:
     """The topic, once its last owner is held for dead."""
 
     def is_ours() -> bool:
-        with contextlib.suppress(Moved):
+        with contextlib.suppress(Unavailable):
             log.topic(TOPIC).offsets()
             return True
         return False

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
+from forebay.errors import Moved, Unavailable
 from forebay.metadata import MemoryMetadata, Session
-from forebay.shard import Wanted, acquire
+from forebay.shard import Owner, Wanted, acquire
 from forebay.shard.membership import Membership
 from forebay.testing.moves import RecordingMetadata
 
@@ -16,6 +19,7 @@ class Late:
     def __init__(self, inner: Session) -> None:
         self.inner = inner
         self.is_late = False
+        self.is_cut_off = False
 
     @property
     def id(self) -> str:
@@ -25,6 +29,8 @@ class Late:
         return not self.is_late and self.inner.alive()
 
     def close(self) -> None:
+        if self.is_cut_off:
+            raise Unavailable("the store is away")
         self.inner.close()
 
 
@@ -51,3 +57,32 @@ def test_what_was_owned_in_a_session_that_came_back_too_late_can_be_acquired_aga
 
     assert not store.sessions[0].alive()
     assert acquire(store, [SHARD], again)[0].epoch == 2
+
+
+def test_a_session_that_could_not_be_ended_for_everybody_is_ended_later() -> None:
+    store = Pausing()
+    membership = Membership(store, 15, "here")
+    acquire(store, [SHARD], membership.owner)
+    first = store.sessions[0]
+    first.is_late = first.is_cut_off = True
+
+    with pytest.raises(Unavailable):
+        acquire(store, [SHARD], membership.owner)
+    assert store.session_alive(first.id)
+    first.is_cut_off = False
+
+    assert acquire(store, [SHARD], membership.owner)[0].epoch == 2
+    assert not store.session_alive(first.id)
+    assert len(store.sessions) == 2
+
+
+def test_who_comes_back_too_early_is_told_to_wait_and_not_to_go_elsewhere() -> None:
+    store = MemoryMetadata()
+    acquire(store, [SHARD], Owner(store.session(15).id, "here"))
+
+    with pytest.raises(Unavailable, match="of this very directory.*try again then") as refused:
+        acquire(store, [SHARD], Owner(store.session(15).id, "here"))
+    assert not isinstance(refused.value, Moved)
+
+    with pytest.raises(Moved, match="in directory here: use it there"):
+        acquire(store, [SHARD], Owner(store.session(15).id, "there"))

@@ -163,7 +163,7 @@ def test_the_metadata_owner_named_in_an_error_is_the_one_that_lives(tmp_path: Pa
     engine = first.open()
     engine.open_shard(first.ref())
 
-    with pytest.raises(Unavailable, match="owned by the living session .* seal it there first"):
+    with pytest.raises(Unavailable, match="owned by the living session .* try again then"):
         second.open().open_shard(second.ref())
 
 

@@ -47,12 +47,11 @@ class MemoryShard:
         settings: Settings,
         *,
         clock: Clock,
+        tenures: Tenures,
         tenure: Tenure,
         start: int,
     ) -> None:
         self.ref = ref
-        self.regain: Callable[[], Tenure] = lambda: tenure
-        """Acquires the shard anew when its session has ended; `Fenced` if another owner has had it since."""
         self.on_lost: Callable[[], None] = lambda: None
         """Hears that another owner has the shard; it has ended here then."""
         self.durability = Durability.EPHEMERAL
@@ -63,6 +62,7 @@ class MemoryShard:
         self._clock = clock
         self._settings = settings
         self._limits = Limits.of(ref.spec, settings.retention)
+        self._tenures = tenures
         self._tenure = tenure
         self._reserved_end = start
         self._start = start
@@ -90,6 +90,7 @@ class MemoryShard:
         if self._is_inside():
             # A signal handler in the middle of an append: it would be given the same offset.
             raise Unavailable(INSIDE)
+        self._rejoin()
         try:
             with self._published:
                 self._check_open()
@@ -121,6 +122,7 @@ class MemoryShard:
 
     def check_owner(self) -> None:
         """Go on as the owner in a new session if the last has ended; end if another owner has the shard."""
+        self._rejoin()
         try:
             with self._published:
                 if self._closed is None:
@@ -128,10 +130,15 @@ class MemoryShard:
         except Fenced as error:
             self._lose(error)
 
+    def _rejoin(self) -> None:
+        """Before the lock is taken: readers need not wait for a metadata store that is away."""
+        if not self._tenure.still_owner():
+            self._tenures.rejoin()
+
     def _hold_on(self) -> None:
         """On return the session lives in which the shard is ours. What it holds stays, if nobody else has had it."""
         if not self._tenure.still_owner():
-            self._tenure = self.regain()
+            self._tenure = self._tenures.regain(self.ref, self.epoch)
 
     def _lose(self, error: Fenced) -> None:
         if self._closed is None:
@@ -362,8 +369,7 @@ class MemoryEngine(LookupEngine[MemoryShard]):
         assert tenures is not None, "beside an owner no shard is opened"
         tenure, before = tenures.begin(ref)
         start = before.reserved_end if before is not None else 0
-        shard = MemoryShard(ref, self._settings, clock=self._clock, tenure=tenure, start=start)
-        shard.regain = lambda: tenures.regain(shard.ref, shard.epoch)
+        shard = MemoryShard(ref, self._settings, clock=self._clock, tenures=tenures, tenure=tenure, start=start)
         shard.on_lost = lambda: self._drop(shard)
         return shard
 

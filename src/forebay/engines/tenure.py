@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from forebay.engines.operations import wanted
-from forebay.errors import Conflict, Fenced, Moved, UnknownTopic
+from forebay.errors import Conflict, Fenced, UnknownTopic
 from forebay.format.descriptor import ShardState
 from forebay.metadata import MetadataStore
 from forebay.settings import Settings
@@ -36,6 +36,10 @@ class Tenures:
         """Own the shard from now on; what was recorded of it before."""
         return self._acquired(ref, lambda owner: lambda _, state: None)
 
+    def rejoin(self) -> None:
+        """On return this process has a session that lives; may take long where the metadata store is away."""
+        _ = self._membership.session
+
     def regain(self, ref: ShardRef, epoch: int) -> Tenure:
         """Own the shard as before, in a session that lives; `Fenced` if another owner has had it since `epoch`."""
 
@@ -49,7 +53,7 @@ class Tenures:
 
         try:
             return self._acquired(ref, check)[0]
-        except (Conflict, Moved, UnknownTopic) as error:
+        except (Conflict, UnknownTopic) as error:
             raise Fenced(str(error)) from error
 
     def _acquired(self, ref: ShardRef, check: Callable[[Owner], Check]) -> tuple[Tenure, ShardState | None]:

@@ -21,22 +21,29 @@ class Membership:
         self._ttl_s = ttl_s
         self._lock = threading.Lock()
         self._session = metadata.session(ttl_s)
+        self._unended: list[Session] = []
+        """Those that have ended here, and not yet for everybody."""
 
     @property
     def session(self) -> Session:
         """One that lives: what was owned in an ended one must be acquired anew."""
         with self._lock:
-            if not self._session.alive():
-                self._end(self._session)
+            is_new = not self._session.alive()
+            if is_new and self._session not in self._unended:
+                self._unended.append(self._session)
+            self._unended = [session for session in self._unended if not self._has_ended(session)]
+            if is_new:
                 self._session = self._metadata.session(self._ttl_s)
             return self._session
 
-    def _end(self, session: Session) -> None:
+    def _has_ended(self, session: Session) -> bool:
         """End it for everybody: one that was only late would live on, and keep us from what we owned in it."""
         try:
             session.close()
         except (Unavailable, Indeterminate) as error:
             logger.warning("session %s is not renewed any more, others see it end later: %s", session.id, error)
+            return False
+        return True
 
     @property
     def owner(self) -> Owner:

@@ -85,7 +85,8 @@ def acquire(
     """Make `owner` the owner of all these shards, each in a new epoch; as few transactions as the limits allow.
 
     On return no other session can change them. Raises `Moved` if a living session has one, or another directory
-    is promised it. Without `take_over`, offsets are reserved in the log alone, and nobody takes over from there:
+    is promised it; `Unavailable` if it is a session of the same directory, whose process may just have died. Without
+    `take_over`, offsets are reserved in the log alone, and nobody takes over from there:
     `Conflict` if another directory has one that was not sealed and either side does so. A seal that was not
     finished is thereby taken back. What `check` raises comes out, and none of the shards that were looked at with
     that one has changed.
@@ -169,11 +170,17 @@ def is_promised(state: ShardState, holder: str) -> bool:
 
 def _refuse_if_owned(store: MetadataStore, shard: Wanted, stored: StoredState | None, owner: Owner) -> None:
     session = stored.state.owner if stored is not None else None
-    if stored is not None and session not in (None, owner.session) and store.session_alive(session or ""):
-        raise Moved(
-            f"{shard.key} is owned by the living session {session} in directory {stored.state.holder}: use it there, "
-            "or seal it there first"
+    if stored is None or session in (None, owner.session) or not store.session_alive(session or ""):
+        return
+    if stored.state.holder == owner.holder:
+        raise Unavailable(
+            f"{shard.key} is owned by the living session {session} of this very directory: if its process has died, "
+            "the session ends by itself within metadata.lease_ttl_s; try again then"
         )
+    raise Moved(
+        f"{shard.key} is owned by the living session {session} in directory {stored.state.holder}: use it there, "
+        "or seal it there first"
+    )
 
 
 def _refuse_take_over(store: MetadataStore, shard: Wanted, stored: StoredState | None, owner: Owner) -> None:

@@ -148,6 +148,24 @@ def test_a_session_that_etcd_cannot_be_told_of_ends_by_itself(
     until(lambda: not any(store.session_alive(session.id) for session in sessions))
 
 
+def test_a_session_that_etcd_could_not_be_told_of_is_ended_by_the_next_attempt(
+    proxy: Proxy, store: EtcdMetadata, open_store: OpenStore
+) -> None:
+    def cut() -> None:
+        raise OSError("cut off")
+
+    session = open_store(proxy.endpoint, request_timeout_ms=200).session(600.0)
+    on_request, proxy.on_request = proxy.on_request, cut
+    with pytest.raises(Unavailable, match="is renewed no more"):
+        session.close()
+    assert store.session_alive(session.id)
+    proxy.on_request = on_request
+
+    session.close()
+
+    assert not store.session_alive(session.id)
+
+
 def test_a_time_to_live_within_the_margin_is_refused(cluster: Cluster, open_store: OpenStore) -> None:
     store = open_store()
     store._leases.margin_s = 5.0

@@ -34,6 +34,8 @@ class EtcdSession:
         self._leases = leases
         self._id = session_of(lease) or ""
         self._ended = False
+        self._is_over = False
+        """etcd knows of its end too."""
         self.lease = lease
         self.ttl_s = ttl_s
         self.renewed(sent_at)
@@ -46,9 +48,10 @@ class EtcdSession:
         return not self._ended and self._leases.now() < self._deadline
 
     def close(self) -> None:
-        if not self._ended:
-            self._ended = True
+        self._ended = True
+        if not self._is_over:
             self._leases.end(self)
+            self._is_over = True
 
     def renewed(self, sent_at: float) -> None:
         """etcd has confirmed the lease in answer to what was sent then."""
@@ -57,7 +60,7 @@ class EtcdSession:
 
     def lost(self) -> None:
         """etcd has said that the lease is over."""
-        self._ended = True
+        self._ended = self._is_over = True
 
 
 class Leases:
