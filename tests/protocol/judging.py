@@ -21,6 +21,7 @@ from forebay.testing.moves import (
     one_epoch_at_a_time,
 )
 from forebay.topics import Durability
+from tests.protocol.consuming import consume, consumer_missed_nothing
 from tests.protocol.scenarios import Scenario, orphans_are_swept
 from tests.protocol.world import KEYS, World
 
@@ -138,7 +139,12 @@ def finished(world: World, scenario: Scenario, name: str) -> list[Violation]:
     if not nodes:
         return violations
     reading = nodes[0].reading()
-    violations += [*check_world(world, reading), *orphans_are_swept(world, nodes[0])]
+    consume(nodes[0])
+    violations += [
+        *check_world(world, reading),
+        *consumer_missed_nothing(world, reading),
+        *orphans_are_swept(world, nodes[0]),
+    ]
     if name in scenario.exact and world.durability is Durability.FSYNC and reading.gaps:
         violations.append(Violation("I22", f"nothing was lost, and yet there are holes: {reading.gaps}"))
     for node in nodes:

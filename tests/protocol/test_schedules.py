@@ -28,6 +28,7 @@ from forebay.testing.metadata import FaultyMetadata
 from forebay.testing.moves import Operations, commits_of
 from forebay.testing.schedules import LockStep, PausingBlobs, PausingMetadata
 from tests.ledger import Ledger
+from tests.protocol.consuming import consume, consumer_missed_nothing
 from tests.protocol.ground import GRACE_S
 from tests.protocol.judging import check_world
 from tests.protocol.scenarios import orphans_are_swept
@@ -115,6 +116,10 @@ def _produce(player: Player) -> None:
     player.sequence += heard is Heard.ACKED
 
 
+def _consume(player: Player) -> None:
+    consume(player.node, player.play.chance.choice([2, 5, None]))
+
+
 def _check(player: Player) -> None:
     for shard in player.node.engine.shards():
         shard.check_owner()
@@ -150,6 +155,7 @@ def _clear(player: Player) -> None:
 ACTIONS: Final[list[tuple[Callable[[Player], object], int]]] = [
     (_append, 12),
     (_produce, 4),
+    (_consume, 4),
     (lambda player: player.node.rotate(), 5),
     (_export, 5),
     (lambda player: player.node.shard.reserve_ahead(), 3),
@@ -246,7 +252,9 @@ class Play:
             return [Violation("I33", "nobody can go on with the shard")]
         found = [violation for player in self.players.values() for violation in player.watched.violations]
         last.export()
-        found += check_world(self.world, last.reading())
+        consume(last)
+        reading = last.reading()
+        found += [*check_world(self.world, reading), *consumer_missed_nothing(self.world, reading)]
         # In mode local what a seal cut short has left is there for the next one.
         return [*found, *orphans_are_swept(self.world, last)] if self.world.settings.is_shared else found
 
