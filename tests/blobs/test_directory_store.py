@@ -181,6 +181,7 @@ def test_a_mount_that_was_away_is_made_ready_by_the_first_write() -> None:
     with pytest.raises(Unavailable, match="cannot make the directory"):
         store.probe()
 
+    assert store.abort_stale_uploads(0) == 0
     assert store.put_if_absent("a/k", b"1")
     assert store.probe().exclusive_create
 

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from forebay import Unavailable
+from forebay.blobs.directory import UPLOADS
 from forebay.settings import Settings
 from forebay.shard import SegmentShard
 from forebay.shard.archive import Archive
 from forebay.storage import Storage, Topic
 from forebay.storage.archiving import Archiving
+from forebay.storage.deletions import Deletions
 from forebay.testing.clock import ManualClock
 from tests.storage.rig import PATIENCE, QUICK
 
@@ -198,6 +200,32 @@ def test_what_time_asks_for_does_not_wait_until_everything_is_exported(
         assert {1, 2, 3} <= {exported for exported, _ in seen}
         assert any(begins and exported < 4 for exported, begins in seen), "a file went before all were exported"
         assert shard.archive.exported == 4
+
+
+def test_what_killed_uploads_left_is_cleared_from_every_store_though_another_sweep_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In mode local too: bulk loads and compactions put what they make into the data directory."""
+
+    def failing(deletions: Deletions) -> None:
+        raise Unavailable("the store is away")
+
+    monkeypatch.setattr(Deletions, "sweep_late", failing)
+    clock = ManualClock()
+    with Storage.open(tmp_path / "log", _settings(tmp_path), clock=clock) as log:
+        archiving = _archiving(log)
+        left = [tmp_path / "store" / UPLOADS / "old.tmp", tmp_path / "log" / "loads" / UPLOADS / "old.tmp"]
+        for path in left:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"half of it")
+            os.utime(path, (0, 0))
+
+        archiving.step()
+        assert all(path.exists() for path in left)
+        clock.advance(3_600)
+        archiving.step()
+
+        assert not any(path.exists() for path in left)
 
 
 def test_a_failure_that_nobody_foresaw_is_one_shard_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

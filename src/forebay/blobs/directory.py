@@ -175,7 +175,11 @@ class DirectoryStore:
         before_ms = self._clock.now_ms() - int(older_than_s * 1000)
         cleared = 0
         with self._named("clear away uploads"):
-            for name in self._disk.list_directory(self._uploads):
+            try:
+                names = self._disk.list_directory(self._uploads)
+            except FileNotFoundError:
+                return 0
+            for name in names:
                 path = posixpath.join(self._uploads, name)
                 with contextlib.suppress(FileNotFoundError):
                     if self._disk.modified_ms(path) < before_ms:

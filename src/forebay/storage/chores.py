@@ -72,7 +72,7 @@ class Chores:
             self.clear_moved()
         if now >= self._sweep_at:
             self._sweep_at = now + self._settings.export.sweep_interval_s
-            self._safely(self._sweep)
+            self._sweep()
         if now - self._handoff_swept_at >= self._settings.export.sweep_interval_s:
             self._handoff_swept_at = now
             self._safely(self._sweep_handoff)
@@ -126,11 +126,11 @@ class Chores:
         return membership.holder
 
     def _sweep(self) -> None:
-        self._deletions.sweep_late()
-        self._loads.sweep()
-        store = self._parts.places.store if self._parts.places is not None else None
-        if store is not None:
-            store.abort_stale_uploads(self._settings.export.orphan_grace_s)
+        """Each of them, whatever becomes of the others: the next time is far off."""
+        self._safely(self._deletions.sweep_late)
+        self._safely(self._loads.sweep)
+        for store in self._parts.places.stores if self._parts.places is not None else ():
+            self._safely(partial(store.abort_stale_uploads, self._settings.export.orphan_grace_s))
 
     def _sweep_handoff(self) -> None:
         """What a seal that was not finished has left where topics are handed over, and what history has let go of.
