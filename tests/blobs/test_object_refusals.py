@@ -17,9 +17,9 @@ from forebay.blobs import BlobChanged, BlobMissing, BlobStore, Denied, open_stor
 from forebay.blobs.objects.processes import LIBRARY
 from forebay.disk import SystemDisk
 from forebay.errors import Closed, ForebayError, Indeterminate, Invalid, Unavailable, Unsupported
-from forebay.settings import MIB, Settings, StoreSettings
+from forebay.settings import KIB, MIB, Settings, StoreSettings
 from forebay.testing.clock import ManualClock
-from tests.blobs.scripted import DATE, DROPPED, Answer, Respond, answering, careless, found, in_turn
+from tests.blobs.scripted import DATE, DROPPED, Answer, Request, Respond, answering, careless, found, in_turn
 from tests.blobs.servers import SECRET_KEY, free_ports, s3_settings
 
 pytestmark = pytest.mark.slow
@@ -77,6 +77,13 @@ def test_a_throttled_create_is_repeated_within_limits_and_then_unavailable(statu
     assert type(outcome) is Unavailable
     assert "asking for fewer requests" in str(outcome)
     assert sent == 4
+
+
+def test_after_the_time_for_retries_a_create_is_not_sent_again_however_few_the_tries() -> None:
+    outcome, sent = put(in_turn(put=[Answer(503)]), retries_max=100, retry_timeout_ms=2_000)
+
+    assert type(outcome) is Unavailable
+    assert 2 <= sent <= 6, "the pauses between them grow"
 
 
 def test_a_create_that_gets_through_in_the_end_is_ours() -> None:
@@ -231,6 +238,23 @@ def test_a_store_that_ignores_if_match_is_caught_by_the_etag_of_its_answer() -> 
         s3(endpoint).get_range("k", 0, 10, etag="old")
 
 
+def test_a_reader_is_served_only_so_far_ahead_as_the_settings_allow() -> None:
+    chunk, size = 64 * KIB, 64 * 64 * KIB
+
+    def respond(request: Request) -> Answer:
+        first, last = re.findall(r"\d+", request.headers["range"])
+        headers = {"ETag": '"e"', "Last-Modified": DATE, "Content-Range": f"bytes {first}-{last}/{size}"}
+        return Answer(206, bytes(int(last) + 1 - int(first)), headers)
+
+    with answering(respond) as (endpoint, seen):
+        store = s3(endpoint, read_ahead_bytes=2 * chunk, parts_in_flight_max=64)
+        reader = store.read("k", 0, size, chunk_bytes=chunk, ahead=50)
+        assert len(next(reader)) == chunk
+        store.close()
+
+    assert len(seen) <= 3
+
+
 def test_an_answer_that_breaks_off_is_asked_for_again_and_never_taken_for_the_end() -> None:
     headers = {"ETag": '"e"', "Last-Modified": DATE, "Content-Range": "bytes 0-99/1000"}
     broken = Answer(206, bytes(100), headers, cut=40)
@@ -246,11 +270,12 @@ def test_an_answer_that_breaks_off_is_asked_for_again_and_never_taken_for_the_en
 def test_an_upload_whose_last_answer_was_lost_is_found_by_looking() -> None:
     with answering(in_turn(put=[DROPPED], head=[found(6)])) as (endpoint, _):
         assert s3(endpoint, retries_max=0).upload("k", [b"abc", b"def"]).size == 6
-    with (
-        answering(in_turn(put=[DROPPED], head=[GONE])) as (endpoint, _),
-        pytest.raises(Indeterminate, match="k may or may not be stored"),
-    ):
-        s3(endpoint, retries_max=0).upload("k", [b"abc", b"def"])
+    for looked in (GONE, found(5)):
+        with (
+            answering(in_turn(put=[DROPPED], head=[looked])) as (endpoint, _),
+            pytest.raises(Indeterminate, match="k may or may not be stored"),
+        ):
+            s3(endpoint, retries_max=0).upload("k", [b"abc", b"def"])
 
 
 def test_an_upload_that_breaks_before_its_end_is_unavailable() -> None:

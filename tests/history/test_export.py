@@ -107,6 +107,21 @@ def test_orphans_are_swept_after_grace_and_never_what_the_catalog_names() -> Non
         assert stream(history) == expected(0, 10)
 
 
+def test_what_a_later_owner_has_put_there_is_not_swept_by_one_who_was_overtaken() -> None:
+    """It may be about to be named: whoever was paused for as long as the grace does not know."""
+    house = House()
+    house.append(10)
+    house.seal()
+    house.export()
+    for epoch in (1, 2, 10):
+        house.store.put_if_absent(f"{TOPIC}_0/{epoch}-{'0' * 32}.seg", b"left behind, or about to be named")
+    house.clock.jump(7_200_000)
+
+    assert house.exporter(epoch=2).sweep(3600, house.shard.wal.files) == [
+        f"{TOPIC}_0/{epoch}-{'0' * 32}.seg" for epoch in (1, 2)
+    ]
+
+
 def test_a_missing_object_is_a_named_error() -> None:
     house = House()
     house.append(10)
