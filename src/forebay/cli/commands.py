@@ -29,6 +29,7 @@ from forebay.cli.invocation import (
     VerboseOption,
 )
 from forebay.cli.logs import LogFormat, logging_to_stderr
+from forebay.cli.terminal import flush
 from forebay.errors import ForebayError
 
 Body = Callable[..., int | None]
@@ -105,7 +106,7 @@ def _run(body: Body, options: Options, arguments: dict[str, Any]) -> int:
     with logging_to_stderr(log_format, verbose=verbose), invocation.interruptions.heeded():
         try:
             code = body(invocation, **arguments)
-            sys.stdout.flush()
+            flush()
             return code or 0
         except BrokenPipeError:
             silence_stdout()
@@ -127,5 +128,5 @@ def _flush() -> None:
     """What was found before an error is shown before it."""
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError:
         silence_stdout()

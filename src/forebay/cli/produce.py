@@ -160,7 +160,8 @@ def _whole_file(stream: BinaryIO, shown: str, defaults: Defaults) -> NewRecord:
 
 def _lines(stream: BinaryIO, shown: str) -> Iterator[bytes | None]:
     """Complete lines as they come; `None` where nothing more can be had without waiting."""
-    rest = b""
+    begun: list[bytes] = []
+    size = 0
     while True:
         try:
             chunk = stream.read1(CHUNK_BYTES)  # type: ignore[attr-defined]
@@ -168,14 +169,19 @@ def _lines(stream: BinaryIO, shown: str) -> Iterator[bytes | None]:
             raise Invalid(f"{shown} cannot be read: {error.strerror or error}") from error
         if not chunk:
             break
-        *lines, rest = (rest + chunk).split(b"\n")
-        yield from lines
-        if len(rest) > FILE_BYTES_MAX:
+        first, *further = chunk.split(b"\n")
+        begun.append(first)
+        size += len(first)
+        if further:
+            yield b"".join(begun)
+            yield from further[:-1]
+            begun, size = further[-1:], len(further[-1])
+        if size > FILE_BYTES_MAX:
             raise Invalid(f"{shown} has a line of more than {FILE_BYTES_MAX} bytes: too large for one record")
-        if lines:
+        if further:
             yield None
-    if rest:
-        yield rest
+    if size:
+        yield b"".join(begun)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from forebay.errors import Unavailable
+
 
 def say(line: str) -> None:
     """One line on stdout. Names of files may hold anything, so nothing here fails on them."""
@@ -17,7 +19,25 @@ def say(line: str) -> None:
 
 def write(content: bytes) -> None:
     """Bytes on stdout, as they are."""
-    sys.stdout.buffer.write(content)
+    with _written():
+        sys.stdout.buffer.write(content)
+
+
+def flush() -> None:
+    """When it returns, stdout has everything."""
+    with _written():
+        sys.stdout.flush()
+
+
+@contextmanager
+def _written() -> Iterator[None]:
+    """A failure names stdout, unless its reader went away: that ends a command in silence."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise Unavailable(f"the output cannot be written: {error.strerror or error}") from error
 
 
 def say_json(value: object) -> None:
