@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+import pytest
+
+from forebay.errors import Corrupt
 from forebay.format.batch import Batch, batch_of, encode_row
 from forebay.pages import Page
 from forebay.reading import Cursor
@@ -54,3 +59,38 @@ def test_evicted_ranges_are_told_and_stop_the_records_before_them() -> None:
     assert gaps == []
     assert [found.base for found in cursor.pull()] == [9]
     assert gaps == [Gap(1, 9, Reason.CAP)]
+
+
+WRONG: Final = {
+    "begins later": (4, Page([batch(5)], [], 6)),
+    "begins earlier": (4, Page([batch(3), batch(4)], [], 5)),
+    "skips an offset": (4, Page([batch(4), batch(6)], [], 7)),
+    "skips an offset before a hole": (4, Page([batch(4)], [Gap(6, 8, Reason.LOST)], 8)),
+    "gives an offset twice": (4, Page([batch(4), batch(4)], [], 5)),
+    "gives a record inside of a hole": (4, Page([batch(5)], [Gap(4, 8, Reason.DELETED)], 8)),
+    "stops short of what it says": (4, Page([batch(4)], [], 6)),
+    "reaches further than it says": (4, Page([batch(4), batch(5)], [], 5)),
+    "goes back": (4, Page([], [], 3)),
+}
+
+
+class Anywhere:
+    """The same page, whatever is asked for."""
+
+    def __init__(self, page: Page) -> None:
+        self._page = page
+
+    def read(self, offset: int, bytes_max: int = 0) -> Page:
+        return self._page
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_page_that_does_not_go_on_exactly_is_an_error_and_moves_nobody(name: str) -> None:
+    start, page = WRONG[name]
+    gaps: list[Gap] = []
+    cursor = Cursor(Anywhere(page), start, name="t", partition=0, on_gap=lambda _, gap: gaps.append(gap))
+
+    with pytest.raises(Corrupt, match="^t: "):
+        cursor.pull()
+
+    assert (cursor.next, gaps) == (start, [])

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.catalog import ShardCatalog, ShardKeys, never_backwards, no_gap, no_overlap
+from forebay.catalog.removals import RecordedRemovals
 from forebay.errors import Conflict, Corrupt, Fenced, Unavailable
 from forebay.format.descriptor import DescriptorKind, SegmentDescriptor, ShardState
 from forebay.format.value import encode_value
@@ -180,6 +181,21 @@ def test_a_replacement_interrupted_before_the_sweep_already_answers_for_the_whol
     assert ranges(catalog) == [(0, 40), (40, 50)]
     assert catalog.sweep_hidden() == 3
     assert ranges(catalog) == [(0, 40), (40, 50)]
+
+
+def test_nothing_is_dropped_that_hides_what_was_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog = catalog_of(MemoryMetadata())
+    catalog.extend(1, [piece(at, at + 10) for at in range(0, 50, 10)])
+    removals = RecordedRemovals(catalog)
+    with monkeypatch.context() as patched:
+        # As where every sweep is refused, because others change what it compares.
+        patched.setattr(ShardCatalog, "sweep_hidden", lambda _: 0)
+        assert catalog.replace(catalog.pieces()[:3], piece(0, 30, "merged"))
+        assert removals.drop_below(1, 40) == 0
+        assert ranges(catalog) == [(0, 30), (30, 40), (40, 50)]
+
+    assert removals.drop_below(1, 40) == 2
+    assert ranges(catalog) == [(40, 50)]
 
 
 @pytest.mark.parametrize(
