@@ -52,6 +52,23 @@ def test_a_lease_that_lapses_between_write_and_ack_leaves_the_append_undecided(d
     assert rig.wal.wait(1, timeout=0) is False
 
 
+def test_an_append_is_not_acknowledged_in_the_queue_either_once_the_lease_has_lapsed() -> None:
+    rig = _begun(MEMORY)
+    rig.wal.settle(_ticket(rig))
+    rig.wal.commit()
+    queued = _ticket(rig)
+    assert rig.wal.is_held_queued(queued) and not queued.done
+    rig.lease = False
+
+    late = _ticket(rig)
+    assert not rig.wal.is_held_queued(late)
+    with pytest.raises(Indeterminate, match="had to stop.*lease ended"):
+        rig.wal.settle(late)
+
+    assert rig.wal.fenced is not None
+    assert [value for _, value in rig.see().records] == [b"a0.0"]
+
+
 def test_a_fenced_log_stays_so_even_when_the_lease_is_back() -> None:
     rig = _begun(FSYNC)
     rig.append()

@@ -178,9 +178,7 @@ class SegmentShard:
 
     def is_held(self, ticket: Ticket) -> bool:
         """Whether the durability class of a queued append holds already."""
-        # Of class memory it does once the offset is reserved: even if it is lost, it never stands for another record.
-        reserved = self.durability is Durability.MEMORY and ticket.offset + ticket.count <= self.wal.writer.reserved
-        return ticket.done or reserved
+        return ticket.done or self.wal.is_held_queued(ticket)
 
     def published(self) -> int:
         """Where whoever wants only new records begins; see `OpenShard`."""

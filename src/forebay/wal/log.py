@@ -82,10 +82,18 @@ class Wal(PublishedLog, CommitQueue):
 
     def settle(self, ticket: Ticket) -> int:
         """See `CommitQueue`."""
-        if self.durability is Durability.MEMORY and ticket.offset + ticket.count <= self.writer.reserved:
-            # Reserved, so that even if it is lost its offset never stands for another record.
+        if self.is_held_queued(ticket):
             return ticket.result() if ticket.done else ticket.offset
         return super().settle(ticket)
+
+    def is_held_queued(self, ticket: Ticket) -> bool:
+        """Whether an append is acknowledged in the queue: of class memory, while the shard is ours.
+
+        Its offset is reserved, so that even if it is lost it never stands for another record.
+        """
+        if self.durability is not Durability.MEMORY or ticket.offset + ticket.count > self.writer.reserved:
+            return False
+        return self.still_owner is None or self.still_owner()
 
     def _commit(self) -> None:
         try:
