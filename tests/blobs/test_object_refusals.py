@@ -268,11 +268,15 @@ def test_an_answer_that_breaks_off_is_asked_for_again_and_never_taken_for_the_en
 
 
 def test_an_upload_whose_last_answer_was_lost_is_found_by_looking() -> None:
-    with answering(in_turn(put=[DROPPED], head=[found(6)])) as (endpoint, _):
-        assert s3(endpoint, retries_max=0).upload("k", [b"abc", b"def"]).size == 6
-    for looked in (GONE, found(5)):
+    def script(looked: Answer, content: bytes) -> Respond:
+        headers = {"ETag": '"e"', "Last-Modified": DATE, "Content-Range": "bytes 0-5/6"}
+        return in_turn(put=[DROPPED], head=[looked], get=[Answer(206, content, headers)])
+
+    with answering(script(found(6), b"abcdef")) as (endpoint, _):
+        assert s3(endpoint, retries_max=0).upload("k", [b"abc", memoryview(b"def")]).size == 6
+    for looked, content in ((GONE, b""), (found(5), b"abcde"), (found(6), b"abcdeF")):
         with (
-            answering(in_turn(put=[DROPPED], head=[looked])) as (endpoint, _),
+            answering(script(looked, content)) as (endpoint, _),
             pytest.raises(Indeterminate, match="k may or may not be stored"),
         ):
             s3(endpoint, retries_max=0).upload("k", [b"abc", b"def"])

@@ -1,6 +1,7 @@
-"""The bytes of an upload on their way to the library: counted, and their end and their failure remembered.
+"""The bytes of an upload on their way to the library: counted and summed up, their end and their failure remembered.
 
 Whether the source came to its end decides what a failed upload means: before it, nothing can have become visible.
+Behind it, what is found under the key is compared with the sum.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
+from forebay.format.checksum import crc32
 from forebay.records import Bytes
 
 
@@ -17,6 +19,7 @@ class Feed:
     def __init__(self, source: Iterable[Bytes]) -> None:
         self._source = iter(source)
         self.size = 0
+        self._crc = 0
         self.ended = False
         self.failure: BaseException | None = None
 
@@ -31,6 +34,13 @@ class Feed:
         """The given pieces and then the rest."""
         return chain(_drained(pieces), iter(self._next, None))
 
+    def is_same(self, content: Iterable[bytes]) -> bool:
+        """Whether these bytes are those that went through here."""
+        size = crc = 0
+        for piece in content:
+            size, crc = size + len(piece), crc32(piece, crc)
+        return (size, crc) == (self.size, self._crc)
+
     def _next(self) -> Bytes | None:
         while True:
             try:
@@ -44,6 +54,7 @@ class Feed:
             length = piece.nbytes if isinstance(piece, memoryview) else len(piece)
             if length:
                 self.size += length
+                self._crc = crc32(piece, self._crc)
                 return piece
 
 

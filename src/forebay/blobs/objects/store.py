@@ -237,13 +237,15 @@ class ObjectStore:
         """What is to be said of an upload that failed: it may be there all the same, once all bytes were sent."""
         if not feed.ended or classify(error) not in (Refusal.UNKNOWN, Refusal.MISSING):
             raise self._named(error, f"upload {key}") from None
-        try:
+        with contextlib.suppress(ForebayError):
             found = self.stat(key)
-        except ForebayError:
-            found = None
-        # The key is unique to the content, so an object of this size is this upload, finished unheard.
-        if found is not None and found.size == feed.size:
-            return found
+            # Of the same size may also be what was to be replaced, as by a repair: its bytes tell.
+            if (
+                found is not None
+                and found.size == feed.size
+                and feed.is_same(self.read(key, 0, found.size, etag=found.etag))
+            ):
+                return found
         raise self._unknown(key, error) from None
 
     def _after_failed_read(self, key: str, start: int, error: Exception) -> bytes:
