@@ -43,8 +43,13 @@ def command_killed_at(place: str, *words: str) -> None:
     sys.exit(main(words))
 
 
-def owner_killed(path: str, settings: str, exported: str, appended: str, durability: str) -> None:
-    """Append numbers, export the first ones, and die with the rest in the log alone, each in a frame of its own."""
+def owner_killed(
+    path: str, settings: str, exported: str, appended: str, durability: str, deleted: str = "", before: str = ""
+) -> None:
+    """Append numbers, export the first ones, and die with the rest in the log alone, each in a frame of its own.
+
+    At the end delete those with offsets in `deleted`, as `12-15`, and all below `before`, if they are given.
+    """
     log = Storage.open(path, Settings.load(settings))
     topic = log.create_topic("shop/orders", durability=durability)
     for number in range(int(appended)):
@@ -52,6 +57,11 @@ def owner_killed(path: str, settings: str, exported: str, appended: str, durabil
         wal_of(topic).commit()
         if number + 1 == int(exported):
             log.export_topic("shop/orders")
+    if deleted:
+        start, _, stop = deleted.partition("-")
+        topic.delete_by_offset(int(start), int(stop))
+    if before:
+        topic.delete_before(int(before))
     die()
 
 

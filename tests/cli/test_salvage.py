@@ -24,8 +24,8 @@ SLOW_WAL: dict[str, object] = {
 ORIGIN = ("forebay-origin-topic", "forebay-origin-partition", "forebay-origin-offset", "forebay-origin-epoch")
 
 
-def _killed_owner(house: House, *, exported: int, appended: int, durability: str = "fsync") -> None:
-    words = [str(house.root / "a"), str(house.file), str(exported), str(appended), durability]
+def _killed_owner(house: House, *more: str, exported: int, appended: int, durability: str = "fsync") -> None:
+    words = [str(house.root / "a"), str(house.file), str(exported), str(appended), durability, *more]
     killed = subprocess.run(child("owner_killed", *words), capture_output=True, check=False)
     assert killed.returncode == -9, killed.stderr
 
@@ -84,6 +84,25 @@ def test_what_a_take_over_has_lost_is_brought_back_once(house: House, way: str) 
     assert [(item["copied"], item["present"]) for item in (*planned, *first, *second)] == [(20, 0), (20, 0), (0, 20)]
     assert _copies(house, TOPIC) == _expected(10, 30)
     assert snapshot(house.root / "a") == before, "the files are left alone"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("deleted", "before", "left"), [("12-15", "", [10, 11, *range(15, 30)]), ("20-22", "18", [18, 19, *range(22, 30)])]
+)
+def test_what_was_deleted_before_it_was_lost_stays_deleted(
+    tmp_path: Path, deleted: str, before: str, left: list[int]
+) -> None:
+    house = House(tmp_path)
+    _killed_owner(house, deleted, before, exported=10, appended=30)
+    house.ok("b", "topic", "create", "other")
+    house.produce("b", 1000, 1001)
+
+    listed = _salvage(house, "--list")
+    planned, copied = _salvage(house, "--append", "--dry-run"), _salvage(house, "--append")
+
+    assert sum(item["lost"] for item in listed) == planned[0]["copied"] == copied[0]["copied"] == len(left)
+    assert [int(copy[0]) for copy in _copies(house, TOPIC)] == left
 
 
 @pytest.mark.slow
@@ -198,6 +217,7 @@ def _refused(outcome: Outcome, code: int, told: str) -> bool:
         ([TOPIC, "--list", "--partition", "-1"], 2, "0 to 1"),
         ([TOPIC, "--list", "--from", "absent"], 2, "not a Forebay data directory"),
         (["fleeting", "--append"], 2, "memory"),
+        (["tree", "--append"], 2, "RocksDB"),
         (["shop/nothing", "--list"], 2, "shop/nothing"),
     ],
 )
@@ -206,6 +226,7 @@ def test_a_wrong_call_is_refused(tmp_path: Path, words: list[str], code: int, to
     house.ok("a", "topic", "create", TOPIC, "--partitions", "2")
     house.ok("a", "topic", "create", "narrow")
     house.ok("a", "topic", "create", "fleeting", "--engine", "memory")
+    house.ok("a", "topic", "create", "tree", "--engine", "rocksdb")
 
     assert _refused(house.run("a", "shard", "salvage", *words), code, told)
 

@@ -62,7 +62,8 @@ def salvage(
 
     --data names the directory that has the topic now, --from the one that has the files. Only records whose offsets
     the topic reports as lost are copied, each once, however often this is run, with headers that say where it comes
-    from. Nothing is removed. Frames that are not whole are said and left out.
+    from; what had been deleted before it was lost is not. Nothing is removed. Frames that are not whole are said and
+    left out.
     """
     if (into is not None) + append + list_only != 1:
         raise Invalid("say what to do: --list, --append or --into TOPIC, one of them")
@@ -149,7 +150,8 @@ def _salvages(
 
     topic, found = log.topic(name), look_at(run)
     if topic.spec.engine is not Engine.SEGMENT:
-        raise Unsupported(f"{topic.name} lives in the memory of its owner: it never sets anything aside")
+        where = "in the memory of its owner" if topic.spec.engine is Engine.MEMORY else "in a RocksDB database"
+        raise Unsupported(f"{topic.name} lives {where}: it never sets anything aside")
     here = LogDirectory.look(run.directory, run.disk)
     directory = here if source is None else LogDirectory.look(source, run.disk)
     clock = SystemClock()

@@ -34,6 +34,7 @@ from forebay.shard.places import is_local
 from forebay.storage import Topic
 from forebay.topics import TopicSpec
 from forebay.wal.begin import ASIDE
+from forebay.wal.removing import KINDS, Removals
 from forebay.wal.scan import Piece, pieces_of
 
 ORIGIN = "forebay-origin-"
@@ -119,9 +120,13 @@ class Salvage:
     @cached_property
     def listed(self) -> list[Listed]:
         """What each file holds, and how much of it the topic has lost."""
-        found = [_surveyed(self._disk, file) for file in self.files]
+        ended = Removals()
+        found = [_surveyed(self._disk, file, ended) for file in self.files]
         spans = [(item.start, item.stop) for item in found if item.start is not None and item.stop is not None]
-        self._lost = lost_offsets(self.topic, self.partition, _merged(spans))
+        lost = lost_offsets(self.topic, self.partition, _merged(spans))
+        # An offset means one record for ever: what had been deleted when it was lost stays deleted.
+        lost.remove_range(0, ended.floor.earliest)
+        self._lost = BitMap64(offset for offset in lost if offset not in ended.deletes)
         for item, file in zip(found, self.files, strict=True):
             item.lost = sum(len(self._wanted(batch)) for batch in _batches(self._disk, file))
         return found
@@ -239,12 +244,16 @@ def _origins(headers: Headers, topic_id: str, partition: int) -> Iterator[tuple[
                 yield int(said[2] or b""), int(said[3] or b"")
 
 
-def _surveyed(disk: Disk, file: Remains) -> Listed:
+def _surveyed(disk: Disk, file: Remains, ended: Removals) -> Listed:
+    """What the file holds; `ended` learns what it says of deletes and floors."""
     item = Listed(path=file.path, is_tail=file.is_tail, readable=file.header is not None)
     epochs: set[int] = set()
     for step in _steps(disk, file):
         if isinstance(step, Damaged):
             item.damaged.append(step)
+            continue
+        if isinstance(step, Removals):
+            ended.add(step)
             continue
         item.start = step.base if item.start is None else min(item.start, step.base)
         item.stop = max(item.stop or 0, step.end)
@@ -258,8 +267,8 @@ def _batches(disk: Disk, file: Remains) -> Iterator[Batch]:
     return (step for step in _steps(disk, file) if isinstance(step, Batch))
 
 
-def _steps(disk: Disk, file: Remains) -> Iterator[Batch | Damaged]:
-    """Every whole frame with records, wherever it stands, and the bytes between them that are none."""
+def _steps(disk: Disk, file: Remains) -> Iterator[Batch | Removals | Damaged]:
+    """Every whole frame with records or deletes, wherever it stands, and the bytes between them that are none."""
     if file.header is None:
         return
     with contextlib.closing(disk.open(file.path)) as opened:
@@ -278,13 +287,17 @@ def _steps(disk: Disk, file: Remains) -> Iterator[Batch | Damaged]:
                 position = resumed
 
 
-def _decoded(piece: Piece) -> Iterator[Batch | Damaged]:
+def _decoded(piece: Piece) -> Iterator[Batch | Removals | Damaged]:
     for head, place in zip(piece.heads, piece.positions, strict=True):
-        if head.kind == Kind.DATA:
-            try:
+        try:
+            if head.kind == Kind.DATA:
                 yield decode(piece.buffer, place, head)
-            except Corrupt:
-                yield Damaged(piece.origin + place, head.length)
+            elif head.kind in KINDS:
+                told = Removals()
+                told.take(head, piece.buffer, place)
+                yield told
+        except Corrupt:
+            yield Damaged(piece.origin + place, head.length)
 
 
 def _header_of_tail(disk: Disk, path: str, beside: Sequence[str], header_of: HeaderOf) -> SegmentHeader | None:
