@@ -6,9 +6,10 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from forebay import Conflict, Corrupt, Indeterminate, Invalid, Moved, Settings, Unsupported
+from forebay import Conflict, Corrupt, Indeterminate, Invalid, Moved, Settings, Unavailable, Unsupported
 from forebay.format.descriptor import Phase
 from forebay.format.value import encode_value
 from forebay.metadata import Compare, Delete, MetadataStore, Operation, Outcome, Put
@@ -257,6 +258,27 @@ def test_a_topic_that_another_directory_has_does_not_keep_the_others_closed(tmp_
         b.recover()
 
         assert {shard.ref.spec.topic for shard in b._parts.owned.shards()} == {"a", "b", "c"}  # type: ignore[union-attr]
+
+
+def test_a_topic_that_a_process_which_just_died_had_open_does_not_keep_the_others_closed(tmp_path: Path) -> None:
+    land = rig.shared_fs(tmp_path)
+    with land.open("A") as a:
+        for name in ("shop/a", "shop/b", "shop/c"):
+            a.create_topic(name).append(b"0")
+    with land.open("A") as a, land.open("B") as lives:
+        store = metadata_of(a)
+        key = keys_of(a, a.topic("shop/b")).state
+        session = metadata_of(lives).session(60)
+        owned = msgspec.structs.replace(state_of(a, a.topic("shop/b")), owner=session.id)
+        store.transaction([], [Put(key, encode_value(owned))])
+
+        with pytest.raises(Unavailable, match="of this very directory"):
+            a.recover()
+
+        assert {shard.ref.spec.topic for shard in a._parts.owned.shards()} == {"a", "c"}  # type: ignore[union-attr]
+        session.close()
+        a.recover()
+        assert a.topic("shop/b").append(b"1") == 1
 
 
 def test_retention_and_export_are_no_settings_of_a_local_directory() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import cache
 
 from forebay.catalog import ShardCatalog, StoredState, read_state
 from forebay.clock import Clock
@@ -19,7 +20,7 @@ from forebay.shard.conclusion import Ended, end_reservations, export_tails
 from forebay.shard.decision import refuse_contradiction
 from forebay.shard.handover import OnFile, begin_seal, finish_seal
 from forebay.shard.membership import Membership
-from forebay.shard.ownership import Acquired, Owner, give_back, is_promised
+from forebay.shard.ownership import Acquired, Owner, give_back, is_promised, refuse_if_owned
 from forebay.shard.places import Places
 from forebay.shard.remains import clear_away, drop_history, remove_files
 from forebay.topics import TopicSpec
@@ -93,6 +94,8 @@ class SegmentEngine(LookupEngine[SegmentShard]):
         with self._lock:
             self._check_open()
             ours: list[ShardRef] = []
+            session = self._membership.session
+            owner, is_alive = Owner(session.id, self._membership.holder), cache(self._metadata.session_alive)
             for ref in refs:
                 stored = None if ref.id in self._shards else self._stored(ref)
                 if ref.id in self._shards or not self._is_here(stored):
@@ -100,11 +103,12 @@ class SegmentEngine(LookupEngine[SegmentShard]):
                 try:
                     self._make_directory(ref)
                     self._refuse_contradiction(ref, stored.state if stored is not None else None)
+                    # In one transaction with the others it would keep them all closed.
+                    refuse_if_owned(is_alive, wanted(ref, self._settings), stored, owner)
                     ours.append(ref)
                 except (ForebayError, OSError) as error:
                     logger.error("%s cannot be opened: %s", ref, error)
                     failed.append(error)
-            session = self._membership.session
             for ref, (before, epoch) in zip(ours, self._acquire(ours, session), strict=True):
                 try:
                     self._shards[ref.id] = self._recover(ref, before, epoch, session, on_bytes)

@@ -135,7 +135,7 @@ def _acquire_batch(
         if _succeeded(store, compares, puts):
             return [Acquired(s.state, s.state.epoch + 1) if s is not None else Acquired(None, 1) for s in found]
         for shard, stored in zip(wanted, found, strict=True):
-            _refuse_if_owned(store, shard, stored, owner)
+            refuse_if_owned(store.session_alive, shard, stored, owner)
             if stored is None and any(store.get(key) is not None for key in shard.gone):
                 raise UnknownTopic(f"{shard.key}: the topic was deleted")
     raise Unavailable(f"{wanted[0].key}: ownership changed {ATTEMPTS} times while it was being acquired; try again")
@@ -168,9 +168,10 @@ def is_promised(state: ShardState, holder: str) -> bool:
     return state.phase is Phase.SEALED and state.target not in (None, holder)
 
 
-def _refuse_if_owned(store: MetadataStore, shard: Wanted, stored: StoredState | None, owner: Owner) -> None:
+def refuse_if_owned(is_alive: Callable[[str], bool], shard: Wanted, stored: StoredState | None, owner: Owner) -> None:
+    """Raise `Moved` or `Unavailable`, as `acquire` does, if another session that is alive has the shard."""
     session = stored.state.owner if stored is not None else None
-    if stored is None or session in (None, owner.session) or not store.session_alive(session or ""):
+    if stored is None or session in (None, owner.session) or not is_alive(session or ""):
         return
     if stored.state.holder == owner.holder:
         raise Unavailable(
@@ -186,7 +187,7 @@ def _refuse_if_owned(store: MetadataStore, shard: Wanted, stored: StoredState | 
 def _refuse_take_over(store: MetadataStore, shard: Wanted, stored: StoredState | None, owner: Owner) -> None:
     if stored is None or stored.state.holder in (None, owner.holder) or stored.state.phase is Phase.SEALED:
         return
-    _refuse_if_owned(store, shard, stored, owner)
+    refuse_if_owned(store.session_alive, shard, stored, owner)
     raise Conflict(
         f"{shard.key}: epoch {stored.state.epoch} is held by directory {stored.state.holder} and its records lie "
         "there: open that directory, or seal and move the topic from there"
