@@ -267,6 +267,42 @@ def test_an_answer_that_breaks_off_is_asked_for_again_and_never_taken_for_the_en
     assert sum(request.method == "GET" for request in seen) > 1
 
 
+@pytest.mark.parametrize("said", ["0-39/1000", "0-99/1000"])
+def test_an_answer_with_less_than_was_asked_for_is_never_taken_for_the_end(said: str) -> None:
+    headers = {"ETag": '"e"', "Last-Modified": DATE, "Content-Range": f"bytes {said}"}
+    with (
+        answering(in_turn(get=[Answer(206, bytes(40), headers)])) as (endpoint, _),
+        pytest.raises(Unavailable, match="s3://forebay-test/p .* k.*: try again"),
+    ):
+        s3(endpoint).get_range("k", 0, 100)
+
+
+def test_a_completion_that_is_repeated_and_finds_its_upload_gone_was_done() -> None:
+    """The first was answered, and the answer lost: the service knows the upload no more."""
+    begun = Answer(200, b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>")
+    size = 6 * MIB
+
+    def respond(request: Request) -> Answer:
+        if request.method == "PUT":
+            return CREATED
+        if request.method == "POST" and request.path.endswith("?uploads="):
+            return begun
+        if request.method == "POST":
+            completions.append(request)
+            return DROPPED if len(completions) == 1 else GONE
+        if request.method == "GET":
+            first, last = map(int, re.findall(r"\d+", request.headers["range"]))
+            headers = {"ETag": '"e"', "Last-Modified": DATE, "Content-Range": f"bytes {first}-{last}/{size}"}
+            return Answer(206, bytes(last + 1 - first), headers)
+        return found(size) if request.method == "HEAD" else GONE
+
+    completions: list[Request] = []
+    with answering(respond) as (endpoint, _):
+        assert s3(endpoint, retries_max=2).upload("k", (bytes(MIB) for _ in range(6))).size == size
+
+    assert len(completions) == 2
+
+
 def test_an_upload_whose_last_answer_was_lost_is_found_by_looking() -> None:
     def script(looked: Answer, content: bytes) -> Respond:
         headers = {"ETag": '"e"', "Last-Modified": DATE, "Content-Range": "bytes 0-5/6"}
