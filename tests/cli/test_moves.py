@@ -7,10 +7,13 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from forebay.disk import SystemDisk
+from forebay.format.descriptor import ShardState
+from forebay.storage import Storage
 from forebay.storage.directory import LogDirectory
 from tests.cli.house import TOPIC, House, child
 from tests.cli.rig import Shell, one_line, snapshot
@@ -186,6 +189,21 @@ def test_what_another_directory_has_is_refused_here_and_left_alone(house: House)
     assert snapshot(house.root / "b") == before
     assert house.numbers("b") == list(range(22))
     assert not (house.root / "c").exists()
+
+
+def test_partitions_that_are_added_meanwhile_move_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    house = _furnished(tmp_path)
+    sealing = Storage.seal_topic
+
+    def added(log: Storage, name: str, **options: Any) -> list[ShardState]:
+        log.alter_topic(name, partitions=3)
+        return sealing(log, name, **options)
+
+    monkeypatch.setattr(Storage, "seal_topic", added)
+    moved = house.ok("a", "topic", "move", TOPIC, "--to", str(tmp_path / "b"), "--json").items[0]
+
+    assert [(shard["partition"], shard["next"]) for shard in moved["shards"]] == [(0, 22), (1, 0), (2, 0)]
+    assert {shard["holder"] for shard in house.shown("b")["shards"]} == {_id(house, "b")}
 
 
 def test_a_source_that_is_open_elsewhere_is_refused(tmp_path: Path) -> None:

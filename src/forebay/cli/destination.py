@@ -81,12 +81,12 @@ class Destination:
     def move(self, log: Storage, there: Storage | None, on_file: OnFile) -> dict[str, Any]:
         """Seal the topic, go on with it there, and let go of what is left here; what happened."""
         clock, name = SystemClock(), str(self.spec.name)
-        arrived = [self._has_arrived(state) for state in states_of(self.source, self.spec)]
+        arrived = {n for n, state in enumerate(states_of(self.source, self.spec)) if self._has_arrived(state)}
         begun = clock.monotonic()
         states = log.seal_topic(name, target=self.id, on_file=on_file)
         if there is not None:
             topic = there.topic(name)
-            for partition in range(self.spec.partitions):
+            for partition in range(len(states)):
                 # Asking opens it: from then on the next epoch is recorded, and it takes appends.
                 topic.offsets(partition)
         seconds = clock.monotonic() - begun
@@ -98,11 +98,12 @@ class Destination:
             "to": self.path,
             "target": self.id,
             "shards": [
-                {"partition": partition, "next": None if there_already else state.next_offset}
-                for partition, (state, there_already) in enumerate(zip(states, arrived, strict=True))
+                {"partition": partition, "next": None if partition in arrived else state.next_offset}
+                # More than at the look before, if partitions were added meanwhile.
+                for partition, state in enumerate(states)
             ],
             "taken": all(map(self._has_arrived, states_of(found, self.spec))),
-            "seconds": None if there is None or all(arrived) else seconds,
+            "seconds": None if there is None or len(arrived) == len(states) else seconds,
             "left": self._left(found),
         }
 
