@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from forebay.records import Gap
+from forebay.shard.evicting import Weights
+from forebay.shard.loading import LoadBook
+from forebay.shard.tiers import Tiers
 from tests.history.attached import LOAD, Land, Node, values
 
 
@@ -40,3 +43,35 @@ def test_records_of_a_load_are_deleted_and_counted_as_any_others(mode: str) -> N
     node.shard().archive.retain()
     assert land.catalog(0).descriptors()[0].start == 45
     assert _live(node) == expected[1:]
+
+
+def _weighed_anew(node: Node) -> int:
+    """What a shard that was just opened counts for."""
+    shard = node.shard()
+    weights = Weights(shard.wal.files, Tiers(shard.wal, shard.archive).read, shard.archive.segments)
+    return weights.between(0, shard.offsets().next)
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_bytes_of_a_load_count_once_it_is_committed_and_those_behind_it_always(*, committed: bool) -> None:
+    land = Land(partitions=2)
+    node, other = land.node("a"), land.node("b")
+    other.append(1)
+    node.append(0, 5)
+    before = node.shard().holding().bytes
+    node.offer({0: values(0, 10), 1: values(1, 10)})
+    node.loads.attach(LOAD)
+    node.append(0, 5)
+    waiting = node.shard().holding().bytes
+    assert waiting > before
+    assert node.shard().holding().bytes == waiting == _weighed_anew(node)
+
+    if not committed:
+        LoadBook(land.inner, "/forebay").give_up(LOAD)
+    other.settle()
+
+    held = node.shard().holding().bytes
+    assert (held > waiting) == committed
+    assert held == _weighed_anew(node)
+    node.append(0)
+    assert node.shard().holding().bytes == _weighed_anew(node) > held

@@ -48,6 +48,14 @@ class Weights:
         self._compactions = compactions
         self._standing: tuple[int, int | None] = (0, None)
         self._start = self._stop = self._bytes = 0
+        self._waiting: int | None = None
+        """The first place that could not be read yet, because a load was not committed: it counts for nothing."""
+
+    def look(self) -> None:
+        """Count anew what comes next if a load that was waited for is over."""
+        waiting = self._waiting
+        if waiting is not None and self._read(waiting, 1).next > waiting:
+            self._begin(self._start)
 
     def between(self, start: int, stop: int) -> int:
         """What `[start, stop)` counts for. Cheap where `start` is the same as before and `stop` a little further on."""
@@ -56,11 +64,14 @@ class Weights:
         standing = (compactions, self._files.begins if compactions else None)
         if start != self._start or stop < self._stop or standing != self._standing:
             self._standing = standing
-            self._start = self._stop = start
-            self._bytes = 0
+            self._begin(start)
         self._bytes += self._weigh(self._stop, stop)
         self._stop = stop
         return self._bytes
+
+    def _begin(self, start: int) -> None:
+        self._start = self._stop = start
+        self._bytes, self._waiting = 0, None
 
     def move(self, start: int, bytes_gone: int) -> None:
         """The range begins at `start` from now on, so much lighter: whoever let the front go knows by how much."""
@@ -108,7 +119,9 @@ class Weights:
         while start < stop:
             page = self._read(start, PAGE_BYTES).clipped(stop)
             if page.next == start:
-                break
+                self._waiting = start if self._waiting is None else self._waiting
+                start = min((file.start for file in self._files.all if file.start > start), default=stop)
+                continue
             total += sum(int(batch.sizes().sum()) for batch in page.batches)
             start = page.next
         return total
@@ -153,6 +166,8 @@ class Evicting:
         """What is held; live records and bytes are counted only if asked for."""
         floor, head = self._deletes.floor, self._wal.head
         count = len(self._deletes.live(floor.earliest, head)) if live else 0
+        if sizes:
+            self._weights.look()
         held = self._weights.between(floor.earliest, head) if sizes else 0
         return Holding(floor.evict_floor, floor.earliest, head, count, held)
 
