@@ -183,6 +183,16 @@ def test_a_replacement_interrupted_before_the_sweep_already_answers_for_the_whol
     assert ranges(catalog) == [(0, 40), (40, 50)]
 
 
+def test_the_newest_piece_that_was_born_in_the_log_stays_however_far_the_floor_is() -> None:
+    catalog = catalog_of(MemoryMetadata())
+    loaded = [msgspec.structs.replace(piece(at, at + 10), load_id="load", header_start=0) for at in (20, 30)]
+    catalog.extend(1, [piece(0, 10), piece(10, 20), *loaded])
+
+    assert RecordedRemovals(catalog).drop_below(1, 40) == 1
+
+    assert ranges(catalog) == [(10, 20), (20, 30), (30, 40)]
+
+
 def test_nothing_is_dropped_that_hides_what_was_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     catalog = catalog_of(MemoryMetadata())
     catalog.extend(1, [piece(at, at + 10) for at in range(0, 50, 10)])
