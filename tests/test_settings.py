@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import pickle
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from forebay.errors import Invalid
+from forebay.errors import Invalid, Unsupported
 from forebay.settings import FILE_BYTES_MAX, MIB, Setting, Settings, WalSettings, all_settings, settings_of
 
 ROOT = Path(__file__).parent.parent
@@ -181,6 +182,24 @@ def test_a_password_is_shown_nowhere() -> None:
     with pytest.raises(Invalid, match="metadata.password is \\(hidden\\)") as refusal:
         Settings.load(overrides={"metadata": {"password": ["correct horse"]}})
     assert "horse" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        {"store": {"backend": "s3", "root": "b", "options": {"secret_access_key": "hush"}}},
+        {"store": {"backend": "s3", "root": "b"}, "table": {"options": {"token": "hush"}}},
+        {"store": {"backend": "s3", "root": "b"}, "metadata": {"user": "u", "password": "hush"}},
+    ],
+)
+def test_secrets_are_not_pickled(groups: dict[str, object]) -> None:
+    settings = Settings.load(overrides={"storage": {"mode": "object_store"}, **groups})
+
+    with pytest.raises(Unsupported, match="may hold secrets and is not pickled: load the settings") as refusal:
+        pickle.dumps(settings)
+
+    assert "hush" not in str(refusal.value)
+    assert pickle.loads(pickle.dumps(Settings())) == Settings()
 
 
 def test_options_of_a_store_are_expanded_parted_and_never_shown(tmp_path: Path) -> None:

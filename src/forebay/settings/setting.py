@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_
 import msgspec
 from msgspec import Meta
 
-from forebay.errors import Invalid
+from forebay.errors import Invalid, Unsupported
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -41,6 +41,15 @@ class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     def __post_init__(self) -> None:
         for setting in settings_of(type(self)):
             setting.parse(getattr(self, setting.name), source="settings", strict=True)
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        for setting in settings_of(type(self)):
+            if setting.secret and getattr(self, setting.name):
+                raise Unsupported(
+                    f"{setting.path} may hold secrets and is not pickled: load the settings in the other process, "
+                    "from a file that names variables of its environment as ${NAME}"
+                )
+        return super().__reduce__()
 
     def __repr__(self) -> str:
         shown_fields = ", ".join(f"{name}={value!r}" for name, value in self.__rich_repr__())
