@@ -36,6 +36,7 @@ from forebay.testing.moves import (
 )
 from forebay.topics import Durability, TopicSpec
 from tests.log.rig import stage
+from tests.protocol.consuming import Consumer
 from tests.protocol.ground import GRACE_S, NAME, STORE, TOPIC_ID, Ground, Member, committed_in
 
 ACKED: Final = "acked"
@@ -164,6 +165,10 @@ class Node(Member):
         for place, value in enumerate(values):
             self.land.disk.note(ACKED, Acked(partition, first + place, value))
         return list(range(first, first + count))
+
+    def consume(self, partition: int = 0) -> None:
+        """A consumer goes on from its cursor, as far as there is something for it."""
+        Consumer(self.land.disk, self.metadata).consume(self.shard(partition))
 
     def prepare(self, brought: Brought, load_id: str = LOAD, per_segment: int = 1000) -> LoadManifest:
         """Put the segments of a load where they belong."""

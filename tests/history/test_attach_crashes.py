@@ -11,12 +11,14 @@ from typing import Final
 import pytest
 
 from forebay.format.descriptor import LoadStatus
+from forebay.records import Gap
 from forebay.testing.catalogs import catalog_is_contiguous, objects_are_whole
 from forebay.testing.crashes import CrashState, explore
 from forebay.testing.invariants import Violation, names_follow_bytes
 from forebay.topics import Durability
 from tests.history.attached import Land, Node, broken, fetching, values
 from tests.ledger import Ledger
+from tests.protocol.consuming import missed_by_consumers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 
@@ -33,22 +35,35 @@ def _ready(mode: str, durability: Durability) -> tuple[Land, Node]:
     # The other partition is empty: there is no file yet that could tell where its log goes on.
     node.append(0, 2)
     node.shard(1)
+    node.consume(0)
     node.places.probe()
     node.offer(BROUGHT, per_segment=6)
     return land, node
 
 
 def _attach(node: Node) -> None:
+    _attach_one(node)
+    _go_on(node)
+
+
+def _attach_one(node: Node) -> None:
+    node.loads._attach("load-1", node.land.load(), [node.shard(0)])
+    node.append(0)
+    # It stands before what is not committed, and hears of nothing behind that.
+    node.consume(0)
+
+
+def _go_on(node: Node) -> None:
     node.settle()
     for partition in (0, 1):
+        node.consume(partition)
         node.append(partition)
 
 
 def _give_up(node: Node) -> None:
-    node.loads._attach("load-1", node.land.load(), [node.shard(0)])
-    node.append(0)
+    _attach_one(node)
     node.loads.abandon("load-1")
-    _attach(node)
+    _go_on(node)
 
 
 @pytest.mark.parametrize("scenario", [_attach, _give_up])
@@ -95,6 +110,10 @@ def _recovered(state: CrashState, mode: str, durability: Durability) -> list[Vio
         node.append(partition)
     found += broken(land, node, BROUGHT)
     streams = [node.stream(partition) for partition in (0, 1)]
+    for partition, stream in enumerate(streams):
+        node.consume(partition)
+        records = [step for step in stream if not isinstance(step, Gap)]
+        found += missed_by_consumers(land.disk.trace.notes(), records, partition)
     node.close()
     again = land.node()
     for partition in (0, 1):

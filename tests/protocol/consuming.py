@@ -1,47 +1,88 @@
-"""A consumer that follows the shard from owner to owner; what it was handed and acknowledged stands in the trace."""
+"""A consumer that follows a topic from owner to owner; what it was handed and acknowledged stands in the trace."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
 
+from forebay.metadata import MetadataStore
 from forebay.progress import Progress, ProgressStore, ReaderName
+from forebay.shard import SegmentShard
 from forebay.testing.cursors import Acked, Cursor, Event, Found, Handed, cursors_hold
-from forebay.testing.history import Reading, read_everything
+from forebay.testing.disk import SimulatedDisk
+from forebay.testing.history import read_everything
 from forebay.testing.invariants import Violation
-from tests.protocol.ground import NAME, TOPIC_ID
-from tests.protocol.world import Node, World
+from forebay.testing.trace import Note
 
-READER: Final = ReaderName.of(NAME.namespace, NAME.topic, "billing")
-CURSOR: Final = Cursor(READER.reader, 0, TOPIC_ID)
+READER: Final = "billing"
 _HEARD: Final = "cursor"
 _RECORDS: Final = "handed out"
 
 
-def consume(node: Node, most: int | None = None) -> None:
-    """Read on from the cursor as this owner shows the shard, at most so many offsets, and acknowledge them."""
-    disk, store = node.world.disk, ProgressStore(node.metadata, node.world.settings.metadata.prefix)
-    shard = node.shard
-    found = store.get(READER, 0, TOPIC_ID)
-    start = found.offset if found is not None else 0
-    disk.note(_HEARD, Found(CURSOR, start))
-    reading = read_everything(shard.read, shard.offsets().next, start)
-    stop = max(start, reading.end if most is None else min(reading.end, start + most))
-    disk.note(_RECORDS, tuple(record for record in reading.records if record[0] < stop))
-    disk.note(_HEARD, Handed(CURSOR, start, stop))
-    # Before it is done: whoever dies, or never hears the answer, may find it done.
-    disk.note(_HEARD, Acked(CURSOR, stop, None))
-    store.ack_up_to(READER, {0: Progress(offset=stop, incarnation=TOPIC_ID, epoch=shard.epoch)})
-    found = store.get(READER, 0, TOPIC_ID)
-    disk.note(_HEARD, Acked(CURSOR, stop, found.offset if found is not None else 0))
+class _Given(NamedTuple):
+    partition: int
+    records: frozenset[tuple[int, bytes | None]]
 
 
-def consumer_missed_nothing(world: World, reading: Reading) -> Iterator[Violation]:
-    """I25: its cursor never went back, and of all that can be read now it was handed every record."""
-    notes = world.disk.trace.notes()
-    events: list[Event] = [note.payload for note in notes if note.kind == _HEARD]  # type: ignore[misc]  # ours alone
-    yield from cursors_hold(events)
-    handed = {record for note in notes if note.kind == _RECORDS for record in note.payload}  # type: ignore[attr-defined]
-    for record in reading.records:
+class Consumer:
+    """The process of a consumer: it may be one of many, one after the other or at the same time."""
+
+    def __init__(self, disk: SimulatedDisk, metadata: MetadataStore) -> None:
+        self._disk = disk
+        self._store = ProgressStore(metadata, "/forebay")
+        self.handed = 0
+        """Up to where it was handed records last."""
+
+    def consume(self, shard: SegmentShard, most: int | None = None) -> None:
+        """Read on from the cursor as this owner shows the shard, at most so many offsets, and acknowledge them."""
+        start = self._look(shard)
+        reading = read_everything(shard.read, shard.offsets().next, start)
+        stop = max(start, reading.end if most is None else min(reading.end, start + most))
+        given = frozenset(record for record in reading.records if record[0] < stop)
+        self._disk.note(_RECORDS, _Given(shard.ref.partition, given))
+        self._disk.note(_HEARD, Handed(_cursor(shard), start, stop))
+        self.handed = stop
+        self.acknowledge(shard)
+
+    def acknowledge(self, shard: SegmentShard) -> None:
+        """Everything that it was handed is done; by others, perhaps more is by now."""
+        cursor, stop, spec = _cursor(shard), self.handed, shard.ref.spec
+        # Before it is done: whoever dies, or never hears the answer, may find it done.
+        self._disk.note(_HEARD, Acked(cursor, stop, None))
+        progress = Progress(offset=stop, incarnation=spec.topic_id, epoch=shard.epoch)
+        self._store.ack_up_to(_reader(shard), {shard.ref.partition: progress})
+        self._disk.note(_HEARD, Acked(cursor, stop, self._found(shard)))
+
+    def _look(self, shard: SegmentShard) -> int:
+        offset = self._found(shard)
+        self._disk.note(_HEARD, Found(_cursor(shard), offset))
+        return offset
+
+    def _found(self, shard: SegmentShard) -> int:
+        found = self._store.get(_reader(shard), shard.ref.partition, shard.ref.spec.topic_id)
+        return found.offset if found is not None else 0
+
+
+def missed_by_consumers(
+    notes: Iterable[Note], readable: Iterable[tuple[int, bytes | None]], partition: int = 0
+) -> Iterator[Violation]:
+    """I25: the cursor never went back, and of what can be read now every record was handed to a consumer."""
+    heard: list[Event] = []
+    handed: set[tuple[int, bytes | None]] = set()
+    for note in notes:
+        if note.kind == _HEARD:
+            heard.append(note.payload)  # type: ignore[arg-type]  # only `Consumer` notes these
+        elif isinstance(note.payload, _Given) and note.payload.partition == partition:
+            handed |= note.payload.records
+    yield from cursors_hold(event for event in heard if event.cursor.partition == partition)
+    for record in readable:
         if record not in handed:
-            yield Violation("I25", f"{record} was never handed to the consumer")
+            yield Violation("I25", f"{record} of partition {partition} was never handed to a consumer")
+
+
+def _cursor(shard: SegmentShard) -> Cursor:
+    return Cursor(READER, shard.ref.partition, shard.ref.spec.topic_id)
+
+
+def _reader(shard: SegmentShard) -> ReaderName:
+    return ReaderName.of(shard.ref.spec.namespace, shard.ref.spec.topic, READER)

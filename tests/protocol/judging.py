@@ -21,7 +21,7 @@ from forebay.testing.moves import (
     one_epoch_at_a_time,
 )
 from forebay.topics import Durability
-from tests.protocol.consuming import consume, consumer_missed_nothing
+from tests.protocol.consuming import missed_by_consumers
 from tests.protocol.scenarios import Scenario, orphans_are_swept
 from tests.protocol.world import KEYS, World
 
@@ -139,10 +139,10 @@ def finished(world: World, scenario: Scenario, name: str) -> list[Violation]:
     if not nodes:
         return violations
     reading = nodes[0].reading()
-    consume(nodes[0])
+    nodes[0].consume()
     violations += [
         *check_world(world, reading),
-        *consumer_missed_nothing(world, reading),
+        *missed_by_consumers(world.disk.trace.notes(), reading.records),
         *orphans_are_swept(world, nodes[0]),
     ]
     if name in scenario.exact and world.durability is Durability.FSYNC and reading.gaps:

@@ -14,7 +14,6 @@ from forebay.testing.catalogs import frames_of, keys_of
 from forebay.testing.history import Outcome
 from forebay.testing.invariants import Violation
 from forebay.wal.begin import ASIDE
-from tests.protocol.consuming import consume
 from tests.protocol.ground import GRACE_S
 from tests.protocol.world import Node, World
 
@@ -54,11 +53,11 @@ def _two_files(world: World) -> list[Node]:
     node = world.node("a")
     node.append(3)
     node.append(producing=(1, 0))
-    consume(node, 2)
+    node.consume(2)
     node.export()
     node.append(2)
     node.rotate()
-    consume(node, 3)
+    node.consume(3)
     node.append(producing=(1, 1))
     return [node]
 
@@ -102,7 +101,7 @@ def _export_and_retain(_: World, nodes: list[Node]) -> None:
     node.shard.archive.retain()
     node.export()
     node.append()
-    consume(node)
+    node.consume()
     node.shard.archive.retain()
 
 
@@ -131,13 +130,13 @@ def _died_in_turn(world: World) -> list[Node]:
     early.append(2)
     early.export()
     early.append()
-    consume(early)
+    early.consume()
     early.die()
     node = world.node("a")
     node.append(3)
     node.export()
     node.append(2)
-    consume(node, 2)
+    node.consume(2)
     node.die()
     return [world.node("b")]
 
@@ -145,7 +144,7 @@ def _died_in_turn(world: World) -> list[Node]:
 def _take_over(_: World, nodes: list[Node]) -> None:
     node = nodes[0]
     node.append()
-    consume(node)
+    node.consume()
     node.append(2)
 
 
@@ -181,7 +180,7 @@ def _spread_over_tiers(world: World) -> list[Node]:
     other.append(2)
     other.export()
     other.append()
-    consume(other, 4)
+    other.consume(4)
     return [other, node]
 
 
@@ -222,7 +221,7 @@ def _to_b_and_sealed(world: World) -> list[Node]:
 
 def _come_back(_: World, nodes: list[Node]) -> None:
     nodes[0].append()
-    consume(nodes[0])
+    nodes[0].consume()
     nodes[0].append(2)
 
 

@@ -28,7 +28,7 @@ from forebay.testing.metadata import FaultyMetadata
 from forebay.testing.moves import Operations, commits_of
 from forebay.testing.schedules import LockStep, PausingBlobs, PausingMetadata
 from tests.ledger import Ledger
-from tests.protocol.consuming import consume, consumer_missed_nothing
+from tests.protocol.consuming import missed_by_consumers
 from tests.protocol.ground import GRACE_S
 from tests.protocol.judging import check_world
 from tests.protocol.scenarios import orphans_are_swept
@@ -117,7 +117,7 @@ def _produce(player: Player) -> None:
 
 
 def _consume(player: Player) -> None:
-    consume(player.node, player.play.chance.choice([2, 5, None]))
+    player.node.consume(player.play.chance.choice([2, 5, None]))
 
 
 def _check(player: Player) -> None:
@@ -156,6 +156,7 @@ ACTIONS: Final[list[tuple[Callable[[Player], object], int]]] = [
     (_append, 12),
     (_produce, 4),
     (_consume, 4),
+    (lambda player: player.node.acknowledge_late(), 2),
     (lambda player: player.node.rotate(), 5),
     (_export, 5),
     (lambda player: player.node.shard.reserve_ahead(), 3),
@@ -252,9 +253,12 @@ class Play:
             return [Violation("I33", "nobody can go on with the shard")]
         found = [violation for player in self.players.values() for violation in player.watched.violations]
         last.export()
-        consume(last)
+        last.consume()
         reading = last.reading()
-        found += [*check_world(self.world, reading), *consumer_missed_nothing(self.world, reading)]
+        found += [
+            *check_world(self.world, reading),
+            *missed_by_consumers(self.world.disk.trace.notes(), reading.records),
+        ]
         # In mode local what a seal cut short has left is there for the next one.
         return [*found, *orphans_are_swept(self.world, last)] if self.world.settings.is_shared else found
 

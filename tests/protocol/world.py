@@ -31,6 +31,7 @@ from forebay.testing.history import NOTE, Begun, Event, History, Outcome, Readin
 from forebay.testing.moves import Operations, replayed
 from forebay.topics import Durability, TopicSpec
 from tests.log.rig import history_of, stage, value_of
+from tests.protocol.consuming import Consumer
 from tests.protocol.ground import GRACE_S, NAME, STORE, TOPIC_ID, Ground, Member, committed_in
 
 KEYS: Final = ShardKeys("shop", "orders", 0, "/forebay")
@@ -153,6 +154,7 @@ class Node(Member):
         super().__init__(world, name, metadata, store, on_open=self._opened)
         self.world = world
         self.deletions = Deletions(self.parts, self.definitions, world.settings, world.clock, self._forget)
+        self._consumer = Consumer(world.disk, metadata)
 
     def _opened(self, shard: SegmentShard) -> None:
         state = self.world.state
@@ -236,6 +238,14 @@ class Node(Member):
         for shard in self.engine.shards():
             if shard.wal.fenced is not None:
                 self.engine.retire(shard.ref)
+
+    def consume(self, most: int | None = None) -> None:
+        """A consumer here goes on from its cursor, at most so many offsets."""
+        self._consumer.consume(self.shard, most)
+
+    def acknowledge_late(self) -> None:
+        """A consumer here acknowledges once more what it was handed last."""
+        self._consumer.acknowledge(self.shard)
 
     def reading(self) -> Reading:
         """The whole stream, over all tiers."""
