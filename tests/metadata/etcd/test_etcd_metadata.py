@@ -130,6 +130,18 @@ def test_a_deletion_at_the_very_revision_of_a_compaction_is_not_skipped(store: E
         assert [change.key for change in drain(watch, 1)] == ["w/2"]
 
 
+def test_nor_is_it_when_the_compaction_comes_between_the_look_and_the_stream(
+    store: EtcdMetadata, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store, "w/1")
+    deletion = store.transaction([], [Delete("w/1")]).revision
+    cluster.compact()
+    monkeypatch.setattr(watch.EtcdWatch, "_check_kept", lambda _: None)
+
+    with store.watch("w/", from_revision=deletion) as late, pytest.raises(Compacted):
+        late.poll(30.0)
+
+
 def test_a_watch_that_loses_its_place_while_cut_off_says_so_for_ever(
     store: EtcdMetadata, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
