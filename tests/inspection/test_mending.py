@@ -13,6 +13,7 @@ import pytest
 
 from forebay import manifests
 from forebay.blobs import DirectoryStore
+from forebay.catalog import ShardCatalog
 from forebay.disk import Disk, replace_file
 from forebay.errors import Unavailable
 from forebay.format.batch import Columns, encode_columns
@@ -283,17 +284,17 @@ def test_segments_of_a_load_are_examined_at_the_offsets_they_were_given() -> Non
     assert [step.action for step in _repair(house, house.disk)] == ["cannot repair"]
 
 
-def _listed(house: House) -> str:
-    """The first two pieces as one manifest; its object."""
+def _listed(house: House, **changes: object) -> str:
+    """The first two pieces, with these changes, as one manifest; its object."""
     pieces = house.catalog().pieces()[:2]
     manifest = manifests.write(
         house.store,
         f"{TOPIC}_0/",
-        [piece.descriptor for piece in pieces],
+        [msgspec.structs.replace(piece.descriptor, **changes) for piece in pieces],
         store_name="directory",
         created_at=0,
     )
-    assert house.catalog().replace(pieces, manifest)
+    assert house.catalog().replace(pieces, msgspec.structs.replace(manifest, load_id="of a load"))
     return f"/store/{manifest.object_key}"
 
 
@@ -312,6 +313,29 @@ def test_what_a_manifest_lists_is_examined_and_mended_too() -> None:
     _flip(house.disk, manifest)
     assert any("[0, 40)" in what for what in _wrong(house, house.disk))
     assert any(step.offsets == (0, 40) and step.action == "cannot repair" for step in _repair(house, house.disk))
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_other_etags_of_what_a_manifest_lists_are_recorded_by_another_manifest(
+    monkeypatch: pytest.MonkeyPatch, *, lost: bool
+) -> None:
+    house = _house()
+    before = house.catalog().descriptors()
+    _listed(house, etag="another")
+    if lost:
+        house.disk.unlink(f"/store/{before[1].object_key}")
+    with monkeypatch.context() as patched:
+        patched.setattr(ShardCatalog, "replace", lambda *_: False)
+        refused = [step.why for step in _repair(house, house.disk) if step.action == "cannot repair"]
+        assert len(refused) == 1 and "run it again" in refused[0]
+    assert any("etag" in what for what in _wrong(house, house.disk))
+
+    assert all(step.done for step in _repair(house, house.disk))
+
+    assert _wrong(house, house.disk) == [] and _repair(house, house.disk) == []
+    reader = manifests.ManifestReader(house.store)
+    assert ShardCatalog(house.metadata, KEYS, TOPIC, reader).descriptors() == before
+    assert [piece.descriptor.load_id for piece in house.catalog().pieces()] == ["of a load", None]
 
 
 def test_a_store_that_stops_answering_is_said_and_asked_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

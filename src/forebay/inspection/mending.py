@@ -24,6 +24,7 @@ from forebay.format.segment import HEADER_BYTES, decode_header, index_name
 from forebay.inspection.copies import HistoryExam, LocalFiles
 from forebay.inspection.directory import ShardPlace
 from forebay.inspection.findings import Report
+from forebay.inspection.listed import ListedEtags
 from forebay.inspection.objects import ObjectCopy, catalogued_index
 from forebay.inspection.recorded import ShardHistory
 from forebay.inspection.segments import log_file
@@ -57,11 +58,15 @@ class HistoryMending:
         self._on_bytes = on_bytes
         self._aside = Aside(disk, place.directory)
         self._files: dict[str, bytes] = {}
+        self._listed = ListedEtags(history)
 
     def run(self, *, apply: bool) -> Mended:
         """The steps that are needed; with `apply`, carried out."""
         plan = list(self._plan())
         steps = [self._done(work) if apply else work.step for work in plan]
+        for manifest, why in self._listed.record():
+            told = f"{Action.RECORD}: what it lists has other etags now: {why}"
+            steps.append(self._step(Action.CANNOT, manifest.object_key, told, offsets=(manifest.start, manifest.end)))
         return Mended(steps, self._files)
 
     def _done(self, work: _Work) -> Step:
@@ -215,9 +220,10 @@ class HistoryMending:
         store.upload(key, [content])
 
     def _record(self, copy: ObjectCopy, etag: str | None) -> None:
-        """On return the catalog names the object as it is now."""
+        """On return the catalog names the object as it is now, or will once the manifest that lists it is replaced."""
         if not copy.piece.revision:
-            raise Conflict("a manifest lists it, which is never changed: its new etag cannot be recorded")
+            self._listed.note(copy.descriptor, etag)
+            return
         renewed = msgspec.structs.replace(copy.descriptor, etag=etag)
         if not self._history.catalog.replace([copy.piece], renewed):
             raise Conflict("the catalog has changed meanwhile: run it again")

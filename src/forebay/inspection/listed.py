@@ -1,0 +1,58 @@
+"""New etags of objects that a manifest lists: the manifest is never changed, so another one takes its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from forebay import manifests
+from forebay.catalog.shard import Piece
+from forebay.errors import Conflict, ForebayError
+from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
+from forebay.inspection.recorded import ShardHistory
+
+
+class Unlisted(NamedTuple):
+    """A manifest that could not be replaced, and why."""
+
+    manifest: SegmentDescriptor
+    why: str
+
+
+class ListedEtags:
+    """Collects etags, so that each manifest is written once however many of its objects have another."""
+
+    def __init__(self, history: ShardHistory) -> None:
+        self._history = history
+        self._etags: dict[tuple[str, int], str | None] = {}
+
+    def note(self, listed: SegmentDescriptor, etag: str | None) -> None:
+        """The object of this piece, which a manifest lists, has that etag now."""
+        self._etags[listed.object_key, listed.start] = etag
+
+    def record(self) -> Iterator[Unlisted]:
+        """Name all of them in the catalog, by manifests that list them so; those for which that failed."""
+        if not self._etags:
+            return
+        for piece in self._history.catalog.pieces():
+            if piece.descriptor.kind is DescriptorKind.MANIFEST:
+                try:
+                    self._renew(piece)
+                except (ForebayError, OSError) as error:
+                    yield Unlisted(piece.descriptor, str(error))
+
+    def _renew(self, piece: Piece) -> None:
+        old, store = piece.descriptor, self._history.stores.of(piece.descriptor.store)
+        inner = manifests.ManifestReader(store)(old)
+        renewed = [
+            msgspec.structs.replace(one, etag=self._etags.get((one.object_key, one.start), one.etag)) for one in inner
+        ]
+        if renewed == list(inner):
+            return
+        folder = old.object_key.rpartition("/")[0]
+        listed = manifests.write(store, f"{folder}/", renewed, store_name=old.store, created_at=old.created_at)
+        # Commit point: from here on readers go by the new etags.
+        if not self._history.catalog.replace([piece], msgspec.structs.replace(listed, load_id=old.load_id)):
+            raise Conflict("the catalog has changed meanwhile: run it again")
