@@ -228,6 +228,22 @@ def test_what_killed_uploads_left_is_cleared_from_every_store_though_another_swe
         assert not any(path.exists() for path in left)
 
 
+def test_a_damaged_file_is_not_uploaded_again_and_again(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with Storage.open(tmp_path / "log", _settings(tmp_path), clock=clock) as log:
+        archiving = _archiving(log)
+        shard = _with_sealed_file(log, "orders")
+        (segment,) = Path(shard.wal.writer.place.directory).glob("*.idx")
+        _flip(segment.with_suffix(".seg"), -1)
+        archiving.notice(shard)
+
+        for errors, seconds in ((1, 0), (1, 60), (2, 300)):
+            clock.advance(seconds)
+            archiving.step()
+            assert shard.archive.errors == errors
+        assert "is not what was sealed" in (shard.archive.error or "")
+
+
 def test_a_failure_that_nobody_foresaw_is_one_shard_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Storage.open(tmp_path / "log", _settings(tmp_path)) as log:
         archiving = _archiving(log)

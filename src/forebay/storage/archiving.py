@@ -14,7 +14,7 @@ from typing import TypeVar
 from forebay.clock import Clock
 from forebay.conditions import Condition
 from forebay.engines.background import Background
-from forebay.errors import Fenced, ForebayError, Unavailable
+from forebay.errors import Corrupt, Fenced, ForebayError, Unavailable
 from forebay.settings import Settings
 from forebay.shard import SegmentShard
 from forebay.shard.archive import Archive
@@ -194,7 +194,9 @@ class Archiving:
         except Fenced as error:
             logger.warning("%s: %s", shard.ref, error)
         except (ForebayError, OSError) as error:
-            self._retry_at[shard.ref.id] = self._clock.monotonic() + RETRY_SECONDS
+            # Damage stays until somebody repairs it, and is found only at the end of an upload.
+            pause_s = self._settings.export.interval_s if isinstance(error, Corrupt) else RETRY_SECONDS
+            self._retry_at[shard.ref.id] = self._clock.monotonic() + pause_s
             logger.warning("%s: history ends at %d for now: %s", shard.ref, shard.archive.exported, error)
         except Exception:
             self._retry_at[shard.ref.id] = self._clock.monotonic() + RETRY_SECONDS
