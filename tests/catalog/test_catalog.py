@@ -94,6 +94,21 @@ def test_what_does_not_continue_the_history_is_refused_and_changes_nothing(
     assert store.revision() == revision
 
 
+def test_what_stands_where_an_addition_would_go_is_never_overwritten() -> None:
+    store = MemoryMetadata()
+    catalog = catalog_of(store)
+    catalog.extend(1, [piece(0, 5)])
+    stray = encode_value(piece(5, 9, "of somebody else"))
+    store.transaction([], [Put(KEYS.segment(5), stray)])
+
+    with pytest.raises(Unavailable):
+        catalog.extend(1, [piece(5, 7)])
+
+    found = store.get(KEYS.segment(5))
+    assert found is not None and found.value == stray
+    assert catalog.frontier().next == 5
+
+
 def test_an_addition_repeated_after_a_lost_answer_is_there_once() -> None:
     store = MemoryMetadata()
     catalog = catalog_of(store)

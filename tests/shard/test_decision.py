@@ -146,6 +146,7 @@ def test_a_shard_goes_on_where_its_row_says(
     ("facts", "before", "situation", "error"),
     [
         pytest.param(Facts(end=30, epoch=3), state(**SEALED), here(), Conflict, id="sealed, log ends behind it"),
+        pytest.param(Facts(end=23, epoch=3), state(**SEALED), here(), Conflict, id="sealed, log has one record more"),
         pytest.param(LOG, state(phase=Phase.DELETING), here(), UnknownTopic, id="deleting"),
         pytest.param(LOG, None, here(), Conflict, id="absent, some"),
         pytest.param(
