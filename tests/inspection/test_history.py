@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 
 import forebay
 from forebay.catalog import ShardCatalog
+from forebay.disk import SystemDisk
 from forebay.format.descriptor import Cur, DescriptorKind, Phase, SegmentDescriptor, ShardState
 from forebay.format.value import decode_value, encode_value
 from forebay.metadata import Delete, Operation, Put
@@ -370,6 +373,22 @@ def test_a_store_that_is_not_there_is_never_taken_for_an_empty_one(tmp_path: Pat
     assert "NOT ALL CHECKED" in found.out
     assert repaired.code == 6 and "cannot be checked" in repaired.out
     assert list(exported.root.iterdir()) == []
+
+
+def test_a_store_that_may_not_be_read_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exported = Exported(tmp_path)
+    exists = SystemDisk.exists
+
+    def shut(disk: SystemDisk, path: str) -> bool:
+        if path.startswith(str(exported.root)):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return exists(disk, path)
+
+    monkeypatch.setattr(SystemDisk, "exists", shut)
+    found = exported.shell.run("verify")
+
+    assert found.code == 4 and "look at the rights of the directory" in found.out
+    assert "backup" not in found.out and "NOT ALL CHECKED" in found.out
 
 
 def test_an_object_in_another_store_than_that_of_the_settings_is_not_looked_for(tmp_path: Path) -> None:

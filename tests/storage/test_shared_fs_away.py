@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
+from forebay.blobs.directory import UPLOADS
 from forebay.disk import SystemDisk
 from forebay.disk.descriptors import SystemFile
+from forebay.errors import Unavailable
 from forebay.settings import Settings
 from forebay.storage import Storage
 from tests.storage.rig import QUICK
@@ -65,3 +68,43 @@ def test_a_process_starts_while_the_shared_file_system_is_away(
         assert len(list(tmp_path.glob("mount/history/*_0/*.seg"))) == 1
     finally:
         disk.abandon()
+
+
+def test_an_empty_directory_in_the_place_of_a_mount_with_history_begins_no_second_store(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root, mounted = tmp_path / "history", tmp_path / "mounted"
+    settings = Settings.load(overrides={**QUICK, "storage": {"mode": "shared_fs"}, "store": {"root": str(root)}})
+    with Storage.open(tmp_path / "log", settings) as log:
+        log.create_topic("orders").append(b"0")
+        log.export_topic("orders")
+    root.rename(mounted)
+    root.mkdir()
+
+    with caplog.at_level(logging.WARNING), Storage.open(tmp_path / "log", settings) as log:
+        topic = log.topic("orders")
+        topic.append(b"1")
+        with pytest.raises(Unavailable, match="is empty, and the catalog names history in it: mount it"):
+            log.export_topic("orders")
+
+        assert "history is not exported for now, appends go on" in caplog.text
+        assert list(root.iterdir()) == []
+        root.rmdir()
+        mounted.rename(root)
+        log.export_topic("orders")
+        assert topic.offsets().exported == 2
+        assert [record.value for record in topic.read()] == [b"0", b"1"]
+
+
+def test_a_copy_of_the_objects_alone_is_the_store(tmp_path: Path) -> None:
+    root = tmp_path / "history"
+    settings = Settings.load(overrides={**QUICK, "storage": {"mode": "shared_fs"}, "store": {"root": str(root)}})
+    with Storage.open(tmp_path / "log", settings) as log:
+        log.create_topic("orders").append(b"0")
+        log.export_topic("orders")
+    shutil.rmtree(root / UPLOADS)
+
+    with Storage.open(tmp_path / "log", settings) as log:
+        log.topic("orders").append(b"1")
+        log.export_topic("orders")
+        assert log.topic("orders").offsets().exported == 2

@@ -64,6 +64,12 @@ class DirectoryStore:
                 raise Invalid(f"{self.name}: a file is in its place or above it: name another directory") from None
         return self
 
+    def is_begun(self) -> bool:
+        """Whether anything of a store is here. An empty directory may be the place of a mount that is away."""
+        self._alive()
+        with self._named("look at the directory"):
+            return self._disk.exists(self._uploads) or bool(self._keys_in(""))
+
     def put_if_absent(self, key: str, data: Bytes) -> Put:
         path = self._path(key)
         temporary = self._written(key, [data])

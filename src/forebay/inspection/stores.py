@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Protocol
 
 from forebay.blobs import BlobStore, DirectoryStore, open_store
-from forebay.blobs.directory import UPLOADS
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.errors import ForebayError, Unavailable
@@ -75,7 +74,8 @@ class Stores:
             raise Unavailable(f"{name} is not the store of these settings: give those with which it was written")
         if name != "directory":
             return open_store(settings.store, disk=self._disk, clock=self._clock)
-        if not self._disk.exists(f"{root}/{UPLOADS}"):
-            raise Unavailable(f"{root} is no store: mount it, or correct the settings that name it")
         # Not opened, which would make what is missing.
-        return DirectoryStore(root, disk=self._disk, clock=self._clock)
+        store = DirectoryStore(root, disk=self._disk, clock=self._clock)
+        if not store.is_begun():
+            raise Unavailable(f"{root} is no store: mount it, or correct the settings that name it")
+        return store

@@ -7,7 +7,7 @@ loads put into one, anything else for the store of the settings. Nothing is open
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from forebay.blobs import BlobStore, DirectoryStore
@@ -79,7 +79,9 @@ class Places:
         store: BlobStore | None,
         store_name: str,
         read_ahead_bytes: int = StoreSettings().read_ahead_bytes,
+        is_named: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`is_named` says whether the catalog names objects in the store."""
         self.store = store
         self.store_name = store_name
         self.loads = DirectoryStore(directory.loads, disk=disk, clock=clock)
@@ -89,6 +91,7 @@ class Places:
         self._directory = directory
         self._local = local_name(holder)
         self._probed = store is None
+        self._is_named = is_named
         self._stores: dict[str, BlobStore] = {self.loads_name: self.loads}
         if store is not None:
             self._stores[store_name] = store
@@ -140,9 +143,18 @@ class Places:
         """See once, before anything is exported, that the store keeps its promises; `Unsupported` if it does not."""
         if not self._probed:
             assert self.store is not None
+            self._refuse_empty_mount(self.store)
             for note in self.store.probe(seconds_max=seconds_max).notes:
                 logger.warning("%s: %s", self.store.name, note)
             self._probed = True
+
+    def _refuse_empty_mount(self, store: BlobStore) -> None:
+        """Raise `Unavailable` rather than begin a second store in the place of one that holds history."""
+        if isinstance(store, DirectoryStore) and not store.is_begun() and self._is_named():
+            raise Unavailable(
+                f"{store.name} is empty, and the catalog names history in it: mount it, or correct the settings that "
+                "name it"
+            )
 
     def close(self) -> None:
         """Give back what is held, the store too."""

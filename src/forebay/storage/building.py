@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from forebay.blobs import BlobStore, Denied, DirectoryStore, open_store
+from forebay.catalog.stores import names_store
 from forebay.clock import Clock
 from forebay.disk import Disk, SystemDisk
 from forebay.engines import FollowingEngine, MemoryEngine, RocksEngine, SegmentEngine
@@ -128,7 +129,7 @@ def owner_parts(directory: LogDirectory, settings: Settings, disk: Disk, clock: 
         metadata = open_metadata(settings.metadata, path, disk=disk, clock=clock)
         undo.callback(metadata.close)
         membership = Membership(metadata, settings.metadata.lease_ttl_s, directory.id)
-        places = _places(directory, settings, disk, clock, probe=True)
+        places = _places(directory, settings, disk, clock, probed_for=metadata)
         undo.callback(places.close)
         archiving = Archiving(clock, settings)
         reserving: Rounds[SegmentShard] = Rounds("forebay-reserving", SegmentShard.reserve_ahead)
@@ -171,7 +172,15 @@ def owner_parts(directory: LogDirectory, settings: Settings, disk: Disk, clock: 
     return parts
 
 
-def _places(directory: LogDirectory, settings: Settings, disk: Disk, clock: Clock, *, probe: bool = False) -> Places:
+def _places(
+    directory: LogDirectory,
+    settings: Settings,
+    disk: Disk,
+    clock: Clock,
+    *,
+    probed_for: MetadataStore | None = None,
+) -> Places:
+    """Where history lies; with `probed_for`, whose catalog that is, it was tried whether the store can be used."""
     store, name = history_store(settings, disk, clock)
     places = Places(
         disk=disk,
@@ -181,8 +190,9 @@ def _places(directory: LogDirectory, settings: Settings, disk: Disk, clock: Cloc
         store=store,
         store_name=name,
         read_ahead_bytes=settings.store.read_ahead_bytes,
+        is_named=lambda: probed_for is not None and names_store(probed_for, name, prefix=settings.metadata.prefix),
     )
-    if probe:
+    if probed_for is not None:
         try:
             places.probe(seconds_max=PROBE_SECONDS_MAX)
         except Unavailable as error:
