@@ -197,6 +197,14 @@ def test_a_refused_credential_says_where_to_look_and_shows_no_secret(status: int
     assert sum(request.method == "PUT" for request in seen) == 2
 
 
+def test_a_password_in_the_address_of_a_service_is_not_shown() -> None:
+    store = s3(f"http://user:hush@127.0.0.1:{free_ports(1)[0]}", retries_max=0)
+
+    with pytest.raises(Unavailable, match="http://.hidden.@127") as refusal:
+        store.stat("k")
+    assert "hush" not in str(refusal.value)
+
+
 def test_a_bucket_that_does_not_exist_is_said_so() -> None:
     with answering(in_turn(put=[GONE], get=[GONE])) as (endpoint, _):
         store = s3(endpoint)

@@ -1,6 +1,7 @@
 """What an error of the library means: which of our errors it is, and whether the request may have been done.
 
-Messages pass on the first line only, without queries and without anything the settings keep secret.
+Messages pass on the first line only, without queries, without a user's part of an address, and without anything the
+settings keep secret.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from forebay.errors import ForebayError, Unavailable, Unsupported
 LIBRARY_ERRORS = (exceptions.BaseError, FileNotFoundError, ValueError)
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")
 _QUERY = re.compile(r"\?[^\s,]*")
+_USER = re.compile(r"://[^/\s]*@")
 _MESSAGE_LENGTH_MAX = 400
 _FINAL_WORDS = ("redirect without LOCATION", "Wanted range starting at")
 HIDDEN = "(hidden)"
@@ -91,7 +93,7 @@ def named(error: Exception, store: str, doing: str, secrets: Iterable[str]) -> F
 
 def told_by(error: Exception, secrets: Iterable[str]) -> str:
     """The first line of what the library says, fit for a log."""
-    text = _QUERY.sub("?…", str(error).split("\n", 1)[0])
+    text = _USER.sub(f"://{HIDDEN}@", _QUERY.sub("?…", str(error).split("\n", 1)[0]))
     for secret in secrets:
         text = text.replace(secret, HIDDEN)
     return text[:_MESSAGE_LENGTH_MAX]
