@@ -228,6 +228,32 @@ def test_what_killed_uploads_left_is_cleared_from_every_store_though_another_swe
         assert not any(path.exists() for path in left)
 
 
+def test_a_file_of_one_shard_is_exported_and_then_a_file_of_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Storage.open(tmp_path / "log", _settings(tmp_path)) as log:
+        archiving = _archiving(log)
+        shards = [_with_sealed_file(log, name) for name in ("a", "b")]
+        for shard in shards:
+            for _ in range(2):
+                log.topic(str(shard.ref.spec.name)).append(b"1")
+                log.topic(str(shard.ref.spec.name)).rotate()
+                shard.upkeep.seal_rotated()
+            archiving.notice(shard)
+        step, seen = Archive.step, list[list[int]]()
+
+        def stepped(archive: Archive) -> bool:
+            more = step(archive)
+            seen.append([shard.archive.exported for shard in shards])
+            return more
+
+        monkeypatch.setattr(Archive, "step", stepped)
+
+        archiving.step()
+
+        assert seen == [[1, 0], [1, 1], [2, 1], [2, 2], [3, 2], [3, 3]]
+
+
 def test_a_damaged_file_is_not_uploaded_again_and_again(tmp_path: Path) -> None:
     clock = ManualClock()
     with Storage.open(tmp_path / "log", _settings(tmp_path), clock=clock) as log:
