@@ -15,10 +15,12 @@ import pytest
 
 from forebay import EARLIEST, Moved, Position, Storage, Topic, Unavailable
 from forebay.format.segment import index_name
+from forebay.format.value import encode_value
+from forebay.metadata import Put
 from forebay.settings import RetentionSettings
 from tests.ledger import Ledger
 from tests.moves import rig
-from tests.moves.rig import TOPIC, WAL, Land, numbers, pieces_of, shard_of, told
+from tests.moves.rig import TOPIC, WAL, Land, keys_of, metadata_of, numbers, pieces_of, shard_of, told
 from tests.storage.rig import until
 
 SOAK: Final = bool(os.environ.get("FOREBAY_SOAK"))
@@ -154,6 +156,17 @@ def test_what_the_store_has_without_its_index_never_leaves_the_disk(log: Storage
         assert told(topic.read()) == numbers(0, 30)
     index.write_bytes(held)
     assert shard_of(topic).archive.retain() == 2
+    assert told(topic.read()) == numbers(0, 30)
+
+
+def test_what_history_has_in_other_bytes_never_leaves_the_disk(log: Storage) -> None:
+    """However whole that object is: it is no copy of the file."""
+    topic = log.create_topic(TOPIC)
+    fill(log, topic, files=2)
+    other = msgspec.structs.replace(pieces_of(log, topic)[0], content_hash="00" * 16)
+    metadata_of(log).transaction([], [Put(keys_of(log, topic).segment(0), encode_value(other))])
+
+    assert shard_of(topic).archive.retain() == 0
     assert told(topic.read()) == numbers(0, 30)
 
 

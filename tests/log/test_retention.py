@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from forebay.disk import replace_file
 from forebay.disk.system import SystemDisk
 from forebay.records import Gap, Reason
 from forebay.testing.crashes import explore
@@ -18,6 +19,7 @@ from forebay.topics import Durability
 from forebay.wal.files import BelowFiles, SealedFile
 from forebay.wal.follow import FollowedLog
 from forebay.wal.retention import drop_file, expired
+from forebay.wal.survey import CHECKPOINT_NAME, read_checkpoint
 from tests.ledger import Ledger
 from tests.log.rig import DIRECTORY, SMALL, Bare, BareRig, simulated
 from tests.log.scenarios import fail_next
@@ -144,6 +146,27 @@ def test_an_index_that_the_disk_does_not_let_go_is_a_leftover() -> None:
     assert facts.leftovers == ["00000000000000000000-00000001.idx"]
     BareRig(rig.disk, FSYNC, epoch=1).begin(facts=facts)
     assert rig.surveyed().leftovers == []
+
+
+def test_a_checkpoint_of_before_the_files_went_brings_none_of_them_back() -> None:
+    """Written by one who did not know of it, as when two edit one file: what is there counts, and not what it lists."""
+    rig = _filled()
+    path = f"{DIRECTORY}/{CHECKPOINT_NAME}"
+    listed = read_checkpoint(rig.disk, DIRECTORY)
+    assert listed is not None and listed.files[0].start == 0
+    file = rig.disk.open(path)
+    before = file.read_at(file.size(), 0)
+    for _ in range(2):
+        drop_file(rig.disk, rig.wal.files, _oldest(rig))
+    rig.append()
+    whole = rig.reading_from(6)
+
+    replace_file(rig.disk, path, before)
+    again = BareRig(rig.disk, FSYNC, epoch=1).begin()
+
+    assert again.surveyed().damage == []
+    assert again.wal.files.begins == 6
+    assert again.reading_from(6) == whole
 
 
 @pytest.mark.slow

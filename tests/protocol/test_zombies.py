@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Final
 
 import pytest
 
-from forebay.errors import Fenced
+from forebay.errors import Closed, Fenced
+from forebay.shard import Wanted, acquire
 from forebay.testing.blobs import Fault, SimulatedBlobs
 from forebay.testing.clock import ManualClock
 from forebay.testing.schedules import PausingMetadata
 from tests.ledger import Ledger
-from tests.protocol.ground import GRACE_S
+from tests.log.rig import stage
+from tests.protocol.ground import GRACE_S, TOPIC_ID
 from tests.protocol.judging import check_world
-from tests.protocol.world import Node, World
+from tests.protocol.world import KEYS, Node, World
 
 
 def _blind(world: World, name: str) -> Node:
@@ -44,6 +47,34 @@ def test_a_sweep_of_an_overtaken_owner_leaves_alone_what_the_next_one_is_about_t
 
     ledger.count("zombie writes")
     assert check_world(world, node.reading()) == []
+
+
+@pytest.mark.parametrize("attempt", ["export", "seal", "delete"])
+def test_an_overtaken_owner_stops_for_ever_once_it_hears_of_it(attempt: str, ledger: Ledger) -> None:
+    """Its session seems to live: what it finds in the metadata store is all that tells it."""
+    world = World()
+    zombie, node = _blind(world, "a"), world.node("b")
+    zombie.append(4)
+    zombie.export()
+    shard = zombie.shard
+    zombie.append(2)
+    zombie.rotate()
+    zombie.die()
+    # The next owner has its epoch and has not come to the history yet.
+    acquire(world.inner, [Wanted(KEYS.state, TOPIC_ID)], node.membership.owner)
+    attempts: dict[str, Callable[[], object]] = {
+        "export": shard.archive.catch_up,
+        "seal": zombie.seal,
+        "delete": lambda: shard.deletes.delete_range(0, 2),
+    }
+
+    with contextlib.suppress(Fenced):
+        attempts[attempt]()
+
+    assert shard.wal.fenced is not None or shard.wal.closed
+    with pytest.raises((Fenced, Closed)):
+        shard.wal.settle(stage(shard.wal, (b"late",), None, 0))
+    ledger.count("zombie writes")
 
 
 def _export(zombie: Node) -> None:

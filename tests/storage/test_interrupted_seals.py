@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
-from forebay import Moved
+from forebay import Corrupt, Moved, Unavailable
 from forebay.export import Lag
 from forebay.settings import MetadataSettings, Settings, StorageSettings, StoreSettings
+from forebay.shard.archive import Archive
 from forebay.storage import Storage
-from tests.storage.rig import values
+from tests.storage.rig import WatchedDisk, values
 
 
 def _settings(tmp_path: Path) -> Settings:
@@ -67,3 +69,43 @@ def test_a_seal_is_repeated_where_one_partition_has_arrived_already(tmp_path: Pa
         assert [state.holder for state in states] == [_id(b), _id(a)]
         assert b.topic("orders").append(b"2", partition=1) == 2
         assert values(b.topic("orders").read()) == [b"0", b"1", b"2"] * 2
+
+
+def test_a_seal_that_finds_less_in_history_than_in_the_log_is_not_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever kept the end from being exported, and whoever said that it was."""
+    settings = _settings(tmp_path)
+    with Storage.open(tmp_path / "A", settings) as a, Storage.open(tmp_path / "B", settings) as b:
+        topic = a.create_topic("orders")
+        topic.append(b"0")
+        a.export_topic("orders")
+        topic.append(b"1")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Archive, "catch_up", lambda archive, on_file=None: None)
+            with pytest.raises(Corrupt, match="history ends at 1 and the log at 2: it is not sealed"):
+                a.seal_topic("orders", target=_id(b))
+
+        with pytest.raises(Moved):
+            b.topic("orders").append(b"x")
+        assert topic.append(b"2") == 2
+        assert values(topic.read()) == [b"0", b"1", b"2"]
+
+
+def test_a_seal_waits_for_files_that_cannot_be_sealed_yet(tmp_path: Path) -> None:
+    disk = WatchedDisk()
+    with Storage.open(tmp_path / "A", _settings(tmp_path), disk=disk) as a:
+        topic = a.create_topic("orders")
+        topic.append(b"0")
+
+        def no_indexes(kind: str, path: str) -> None:
+            if kind in ("create", "rename") and ".idx" in path:
+                raise OSError(errno.ENOSPC, "no room")
+
+        disk.meet = no_indexes
+        with pytest.raises(Unavailable, match="could not be sealed yet"):
+            a.seal_topic("orders")
+        disk.meet = lambda kind, path: None
+
+        assert [state.next_offset for state in a.seal_topic("orders")] == [1]
