@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 from forebay.errors import Invalid, Unavailable
 from forebay.metadata import Put, SessionEnded
 from forebay.metadata.etcd import EtcdMetadata
-from forebay.metadata.etcd.leases import Leases
+from forebay.metadata.etcd.leases import EtcdSession, Leases
 from forebay.testing.clock import ManualClock
 from forebay.testing.contracts.metadata.calls import drain
 from tests.metadata.etcd.cluster import Cluster, until
@@ -164,6 +166,55 @@ def test_a_session_that_etcd_could_not_be_told_of_is_ended_by_the_next_attempt(
     session.close()
 
     assert not store.session_alive(session.id)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_renewal_that_failed_for_a_reason_nobody_foresaw_begins_again_with_the_next_session(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store()
+    with monkeypatch.context() as failing:
+        failing.setattr(Leases, "renew_due", lambda _: 1 / 0)
+        store.session(60.0)
+        until(lambda: not _thread_of(store).is_alive())
+    renewed: list[EtcdSession] = []
+
+    def renew(_: Leases, session: EtcdSession) -> None:
+        session.renewed(math.inf)
+        renewed.append(session)
+
+    monkeypatch.setattr(Leases, "_renew", renew)
+
+    session = store.session(60.0)
+    session.due_at = 0.0
+    store._leases._wake.set()
+
+    until(lambda: session in renewed)
+
+
+def test_a_process_that_slept_while_its_session_was_made_may_try_again(
+    open_store: OpenStore, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store()
+    grant = store._leases._grant
+
+    def slow(ttl_s: int) -> tuple[int, float]:
+        lease, granted_s = grant(ttl_s)
+        cluster.call("lease/revoke", {"ID": str(lease)})
+        return lease, granted_s
+
+    with monkeypatch.context() as sleeping:
+        sleeping.setattr(store._leases, "_grant", slow)
+        with pytest.raises(Unavailable, match="ran out while it was being made: try again"):
+            store.session(60.0)
+
+    assert store.session(60.0).alive()
+
+
+def _thread_of(store: EtcdMetadata) -> threading.Thread:
+    thread = store._leases._thread
+    assert thread is not None
+    return thread
 
 
 def test_a_time_to_live_within_the_margin_is_refused(cluster: Cluster, open_store: OpenStore) -> None:

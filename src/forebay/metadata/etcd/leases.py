@@ -87,13 +87,17 @@ class Leases:
         put = {"key": self._keyspace.session_key(session.id), "value": b"", "lease": str(lease)}
         try:
             # May be repeated: nobody else knows the key yet, and a second put changes nothing.
-            self._gateway.ask("/v3/kv/txn", {"success": [{"request_put": put}]}, TransactionReply)
+            self._gateway.call("/v3/kv/txn", {"success": [{"request_put": put}]}, TransactionReply, repeatable=True)
+        except Refused as error:
+            if error.code == NOT_FOUND:
+                raise Unavailable(f"session {session.id} ran out while it was being made: try again") from error
+            raise error.as_error() from error
         except BaseException:
             self._revoke_quietly(lease)
             raise
         with self._lock:
             self._held[session.id] = session
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():
                 thread = threading.Thread(target=self._keep, name="forebay-leases", daemon=True)
                 thread.start()
                 self._thread = thread
@@ -151,7 +155,7 @@ class Leases:
             try:
                 wait_s = self.renew_due()
             except Exception:
-                # Nothing is promised without renewal: the sessions end by their deadlines.
+                # Nothing is promised without renewal: the sessions end by their deadlines, and the next begins anew.
                 _log.exception("sessions are renewed no more")
                 raise
             if not self._gateway.ended:
