@@ -254,6 +254,31 @@ def test_a_file_of_one_shard_is_exported_and_then_a_file_of_the_next(
         assert seen == [[1, 0], [1, 1], [2, 1], [2, 2], [3, 2], [3, 3]]
 
 
+def test_files_are_exported_at_the_start_by_interval_and_by_size(tmp_path: Path) -> None:
+    export = {"at_close_seconds_max": 0, "interval_s": 300, "bytes_min": 1_000}
+    clock = ManualClock()
+    with Storage.open(tmp_path / "log", _settings(tmp_path, export=export), clock=clock) as log:
+        archiving = _archiving(log)
+        shard = _with_sealed_file(log, "orders")
+
+        def exported(value: bytes = b"", seconds: float = 0) -> int:
+            if value:
+                log.topic("orders").append(value)
+                log.topic("orders").rotate()
+                shard.upkeep.seal_rotated()
+            clock.advance(seconds)
+            archiving.notice(shard)
+            archiving.step()
+            return shard.archive.exported
+
+        assert exported() == 1, "the first pass is due at once"
+        assert exported(b"small") == 1
+        assert exported(seconds=299) == 1
+        assert exported(seconds=1) == 2, "by the interval"
+        assert exported(b"small") == 2
+        assert exported(b"large" * 200) == 4, "by size"
+
+
 def test_a_damaged_file_is_not_uploaded_again_and_again(tmp_path: Path) -> None:
     clock = ManualClock()
     with Storage.open(tmp_path / "log", _settings(tmp_path), clock=clock) as log:
@@ -301,6 +326,7 @@ def test_a_process_that_never_lives_for_an_interval_sweeps_too(tmp_path: Path) -
         orphan.write_bytes(b"left behind")
         os.utime(orphan, (0, 0))
 
+        archiving.notice(shard)
         archiving.step()
         assert orphan.exists()
         clock.advance(3_600)
