@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import forebay
 from forebay.errors import Invalid, Unsupported
 from forebay.settings import FILE_BYTES_MAX, MIB, Setting, Settings, WalSettings, all_settings, settings_of
 
@@ -19,6 +20,21 @@ def load_file(directory: Path, text: str, environment: dict[str, str] | None = N
     path = directory / "forebay.yaml"
     path.write_text(text, encoding="utf-8")
     return Settings.load(str(path), environment=environment or {})
+
+
+def test_unless_told_otherwise_the_environment_is_that_of_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("metadata: {prefix: '${INSTALLATION}'}\nwal: {sync_interval_ms: 5}")
+    monkeypatch.setenv("INSTALLATION", "/mine")
+    monkeypatch.setenv("FOREBAY_WAL__SYNC_INTERVAL_MS", "7")
+
+    settings = Settings.load(file)
+
+    assert (settings.metadata.prefix, settings.wal.sync_interval_ms) == ("/mine", 7)
+    with forebay.open(":memory:") as by_variable, forebay.open(":memory:", Settings()) as as_told:
+        assert (by_variable.settings.wal.sync_interval_ms, as_told.settings.wal.sync_interval_ms) == (7, 1000)
 
 
 def test_nothing_given_means_defaults() -> None:

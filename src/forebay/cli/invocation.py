@@ -96,7 +96,7 @@ class Invocation:
         """The settings of the file, the environment and `--set`, in this order."""
         from forebay.settings import Settings
 
-        return Settings.load(self.options.settings_file, _tree(self.options.assigned), os.environ)
+        return Settings.load(self.options.settings_file, _tree(self.options.assigned))
 
     @cached_property
     def disk(self) -> SystemDisk:

@@ -8,8 +8,9 @@ Knows nothing of topics, disks or stores.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from pathlib import PurePath
 from typing import Any
 
 import msgspec
@@ -99,18 +100,21 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     @classmethod
     def load(
         cls,
-        path: str | None = None,
+        path: str | PurePath | None = None,
         overrides: Mapping[str, object] | None = None,
-        environment: Mapping[str, str] = MappingProxyType({}),
+        environment: Mapping[str, str] | None = None,
     ) -> Settings:
         """The settings of `path` (YAML), changed by `FOREBAY_…` variables of `environment`, then by `overrides`.
 
+        The environment is that of this process, unless given.
         `${VAR}` in a string of the file or of `overrides` stands for that variable of `environment`
         (`$${` for a plain `${`). Raises `Invalid` that names the source, the setting and the way out.
         """
+        environment = os.environ if environment is None else environment
         sources: list[tuple[str, Mapping[object, object]]] = []
         if path is not None:
-            sources.append((path, expand(read_yaml(path), path, environment)))
+            file = str(path)
+            sources.append((file, expand(read_yaml(file), file, environment)))
         sources.append(("the environment", environment_tree(environment)))
         if overrides is not None:
             sources.append(("overrides", expand(overrides, "overrides", environment)))

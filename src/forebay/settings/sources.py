@@ -1,6 +1,6 @@
 """Where values come from: YAML, the environment, a mapping; read, expanded and parsed, or refused by name.
 
-Reads one file, its own, and never the process environment, which comes in as an argument.
+Reads one file, its own; the environment comes in as an argument.
 """
 
 from __future__ import annotations
