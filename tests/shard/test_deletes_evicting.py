@@ -82,3 +82,23 @@ def test_limits_that_change_are_gone_by_at_once(mode: str) -> None:
     again = node.world.node("a").shard
     assert again.offsets()[:2] == (30, 30)
     assert again.read(7).events == [Gap(7, 30, Reason.CAP)]
+
+
+def test_files_that_history_has_not_stay_though_all_in_them_has_ended() -> None:
+    """Else what is exported next would not continue the history."""
+    node = World().node("a")
+    for _ in range(3):
+        _append(node, 4)
+        node.rotate()
+    _append(node, 1)
+    shard = node.shard
+    shard.deletes.delete_before(9)
+
+    assert shard.archive.retain() == 0
+    assert shard.wal.files.begins == 0
+    node.export()
+
+    assert shard.archive.exported == 13
+    assert [(piece.start, piece.end) for piece in node.world.catalog.descriptors()][-1] == (12, 13)
+    shard.archive.retain()
+    assert shard.read(9).batches[0].base == 9
