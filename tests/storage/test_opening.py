@@ -11,6 +11,7 @@ import pytest
 import forebay
 from forebay import EARLIEST, Closed, Conflict, Settings, Storage, Unavailable, Unsupported
 from forebay.engines import SegmentEngine
+from forebay.metadata import Change, Compacted
 from forebay.shard import SegmentShard, ShardRef
 from forebay.testing.clock import ManualClock
 from forebay.wal.hearing import is_inside
@@ -281,6 +282,32 @@ def test_closing_waits_for_whoever_is_just_hearing_of_changes(tmp_path: Path, mo
         monkeypatch.setattr(watch, "close", closed)
 
     assert held == [True]
+
+
+@pytest.mark.parametrize("error", [Unavailable("away"), Compacted("gone")])
+def test_a_watch_that_fails_is_closed_before_the_next_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Unavailable
+) -> None:
+    """Else each outage of the metadata store leaves a thread and a connection behind."""
+    clock, closed = ManualClock(), list[str]()
+
+    def fails(timeout_s: float) -> list[Change]:
+        raise error
+
+    with Storage.open(tmp_path / "log", Settings.load(overrides=QUICK), clock=clock) as log:
+        keeping = log._keeping
+        keeping.hear()
+        first = keeping._watch
+        assert first is not None
+        monkeypatch.setattr(first, "poll", fails)
+        monkeypatch.setattr(first, "close", lambda: closed.append("first"))
+
+        for _ in range(2):
+            clock.advance(log.settings.retention.evict_interval_s + 1)
+            keeping.hear()
+
+        assert closed == ["first"]
+        assert keeping._watch not in (None, first)
 
 
 def test_recovery_opens_shards_of_every_engine_on_disk_and_applies_their_limits(tmp_path: Path) -> None:

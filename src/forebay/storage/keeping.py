@@ -77,7 +77,7 @@ class Keeping:
             try:
                 self._hear()
             except ForebayError as error:
-                self._watch = None
+                self._end_watch()
                 logger.warning("changes to topics are not seen for now: %s", error)
 
     def forget(self) -> None:
@@ -93,8 +93,7 @@ class Keeping:
         self._thread.join()
         # The thread that makes history hears of changes too, and may be at it.
         with self._stepping:
-            if self._watch is not None:
-                self._watch.close()
+            self._end_watch()
 
     def abandon(self) -> None:
         """In a forked child: the thread is not there."""
@@ -122,9 +121,14 @@ class Keeping:
         try:
             self._take(self._definitions.changed(self._watch))
         except Compacted:
-            self._watch.close()
-            self._watch = None
+            self._end_watch()
             self._heard_at = float("-inf")
+
+    def _end_watch(self) -> None:
+        """Begin with a look at everything next time."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
 
     def _take(self, found: list[Defined]) -> None:
         for defined in found:
