@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -451,6 +452,17 @@ def test_pieces_that_lie_in_the_directory_itself_are_held_against_its_files(tmp_
     missing = _errors(exported.shell.run("verify", "--json"))
     assert [40, 60] in [error["offsets"] for error in missing if "catalogued, but missing" in error["what"]]
     assert exported.shell.run("repair", "--apply").code == 6
+
+
+def test_a_log_that_another_directory_has_is_not_missed(tmp_path: Path) -> None:
+    shells = [HistoryShell(tmp_path / name, tmp_path / "store", tmp_path / "metadata.sqlite") for name in "ab"]
+    with forebay.open(str(shells[0].directory), shells[0].settings) as log:
+        log.create_topic("shop/orders").append(b"not history yet")
+    forebay.open(str(shells[1].directory), shells[1].settings).close()
+
+    assert "no directory" not in shells[1].ok("verify").out
+    shutil.rmtree(shells[0].shards()[0])
+    assert "the shard was opened before, but has no directory" in shells[0].ok("verify").out
 
 
 def test_after_a_move_both_directories_are_sound_and_the_old_one_mends_the_store(tmp_path: Path) -> None:

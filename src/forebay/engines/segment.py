@@ -192,7 +192,7 @@ class SegmentEngine(LookupEngine[SegmentShard]):
         if stored is None or stored.state.phase is not Phase.SEALED or stored.state.epoch == given_up.epoch:
             raise Moved(
                 f"{ref} was sealed here at offset {given_up.next_offset}: use it where it is now, or take it back here "
-                'with "forebay topic unseal"'
+                'with unseal_topic or "forebay topic unseal"'
             )
         self.take_back(ref)
 

@@ -145,6 +145,8 @@ class ShardExam:
         state = self.found.state
         if state is None or not state.epoch or self._owned or state.phase is Phase.SEALED:
             return
+        if state.holder is not None and self._asked is not None and self._asked.stores.holds_elsewhere(state.holder):
+            return
         if not self._is_history(0, max(1, self.found.frontier)):
             self._add(Severity.WARNING, "the shard was opened before, but has no directory", "restore it if it had one")
 

@@ -42,6 +42,10 @@ class Stores:
         """Whether it lies in another data directory, which only its owner can look into."""
         return name.startswith((LOCAL, LOADS)) and name not in (self._here, loads_name(self._directory.id))
 
+    def holds_elsewhere(self, holder: str) -> bool:
+        """Whether this holder of a log is another data directory."""
+        return holder != self._directory.id
+
     def of(self, name: str) -> BlobStore:
         """The store. Raises the same each time if it cannot be opened: nobody waits for it twice."""
         if name not in self._opened:

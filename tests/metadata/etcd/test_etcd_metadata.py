@@ -221,7 +221,8 @@ def test_a_clock_that_stands_still_ends_a_wait_all_the_same(open_store: OpenStor
         assert watch.poll(0.05) == []
 
 
-def test_an_old_etcd_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_old_etcd_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    store._warn_of_version.cache_clear()
     for version, warned in (
         ("3.5.2", True),
         ("3.5.3", False),
@@ -232,6 +233,9 @@ def test_an_old_etcd_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
         caplog.clear()
         store._warn_of_version(version)
         assert ("use 3.5.3 or newer" in caplog.text) is warned
+        caplog.clear()
+        store._warn_of_version(version)
+        assert caplog.text == ""
 
 
 def test_httpx_is_loaded_only_by_who_asks_for_etcd_and_missed_by_name() -> None:

@@ -12,6 +12,7 @@ import re
 import ssl
 import weakref
 from collections.abc import Sequence
+from functools import cache
 
 from forebay.clock import Clock
 from forebay.errors import Closed, Invalid, Unavailable
@@ -190,7 +191,9 @@ def _tls(settings: MetadataSettings) -> ssl.SSLContext | None:
     return context
 
 
+@cache
 def _warn_of_version(version: str | None) -> None:
+    """Once in a process: a command opens several stores of one cluster."""
     match = _VERSION.match(version or "")
     if match is not None and tuple(map(int, match.groups())) < _VERSION_MIN:
         _log.warning("etcd %s may come back from a crash with inconsistent members: use 3.5.3 or newer", version)

@@ -178,7 +178,10 @@ class SqliteMetadata:
     def _open(self, disk: Disk, path: str) -> None:
         try:
             if self._database.read_only and not disk.exists(path):
-                raise Unavailable(f"there is no metadata database {path}: check the path, or start its owner first")
+                raise Unavailable(
+                    f"there is no metadata database {path}: check the path, give the settings that say where its "
+                    "topics are (metadata), or start its owner first"
+                )
             if self._database.open():
                 # SQLite syncs its log and the log's name, but not the name of a new database.
                 disk.sync_directory(posixpath.dirname(path) or ".")
