@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from forebay.cli import shards, topics
+from forebay.cli.terminal import Meter
 from tests.cli.house import TOPIC, House, child
 from tests.cli.rig import Outcome, Shell, flip, one_line, snapshot
 from tests.ledger import Ledger
@@ -61,6 +65,37 @@ def _copies(house: House, topic: str) -> list[tuple[str, ...]]:
 
 def _expected(first: int, stop: int) -> list[tuple[str, ...]]:
     return [(f"{n}", f"k{n}", "eu", f"{n}", TOPIC, "0", f"{n}", "1") for n in range(first, stop)]
+
+
+class Shown:
+    """A meter that remembers what it was told, each for one partition or one topic."""
+
+    def __init__(self) -> None:
+        self.bars: dict[str, list[int]] = {}
+
+    @contextmanager
+    def __call__(self, label: str, *, in_bytes: bool) -> Iterator[Meter]:
+        totals = self.bars[label] = [0, 0]
+
+        class Bar:
+            def total(self, amount: int) -> None:
+                totals[1] = amount
+
+            def advance(self, amount: int) -> None:
+                totals[0] += amount
+
+        yield Bar()
+
+
+def test_how_far_salvaging_and_deleting_have_come_is_shown(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Shown()
+    monkeypatch.setattr(shards, "meter", shown)
+    monkeypatch.setattr(topics, "meter", shown)
+
+    _salvage(house, "--append")
+    house.ok("b", "topic", "delete", TOPIC, "--yes")
+
+    assert shown.bars == {f"salvage {TOPIC}[0]": [30, 30], f"delete {TOPIC}": [0, 0]}
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import typer
 
 from forebay.cli.commands import Commands, command
 from forebay.cli.invocation import AsJson, Invocation, TopicArgument
-from forebay.cli.terminal import say, say_json
+from forebay.cli.terminal import meter, say, say_json
 from forebay.errors import Conflict, Invalid, Moved, UnknownTopic, Unsupported
 
 if TYPE_CHECKING:
@@ -92,7 +92,9 @@ def _say_files(found: list[Salvage], *, as_json: bool) -> None:
 
 
 def _copy(one: Salvage, target: Topic | None, into: str | None, *, apply: bool, as_json: bool) -> None:
-    counted = one.copy_to(target, apply=apply)
+    with meter(f"salvage {one.topic.name}[{one.partition}]", in_bytes=False) as shown:
+        shown.total(sum(item.records for item in one.listed))
+        counted = one.copy_to(target, apply=apply, on_records=shown.advance)
     damaged = sum(len(item.damaged) for item in one.listed)
     unreadable = sum(not item.readable for item in one.listed)
     name = target.name if target is not None else into

@@ -20,7 +20,7 @@ from forebay.cli.limits import (
     parse_limits,
 )
 from forebay.cli.showing import spec_item
-from forebay.cli.terminal import readable_time, say, say_json, say_table
+from forebay.cli.terminal import meter, readable_time, say, say_json, say_table
 from forebay.errors import Conflict
 
 app = typer.Typer(
@@ -121,7 +121,8 @@ def delete(
     with run.writer() as log:
         spec = log.topic(name).spec
         confirm(f"{spec.name} with all its records", yes=yes)
-        log.delete_topic(name)
+        with meter(f"delete {spec.name}", in_bytes=False):
+            log.delete_topic(name)
     say(f"{spec.name} is deleted")
 
 

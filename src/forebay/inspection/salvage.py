@@ -131,11 +131,13 @@ class Salvage:
             item.lost = sum(len(self._wanted(batch)) for batch in _batches(self._disk, file))
         return found
 
-    def copy_to(self, target: Topic | None, *, apply: bool) -> Copied:
+    def copy_to(
+        self, target: Topic | None, *, apply: bool, on_records: Callable[[int], None] = lambda count: None
+    ) -> Copied:
         """Append every lost record to the target, once, with headers that say where it comes from.
 
         On return each is there; a repetition finds it there and appends nothing. Without `apply`, or without a
-        target, it is only counted.
+        target, it is only counted. `on_records` hears of records of the files as they have been gone through.
         """
         counted = Copied()
         if not any(item.lost for item in self.listed):
@@ -151,6 +153,7 @@ class Salvage:
                 counted.present += len(wanted) - len(fresh)
                 counted.copied += len(fresh)
                 known |= fresh
+                on_records(batch.count)
         return counted
 
     def _wanted(self, batch: Batch) -> BitMap64:
