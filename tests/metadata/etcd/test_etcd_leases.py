@@ -113,6 +113,21 @@ def test_life_is_counted_from_the_sending_and_ends_before_the_lease(
         store._leases.renew_due()
 
 
+@pytest.mark.parametrize("margin_s", [0.0, 1.0, 7.0, 9.5])
+def test_a_session_is_due_again_twice_before_it_is_given_up_whatever_the_margin(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, margin_s: float
+) -> None:
+    monkeypatch.setattr(Leases, "_keep", lambda _leases: None)
+    clock = ManualClock()
+    store = open_store(clock=clock)
+    store._leases.margin_s = margin_s
+    session = store.session(10.0)
+
+    clock.advance(2 * (session.due_at - clock.boottime()))
+
+    assert session.alive()
+
+
 def test_a_machine_that_slept_does_not_trust_its_session(open_store: OpenStore) -> None:
     clock = ManualClock()
     session = open_store(clock=clock).session(30.0)

@@ -19,7 +19,7 @@ from forebay.metadata.etcd.keyspace import Keyspace, lease_from, session_of
 from forebay.metadata.etcd.refusals import FAILED_PRECONDITION, NOT_FOUND, Refused
 from forebay.metadata.etcd.wire import Acknowledgement, LeaseReply, Renewal, TransactionReply
 
-RENEWALS_PER_TTL = 3
+RENEWALS_PER_LIFE = 3
 _RETRY_S = 0.2
 _IDLE_S = 60.0
 _NAMES_MAX = 4
@@ -55,8 +55,10 @@ class EtcdSession:
 
     def renewed(self, sent_at: float) -> None:
         """etcd has confirmed the lease in answer to what was sent then."""
-        self._deadline = sent_at + self.ttl_s - self._leases.margin_s
-        self.due_at = sent_at + self.ttl_s / RENEWALS_PER_TTL
+        holds_s = self.ttl_s - self._leases.margin_s
+        self._deadline = sent_at + holds_s
+        # However large the margin is: several times before the session is given up.
+        self.due_at = sent_at + holds_s / RENEWALS_PER_LIFE
 
     def lost(self) -> None:
         """etcd has said that the lease is over."""
