@@ -52,3 +52,13 @@ def test_an_older_owner_reserves_nothing_any_more() -> None:
     with pytest.raises(Fenced):
         reserve(100)
     assert _reserved(store) == 0
+
+
+def test_a_reservation_that_asks_for_less_takes_nothing_back() -> None:
+    """Two may be under way at once, one for an append and one ahead of need: offsets up to the higher are given out."""
+    store = MemoryMetadata()
+    epoch = acquire(store, [SHARD], Owner(store.session(15).id, "here"))[0].epoch
+    reserve = reserve_in_state(store, SHARD.key, epoch)
+
+    assert [reserve(100), reserve(60), reserve(101)] == [100, 100, 101]
+    assert _reserved(store) == 101

@@ -1,0 +1,99 @@
+"""What a shard leaves behind goes only on what is recorded: of this very topic, in these very bytes, elsewhere too."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+import pytest
+
+from forebay.catalog import ShardCatalog
+from forebay.errors import Fenced, UnknownTopic
+from forebay.format.descriptor import Phase, SegmentDescriptor, ShardState
+from forebay.format.value import encode_value
+from forebay.metadata import MemoryMetadata, Put
+from forebay.shard import Owner, Wanted, acquire
+from forebay.shard.ownership import change_state
+from forebay.shard.remains import clear_away, forget_shard, mark_deleting
+from forebay.wal.begin import ASIDE
+from tests.protocol.ground import TOPIC_ID
+from tests.protocol.world import KEYS, MODES, Node, World
+
+NEW: Final = "cd" * 16
+
+
+def _created_anew() -> MemoryMetadata:
+    """Another topic of the name of a deleted one, with an owner."""
+    store = MemoryMetadata()
+    state = ShardState(incarnation=NEW, epoch=1, owner="session", holder="a")
+    store.transaction([], [Put(KEYS.state, encode_value(state)), Put(KEYS.cur, b"of the new one")])
+    return store
+
+
+def test_the_deletion_of_a_topic_leaves_one_created_anew_alone() -> None:
+    store = _created_anew()
+    before = store.range("")
+
+    assert mark_deleting(store, KEYS.state, TOPIC_ID) is None
+    forget_shard(store, KEYS.state, TOPIC_ID)
+
+    assert store.range("") == before
+
+
+def test_an_owner_can_change_nothing_once_the_deletion_is_recorded() -> None:
+    store = MemoryMetadata()
+    owner = Owner(store.session(10).id, "a")
+    [(_, epoch)] = acquire(store, [Wanted(KEYS.state, TOPIC_ID)], owner)
+
+    state = mark_deleting(store, KEYS.state, TOPIC_ID)
+
+    assert state is not None and (state.phase, state.owner) == (Phase.DELETING, None)
+    with pytest.raises(Fenced):
+        change_state(store, KEYS.state, epoch, lambda state: msgspec.structs.replace(state, reserved_end=9))
+    with pytest.raises(Fenced):
+        ShardCatalog(store, KEYS, TOPIC_ID).owned(epoch)
+    with pytest.raises(UnknownTopic):
+        acquire(store, [Wanted(KEYS.state, TOPIC_ID)], owner)
+    assert mark_deleting(store, KEYS.state, TOPIC_ID) == state, "may be repeated"
+
+
+def _one_file(mode: str) -> tuple[World, Node, str]:
+    """A shard whose only file is history and whose owner has let go of it; where its files lie."""
+    world = World(mode)
+    node = world.node("a")
+    node.append(3)
+    node.export()
+    directory = node.engine.directory_of(world.ref)
+    node.engine.retire(world.ref)
+    return world, node, directory
+
+
+def _bend(world: World, **fields: object) -> None:
+    piece: SegmentDescriptor = msgspec.structs.replace(world.catalog.descriptors()[0], **fields)
+    world.inner.transaction([], [Put(KEYS.segment(0), encode_value(piece))])
+
+
+def _clear(world: World, directory: str) -> bool:
+    return clear_away(world.disk, directory, world.catalog, world.settings.wal)
+
+
+def test_files_go_where_history_has_their_very_bytes() -> None:
+    world, _, directory = _one_file("shared_fs")
+
+    assert _clear(world, directory)
+
+    assert world.log_files("a") == {}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_files_stay_apart_where_history_has_other_bytes_or_has_them_only_here(mode: str) -> None:
+    world, _, directory = _one_file(mode)
+    before = {content for name, content in world.log_files("a").items() if name.endswith(".seg")}
+    if mode == "shared_fs":
+        _bend(world, content_hash="00" * 16)
+
+    assert not _clear(world, directory)
+
+    kept = {content for name, content in world.log_files("a").items() if f"/{ASIDE}/" in name}
+    assert kept >= before
+    assert not [name for name in world.log_files("a") if f"/{ASIDE}/" not in name]
