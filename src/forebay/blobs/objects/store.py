@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
@@ -79,30 +79,7 @@ class ObjectStore:
         raise Unsupported(f"{self.name} cannot be pickled: send its settings without secrets and open it there")
 
     def put_if_absent(self, key: str, data: Bytes) -> Put:
-        path = self._path(key)
-        size = data.nbytes if isinstance(data, memoryview) else len(data)
-        doubt = False
-        last: Exception | None = None
-        for _ in self._tries():
-            try:
-                # Commit point: the store itself lets one create through.
-                done = obstore.put(self._once, path, bytes(data), mode="create", use_multipart=False)
-                return Put(True, self._stored(key, size, done))
-            except LIBRARY_ERRORS as error:
-                refusal, last = classify(error), error
-            if refusal in (Refusal.EXISTS, Refusal.CHANGED):
-                if doubt:
-                    # It may be our own work, done by a request whose answer was lost.
-                    break
-                found = self.stat(key)
-                if found is not None:
-                    return Put(False, found)
-                # "Conflict", and nothing there: another create or a delete is under way. It decides first.
-            elif refusal not in _WORTH_REPEATING:
-                break
-            doubt = doubt or refusal in _IN_DOUBT
-        assert last is not None
-        raise (self._unknown(key, last) if doubt else self._named(last, f"put {key}")) from None
+        return self._created(key, data, self._unknown)
 
     def upload(self, key: str, source: Iterable[Bytes]) -> Stat:
         path = self._path(key)
@@ -205,12 +182,9 @@ class ObjectStore:
                 return hasty.probe()
         key = f"probe-{self._clock.random_bytes(16).hex()}"
         try:
-            first = self.put_if_absent(key, b"first")
-            second = self.put_if_absent(key, b"second")
+            first = self._created(key, b"first", self._unanswered)
+            second = self._created(key, b"second", self._unanswered)
             kept = self.get_range(key, 0, 16, etag=second.stat.etag)
-        except Indeterminate as error:
-            # Nothing rests on this object: what counts is that there was no answer.
-            raise Unavailable(f"{self.name} does not answer, so what it can do is not known yet: {error}") from None
         finally:
             # What the store does with creates is the answer that counts, also where it cannot delete.
             with contextlib.suppress(ForebayError):
@@ -232,6 +206,33 @@ class ObjectStore:
             pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown(wait=False, cancel_futures=True)
+
+    def _created(self, key: str, data: Bytes, in_doubt: Callable[[str, Exception], ForebayError]) -> Put:
+        """As `put_if_absent`; `in_doubt` says what to raise where nobody knows what became of it."""
+        path = self._path(key)
+        size = data.nbytes if isinstance(data, memoryview) else len(data)
+        doubt = False
+        last: Exception | None = None
+        for _ in self._tries():
+            try:
+                # Commit point: the store itself lets one create through.
+                done = obstore.put(self._once, path, bytes(data), mode="create", use_multipart=False)
+                return Put(True, self._stored(key, size, done))
+            except LIBRARY_ERRORS as error:
+                refusal, last = classify(error), error
+            if refusal in (Refusal.EXISTS, Refusal.CHANGED):
+                if doubt:
+                    # It may be our own work, done by a request whose answer was lost.
+                    break
+                found = self.stat(key)
+                if found is not None:
+                    return Put(False, found)
+                # "Conflict", and nothing there: another create or a delete is under way. It decides first.
+            elif refusal not in _WORTH_REPEATING:
+                break
+            doubt = doubt or refusal in _IN_DOUBT
+        assert last is not None
+        raise (in_doubt(key, last) if doubt else self._named(last, f"put {key}")) from None
 
     def _after_failed_upload(self, key: str, feed: Feed, error: Exception) -> Stat:
         """What is to be said of an upload that failed: it may be there all the same, once all bytes were sent."""
@@ -283,6 +284,11 @@ class ObjectStore:
     def _unknown(self, key: str, error: Exception) -> Indeterminate:
         told = told_by(error, self._secrets)
         return Indeterminate(f"{self.name}: {key} may or may not be stored ({told}): compare what is there by content")
+
+    def _unanswered(self, key: str, error: Exception) -> Unavailable:
+        """Nothing rests on the object of a probe: all that counts is that there was no answer."""
+        told = told_by(error, self._secrets)
+        return Unavailable(f"{self.name} does not answer, so what it can do is not known yet ({told}): try again")
 
     def _threads(self) -> ThreadPoolExecutor:
         self._alive()
