@@ -6,10 +6,14 @@ import os
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from forebay import Unavailable
+from forebay import ForebayError, Unavailable
 from forebay.blobs.directory import UPLOADS
+from forebay.format.descriptor import ShardState
+from forebay.format.value import decode_value, encode_value
+from forebay.metadata import Put
 from forebay.settings import Settings
 from forebay.shard import SegmentShard
 from forebay.shard.archive import Archive
@@ -277,6 +281,26 @@ def test_files_are_exported_at_the_start_by_interval_and_by_size(tmp_path: Path)
         assert exported(seconds=1) == 2, "by the interval"
         assert exported(b"small") == 2
         assert exported(b"large" * 200) == 4, "by size"
+
+
+def test_whoever_learns_by_an_export_that_it_was_overtaken_stops(tmp_path: Path) -> None:
+    with Storage.open(tmp_path / "log", _settings(tmp_path)) as log:
+        archiving = _archiving(log)
+        shard = _with_sealed_file(log, "orders")
+        key = shard.archive.catalog.keys.state
+        entry = log._parts.metadata.get(key)
+        assert entry is not None
+        state = decode_value(entry.value, ShardState)[0]
+        overtaken = msgspec.structs.replace(state, epoch=state.epoch + 1)
+        log._parts.metadata.transaction([], [Put(key, encode_value(overtaken))])
+
+        archiving.notice(shard)
+        archiving.step()
+
+        assert shard.archive.exported == 0
+        assert "epoch" in (shard.wal.fenced or "")
+        with pytest.raises(ForebayError):
+            log.topic("orders").append(b"1")
 
 
 def test_a_damaged_file_is_not_uploaded_again_and_again(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from forebay.blobs.directory import UPLOADS
 from forebay.disk import SystemDisk
 from forebay.disk.descriptors import SystemFile
-from forebay.errors import Unavailable
+from forebay.errors import Unavailable, Unsupported
 from forebay.settings import Settings
 from forebay.storage import Storage
 from tests.storage.rig import QUICK
@@ -66,6 +66,33 @@ def test_a_process_starts_while_the_shared_file_system_is_away(
             log.seal_topic("orders")
 
         assert len(list(tmp_path.glob("mount/history/*_0/*.seg"))) == 1
+    finally:
+        disk.abandon()
+
+
+class Careless(Mounted):
+    """A mount on which a link replaces what has the name already."""
+
+    def link(self, source: str, target: str) -> None:
+        if super().exists(target):
+            self.unlink(target)
+        super().link(source, target)
+
+
+def test_no_topic_is_given_up_by_a_mount_that_was_away_and_keeps_no_promises(tmp_path: Path) -> None:
+    disk = Careless(tmp_path / "mount")
+    settings = Settings.load(overrides={**QUICK, "storage": {"handoff_root": str(tmp_path / "mount")}})
+    try:
+        disk.is_away = True
+        with Storage.open(tmp_path / "log", settings, disk=disk) as log:
+            topic = log.create_topic("orders")
+            topic.append(b"0")
+            disk.is_away = False
+
+            with pytest.raises(Unsupported, match="a second writer was let to create the same name"):
+                log.seal_topic("orders")
+
+            assert topic.append(b"1") == 1, "the seal was taken back"
     finally:
         disk.abandon()
 
