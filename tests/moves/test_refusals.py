@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from forebay import Conflict, Corrupt, Indeterminate, Invalid, Moved, Settings, Unavailable, Unsupported
+from forebay import Conflict, Corrupt, Indeterminate, Invalid, Moved, Settings, Storage, Unavailable, Unsupported
 from forebay.format.descriptor import Phase
 from forebay.format.value import encode_value
-from forebay.metadata import Compare, Delete, MetadataStore, Operation, Outcome, Put
-from forebay.settings import MetadataSettings, StorageSettings
+from forebay.metadata import Compare, Delete, MetadataStore, Operation, Outcome, Put, Session
+from forebay.settings import MetadataSettings, RetentionSettings, StorageSettings
 from forebay.shard.handover import bring_into_history
 from forebay.shard.places import is_local
 from forebay.testing.moves import Operations
@@ -260,17 +260,36 @@ def test_a_topic_that_another_directory_has_does_not_keep_the_others_closed(tmp_
         assert {shard.ref.spec.topic for shard in b._parts.owned.shards()} == {"a", "b", "c"}  # type: ignore[union-attr]
 
 
+def owned_by_another_process(log: Storage, name: str, lives: Storage) -> Session:
+    """As if a process had died that had the topic open here, and its session, which is given, were not over yet."""
+    session, topic = metadata_of(lives).session(60), log.topic(name)
+    owned = msgspec.structs.replace(state_of(log, topic), owner=session.id)
+    metadata_of(log).transaction([], [Put(keys_of(log, topic).state, encode_value(owned))])
+    return session
+
+
+def test_limits_are_applied_once_the_session_of_a_process_that_died_is_over(tmp_path: Path) -> None:
+    land = rig.shared_fs(tmp_path, retention=RetentionSettings(evict_interval_s=3_600))
+    with land.open("A") as a:
+        a.create_topic("shop/b", cap_records=2).append_many([b"0", b"1", b"2"])
+    with land.open("A") as a, land.open("B") as lives:
+        session = owned_by_another_process(a, "shop/b", lives)
+        a._keeping.step()
+        assert a._shards.all() == []
+        session.close()
+
+        a._keeping.step()
+
+        assert [shard.offsets().evict_floor for shard in a._shards.all()] == [1]
+
+
 def test_a_topic_that_a_process_which_just_died_had_open_does_not_keep_the_others_closed(tmp_path: Path) -> None:
     land = rig.shared_fs(tmp_path)
     with land.open("A") as a:
         for name in ("shop/a", "shop/b", "shop/c"):
             a.create_topic(name).append(b"0")
     with land.open("A") as a, land.open("B") as lives:
-        store = metadata_of(a)
-        key = keys_of(a, a.topic("shop/b")).state
-        session = metadata_of(lives).session(60)
-        owned = msgspec.structs.replace(state_of(a, a.topic("shop/b")), owner=session.id)
-        store.transaction([], [Put(key, encode_value(owned))])
+        session = owned_by_another_process(a, "shop/b", lives)
 
         with pytest.raises(Unavailable, match="of this very directory"):
             a.recover()
