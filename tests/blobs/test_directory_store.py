@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.blobs import BlobMissing, BlobStore, Denied, DirectoryStore, open_store
+from forebay.blobs import BlobChanged, BlobMissing, BlobStore, Denied, DirectoryStore, open_store
 from forebay.disk import SystemDisk
 from forebay.errors import ForebayError, Indeterminate, Invalid, Unavailable, Unsupported
 from forebay.settings import StoreSettings
@@ -184,6 +184,30 @@ def test_a_mount_that_was_away_is_made_ready_by_the_first_write() -> None:
     assert store.abort_stale_uploads(0) == 0
     assert store.put_if_absent("a/k", b"1")
     assert store.probe().exclusive_create
+
+
+def test_a_stale_mount_is_unavailable_and_a_file_replaced_under_its_reader_is_changed() -> None:
+    disk = SimulatedDisk()
+    store = opened(disk)
+    store.put_if_absent("a/k", b"1")
+    calls: list[Callable[[], object]] = [
+        store.probe,
+        lambda: store.put_if_absent("a/other", b"1"),
+        lambda: store.get_range("a/k", 0, 1),
+        lambda: store.stat("a/k"),
+        lambda: list(store.list()),
+        lambda: store.delete("a/k"),
+        lambda: store.abort_stale_uploads(0),
+    ]
+    disk.fail_when(lambda call: call.kind != "read", errno.ESTALE, times=None)
+    for call in calls:
+        with pytest.raises(Unavailable, match="directory /blobs"):
+            call()
+
+    disk.heal()
+    disk.fail_when(lambda call: call.kind == "read", errno.ESTALE)
+    with pytest.raises(BlobChanged, match="cannot read a/k: the file was replaced meanwhile"):
+        store.get_range("a/k", 0, 1)
 
 
 def test_a_mount_without_locks_is_told_of_but_taken() -> None:

@@ -303,6 +303,11 @@ class DirectoryStore:
                 if etag is not None and (found := _etag(file, file.size())) != etag:
                     raise BlobChanged(f"{self.name}: {key} is not the object it was (etag {found}, expected {etag})")
                 yield file
+            except OSError as error:
+                # Only of a file that was open: a whole mount may have become stale, too.
+                if error.errno != errno.ESTALE:
+                    raise
+                raise BlobChanged(f"{self.name}: cannot read {key}: the file was replaced meanwhile") from error
             finally:
                 file.close()
 
@@ -318,8 +323,6 @@ class DirectoryStore:
                 f"{self.name}: may not {doing}: {error.strerror}; look at the rights of the directory"
             ) from error
         except OSError as error:
-            if error.errno == errno.ESTALE:
-                raise BlobChanged(f"{self.name}: cannot {doing}: the file was replaced meanwhile") from error
             raise Unavailable(f"{self.name}: cannot {doing}: {error.strerror or error}") from error
 
     def _path(self, key: str) -> str:
