@@ -303,6 +303,26 @@ def test_whoever_learns_by_an_export_that_it_was_overtaken_stops(tmp_path: Path)
             log.topic("orders").append(b"1")
 
 
+def test_of_many_shards_that_are_to_be_swept_the_rest_comes_after_the_next_exports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, swept = ManualClock(), list[Archive]()
+
+    def slow(archive: Archive) -> list[str]:
+        clock.advance(2)
+        swept.append(archive)
+        return []
+
+    monkeypatch.setattr(Archive, "sweep", slow)
+    with Storage.open(tmp_path / "log", _settings(tmp_path), clock=clock) as log:
+        archiving = _archiving(log)
+        shards = [_with_sealed_file(log, name) for name in ("a", "b", "c")]
+        clock.advance(60)
+        for count in (1, 2, 3, 3):
+            archiving.step()
+            assert swept == [shard.archive for shard in shards[:count]]
+
+
 def test_a_damaged_file_is_not_uploaded_again_and_again(tmp_path: Path) -> None:
     clock = ManualClock()
     with Storage.open(tmp_path / "log", _settings(tmp_path), clock=clock) as log:

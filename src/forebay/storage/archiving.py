@@ -166,11 +166,14 @@ class Archiving:
                 self._safely(shard, Archive.retain)
 
     def _sweep(self) -> None:
-        now = self._clock.monotonic()
+        """Sweep shards that are due; of many the rest comes after the next exports."""
+        begun = self._clock.monotonic()
         for shard in list(self._watched.values()):
-            if self._sweep_at.get(shard.ref.id, now + 1) <= now:
-                self._sweep_at[shard.ref.id] = now + self._settings.export.sweep_interval_s
+            if self._sweep_at.get(shard.ref.id, begun + 1) <= begun:
+                self._sweep_at[shard.ref.id] = begun + self._settings.export.sweep_interval_s
                 self._safely(shard, Archive.sweep)
+                if self._clock.monotonic() - begun >= LOOK_SECONDS:
+                    return
 
     def _do_chores(self) -> None:
         self._chores_at = self._clock.monotonic()
