@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -12,7 +13,7 @@ from forebay.history import History
 from forebay.pages import Page
 from forebay.records import Gap, Reason
 from forebay.shard.tiers import Tiers
-from forebay.wal.files import FileList
+from forebay.wal.files import BelowFiles, FileList
 
 
 def _batch(start: int, stop: int) -> Batch:
@@ -40,6 +41,20 @@ class Log:
         return None
 
 
+class Cut(Log):
+    """The same, of which the front has gone: what is left begins behind the hole, or nothing is left."""
+
+    def __init__(self, begins: int | None) -> None:
+        super().__init__(Reason.LOST)
+        self.files = cast("FileList", SimpleNamespace(begins=begins))
+        self._begins = self.head if begins is None else begins
+
+    def read(self, offset: int, bytes_max: int = 0) -> Page:
+        if offset < self._begins:
+            raise BelowFiles(f"offset {offset} lies before all local files")
+        return super().read(offset, bytes_max)
+
+
 class Past:
     """A history that has everything below its end, or does not answer."""
 
@@ -57,6 +72,9 @@ class Past:
         if offset >= self.exported:
             return Page([], [], offset)
         return Page([_batch(offset, self.exported)], [], self.exported)
+
+    def covers(self, offset: int) -> bool:
+        return offset < self.exported
 
 
 def _stream(tiers: Tiers) -> list[tuple[int, int] | Gap]:
@@ -87,3 +105,17 @@ def test_what_only_history_holds_is_never_taken_for_empty() -> None:
 
 def test_a_lost_range_is_no_business_of_history() -> None:
     assert _stream(Tiers(Log(Reason.LOST), Past(8))) == [(0, 3), (6, 10), Gap(3, 6, Reason.LOST)]
+
+
+@pytest.mark.parametrize(("begins", "stop"), [(6, 6), (None, 10)])
+@pytest.mark.parametrize("exported", [0, 4])
+def test_what_neither_the_files_nor_history_have_is_told_and_never_taken_for_the_end(
+    begins: int | None, stop: int, exported: int
+) -> None:
+    found = _stream(Tiers(Cut(begins), Past(exported)))
+
+    assert found == [
+        *([(0, exported)] if exported else []),
+        Gap(exported, stop, Reason.DAMAGED),
+        *([(6, 10)] if begins else []),
+    ]
