@@ -1,4 +1,4 @@
-"""A shard whose directory is gone is refused: starting over at offset 0 would give offsets out twice."""
+"""A shard whose directory is gone is refused where starting over would give offsets out twice, and else goes on."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 import forebay
+from forebay.records import Gap, Reason
+from tests.cli.rig import Shell
 
 
 def test_a_shard_that_lost_its_directory_does_not_start_over(tmp_path: Path) -> None:
@@ -47,3 +49,42 @@ def test_the_topic_can_be_deleted_and_created_anew(tmp_path: Path) -> None:
         log.delete_topic("shop/orders")
 
         assert log.create_topic("shop/orders").append(b"again") == 0
+
+
+def test_that_it_would_be_refused_is_shown_and_found_beforehand(tmp_path: Path) -> None:
+    shell = Shell(tmp_path / "data")
+    with forebay.open(str(shell.directory)) as log:
+        log.create_topic("shop/orders").append(b"first")
+    shutil.rmtree(shell.shards()[0])
+
+    (shard,) = shell.ok("topic", "show", "shop/orders", "--json").items[0]["shards"]
+    found = shell.run("verify")
+
+    assert shard["recovery"] is None and "has lost its directory" in shard["failure"]
+    assert found.code == 6 and "shop/orders[0]: the shard has lost its directory" in found.out
+
+
+@pytest.mark.parametrize("exported", [True, False])
+def test_where_offsets_are_reserved_in_the_metadata_store_it_goes_on_behind_them(
+    tmp_path: Path, *, exported: bool
+) -> None:
+    data = tmp_path / "data"
+    settings = {
+        "storage": {"mode": "shared_fs"},
+        "store": {"root": str(tmp_path / "history")},
+        "export": {"at_close_seconds_max": 5 if exported else 0},
+    }
+    with forebay.open(str(data), settings) as log:
+        log.create_topic("shop/orders", durability="fsync").append(b"first")
+    for shard in (data / "shards").iterdir():
+        shutil.rmtree(shard)
+
+    gaps: list[Gap] = []
+    with forebay.open(str(data), settings) as log:
+        topic = log.topic("shop/orders")
+        offset = topic.append(b"second")
+        values = [record.value for record in topic.read(on_gap=lambda partition, gap: gaps.append(gap))]
+
+    assert values == ([b"first", b"second"] if exported else [b"second"])
+    assert gaps == ([] if exported else [Gap(0, offset, Reason.LOST)])
+    assert offset >= 1

@@ -17,7 +17,7 @@ from forebay.progress import ProgressStore
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef, Surroundings, acquire
 from forebay.shard.conclusion import Ended, end_reservations, export_tails
-from forebay.shard.decision import refuse_contradiction
+from forebay.shard.decision import refuse_contradiction, refuse_lost_directory
 from forebay.shard.handover import OnFile, begin_seal, finish_seal
 from forebay.shard.membership import Membership
 from forebay.shard.ownership import Acquired, Owner, give_back, is_promised, refuse_if_owned
@@ -229,7 +229,7 @@ class SegmentEngine(LookupEngine[SegmentShard]):
     def _make_directory(self, ref: ShardRef) -> None:
         """Give a shard that is new here its directory before we own it: from then on, one that is missing was lost.
 
-        Going on without it would give offsets out twice.
+        Going on without it would give offsets out twice, unless they are reserved in the metadata store.
         """
         stored = self._stored(ref)
         directory = self.directory_of(ref)
@@ -238,10 +238,8 @@ class SegmentEngine(LookupEngine[SegmentShard]):
                 self._check_within_reach(ref, stored.state)
             make_directories(self._disk, directory)
         elif not self._disk.exists(directory):
-            raise Conflict(
-                f"{ref} has lost its directory {directory}, and with it how far its offsets went: restore it from a "
-                "backup, or delete the topic and create it anew"
-            )
+            refuse_lost_directory(stored.state, self._membership.holder, str(ref), directory)
+            make_directories(self._disk, directory)
 
     def _check_within_reach(self, ref: ShardRef, state: ShardState) -> None:
         """Refuse a shard whose history cannot be read here, while it is still where it can be."""

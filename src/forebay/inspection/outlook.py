@@ -12,7 +12,7 @@ from forebay.inspection.directory import Inspected, ShardPlace
 from forebay.inspection.recorded import recorded
 from forebay.settings import WalSettings
 from forebay.shard import RecoveryDecision, Situation, decide
-from forebay.shard.decision import told_of
+from forebay.shard.decision import refuse_lost_directory, told_of
 from forebay.shard.places import is_local
 from forebay.topics import TopicSpec
 from forebay.wal.begin import ASIDE
@@ -35,6 +35,9 @@ def outlook(found: Inspected, place: ShardPlace, settings: WalSettings, disk: Di
     if found.owned or place.spec is None:
         return Outlook(decision=None, refusal=None, files=files, bytes=size)
     try:
+        if not disk.exists(place.directory):
+            state = found.state(place.spec, place.partition)
+            refuse_lost_directory(state, found.id, place.name, place.directory)
         facts = survey(disk, place.directory, settings, writable=False)
         for scan in facts.logs:
             scan.file.close()

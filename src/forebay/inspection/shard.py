@@ -147,6 +147,10 @@ class ShardExam:
             return
         if state.holder is not None and self._asked is not None and self._asked.stores.holds_elsewhere(state.holder):
             return
+        if state.reserved_in_log:
+            step = "restore it from a backup: the shard is not opened without it"
+            self._add(Severity.ERROR, "the shard has lost its directory, and with it its records here", step)
+            return
         if not self._is_history(0, max(1, self.found.frontier)):
             self._add(Severity.WARNING, "the shard was opened before, but has no directory", "restore it if it had one")
 

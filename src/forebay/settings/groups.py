@@ -111,7 +111,7 @@ class MetadataSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=T
         ),
     ] = "sqlite"
     path: Annotated[
-        str | None, Meta(description="The SQLite file. Left out, it lies in the directory of the log files.")
+        str | None, Meta(description="The SQLite file. Left out, it is `metadata.sqlite` in the data directory.")
     ] = None
     prefix: Annotated[
         str,

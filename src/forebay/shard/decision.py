@@ -126,6 +126,15 @@ def refuse_contradiction(facts: LogFacts, state: ShardState | None, name: str) -
         )
 
 
+def refuse_lost_directory(state: ShardState | None, holder: str, name: str, directory: str) -> None:
+    """`Conflict` if a directory that is missing had the only word on how far its holder's offsets went."""
+    if state is not None and state.holder == holder and state.reserved_in_log:
+        raise Conflict(
+            f"{name} has lost its directory {directory}, and with it how far its offsets went: restore it from a "
+            "backup, or delete the topic and create it anew"
+        )
+
+
 def decide(facts: LogFacts, state: ShardState | None, here: Situation) -> RecoveryDecision:
     """The decision for a shard whose recorded state, before it was acquired now, is `state`."""
     refuse_contradiction(facts, state, here.name)
