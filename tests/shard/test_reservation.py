@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 from forebay.catalog import read_state
-from forebay.errors import Fenced
+from forebay.errors import Conflict, Fenced
 from forebay.format.descriptor import Phase
 from forebay.metadata import MemoryMetadata
 from forebay.shard import Owner, Wanted, acquire
 from forebay.shard.ownership import change_state
-from forebay.shard.reservation import reserve_in_state
+from forebay.shard.reservation import reserve_in_state, tell_reserved
 
 SHARD = Wanted("/forebay/storage/topics/shop/orders/0/state", "ab" * 16)
 
@@ -62,3 +62,23 @@ def test_a_reservation_that_asks_for_less_takes_nothing_back() -> None:
 
     assert [reserve(100), reserve(60), reserve(101)] == [100, 100, 101]
     assert _reserved(store) == 101
+
+
+def test_what_only_a_log_knows_of_offsets_is_nobodys_to_take_over_before_it_is_told() -> None:
+    """The mode was changed, and whoever opened the log then died before it said how far its offsets went."""
+    store = MemoryMetadata()
+
+    def taken(holder: str, *, take_over: bool) -> tuple[int, int]:
+        session = store.session(15)
+        before, epoch = acquire(store, [SHARD], Owner(session.id, holder), take_over=take_over)[0]
+        session.close()
+        return before.reserved_end if before is not None else 0, epoch
+
+    taken("here", take_over=False)
+    taken("here", take_over=True)
+    with pytest.raises(Conflict, match="its records lie there"):
+        taken("there", take_over=True)
+
+    _, epoch = taken("here", take_over=True)
+    tell_reserved(store, SHARD.key, epoch, 30)
+    assert taken("there", take_over=True)[0] == 30

@@ -1,0 +1,57 @@
+"""An owner that nobody uses finds out too that its session is over: it stops, and sets aside what history lacks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forebay import Moved
+from forebay.storage import archiving
+from tests.moves import rig
+from tests.moves.rig import TOPIC, clear_up, id_of
+from tests.storage.rig import until
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _nobody_looks_but_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else an owner may have a new session before the next one comes."""
+    monkeypatch.setattr(archiving, "LOOK_SECONDS", 600.0)
+
+
+def test_an_overtaken_log_that_nobody_appends_to_stops_and_sets_its_files_aside(tmp_path: Path) -> None:
+    land = rig.shared_fs(tmp_path)
+    with land.open("A") as a, land.open("B") as b:
+        topic = a.create_topic(TOPIC, durability="fsync")
+        topic.append(b"not exported")
+        engine = a._parts.owned
+        assert engine is not None
+        a._parts.membership.session.close()  # type: ignore[union-attr]
+        began = b.topic(TOPIC).append(b"b")
+
+        clear_up(a)
+        until(lambda: engine.shards() == [])
+        clear_up(a)
+
+        assert land.files("A") == []
+        assert land.aside("A") != []
+        with pytest.raises(Moved, match=id_of(b)):
+            topic.append(b"late")
+        assert b.topic(TOPIC).append(b"b") == began + 1
+
+
+def test_an_overtaken_ephemeral_topic_that_nobody_appends_to_ends(tmp_path: Path) -> None:
+    land = rig.shared_fs(tmp_path)
+    with land.open("A") as a, land.open("B") as b:
+        topic = a.create_topic(TOPIC, durability="ephemeral")
+        topic.append(b"a")
+        a._parts.membership.session.close()  # type: ignore[union-attr]
+        b.topic(TOPIC).append(b"b")
+
+        clear_up(a)
+
+        assert a._parts.memory.shards() == []
+        with pytest.raises(Moved, match=id_of(b)):
+            list(topic.read())
