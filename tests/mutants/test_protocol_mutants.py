@@ -8,6 +8,8 @@ from typing import Final
 import msgspec
 import pytest
 
+import forebay.progress
+import forebay.shard.compacted
 import forebay.shard.handover
 import forebay.shard.ownership
 import forebay.shard.remains
@@ -17,16 +19,21 @@ import forebay.storage.deletions
 import forebay.wal.begin
 from forebay.catalog import ShardCatalog, read_state
 from forebay.errors import ForebayError
-from forebay.format.descriptor import Phase, ShardState
+from forebay.format.descriptor import LoadStatus, Phase, ShardState
+from forebay.history import History
 from forebay.metadata import MetadataStore, SessionEnded
+from forebay.records import Gap
 from forebay.testing.blobs import SimulatedBlobs
 from forebay.testing.catalogs import every_record_has_a_copy, objects_are_whole
 from forebay.testing.clock import ManualClock
 from forebay.testing.interleavings import Exploration
 from forebay.testing.invariants import Violation, names_of
 from forebay.testing.metadata import Fault
+from tests.history.attached import Land, values
 from tests.ledger import Ledger
 from tests.mutants.test_mutants import Mutant
+from tests.protocol.consuming import missed_by_consumers
+from tests.protocol.judging import check_world
 from tests.protocol.scenarios import SCENARIOS
 from tests.protocol.test_exhaustive import Zombies, judge, owner
 from tests.protocol.test_schedules import Play
@@ -83,6 +90,48 @@ def _seal_without_an_object() -> list[Violation]:
         pass
     files = world.log_files("a") | world.log_files("b")
     return list(every_record_has_a_copy(world.history(), world.catalog.descriptors(), world.fetch, files))
+
+
+def _retain_without_an_object() -> list[Violation]:
+    """The store has lost an object when local copies go."""
+    blobs = SimulatedBlobs(clock=ManualClock())
+    world = World(blobs=blobs)
+    node = world.node("a")
+    node.append(3)
+    node.export()
+    node.append()
+    for key in blobs.contents:
+        blobs.delete(key)
+    node.shard.archive.retain()
+    files = world.log_files("a")
+    return list(every_record_has_a_copy(world.history(), world.catalog.descriptors(), world.fetch, files))
+
+
+def _repeat_after_a_move() -> list[Violation]:
+    """A producer sends again what it sent to the owner before, some files ago."""
+    world = World()
+    node, other = world.node("a"), world.node("b")
+    node.append(producing=(1, 0))
+    node.export()
+    node.append()
+    node.seal()
+    other.append(producing=(1, 0))
+    return check_world(world, other.reading())
+
+
+def _consume_beside_a_load() -> list[Violation]:
+    """A consumer comes when a load is attached and not yet committed, and again when it is."""
+    land = Land()
+    node = land.node()
+    node.append(0, 2)
+    node.offer({0: values(0, 4)})
+    node.loads._attach("load-1", land.load(), [node.shard(0)])
+    node.append()
+    node.consume()
+    node.settle()
+    node.consume()
+    records = [step for step in node.stream() if not isinstance(step, Gap)]
+    return list(missed_by_consumers(land.disk.trace.notes(), records))
 
 
 def _delete_and_fail() -> list[Violation]:
@@ -161,6 +210,26 @@ def _deleted_before_it_says_so(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(forebay.storage.deletions, "mark_deleting", lambda *_: None)
 
 
+def _copies_not_looked_for(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(forebay.shard.compacted, "is_there", lambda *_: True)
+
+
+def _cursors_go_back(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(forebay.progress, "_moves", lambda *_: True)
+
+
+def _repeats_forgotten(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(forebay.shard.segment, "inherited_window", lambda *_: None)
+
+
+def _loads_passed_over(patch: pytest.MonkeyPatch) -> None:
+    def status(history: History, load_id: str) -> LoadStatus:
+        found = history._catalog.load_status(load_id)
+        return LoadStatus.ABANDONED if found is LoadStatus.OFFERED else found
+
+    patch.setattr(History, "_load_status", status)
+
+
 MUTANTS: Final = (
     Mutant("epoch not compared by an export", _epoch_not_compared, _all_orders, "I20"),
     Mutant("reservation outlives a seal", _reservation_outlives_a_seal, _all_orders, "I21"),
@@ -169,6 +238,10 @@ MUTANTS: Final = (
     Mutant("offsets reserved for oneself alone", _reserved_for_oneself, _some_schedules, "I4"),
     Mutant("old files stay at a take-over", _old_files_stay, _take_over, "I20"),
     Mutant("coverage not checked at a seal", _coverage_not_checked, _seal_without_an_object, "I17"),
+    Mutant("local copies go, those in the store are lost", _copies_not_looked_for, _retain_without_an_object, "I17"),
+    Mutant("a late acknowledgement moves a cursor back", _cursors_go_back, _some_schedules, "I25"),
+    Mutant("repeats are not known after a move", _repeats_forgotten, _repeat_after_a_move, "I26"),
+    Mutant("a load that is not committed is passed over", _loads_passed_over, _consume_beside_a_load, "I25"),
     Mutant("deleted before it says so", _deleted_before_it_says_so, _delete_and_fail, "I16"),
 )
 
