@@ -164,6 +164,18 @@ def test_whoever_is_not_the_target_is_told_who_is(land: Land) -> None:
             c.topic(TOPIC).append(b"x")
 
 
+def test_what_was_sealed_for_anybody_is_promised_once_it_is_to_move(land: Land) -> None:
+    with land.open("A") as a:
+        produce(a.create_topic(TOPIC), 0, 3)
+        assert a.seal_topic(TOPIC)[0].target is None
+    with land.open("A") as a, land.open("B") as b, land.open("C") as c:
+        assert a.seal_topic(TOPIC, target=id_of(b))[0].target == id_of(b)
+
+        with pytest.raises(Moved, match=f"moved to directory {id_of(b)}"):
+            c.topic(TOPIC).append(b"x")
+        assert b.topic(TOPIC).append(b"3") == 3
+
+
 def test_a_seal_is_taken_back_where_it_was_made_and_nothing_is_lost(land: Land) -> None:
     with land.open("A") as a, land.open("B") as b:
         topic = a.create_topic(TOPIC)

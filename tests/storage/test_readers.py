@@ -72,6 +72,18 @@ def test_odd_names_are_refused(tmp_path: Path, name: str) -> None:
         log.create_topic("t").reader(name)
 
 
+def test_places_in_a_deleted_topic_are_forgotten(tmp_path: Path) -> None:
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        for name in ("orders", "refunds"):
+            topic = log.create_topic(name)
+            topic.append(b"0")
+            topic.reader(f"of-{name}").ack_up_to(1)
+
+        log.delete_topic("orders")
+
+        assert log.groups() == ["of-refunds"]
+
+
 def test_places_may_be_given_for_each_partition(tmp_path: Path) -> None:
     with forebay.open(tmp_path / "log", QUICK) as log:
         topic = log.create_topic("t", partitions=3)
