@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TypeAlias
 
+_OF_ONE_CONNECTION = ("connection", "content-length", "transfer-encoding")
 DATE = "Sun, 15 Nov 2026 09:44:54 GMT"
 
 
@@ -92,6 +94,24 @@ def in_turn(**scripts: list[Answer]) -> Respond:
 def found(size: int, *, etag: str = "e") -> Answer:
     """The answer to a look at an object."""
     return Answer(200, bytes(size), {"ETag": f'"{etag}"', "Last-Modified": DATE})
+
+
+def forwarded(request: Request, port: int) -> Answer:
+    """What a real server on this machine answers to the request."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.putrequest(request.method, request.path, skip_host=True, skip_accept_encoding=True)
+        for name, value in request.headers.items():
+            if name != "connection":
+                connection.putheader(name, value)
+        connection.endheaders(request.body)
+        answer = connection.getresponse()
+        kept = {name: value for name, value in answer.getheaders() if name.lower() not in _OF_ONE_CONNECTION}
+        if request.method == "HEAD":
+            kept["Content-Length"] = answer.getheader("Content-Length") or "0"
+        return Answer(answer.status, answer.read(), kept)
+    finally:
+        connection.close()
 
 
 def careless() -> Respond:
