@@ -195,3 +195,67 @@ def test_a_log_that_can_no_longer_be_written_keeps_what_it_has_and_recovers(
 
     with Storage.open(str(tmp_path / "log"), quick(), disk=disk) as log:
         assert values(log.topic("t").read()) == [b"before", *acked, b"after"]
+
+
+def _elsewhere(tmp_path: Path) -> dict[str, object]:
+    return {**QUICK, "wal": {**QUICK.get("wal", {}), "dir": str(tmp_path / "mount" / "wal")}}
+
+
+def test_log_files_elsewhere_that_are_not_mounted(tmp_path: Path) -> None:
+    """An empty place would look like a log that lost everything."""
+    settings = _elsewhere(tmp_path)
+    with forebay.open(tmp_path / "log", settings) as log:
+        log.create_topic("t").append(b"v")
+    (tmp_path / "mount").rename(tmp_path / "unmounted")
+
+    for _ in ("no mount point", "an empty one"):
+        with pytest.raises(
+            Unavailable, match=f"keeps its log files in {tmp_path}/mount/wal, and they are not there.*mounted"
+        ):
+            forebay.open(tmp_path / "log")
+        (tmp_path / "mount" / "wal").mkdir(parents=True, exist_ok=True)
+
+    shutil.rmtree(tmp_path / "mount")
+    (tmp_path / "unmounted").rename(tmp_path / "mount")
+    with forebay.open(tmp_path / "log") as log:
+        assert values(log.topic("t").read()) == [b"v"]
+
+
+def test_log_files_of_two_directories_in_one_place(tmp_path: Path) -> None:
+    """Each would take the other's files for its own: they would be set aside, or removed as moved."""
+    settings = _elsewhere(tmp_path)
+    with forebay.open(tmp_path / "log", settings) as log:
+        with pytest.raises(
+            Invalid, match=f"wal.dir {tmp_path}/mount/wal holds the log files of {tmp_path}/log: .*its own"
+        ):
+            forebay.open(tmp_path / "other", settings)
+        log.create_topic("t").append(b"v")
+    (tmp_path / "log" / "forebay.json").unlink()
+    with pytest.raises(Invalid, match="wal.dir .* has files in it: name an empty or a new directory"):
+        forebay.open(tmp_path / "other", settings)
+    assert not (tmp_path / "other" / "forebay.json").exists()
+
+
+def test_log_files_of_another_directory_in_the_place_of_ours(tmp_path: Path) -> None:
+    forebay.open(tmp_path / "log", _elsewhere(tmp_path)).close()
+    (tmp_path / "mount").rename(tmp_path / "unmounted")
+    forebay.open(tmp_path / "other", _elsewhere(tmp_path)).close()
+
+    with pytest.raises(Invalid, match=f"holds the log files of {tmp_path}/other: restore the right ones"):
+        forebay.open(tmp_path / "log")
+
+
+def test_a_claim_whose_directory_was_never_finished_is_taken_over(tmp_path: Path) -> None:
+    forebay.open(tmp_path / "log", _elsewhere(tmp_path)).close()
+    (tmp_path / "log" / "forebay.json").unlink()
+
+    with forebay.open(tmp_path / "other", _elsewhere(tmp_path)) as log:
+        assert log.create_topic("t").append(b"v") == 0
+
+
+def test_a_damaged_claim_is_named(tmp_path: Path) -> None:
+    forebay.open(tmp_path / "log", _elsewhere(tmp_path)).close()
+    (tmp_path / "mount" / "wal" / "shards.json").write_text("{")
+
+    with pytest.raises(Corrupt, match=r"shards\.json is damaged .*restore it from a backup"):
+        forebay.open(tmp_path / "log")

@@ -1,7 +1,7 @@
 """A data directory: whose it is, which version, and who has it open.
 
 forebay.json       {"format": 1, "id": 32 hex digits}; its presence says that the directory is ours. With "shards",
-                   that directory holds the shards instead of the one below
+                   that directory holds the shards instead of the one below, and a claim, shards.json, says for whom
 lock               held by the one process that writes
 metadata.sqlite    topics and shard states
 shards/            one directory per shard
@@ -23,6 +23,7 @@ MARKER = "forebay.json"
 LOCK = "lock"
 METADATA = "metadata.sqlite"
 SHARDS = "shards"
+CLAIM = "shards.json"
 LOADS = "loads"
 FORMAT = 1
 LOCK_ATTEMPTS = 20
@@ -35,6 +36,13 @@ class Marker(msgspec.Struct, frozen=True, omit_defaults=True):
     format: int
     id: str
     shards: str | None = None
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """For which data directory a directory elsewhere holds the shards: what its marker says, and where it lay."""
+
+    id: str
+    directory: str
 
 
 class LogDirectory:
@@ -83,7 +91,8 @@ class LogDirectory:
             lock = _locked(f"{path}/{LOCK}", disk, clock)
             try:
                 marker = _marker(path, disk, clock, shards)
-                make_directories(disk, marker.shards or f"{path}/{SHARDS}")
+                if marker.shards is None:
+                    make_directories(disk, f"{path}/{SHARDS}")
             except BaseException:
                 lock.release()
                 raise
@@ -130,7 +139,7 @@ def _refuse_foreign(path: str, names: set[str]) -> None:
 
 def refuse_lost_metadata(path: str, metadata_path: str, disk: Disk) -> None:
     """Shards without a metadata store: it was lost or is looked for elsewhere. A new one would hide every topic."""
-    if not disk.list_directory(path):
+    if not set(disk.list_directory(path)) - {CLAIM}:
         return
     if not disk.exists(metadata_path) or _is_empty(metadata_path, disk):
         raise Corrupt(
@@ -176,10 +185,53 @@ def _marker(path: str, disk: Disk, clock: Clock, shards: str | None) -> Marker:
                 f"wal.dir is {shards}, but {path} was made with its log files in {marker.shards or SHARDS}: leave "
                 "wal.dir out, or move the files there and say so in " + MARKER
             )
+        if marker.shards is not None:
+            _check_claim(path, marker.shards, marker.id, disk)
         return marker
     marker = Marker(FORMAT, clock.random_bytes(16).hex(), shards)
+    if shards is not None:
+        _claim(path, shards, marker.id, disk)
     replace_file(disk, f"{path}/{MARKER}", msgspec.json.encode(marker))
     return marker
+
+
+def _claim(path: str, shards: str, marker_id: str, disk: Disk) -> None:
+    """Make `shards` the place of the shards of a new data directory; refuse it if it is another's."""
+    make_directories(disk, shards)
+    claim = _read_claim(shards, disk)
+    if claim is not None and claim.directory != path and disk.exists(f"{claim.directory}/{MARKER}"):
+        raise Invalid(
+            f"wal.dir {shards} holds the log files of {claim.directory}: give each data directory a wal.dir of its own"
+        )
+    if set(disk.list_directory(shards)) - {CLAIM, f"{CLAIM}.tmp"}:
+        raise Invalid(f"wal.dir {shards} has files in it: name an empty or a new directory")
+    # Before the marker: one that was cut short in between claims what nobody has used.
+    replace_file(disk, f"{shards}/{CLAIM}", msgspec.json.encode(Claim(marker_id, path)))
+
+
+def _check_claim(path: str, shards: str, marker_id: str, disk: Disk) -> None:
+    """Refuse an empty place, where everything in the log would seem to be lost, and one that is another's."""
+    claim = _read_claim(shards, disk)
+    if claim is None:
+        raise Unavailable(
+            f"{path} keeps its log files in {shards}, and they are not there (no {CLAIM}): is that disk mounted? "
+            "If they are lost, restore them from a backup; in the shared modes, use the topics in a new data directory"
+        )
+    if claim.id != marker_id:
+        raise Invalid(f"wal.dir {shards} of {path} holds the log files of {claim.directory}: restore the right ones")
+
+
+def _read_claim(shards: str, disk: Disk) -> Claim | None:
+    path = f"{shards}/{CLAIM}"
+    if not disk.exists(path):
+        return None
+    file = disk.open(path)
+    try:
+        return msgspec.json.decode(file.read_at(8192, 0), type=Claim)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"{path} is damaged ({error}): restore it from a backup") from error
+    finally:
+        file.close()
 
 
 def _locked(path: str, disk: Disk, clock: Clock) -> Lock:
