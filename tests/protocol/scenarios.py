@@ -196,6 +196,8 @@ def _deleted(world: World, name: str) -> list[Node]:
     # What was on its way when the deletion began has landed by then.
     world.clock.advance(world.settings.export.orphan_grace_s + 1)
     nodes[0].deletions.sweep_late()
+    # What a crash brought back of probes goes as what it left of uploads does.
+    world.store().abort_stale_uploads(world.settings.export.orphan_grace_s)
     return []
 
 

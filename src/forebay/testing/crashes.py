@@ -187,7 +187,9 @@ class _Crash:
             for inode, file in self._open.items()
         }
         every, *others = (self._of_names(damage, names, outcomes) for names in self._names)
-        return _in_turn([every, _in_turn(others)])
+        # With all names and all bytes it is as after a kill: where there is room for one, it shall be another.
+        is_known = damage is Damage.WHOLE or not self._open.keys() & set(self._live.files)
+        return _in_turn([_in_turn(others), every] if is_known else [every, _in_turn(others)])
 
     def _of_names(self, damage: Damage, names: _Names, outcomes: Outcomes) -> Iterator[CrashState]:
         """With these names: all open files damaged, or one of them with the others whole or old."""
