@@ -36,7 +36,7 @@ check: $(READY_SERVERS) ## the quick checks: lint, types, contracts, tests that 
 	@tools/run_tests.sh quick
 
 soak: $(READY_SERVERS) ## the randomised tests again, for long
-	@FOREBAY_SOAK=1 .venv/bin/python -m pytest -n 2 --dist loadgroup --timeout 7200
+	@FOREBAY_SOAK=1 .venv/bin/python -m pytest -n 2 --dist loadgroup
 
 bench: $(READY_BENCH) $(READY_SERVERS) ## measure Forebay beside its peers
 	@.venv/bin/python -m bench

@@ -23,6 +23,7 @@ SOAK = bool(os.environ.get("FOREBAY_SOAK"))
 hypothesis.settings.load_profile("soak" if SOAK else "normal")
 
 SPARK_SECONDS = 900
+SOAK_SECONDS = 7200
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -33,9 +34,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("spark"):
             item.add_marker(pytest.mark.xdist_group("spark"))  # one JVM for the run, not one per worker
-            if not SOAK:
-                # A busy machine starts Spark in a minute.
-                item.add_marker(pytest.mark.timeout(SPARK_SECONDS))
+            # A busy machine starts Spark in a minute.
+            item.add_marker(pytest.mark.timeout(SPARK_SECONDS))
+        if SOAK:
+            # The sizes are other ones: the time that a test names is for those of every day.
+            item.add_marker(pytest.mark.timeout(SOAK_SECONDS), append=False)
 
 
 @pytest.fixture(scope="session")
