@@ -189,7 +189,10 @@ class _Crash:
         every, *others = (self._of_names(damage, names, outcomes) for names in self._names)
         # With all names and all bytes it is as after a kill: where there is room for one, it shall be another.
         is_known = damage is Damage.WHOLE or not self._open.keys() & set(self._live.files)
-        return _in_turn([_in_turn(others), every] if is_known else [every, _in_turn(others)])
+        # From prefix to prefix another one comes first: none of the changes, or a later one without those before it.
+        turned = deque(others)
+        turned.rotate(self._at)
+        return _in_turn([_in_turn(turned), every] if is_known else [every, _in_turn(turned)])
 
     def _of_names(self, damage: Damage, names: _Names, outcomes: Outcomes) -> Iterator[CrashState]:
         """With these names: all open files damaged, or one of them with the others whole or old."""
