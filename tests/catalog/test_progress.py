@@ -54,6 +54,18 @@ def test_a_topic_created_anew_starts_without_cursors() -> None:
     assert progress.ack_up_to(BILLING, {0: at(1, incarnation=NEXT_TOPIC)}) == {0: 1}
 
 
+def test_of_a_deleted_topic_cursors_go_and_those_of_one_created_anew_stay() -> None:
+    progress = ProgressStore(MemoryMetadata(), "/forebay")
+    progress.ack_up_to(BILLING, {0: at(14), 1: at(3)})
+    progress.ack_up_to(BILLING, {1: at(1, incarnation=NEXT_TOPIC)})
+
+    for _ in range(2):
+        progress.forget_topic("shop", "orders", TOPIC)
+
+        assert progress.get(BILLING, 0, TOPIC) is None
+        assert progress.get(BILLING, 1, NEXT_TOPIC) == at(1, incarnation=NEXT_TOPIC)
+
+
 def test_a_cursor_outlives_the_owner_it_was_read_from() -> None:
     progress = ProgressStore(MemoryMetadata(), "/forebay")
     progress.ack_up_to(BILLING, {0: at(14, epoch=1)})
