@@ -54,6 +54,8 @@ class Database:
         self._writer = _Link()
         self._held: list[_Link] = []
         self._ended: str | None = None
+        self.ended = False
+        """An attribute of its own: sessions look at it at each append."""
 
     def open(self) -> bool:
         """When it returns, the file has our tables; `True` if they were made now."""
@@ -115,18 +117,17 @@ class Database:
             found = [str(row[0]) for row in connection.execute("PRAGMA integrity_check")]
         return [] if found == ["ok"] else found
 
-    @property
-    def ended(self) -> bool:
-        return self._ended is not None
-
     def close(self) -> None:
-        self._ended = self._ended or "closed: open another"
+        self._end("closed: open another")
         for link in (self._writer, self._reader):
             with link.lock:
                 link.drop()
 
     def abandon(self) -> None:
-        self._ended = self._ended or "left behind by a fork: open another in this process"
+        self._end("left behind by a fork: open another in this process")
+
+    def _end(self, why: str) -> None:
+        self._ended, self.ended = self._ended or why, True
 
     def before_fork(self) -> None:
         for link in (self._writer, self._reader):

@@ -85,28 +85,32 @@ class SessionLocks:
 class SessionOwner(Protocol):
     """The store a session belongs to."""
 
-    @property
-    def ended(self) -> bool: ...
-
     def end_session(self, session: str, lock: Lock) -> None: ...
+
+
+class Life(Protocol):
+    """What a session does not outlive."""
+
+    ended: bool
 
 
 class SqliteSession:
     """A session held by this process."""
 
-    def __init__(self, session: str, lock: Lock, owner: SessionOwner) -> None:
+    def __init__(self, session: str, lock: Lock, owner: SessionOwner, life: Life) -> None:
         self._id = session
         self._lock: Lock | None = lock
         self._owner = owner
+        self._life = life
 
     @property
     def id(self) -> str:
         return self._id
 
     def alive(self) -> bool:
-        return self._lock is not None and not self._owner.ended
+        return self._lock is not None and not self._life.ended
 
     def close(self) -> None:
         lock, self._lock = self._lock, None
-        if lock is not None and not self._owner.ended:
+        if lock is not None and not self._life.ended:
             self._owner.end_session(self._id, lock)

@@ -125,7 +125,7 @@ class SqliteMetadata:
             if lock is not None:
                 lock.release()
             raise
-        session = SqliteSession(name, lock, self)
+        session = SqliteSession(name, lock, self, self._database)
         self._own[name] = session
         return session
 
@@ -158,10 +158,6 @@ class SqliteMetadata:
     def abandon(self) -> None:
         """As the seam says; the disk's own `abandon` gives back the descriptors of the session locks."""
         self._database.abandon()
-
-    @property
-    def ended(self) -> bool:
-        return self._database.ended
 
     def end_session(self, session: str, lock: Lock) -> None:
         """Called by a session of this store: end it for everyone."""
