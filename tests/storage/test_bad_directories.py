@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import forebay
 from forebay import Corrupt, ForebayError, Invalid, Storage, Unavailable, UnsupportedFormat
+from forebay.disk import SystemDisk
+from forebay.storage.directory import LogDirectory
+from forebay.testing.clock import ManualClock
 from tests.storage.rig import QUICK, WatchedDisk, digest, quick, values
 
 pytestmark = pytest.mark.slow
@@ -259,3 +264,51 @@ def test_a_damaged_claim_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(Corrupt, match=r"shards\.json is damaged .*restore it from a backup"):
         forebay.open(tmp_path / "log")
+
+
+@pytest.mark.parametrize("before", ["below the directory", "there, without a word whose they are"])
+def test_log_files_that_were_moved_elsewhere_are_taken(before: str, tmp_path: Path) -> None:
+    """As the refusal of another wal.dir says, and as directories have it that were made before there were claims."""
+    place = tmp_path / "mount" / "wal"
+    with forebay.open(tmp_path / "log", QUICK if before.startswith("below") else _elsewhere(tmp_path)) as log:
+        log.create_topic("t").append(b"v")
+    if before.startswith("below"):
+        place.parent.mkdir()
+        (tmp_path / "log" / "shards").rename(place)
+        marker = tmp_path / "log" / "forebay.json"
+        marker.write_text(json.dumps({**json.loads(marker.read_text()), "shards": str(place)}))
+    else:
+        (place / "shards.json").unlink()
+
+    with forebay.open(tmp_path / "log", _elsewhere(tmp_path)) as log:
+        assert values(log.topic("t").read()) == [b"v"]
+    with pytest.raises(Invalid, match="holds the log files of"):
+        forebay.open(tmp_path / "other", _elsewhere(tmp_path))
+
+
+class _Between(SystemDisk):
+    """Does something once, just before the first claim is written."""
+
+    def __init__(self, doing: Callable[[], object]) -> None:
+        super().__init__()
+        self._doing: Callable[[], object] | None = doing
+
+    def rename(self, source: str, target: str) -> None:
+        if target.endswith("shards.json") and self._doing is not None:
+            doing, self._doing = self._doing, None
+            doing()
+        super().rename(source, target)
+
+
+def test_two_new_directories_that_claim_one_place_at_once(tmp_path: Path) -> None:
+    place = str(tmp_path / "wal")
+
+    def second() -> None:
+        with pytest.raises(Unavailable):
+            LogDirectory.take(tmp_path / "b", SystemDisk(), ManualClock(), place)
+
+    LogDirectory.take(tmp_path / "a", _Between(second), ManualClock(), place).release()
+
+    with pytest.raises(Invalid, match=f"holds the log files of {tmp_path}/a"):
+        LogDirectory.take(tmp_path / "b", SystemDisk(), ManualClock(), place)
+    assert [left.name for left in (tmp_path / "wal").iterdir()] == ["shards.json"]

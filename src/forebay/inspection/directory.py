@@ -17,7 +17,7 @@ from forebay.format.value import decode_value
 from forebay.metadata import Entry, MetadataStore
 from forebay.metadata.opening import open_metadata
 from forebay.settings import Settings
-from forebay.storage.directory import CLAIM, LOCK, LogDirectory, is_owned
+from forebay.storage.directory import CLAIM, CLAIMING, LOCK, LogDirectory, is_owned
 from forebay.topics import Engine, TopicSpec, shard_id
 
 
@@ -98,7 +98,7 @@ class Inspected:
         return [
             ShardPlace(name, name, f"{root}/{name}", None, -1)
             for name in names
-            if name not in known and name != CLAIM and name.partition("_")[0] not in self.leaving
+            if name not in known and name not in (CLAIM, CLAIMING) and name.partition("_")[0] not in self.leaving
         ]
 
 

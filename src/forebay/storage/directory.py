@@ -11,6 +11,8 @@ loads/             segments that bulk loads put here, where no other store is sh
 from __future__ import annotations
 
 import posixpath
+import re
+from contextlib import ExitStack
 from pathlib import PurePath
 
 import msgspec
@@ -24,10 +26,12 @@ LOCK = "lock"
 METADATA = "metadata.sqlite"
 SHARDS = "shards"
 CLAIM = "shards.json"
+CLAIMING = "shards.json.lock"
 LOADS = "loads"
 FORMAT = 1
 LOCK_ATTEMPTS = 20
 LOCK_WAIT_SECONDS = 0.02
+_SHARD = re.compile(r"[0-9a-f]+_[0-9]+")
 
 
 class Marker(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -139,7 +143,7 @@ def _refuse_foreign(path: str, names: set[str]) -> None:
 
 def refuse_lost_metadata(path: str, metadata_path: str, disk: Disk) -> None:
     """Shards without a metadata store: it was lost or is looked for elsewhere. A new one would hide every topic."""
-    if not set(disk.list_directory(path)) - {CLAIM}:
+    if not set(disk.list_directory(path)) - {CLAIM, CLAIMING}:
         return
     if not disk.exists(metadata_path) or _is_empty(metadata_path, disk):
         raise Corrupt(
@@ -189,29 +193,41 @@ def _marker(path: str, disk: Disk, clock: Clock, shards: str | None) -> Marker:
             _check_claim(path, marker.shards, marker.id, disk)
         return marker
     marker = Marker(FORMAT, clock.random_bytes(16).hex(), shards)
-    if shards is not None:
+    if shards is None:
+        replace_file(disk, f"{path}/{MARKER}", msgspec.json.encode(marker))
+        return marker
+    make_directories(disk, shards)
+    # Held until the marker is there: of two new directories that name one place, the other finds whose it is.
+    with ExitStack() as held:
+        held.callback(_locked(f"{shards}/{CLAIMING}", disk, clock).release)
+        held.callback(disk.unlink, f"{shards}/{CLAIMING}")
         _claim(path, shards, marker.id, disk)
-    replace_file(disk, f"{path}/{MARKER}", msgspec.json.encode(marker))
+        replace_file(disk, f"{path}/{MARKER}", msgspec.json.encode(marker))
     return marker
 
 
 def _claim(path: str, shards: str, marker_id: str, disk: Disk) -> None:
     """Make `shards` the place of the shards of a new data directory; refuse it if it is another's."""
-    make_directories(disk, shards)
     claim = _read_claim(shards, disk)
     if claim is not None and claim.directory != path and disk.exists(f"{claim.directory}/{MARKER}"):
         raise Invalid(
             f"wal.dir {shards} holds the log files of {claim.directory}: give each data directory a wal.dir of its own"
         )
-    if set(disk.list_directory(shards)) - {CLAIM, f"{CLAIM}.tmp"}:
+    if set(disk.list_directory(shards)) - {CLAIM, f"{CLAIM}.tmp", CLAIMING}:
         raise Invalid(f"wal.dir {shards} has files in it: name an empty or a new directory")
     # Before the marker: one that was cut short in between claims what nobody has used.
     replace_file(disk, f"{shards}/{CLAIM}", msgspec.json.encode(Claim(marker_id, path)))
 
 
 def _check_claim(path: str, shards: str, marker_id: str, disk: Disk) -> None:
-    """Refuse an empty place, where everything in the log would seem to be lost, and one that is another's."""
+    """Refuse an empty place, where everything in the log would seem to be lost, and one that is another's.
+
+    Log files that say nothing become this directory's: they were moved there, or written before there were claims.
+    """
     claim = _read_claim(shards, disk)
+    if claim is None and disk.exists(shards) and any(map(_SHARD.fullmatch, disk.list_directory(shards))):
+        claim = Claim(marker_id, path)
+        replace_file(disk, f"{shards}/{CLAIM}", msgspec.json.encode(claim))
     if claim is None:
         raise Unavailable(
             f"{path} keeps its log files in {shards}, and they are not there (no {CLAIM}): is that disk mounted? "
