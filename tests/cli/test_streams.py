@@ -70,6 +70,30 @@ def test_output_that_cannot_be_written_is_said_in_one_line(tmp_path: Path, words
     assert ended.returncode == 4
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is always full")
+@pytest.mark.parametrize("words", ["--version", "--help", "topic --help"])
+def test_help_that_cannot_be_written_is_said_in_one_line(words: str) -> None:
+    ended = _by_shell(f"{shlex.join(COMMAND)} {words} >/dev/full")
+
+    assert ended.stderr.decode() == "forebay: the output cannot be written: No space left on device\n"
+    assert ended.returncode == 4
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is always full")
+def test_messages_that_cannot_be_written_change_no_exit_code(tmp_path: Path) -> None:
+    """Else whoever appended everything, and could not say so, would be run again."""
+    data = shlex.quote(str(filled(tmp_path / "log", rotations=0, records=3).directory))
+    command = shlex.join(COMMAND)
+
+    produced = _by_shell(f"echo 4 | {command} produce shop/orders --data {data} 2>/dev/full")
+    refused = _by_shell(f"{command} consume shop/nothing --data {data} 2>/dev/full")
+    misspelt = _by_shell(f"{command} consumed 2>/dev/full")
+    read = _by_shell(f"{command} consume shop/orders --data {data}")
+
+    assert [outcome.returncode for outcome in (produced, refused, misspelt)] == [0, 2, 2]
+    assert read.stdout.splitlines() == [b"0-0", b"0-1", b"0-2", b"4"]
+
+
 def test_ctrl_c_before_a_command_has_begun_says_nothing() -> None:
     ended = subprocess.run([sys.executable, "-c", INTERRUPTED_AT_THE_START], capture_output=True, check=False)
 

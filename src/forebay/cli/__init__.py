@@ -20,7 +20,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words == ["--version"]:
         from forebay import __version__
 
-        print(f"forebay {__version__}")
+        try:
+            print(f"forebay {__version__}", flush=True)
+        except OSError as error:
+            from forebay.cli.failures import unwritten
+
+            return unwritten(error)
         return 0
     try:
         from forebay.cli.app import run

@@ -11,12 +11,12 @@ import typer
 from typer.core import TyperGroup
 
 from forebay.cli.failures import (
-    BROKEN_PIPE,
     INTERRUPTED,
     UNAVAILABLE,
     complain,
     exit_code,
-    silence_stdout,
+    silence,
+    unwritten,
 )
 from forebay.cli.interruptions import Interrupted
 from forebay.cli.invocation import (
@@ -65,6 +65,9 @@ class Commands(TyperGroup):
         except typer.Abort:
             complain("not done")
             sys.exit(1)
+        except OSError as error:
+            # No command has begun: it was its help.
+            sys.exit(unwritten(error))
         sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -108,9 +111,8 @@ def _run(body: Body, options: Options, arguments: dict[str, Any]) -> int:
             code = body(invocation, **arguments)
             flush()
             return code or 0
-        except BrokenPipeError:
-            silence_stdout()
-            return BROKEN_PIPE
+        except BrokenPipeError as error:
+            return unwritten(error)
         except KeyboardInterrupt as interrupt:
             _flush()
             return interrupt.exit_code if isinstance(interrupt, Interrupted) else INTERRUPTED
@@ -129,4 +131,4 @@ def _flush() -> None:
     try:
         sys.stdout.flush()
     except OSError:
-        silence_stdout()
+        silence(sys.stdout)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Final
+from typing import Final, TextIO
 
 from forebay.errors import (
     Closed,
@@ -44,18 +44,30 @@ def exit_code(error: ForebayError) -> int:
 
 
 def complain(message: str) -> None:
-    """One line on stderr."""
+    """One line on stderr. If it cannot be written the exit code alone tells: what was done stays done."""
     line = " ".join(message.split())
-    sys.stderr.write(f"forebay: {line}\n")
-    sys.stderr.flush()
+    try:
+        sys.stderr.write(f"forebay: {line}\n")
+        sys.stderr.flush()
+    except OSError:
+        silence(sys.stderr)
 
 
-def silence_stdout() -> None:
-    """Whoever read our output has gone: let what is still buffered, and the interpreter's last flush, go nowhere."""
+def unwritten(error: OSError) -> int:
+    """The exit code of one whose output cannot be written. Why is said, unless whoever read it has gone."""
+    silence(sys.stdout)
+    if isinstance(error, BrokenPipeError):
+        return BROKEN_PIPE
+    complain(f"the output cannot be written: {error.strerror or error}")
+    return UNAVAILABLE
+
+
+def silence(stream: TextIO) -> None:
+    """Nobody reads this stream any more: let what is still buffered, and the interpreter's last flush, go nowhere."""
     try:
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
+        os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
     except (OSError, ValueError):
-        # Standard output is not a file, as in tests: nothing can be flushed into it later either.
+        # It is not a file, as in tests: nothing can be flushed into it later either.
         return
