@@ -323,20 +323,44 @@ def test_of_many_shards_that_are_to_be_swept_the_rest_comes_after_the_next_expor
             assert swept == [shard.archive for shard in shards[:count]]
 
 
-def test_a_damaged_file_is_not_uploaded_again_and_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("look_s", [1, 300])
+def test_a_damaged_file_is_not_uploaded_again_and_again(look_s: int, tmp_path: Path) -> None:
+    """Though the same shard is looked after otherwise meanwhile, with success."""
     clock = ManualClock()
-    with Storage.open(tmp_path / "log", _settings(tmp_path), clock=clock) as log:
+    settings = _settings(tmp_path, retention={"check_interval_s": look_s})
+    with Storage.open(tmp_path / "log", settings, clock=clock) as log:
         archiving = _archiving(log)
         shard = _with_sealed_file(log, "orders")
         (segment,) = Path(shard.wal.writer.place.directory).glob("*.idx")
         _flip(segment.with_suffix(".seg"), -1)
         archiving.notice(shard)
 
-        for errors, seconds in ((1, 0), (1, 60), (2, 300)):
+        for errors, seconds in ((1, 0), (1, 60), (1, 60), (2, 300)):
             clock.advance(seconds)
             archiving.step()
             assert shard.archive.errors == errors
         assert "is not what was sealed" in (shard.archive.error or "")
+
+
+def test_chores_that_fail_as_nobody_foresaw_keep_no_shard_from_history(tmp_path: Path) -> None:
+    def failing() -> None:
+        clock.advance(2)
+        failed.append("again")
+        raise ZeroDivisionError
+
+    clock, failed = ManualClock(), list[str]()
+    with Storage.open(tmp_path / "log", _settings(tmp_path), clock=clock) as log:
+        archiving = _archiving(log)
+        archiving.chores = failing
+        shards = [_with_sealed_file(log, name) for name in ("a", "b")]
+        for shard in shards:
+            archiving.notice(shard)
+        clock.advance(1)
+
+        archiving.step()
+
+        assert [shard.archive.exported for shard in shards] == [1, 1]
+        assert len(failed) == 2, "not once more for each shard"
 
 
 def test_a_failure_that_nobody_foresaw_is_one_shard_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

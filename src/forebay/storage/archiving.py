@@ -176,11 +176,15 @@ class Archiving:
                     return
 
     def _do_chores(self) -> None:
-        self._chores_at = self._clock.monotonic()
+        """Their trouble keeps no shard from history, whatever it is; nor do they come again before a look is due."""
         try:
             self.chores()
         except (ForebayError, OSError) as error:
             logger.warning("will be tried again: %s", error)
+        except Exception:
+            logger.exception("the upkeep of the directory failed and will be tried again")
+        finally:
+            self._chores_at = self._clock.monotonic()
 
     def _safely(self, shard: SegmentShard, work: Callable[[Archive], object]) -> bool:
         """Work on the shard, unless it is to be left alone. Its trouble is logged and does not stop the others."""
@@ -199,17 +203,21 @@ class Archiving:
         except (ForebayError, OSError) as error:
             # Damage stays until somebody repairs it, and is found only at the end of an upload.
             pause_s = self._settings.export.interval_s if isinstance(error, Corrupt) else RETRY_SECONDS
-            self._retry_at[shard.ref.id] = self._clock.monotonic() + pause_s
+            self._pause(shard, pause_s)
             logger.warning("%s: history ends at %d for now: %s", shard.ref, shard.archive.exported, error)
         except Exception:
-            self._retry_at[shard.ref.id] = self._clock.monotonic() + RETRY_SECONDS
+            self._pause(shard, RETRY_SECONDS)
             logger.exception("%s: the upkeep of its history failed and will be tried again", shard.ref)
         else:
-            self._retry_at.pop(shard.ref.id, None)
             return done
         finally:
             self._leave()
         return False
+
+    def _pause(self, shard: SegmentShard, seconds: float) -> None:
+        """Export nothing of the shard for so long, or for as long as was said before."""
+        until = self._clock.monotonic() + seconds
+        self._retry_at[shard.ref.id] = max(until, self._retry_at.get(shard.ref.id, until))
 
     def _attend(self, shard: SegmentShard) -> bool:
         """Be at this shard from now on; false if it is to be left alone."""
