@@ -1,0 +1,108 @@
+"""Somebody acts between the look of another and what follows from it: what was looked at is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import pytest
+
+from forebay.catalog import read_state
+from forebay.errors import Conflict, Fenced
+from forebay.format.descriptor import LoadStatus
+from forebay.metadata import Compare, MemoryMetadata, MetadataStore, Operation, Outcome
+from forebay.shard import Owner, Wanted, acquire
+from forebay.shard.handover import bring_into_history
+from forebay.shard.loading import LoadBook
+from forebay.shard.ownership import change_state
+from forebay.testing.metadata import Fault
+from forebay.testing.moves import RecordingMetadata
+from tests.history.attached import LOAD, Land, Node, broken, values
+from tests.protocol.world import KEYS
+
+BROUGHT = {0: values(0, 4)}
+
+
+class Overtaken(RecordingMetadata):
+    """Lets somebody else act right before the transaction of this number."""
+
+    def __init__(self, inner: MetadataStore, act: Callable[[], object], number: int = 0) -> None:
+        super().__init__(inner)
+        self._act = act
+        self._left = number
+
+    def transaction(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Outcome:
+        self._left -= 1
+        if self._left == -1:
+            self._act()
+        return super().transaction(compares, operations)
+
+
+def test_an_owner_that_is_overtaken_while_it_changes_the_state_is_fenced() -> None:
+    store = MemoryMetadata()
+    wanted = [Wanted(KEYS.state, "ab" * 16)]
+    session = store.session(10)
+    [(_, epoch)] = acquire(store, wanted, Owner(session.id, "a"))
+    session.close()
+    other = Owner(store.session(10).id, "b")
+    late = Overtaken(store, lambda: acquire(store, wanted, other))
+
+    with pytest.raises(Fenced):
+        change_state(late, KEYS.state, epoch, lambda state: msgspec.structs.replace(state, reserved_end=99))
+
+    stored = read_state(store, KEYS.state)
+    assert stored is not None
+    assert (stored.state.epoch, stored.state.owner, stored.state.reserved_end) == (epoch + 1, other.session, 0)
+
+
+def _attached() -> tuple[Land, Node]:
+    """A load that is attached everywhere, and neither committed nor given up."""
+    land = Land()
+    node = land.node()
+    node.append(count=3)
+    node.offer(BROUGHT)
+    node.loads._attach(LOAD, land.load(), [node.shard()])
+    return land, node
+
+
+def test_a_load_that_is_given_up_while_it_is_committed_stays_given_up() -> None:
+    land, node = _attached()
+    book = LoadBook(land.inner, "/forebay")
+
+    ended = LoadBook(Overtaken(land.inner, lambda: book.give_up(LOAD)), "/forebay").commit(LOAD)
+
+    assert ended.status is land.load().status is LoadStatus.ABANDONED
+    node.settle()
+    assert broken(land, node, BROUGHT) == []
+
+
+def test_a_load_that_is_committed_while_it_is_given_up_stays_committed() -> None:
+    land, node = _attached()
+    book = LoadBook(land.inner, "/forebay")
+
+    with pytest.raises(Conflict, match="is committed"):
+        LoadBook(Overtaken(land.inner, lambda: book.commit(LOAD)), "/forebay").give_up(LOAD)
+
+    assert land.load().status is LoadStatus.COMMITTED
+    assert broken(land, node, BROUGHT) == []
+
+
+def test_an_attach_that_lands_right_before_it_is_repeated_is_not_forgotten() -> None:
+    """The repetition is refused, for what it compares has changed; appends wait until it is known by what."""
+    land = Land()
+    before = land.node()
+    before.append(count=3)
+    before.offer(BROUGHT)
+    before.close()
+    # Two transactions of the attach: the one that is late, and its repetition.
+    held = Overtaken(land.faulty, land.faulty.land, number=10**9)
+    node = land.node(metadata=held)
+    bring_into_history(node.shard())
+    land.faulty.inject(Fault.TIME_OUT)
+    held._left = 1
+
+    node.settle()
+
+    assert held._left < 0, "it has landed in between"
+    assert node.append() == [7]
+    assert broken(land, node, BROUGHT) == []
