@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import NamedTuple
 
 import pytest
@@ -14,6 +16,7 @@ from forebay.metadata import MemoryMetadata, MetadataStore
 from forebay.shard import ShardRef
 from forebay.shard.membership import Membership
 from forebay.testing.metadata import Fault, FaultyMetadata
+from forebay.wal.staging import Entry, Ticket
 from tests.engines.homes import SETTINGS, spec_of
 from tests.shard.test_membership import Pausing
 
@@ -132,3 +135,36 @@ def test_an_answer_that_got_lost_on_the_way_back_is_not_taken_for_another_owner(
 
     assert here.append(b"1") == 1
     assert here.values() == [b"0", b"1"]
+
+
+def test_threads_that_hear_of_the_loss_at_once_let_go_of_it_once(store: FaultyMetadata) -> None:
+    here, there = member(store, "here"), member(store, "there")
+    here.append(b"0")
+    shard = here.engine.open_shard(REF)
+    lost: list[ShardRef] = []
+    here.engine.on_lost = lost.append
+    here.membership.session.close()
+    there.append(b"theirs")
+    at_once = Barrier(8)
+
+    def hear() -> None:
+        at_once.wait(30)
+        shard.check_owner()
+
+    with ThreadPoolExecutor(8) as threads:
+        for heard in [threads.submit(hear) for _ in range(8)]:
+            heard.result(30)
+
+    assert lost == [REF]
+    assert here.engine.shards() == []
+
+
+def test_a_closed_shard_says_so_though_its_session_has_ended_too(store: FaultyMetadata) -> None:
+    here = member(store, "here")
+    here.append(b"0")
+    shard = here.engine.open_shard(REF)
+    here.engine.close()
+    store.close()
+
+    with pytest.raises(Closed, match=r"\[0\] is closed"):
+        shard.stage_one(Entry(b"1", None, None, (), 1, None, Ticket()), 1)

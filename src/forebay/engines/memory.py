@@ -108,7 +108,7 @@ class MemoryShard:
 
     def _append(self, columns: ColumnBytes, producing: Producing | None) -> int:
         base, end = self._held.next, self._held.next + columns.count
-        batch = batch_of(columns, base=base, epoch=self.epoch, appended_at=self._clock.now_ms())
+        batch = batch_of(columns, base=base, epoch=self._tenure.epoch, appended_at=self._clock.now_ms())
         self._check_room(batch, columns.size)
         if end > self._reserved_end:
             self._reserved_end = self._tenure.reserve(end + self._settings.wal.reserve_records_min)
@@ -132,7 +132,7 @@ class MemoryShard:
 
     def _rejoin(self) -> None:
         """Before the lock is taken: readers need not wait for a metadata store that is away."""
-        if not self._tenure.still_owner():
+        if not self._tenure.still_owner() and self._closed is None:
             self._tenures.rejoin()
 
     def _hold_on(self) -> None:
@@ -375,8 +375,12 @@ class MemoryEngine(LookupEngine[MemoryShard]):
 
     def _drop(self, shard: MemoryShard) -> None:
         """The next use opens it anew, or is told who has it."""
-        if self._shards.get(shard.ref.id) is shard:
-            del self._shards[shard.ref.id]
+        with self._lock:
+            # Several threads may hear of it at once, and one of them may have opened it anew by now.
+            is_ours = self._shards.get(shard.ref.id) is shard
+            if is_ours:
+                del self._shards[shard.ref.id]
+        if is_ours:
             self.on_lost(shard.ref)
 
     def _remove(self, ref: ShardRef, shard: MemoryShard | None) -> None:
