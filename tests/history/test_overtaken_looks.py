@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 import pytest
 
-from forebay.catalog import read_state
-from forebay.errors import Conflict, Fenced
+from forebay.catalog import ShardCatalog, read_state
+from forebay.catalog.removals import RecordedRemovals
+from forebay.errors import Conflict, Fenced, Unavailable
 from forebay.format.descriptor import LoadStatus
 from forebay.metadata import Compare, MemoryMetadata, MetadataStore, Operation, Outcome
 from forebay.shard import Owner, Wanted, acquire
@@ -18,6 +19,7 @@ from forebay.shard.ownership import change_state
 from forebay.testing.metadata import Fault
 from forebay.testing.moves import RecordingMetadata
 from tests.history.attached import LOAD, Land, Node, broken, values
+from tests.protocol.ground import TOPIC_ID
 from tests.protocol.world import KEYS
 
 BROUGHT = {0: values(0, 4)}
@@ -106,3 +108,20 @@ def test_an_attach_that_lands_right_before_it_is_repeated_is_not_forgotten() -> 
     assert held._left < 0, "it has landed in between"
     assert node.append() == [7]
     assert broken(land, node, BROUGHT) == []
+
+
+def test_an_owner_that_is_overtaken_while_it_drops_the_front_of_history_drops_nothing() -> None:
+    land = Land()
+    node = land.node()
+    for _ in range(3):
+        node.append()
+        bring_into_history(node.shard())
+    epoch, pieces = node.shard().epoch, land.catalog(0).descriptors()
+    node.membership.session.close()
+    other = Owner(land.inner.session(10).id, "b")
+    late = Overtaken(land.inner, lambda: acquire(land.inner, [Wanted(KEYS.state, TOPIC_ID)], other))
+
+    with pytest.raises((Fenced, Unavailable)):
+        RecordedRemovals(ShardCatalog(late, KEYS, TOPIC_ID)).drop_below(epoch, 2)
+
+    assert land.catalog(0).descriptors() == pieces

@@ -165,12 +165,12 @@ def test_an_upload_that_lands_after_the_topic_was_deleted_is_swept_after_its_gra
         with pytest.raises(ForebayError):
             node.shard.archive.catch_up()
         other.delete()
-        # Before its grace a sweep finds nothing, and must not be the last one for that.
+        # Before its grace nobody finds anything, and neither look must be the last one for that.
+        node.clear_moved()
         other.deletions.sweep_late()
 
         assert blobs.land() == 1
         assert blobs.contents
-        node.clear_moved()
         world.clock.advance(world.settings.export.orphan_grace_s + 1)
         other.deletions.sweep_late()
 
