@@ -191,19 +191,42 @@ def test_what_another_directory_has_is_refused_here_and_left_alone(house: House)
     assert not (house.root / "c").exists()
 
 
-def test_partitions_that_are_added_meanwhile_move_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    house = _furnished(tmp_path)
+@pytest.fixture
+def _adding_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each topic has one more by the time that it is sealed."""
     sealing = Storage.seal_topic
 
     def added(log: Storage, name: str, **options: Any) -> list[ShardState]:
-        log.alter_topic(name, partitions=3)
+        log.alter_topic(name, partitions=log.topic(name).spec.partitions + 1)
         return sealing(log, name, **options)
 
     monkeypatch.setattr(Storage, "seal_topic", added)
+
+
+@pytest.mark.usefixtures("_adding_partitions")
+def test_partitions_that_are_added_meanwhile_move_too(tmp_path: Path) -> None:
+    house = _furnished(tmp_path)
     moved = house.ok("a", "topic", "move", TOPIC, "--to", str(tmp_path / "b"), "--json").items[0]
 
     assert [(shard["partition"], shard["next"]) for shard in moved["shards"]] == [(0, 22), (1, 0), (2, 0)]
     assert {shard["holder"] for shard in house.shown("b")["shards"]} == {_id(house, "b")}
+
+
+@pytest.mark.usefixtures("_adding_partitions")
+def test_what_was_added_meanwhile_and_is_not_used_there_yet_is_not_said_to_be(tmp_path: Path) -> None:
+    house = _furnished(tmp_path)
+    words = ("topic", "move", TOPIC, "--to", str(tmp_path / "b"))
+    house.ok("a", *words)
+    with house.open("b"):
+        moved = house.ok("a", *words, "--json").items[0]
+
+    assert [(shard["partition"], shard["next"]) for shard in moved["shards"]] == [
+        (0, None),
+        (1, None),
+        (2, None),
+        (3, 0),
+    ]
+    assert moved["taken"] is False
 
 
 def test_a_source_that_is_open_elsewhere_is_refused(tmp_path: Path) -> None:

@@ -92,6 +92,8 @@ class Destination:
         seconds = clock.monotonic() - begun
         log.clear_moved()
         found = look_at(self.run)
+        # More than at the look before, if partitions were added meanwhile.
+        spec = msgspec.structs.replace(self.spec, partitions=len(states))
         return {
             "topic": name,
             "from": found.path,
@@ -99,20 +101,20 @@ class Destination:
             "target": self.id,
             "shards": [
                 {"partition": partition, "next": None if partition in arrived else state.next_offset}
-                # More than at the look before, if partitions were added meanwhile.
                 for partition, state in enumerate(states)
             ],
-            "taken": all(map(self._has_arrived, states_of(found, self.spec))),
+            "taken": all(map(self._has_arrived, states_of(found, spec))),
             "seconds": None if there is None or len(arrived) == len(states) else seconds,
-            "left": self._left(found),
+            "left": _left(found, spec),
         }
 
     def _has_arrived(self, state: ShardState | None) -> bool:
         return state is not None and state.phase is not Phase.SEALED and state.holder == self.id
 
-    def _left(self, found: Inspected) -> list[str]:
-        paths = (f"{found.shards}/{shard_id(self.spec.topic_id, number)}" for number in range(self.spec.partitions))
-        return [path for path in paths if os.path.exists(path)]
+
+def _left(found: Inspected, spec: TopicSpec) -> list[str]:
+    paths = (f"{found.shards}/{shard_id(spec.topic_id, number)}" for number in range(spec.partitions))
+    return [path for path in paths if os.path.exists(path)]
 
 
 def _settings_there(settings: Settings) -> Settings:
