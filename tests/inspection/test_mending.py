@@ -26,6 +26,7 @@ from forebay.inspection.repair import repair_shard
 from forebay.inspection.shard import verify_shard
 from forebay.inspection.steps import CHANGES, Step
 from forebay.inspection.stores import Stores
+from forebay.metadata import Put
 from forebay.prepared import LoadPlace, descriptors_of, manifest_of, write_segment
 from forebay.settings import Settings, StorageSettings
 from forebay.storage.directory import FORMAT, LogDirectory, Marker
@@ -336,6 +337,42 @@ def test_other_etags_of_what_a_manifest_lists_are_recorded_by_another_manifest(
     reader = manifests.ManifestReader(house.store)
     assert ShardCatalog(house.metadata, KEYS, TOPIC, reader).descriptors() == before
     assert [piece.descriptor.load_id for piece in house.catalog().pieces()] == ["of a load", None]
+
+
+def _listed_each(house: House) -> list[str]:
+    """Each of the first two pieces by a manifest of its own, the first with another etag; their objects."""
+    objects = []
+    for piece, etag in zip(house.catalog().pieces()[:2], ("another", None), strict=True):
+        named = msgspec.structs.replace(piece.descriptor, etag=etag or piece.descriptor.etag)
+        manifest = manifests.write(house.store, f"{TOPIC}_0/", [named], store_name="directory", created_at=0)
+        assert house.catalog().replace([piece], manifest)
+        objects.append(f"/store/{manifest.object_key}")
+    return objects
+
+
+def test_a_manifest_that_lists_nothing_new_is_not_looked_into_for_that() -> None:
+    house = _house()
+    _, other = _listed_each(house)
+    _flip(house.disk, other)
+
+    steps = _repair(house, house.disk)
+
+    assert [step.done for step in steps if step.offsets == (0, 20)] == [True]
+    assert not any("etags" in step.why for step in steps)
+    assert not any("[0, 20)" in what for what in _wrong(house, house.disk))
+
+
+def test_an_entry_of_the_catalog_that_cannot_be_read_keeps_no_other_step_from_being_taken() -> None:
+    house = _house()
+    _listed(house, etag="another")
+    house.metadata.transaction([], [Put(KEYS.segment(40), b"no descriptor")])
+    index = index_name(LOCAL)
+    house.disk.unlink(index)
+
+    steps = _repair(house, house.disk)
+
+    assert any(step.action == "cannot repair" and "etags" in step.why for step in steps)
+    assert house.disk.exists(index)
 
 
 def test_a_store_that_stops_answering_is_said_and_asked_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,10 @@ from forebay.inspection.recorded import ShardHistory
 
 
 class Unlisted(NamedTuple):
-    """A manifest that could not be replaced, and why."""
+    """What could not be replaced, a manifest or the whole catalog, and why."""
 
-    manifest: SegmentDescriptor
+    name: str
+    offsets: tuple[int, int] | None
     why: str
 
 
@@ -36,12 +37,21 @@ class ListedEtags:
         """Name all of them in the catalog, by manifests that list them so; those for which that failed."""
         if not self._etags:
             return
-        for piece in self._history.catalog.pieces():
-            if piece.descriptor.kind is DescriptorKind.MANIFEST:
+        try:
+            pieces = self._history.catalog.pieces()
+        except (ForebayError, OSError) as error:
+            yield Unlisted(str(self._history.catalog.keys), None, str(error))
+            return
+        for piece in pieces:
+            named = piece.descriptor
+            if named.kind is DescriptorKind.MANIFEST and self._is_new_in(named):
                 try:
                     self._renew(piece)
                 except (ForebayError, OSError) as error:
-                    yield Unlisted(piece.descriptor, str(error))
+                    yield Unlisted(named.object_key, (named.start, named.end), str(error))
+
+    def _is_new_in(self, manifest: SegmentDescriptor) -> bool:
+        return any(manifest.start <= start < manifest.end for _, start in self._etags)
 
     def _renew(self, piece: Piece) -> None:
         old, store = piece.descriptor, self._history.stores.of(piece.descriptor.store)

@@ -64,9 +64,9 @@ class HistoryMending:
         """The steps that are needed; with `apply`, carried out."""
         plan = list(self._plan())
         steps = [self._done(work) if apply else work.step for work in plan]
-        for manifest, why in self._listed.record():
+        for name, offsets, why in self._listed.record():
             told = f"{Action.RECORD}: what it lists has other etags now: {why}"
-            steps.append(self._step(Action.CANNOT, manifest.object_key, told, offsets=(manifest.start, manifest.end)))
+            steps.append(self._step(Action.CANNOT, name, told, offsets=offsets))
         return Mended(steps, self._files)
 
     def _done(self, work: _Work) -> Step:
