@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -91,6 +92,20 @@ def test_readers_step_back_to_history(land: Land, harm: str, what: str, ledger: 
     with land.open("A") as log:
         _check(log.topic(TOPIC))
     ledger.count("local files harmed under readers", n=1, of=f"{what} {harm}")
+
+
+def test_each_file_that_is_stepped_over_is_said_once(land: Land, caplog: pytest.LogCaptureFixture) -> None:
+    with land.open("A") as log, caplog.at_level(logging.WARNING):
+        topic = _fill(log)
+        harmed = [Path(index_name(file.path)) for file in shard_of(topic).wal.files.all[:3]]
+        for index in harmed:
+            index.unlink()
+
+        for _ in range(3):
+            assert told(topic.read()) == numbers(0, 41)
+
+        said = [line for line in caplog.messages if "is read from history" in line]
+        assert len(said) == 3 and all(index.stem in line for index, line in zip(harmed, said, strict=True))
 
 
 @pytest.mark.parametrize("what", ["segment", "index"])

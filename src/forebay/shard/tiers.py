@@ -18,6 +18,8 @@ from forebay.wal.files import BelowFiles, FileList
 logger = logging.getLogger(__name__)
 
 PAGE_BYTES = 1024 * 1024
+TOLD_MAX = 64
+"""So many flaws of local files are remembered, so that each is said once and not for every page."""
 ELSEWHERE = (Reason.HISTORY, Reason.DAMAGED)
 """Holes of the local log that history may fill."""
 
@@ -53,8 +55,8 @@ class Tiers:
     def __init__(self, log: LocalLog, past: Past) -> None:
         self._log = log
         self._past = past
-        self._told = ""
-        """What was said last of a local file."""
+        self._told: set[str] = set()
+        """What was said of local files."""
 
     @property
     def _history(self) -> History:
@@ -92,8 +94,10 @@ class Tiers:
             raise worse if isinstance(error, OSError) and isinstance(worse, Corrupt) else error from None
         if page.next == offset:
             raise error
-        if str(error) != self._told:
-            self._told = str(error)
+        if str(error) not in self._told:
+            if len(self._told) >= TOLD_MAX:
+                self._told.clear()
+            self._told.add(str(error))
             logger.warning("what a local file has is read from history: %s", error)
         return page
 
