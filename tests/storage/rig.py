@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import threading
 from collections import Counter
@@ -135,6 +136,12 @@ class WatchedDisk:
     def _met(self, kind: str, path: str) -> None:
         self.calls[kind] += 1
         self.meet(kind, path)
+
+
+def no_indexes(kind: str, path: str) -> None:
+    """For `WatchedDisk.meet`: there is no room for any index."""
+    if kind in ("create", "rename") and ".idx" in path:
+        raise OSError(errno.ENOSPC, "no room")
 
 
 class WatchedFile:

@@ -11,7 +11,7 @@ from forebay import Unavailable
 from forebay.records import Gap, Reason
 from forebay.settings import Settings
 from forebay.storage import Storage
-from tests.storage.rig import QUICK, WatchedDisk, until, values, wal_of
+from tests.storage.rig import QUICK, WatchedDisk, no_indexes, until, values, wal_of
 
 
 def _settings(tmp_path: Path) -> Settings:
@@ -51,10 +51,6 @@ def test_an_export_says_so_if_a_file_could_not_be_sealed(tmp_path: Path) -> None
     with Storage.open(tmp_path / "log", _settings(tmp_path), disk=disk) as log:
         topic = log.create_topic("orders")
         topic.append(b"0")
-
-        def no_indexes(kind: str, path: str) -> None:
-            if kind in ("create", "rename") and ".idx" in path:
-                raise OSError(errno.ENOSPC, "no room")
 
         disk.meet = no_indexes
         with pytest.raises(Unavailable, match="could not be sealed yet"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from forebay.export import Lag
 from forebay.settings import MetadataSettings, Settings, StorageSettings, StoreSettings
 from forebay.shard.archive import Archive
 from forebay.storage import Storage
-from tests.storage.rig import WatchedDisk, values
+from tests.storage.rig import WatchedDisk, no_indexes, values
 
 
 def _settings(tmp_path: Path) -> Settings:
@@ -98,10 +97,6 @@ def test_a_seal_waits_for_files_that_cannot_be_sealed_yet(tmp_path: Path) -> Non
     with Storage.open(tmp_path / "A", _settings(tmp_path), disk=disk) as a:
         topic = a.create_topic("orders")
         topic.append(b"0")
-
-        def no_indexes(kind: str, path: str) -> None:
-            if kind in ("create", "rename") and ".idx" in path:
-                raise OSError(errno.ENOSPC, "no room")
 
         disk.meet = no_indexes
         with pytest.raises(Unavailable, match="could not be sealed yet"):
