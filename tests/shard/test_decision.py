@@ -25,6 +25,7 @@ class Facts:
     epoch: int = 0
     reserved_end: int = 0
     identity: str = "boot 1"
+    is_short: bool = False
     clean: bool = False
     torn_bytes: int = 0
     damage: list[Gap] = field(default_factory=list)

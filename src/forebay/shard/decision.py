@@ -48,6 +48,9 @@ class LogFacts(Protocol):
     def identity(self) -> str: ...
 
     @property
+    def is_short(self) -> bool: ...
+
+    @property
     def clean(self) -> bool: ...
 
     @property
@@ -219,7 +222,7 @@ def _damage(facts: LogFacts, here: Situation) -> tuple[Gap, ...]:
 
 
 def _continue_log(facts: LogFacts, state: ShardState, here: Situation) -> RecoveryDecision:
-    same_boot = here.durability is Durability.DISK and facts.identity == here.identity
+    same_boot = here.durability is Durability.DISK and facts.identity == here.identity and not facts.is_short
     exact = facts.clean or here.durability is Durability.FSYNC or same_boot
     reserved_end = max(facts.reserved_end, state.reserved_end)
     if facts.end < here.frontier:

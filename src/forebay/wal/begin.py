@@ -92,8 +92,7 @@ def begin(
     if reserve is not None:
         writer.note_reserved(reserved_end)
     if facts.last is not None:
-        _settle(disk, facts.last, doubtful=facts.doubtful)
-        _resume(writer, files, facts.last, start, clock)
+        _take_up(writer, files, facts, facts.last, start)
     else:
         writer.end = writer.durable = start.history_end
         writer.opening_gap = start.gap
@@ -165,6 +164,14 @@ def _is_outdated(live: Live | None, newest: LogFile) -> bool:
     if live is None or live.doubtful:
         return True
     return (live.file_start, live.end) != (newest.start, newest.end) or live.position > newest.limit
+
+
+def _take_up(writer: Writer, files: FileList, facts: Survey, last: LogScan, start: Start) -> None:
+    _settle(writer.disk, last, doubtful=facts.doubtful)
+    _resume(writer, files, last, start, writer.clock)
+    if facts.is_short and writer.active is None:
+        # Now, and not with the first append: nothing else tells of what is missing once `live` is written anew.
+        writer.create(writer.next)
 
 
 def _resume(writer: Writer, files: FileList, last: LogScan, start: Start, clock: Clock) -> None:

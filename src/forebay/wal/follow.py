@@ -86,10 +86,10 @@ class FollowedLog:
                 return False
             self._clock.sleep(POLL_SECONDS)
 
-    def offset_at_time(self, timestamp: int) -> int | None:
-        """The first record at or after the time; `None` if there is none."""
+    def offset_at_time(self, timestamp: int, start: int = 0) -> int | None:
+        """The first record at or after the time, in files that reach beyond `start`; `None` if there is none."""
         self.refresh()
-        found = self.files.offset_at_time(timestamp)
+        found = self.files.offset_at_time(timestamp, start)
         return found if found is not None and found < self.head else None
 
     def offsets(self) -> Offsets:
@@ -151,6 +151,9 @@ class FollowedLog:
             return False
         self._show(_files_of(facts))
         self.head = self.durable = facts.end
+        if live is not None and facts.doubtful:
+            # That sync was worth nothing: what its owner has not shown may still vanish.
+            self.head, self.durable = min(facts.end, live.end), min(facts.end, live.durable)
         self._live, self._scan = live, facts.last
         self._note(facts.last)
         return True

@@ -49,6 +49,8 @@ class Survey:
     damage: list[Gap] = field(default_factory=list)
     doubtful: bool = False
     """A write or sync of the newest file has failed: though it can be read, the disk may not have all of it."""
+    is_short: bool = False
+    """The system has dropped what it could not sync: in this life of the machine readers have seen more of it."""
     begins: int = 0
     """The first offset that the files answer for. What lay before it they cannot tell."""
     window: ProducerWindow
@@ -117,7 +119,8 @@ def survey(
     checkpoint = read_checkpoint(disk, directory) if CHECKPOINT_NAME in names else None
     proof = max(live.durable if live else 0, checkpoint.durable if checkpoint else 0)
     newest = _scan_newest(newest_file, window, proof, on_bytes)
-    facts.doubtful = live is not None and live.doubtful and live.file_start == newest.start
+    if live is not None and live.doubtful and live.file_start == newest.start:
+        facts.doubtful, facts.is_short = True, newest.end < live.end
     files: list[SealedFile | LogScan] = [newest]
     indexed = indexed_files(disk, directory, segments[:-1])
     # From the newest back: each file tells up to where the one before it had been durable.

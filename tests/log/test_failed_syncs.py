@@ -1,0 +1,72 @@
+"""A process that dies after a failed sync: what it had shown is not lost unnoticed, what it had not is not shown."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from forebay.errors import Unavailable
+from forebay.records import Gap, Reason
+from forebay.testing.damage import Damage
+from forebay.topics import Durability
+from forebay.wal.follow import FollowedLog
+from tests.log.rig import DIRECTORY, SMALL, Rig, Simulated, simulated
+from tests.log.scenarios import fail_next
+
+
+def failed(durability: Durability) -> Simulated:
+    """Three durable records, and two more of which the sync has failed."""
+    rig = Rig(simulated(), durability).open()
+    rig.append(3)
+    rig.flush()
+    fail_next(rig, "sync", errno.EIO)
+    rig.append(2)
+    if durability is Durability.DISK:
+        with pytest.raises(Unavailable, match="EIO"):
+            rig.flush()
+    assert rig.wal.failure is not None
+    return rig
+
+
+def kill(rig: Simulated) -> Simulated:
+    """The next process, in the same life of the machine."""
+    rig.disk.note("crash", Damage.KILLED.value)
+    return Rig(rig.disk, rig.durability, epoch=rig.epoch).open()
+
+
+@pytest.mark.parametrize("lives", [1, 2, 3])
+def test_offsets_that_the_system_dropped_are_lost_by_name_and_given_out_to_nobody(lives: int) -> None:
+    rig = failed(Durability.DISK)
+    active = rig.wal.writer.active
+    assert active is not None
+    rig.disk.discard_failed(active.path)
+
+    for _ in range(lives):
+        # Those in between append nothing.
+        rig = kill(rig)
+    rig.append()
+
+    reading = rig.reading()
+    assert [offset for offset, _ in reading.records][:3] == [0, 1, 2]
+    assert reading.gaps[0] == Gap(3, reading.records[3][0], Reason.LOST)
+    assert reading.records[3][0] >= 5
+
+
+def test_what_the_system_still_has_goes_on_without_a_gap() -> None:
+    rig = kill(failed(Durability.DISK))
+
+    rig.append()
+
+    assert rig.shard.decision.exact
+    assert [offset for offset, _ in rig.reading().records] == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(("durability", "shown"), [(Durability.FSYNC, 3), (Durability.DISK, 5)])
+def test_without_an_owner_others_see_no_more_than_it_had_shown(durability: Durability, shown: int) -> None:
+    rig = failed(durability)
+    follower = FollowedLog(rig.disk.another_process(), rig.clock, DIRECTORY, SMALL, lambda: False)
+
+    follower.refresh()
+
+    assert (follower.head, follower.durable) == (shown, 3)
