@@ -174,7 +174,7 @@ def test_a_root_that_cannot_be_a_directory_is_refused(root: str, tmp_path: Path)
         open_store(StoreSettings(root=str(tmp_path / root)), disk=SystemDisk())
 
 
-def test_a_mount_that_was_away_is_made_ready_by_the_first_write() -> None:
+def test_a_mount_that_was_away_is_made_ready_by_a_probe_and_by_no_write() -> None:
     disk = SimulatedDisk()
     store = DirectoryStore("/blobs", disk=disk, clock=ManualClock())
     disk.fail_when(lambda call: call.path.startswith("/blobs"), errno.EIO)
@@ -182,8 +182,11 @@ def test_a_mount_that_was_away_is_made_ready_by_the_first_write() -> None:
         store.probe()
 
     assert store.abort_stale_uploads(0) == 0
-    assert store.put_if_absent("a/k", b"1")
+    with pytest.raises(Unavailable, match="directory /blobs is no store: mount it, or correct the settings"):
+        store.put_if_absent("a/k", b"1")
+    assert not disk.exists("/blobs")
     assert store.probe().exclusive_create
+    assert store.put_if_absent("a/k", b"1")
 
 
 def test_a_stale_mount_is_unavailable_and_a_file_replaced_under_its_reader_is_changed() -> None:

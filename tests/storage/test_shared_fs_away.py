@@ -15,6 +15,8 @@ from forebay.disk import SystemDisk
 from forebay.disk.descriptors import SystemFile
 from forebay.errors import Unavailable, Unsupported
 from forebay.settings import Settings
+from forebay.spark.location import Location
+from forebay.spark.opening import opened
 from forebay.storage import Storage
 from tests.storage.rig import QUICK
 
@@ -114,6 +116,9 @@ def test_an_empty_directory_in_the_place_of_a_mount_with_history_begins_no_secon
         with pytest.raises(Unavailable, match="is empty, and the catalog names history in it: mount it"):
             log.export_topic("orders")
 
+        with pytest.raises(Unavailable, match="is empty, and the catalog names history in it: mount it"):
+            log.loads.store()
+
         assert "history is not exported for now, appends go on" in caplog.text
         assert list(root.iterdir()) == []
         root.rmdir()
@@ -121,6 +126,22 @@ def test_an_empty_directory_in_the_place_of_a_mount_with_history_begins_no_secon
         log.export_topic("orders")
         assert topic.offsets().exported == 2
         assert [record.value for record in topic.read()] == [b"0", b"1"]
+
+
+def test_a_machine_that_does_not_see_the_mount_brings_nothing(tmp_path: Path) -> None:
+    """A worker of Spark would put its part where nobody else looks, and call it done."""
+    root = tmp_path / "history"
+    groups = {**QUICK, "storage": {"mode": "shared_fs"}, "store": {"root": str(root)}}
+    Storage.open(tmp_path / "log", Settings.load(overrides=groups)).close()
+    root.rename(tmp_path / "mounted")
+
+    location = Location.parse({"path": f"{tmp_path}/log", "storage.mode": "shared_fs", "store.root": str(root)})
+    with opened(location) as found:
+        with pytest.raises(Unavailable, match=f"{root} is no store: mount it"):
+            found.new_objects().store.upload("k", [b"1"])
+        assert not root.exists()
+        (tmp_path / "mounted").rename(root)
+        assert found.new_objects().store.upload("k", [b"1"]).size == 1
 
 
 def test_a_copy_of_the_objects_alone_is_the_store(tmp_path: Path) -> None:

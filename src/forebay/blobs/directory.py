@@ -43,7 +43,7 @@ NAMES_TRIED_MAX = 1000
 
 
 class DirectoryStore:
-    """A `BlobStore` below `root`, which is created if missing by whatever writes first."""
+    """A `BlobStore` below `root`, which `open` or `probe` create if missing, and nothing else does."""
 
     def __init__(self, root: str, *, disk: Disk, clock: Clock) -> None:
         self.name = f"directory {root}"
@@ -204,6 +204,8 @@ class DirectoryStore:
         storing = f"store {key}"
         with self._named(storing):
             if self._uploads not in self._durable:
+                if not self.is_begun():
+                    raise Unavailable(f"{self.name} is no store: mount it, or correct the settings that name it")
                 self._make_durable(self._uploads)
             file = self._temporary()
         path = file.path

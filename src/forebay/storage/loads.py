@@ -118,6 +118,7 @@ class Loads:
         places = self._places
         if self._settings.is_shared:
             assert places.store is not None
+            places.probe()
             return LoadStore(places.store, places.store_name)
         return LoadStore(places.loads.open(), places.loads_name)
 
