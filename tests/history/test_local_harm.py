@@ -68,6 +68,7 @@ def _check(topic: Topic) -> None:
     assert told(topic.read()) == numbers(0, end + 1)
     assert told(topic.follow(12, timeout=0)) == numbers(12, end + 1)
     assert topic.offset_at_time(1015) == 15
+    assert topic.offset_at_time(1000 + end) == end
     assert told(topic.read(Position.at_time(1015))) == numbers(15, end + 1)
     assert told(topic.read_by_key(b"key 15")) == numbers(15, 16)
     assert told(topic.read_by_key(b"key 5", history=True)) == numbers(5, 6)

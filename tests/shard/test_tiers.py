@@ -37,7 +37,7 @@ class Log:
         gaps = [p._replace(start=max(offset, p.start)) for p in self._pieces if isinstance(p, Gap) and p.stop > offset]
         return Page(batches, gaps, self.head) if offset < self.head else Page([], [], offset)
 
-    def offset_at_time(self, timestamp: int) -> int | None:
+    def offset_at_time(self, timestamp: int, start: int = 0) -> int | None:
         return None
 
 
@@ -75,6 +75,21 @@ class Past:
 
     def covers(self, offset: int) -> bool:
         return offset < self.exported
+
+    def offset_at_time(self, timestamp: int) -> int | None:
+        return 7 if self.exported > 7 else None
+
+
+class Leaving(Cut):
+    """A log from which everything below 9 goes, into history, before it is asked for the first record of a time."""
+
+    def __init__(self, past: Past) -> None:
+        super().__init__(begins=6)
+        self._past = past
+
+    def offset_at_time(self, timestamp: int, start: int = 0) -> int | None:
+        self._past.exported, self.files = 9, cast("FileList", SimpleNamespace(begins=9))
+        return 9
 
 
 def _stream(tiers: Tiers) -> list[tuple[int, int] | Gap]:
@@ -119,3 +134,9 @@ def test_what_neither_the_files_nor_history_have_is_told_and_never_taken_for_the
         Gap(exported, stop, Reason.DAMAGED),
         *([(6, 10)] if begins else []),
     ]
+
+
+def test_a_record_that_became_history_and_left_between_two_looks_is_found_by_its_time() -> None:
+    past = Past(6)
+
+    assert Tiers(Leaving(past), past).offset_at_time(0) == 7

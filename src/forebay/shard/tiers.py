@@ -33,8 +33,8 @@ class LocalLog(Protocol):
     def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page:
         """A page; raises `BelowFiles` where the local files begin later."""
 
-    def offset_at_time(self, timestamp: int) -> int | None:
-        """The first record at or after the time that is in the local files."""
+    def offset_at_time(self, timestamp: int, start: int = 0) -> int | None:
+        """The first record at or after the time that is in the local files, of those that reach beyond `start`."""
 
 
 class Past(Protocol):
@@ -79,9 +79,18 @@ class Tiers:
 
     def offset_at_time(self, timestamp: int) -> int | None:
         """The first record at or after the time, by offset, in whichever tier it lies."""
-        found = self._history.offset_at_time(timestamp)
-        # Whatever lies before it is history too. Local copies are looked at again by nobody who could tell more.
-        return found if found is not None else self._log.offset_at_time(timestamp)
+        while True:
+            exported = self._past.exported
+            found = self._history.offset_at_time(timestamp)
+            if found is not None:
+                # Whatever lies before it is history too.
+                return found
+            # Files that history has would tell nothing else, and may be damaged.
+            found = self._log.offset_at_time(timestamp, exported)
+            begins = self._log.files.begins
+            if self._past.exported == exported or (begins is not None and begins <= exported):
+                return found
+            # What was not history yet at the first look may have gone from here before the second.
 
     def _instead(self, error: Corrupt | OSError, offset: int, bytes_max: int) -> Page:
         """What history has where a local file, or its index, cannot be read; raises why not if it has nothing."""

@@ -358,12 +358,12 @@ class FileList:
         with self.replacing:
             pass
 
-    def offset_at_time(self, timestamp: int) -> int | None:
-        """The offset of the first record at or after the time, over all files."""
+    def offset_at_time(self, timestamp: int, start: int = 0) -> int | None:
+        """The offset of the first record at or after the time, over all files that reach beyond `start`."""
         attempts = Attempts(self)
         while True:
             try:
-                found = (file.offset_at_time(timestamp) for file in self.all)
+                found = (file.offset_at_time(timestamp) for file in self.all if file.end > start)
                 return next((offset for offset in found if offset is not None), None)
             except OSError as error:
                 if not attempts.again(error):

@@ -71,11 +71,11 @@ class PublishedLog:
                 self._waiting -= 1
         return self.head > offset
 
-    def offset_at_time(self, timestamp: int) -> int | None:
-        """The first record at or after the time; `None` if there is none."""
+    def offset_at_time(self, timestamp: int, start: int = 0) -> int | None:
+        """The first record at or after the time, in files that reach beyond `start`; `None` if there is none."""
         self.check_open()
         self.bring_up()
-        found = self.files.offset_at_time(timestamp)
+        found = self.files.offset_at_time(timestamp, start)
         return found if found is not None and found < self.head else None
 
     def publish(self, made: Sequence[CachedFrame]) -> None:
