@@ -59,6 +59,22 @@ def test_only_uploads_under_keys_of_ours_are_aborted(root: str, below: str) -> N
     assert aborted(seen) == [(f"/bucket/{below}t_0/1.seg", "u0"), (f"/bucket/{below}t_0/2.seg", "u4")]
 
 
+def test_an_endpoint_with_a_password_in_it_is_asked_and_shown_nowhere() -> None:
+    with answering(listed(listing("p/t_0/1.seg"))) as (endpoint, seen):
+        store = bucket(endpoint.replace("://", "://user:hunter2@"))
+        assert store.abort_stale_uploads(3600) == 1
+    assert aborted(seen) == [("/bucket/p/t_0/1.seg", "u0")]
+
+    with pytest.raises(Unavailable, match="cannot tell of unfinished uploads") as refused:
+        bucket("http://user:hunter2@127.0.0.1").abort_stale_uploads(3600)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_an_endpoint_that_is_none_is_named() -> None:
+    with pytest.raises(Unavailable, match="cannot tell of unfinished uploads .*port"):
+        bucket("http://127.0.0.1:many").abort_stale_uploads(3600)
+
+
 def test_a_long_list_is_followed_to_its_end() -> None:
     next_page = "<NextKeyMarker>p/a</NextKeyMarker><NextUploadIdMarker>u0</NextUploadIdMarker>"
     more = f"<IsTruncated>true</IsTruncated>{next_page}"

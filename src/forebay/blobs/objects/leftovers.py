@@ -10,8 +10,10 @@ from __future__ import annotations
 import http.client
 import logging
 import os
+import re
 import ssl
 from collections.abc import Mapping
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -44,6 +46,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "hosted": ("virtual_hosted_style_request", "aws_virtual_hosted_style_request"),
 }
 """What is asked for here, under every name that the library takes for it."""
+_USER = re.compile(r"://[^/]*@")
 
 
 class Unfinished(NamedTuple):
@@ -118,15 +121,13 @@ class Leftovers:
         url = bucket_address(self._options, self._bucket) + (f"/{path}" if path else "")
         moment = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC).strftime("%Y%m%dT%H%M%SZ")
         headers = signed_headers(method, url, query, credentials, region=region, moment=moment)
-        connection = self._connection(url)
         try:
-            connection.request(method, f"{urlsplit(url).path or '/'}?{query_text(query)}", headers=headers)
-            answer = connection.getresponse()
-            body = answer.read(ANSWER_BYTES_MAX)
+            with closing(self._connection(url)) as connection:
+                connection.request(method, f"{urlsplit(url).path or '/'}?{query_text(query)}", headers=headers)
+                answer = connection.getresponse()
+                body = answer.read(ANSWER_BYTES_MAX)
         except (OSError, http.client.HTTPException) as error:
             raise Unavailable(f"{self._name} cannot tell of unfinished uploads ({error}): try again") from error
-        finally:
-            connection.close()
         if answer.status not in accepted:
             raise Unavailable(f"{self._name} cannot tell of unfinished uploads (status {answer.status})")
         return body
@@ -162,10 +163,13 @@ def service_options(given: Mapping[str, object], variables: Mapping[str, str]) -
 
 
 def bucket_address(options: Mapping[str, str], bucket: str) -> str:
-    """Where the bucket is, as the library finds it. An endpoint with the bucket as its host has it already."""
+    """Where the bucket is, as the library finds it. An endpoint with the bucket as its host has it already.
+
+    Without a user's part: requests are signed, and no name of a host has one.
+    """
     hosted = options.get("hosted", "").lower() == "true"
     if "endpoint" in options:
-        return options["endpoint"].rstrip("/") + ("" if hosted else f"/{bucket}")
+        return _USER.sub("://", options["endpoint"]).rstrip("/") + ("" if hosted else f"/{bucket}")
     host = f"s3.{options.get('region', 'us-east-1')}.amazonaws.com"
     return f"https://{bucket}.{host}" if hosted else f"https://{host}/{bucket}"
 
