@@ -233,7 +233,7 @@ class Replaced:
     """A file in whose place another comes whenever it is looked at, so many times."""
 
     def __init__(self, files: FileList, times: int) -> None:
-        self.start = 0
+        self.start, self.end = 0, 1
         self._files = files
         self._times = times
 
