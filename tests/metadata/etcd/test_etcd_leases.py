@@ -17,6 +17,8 @@ from forebay.errors import Invalid, Unavailable
 from forebay.metadata import Put, SessionEnded
 from forebay.metadata.etcd import EtcdMetadata
 from forebay.metadata.etcd.leases import EtcdSession, Leases
+from forebay.metadata.etcd.refusals import Refused
+from forebay.metadata.etcd.wire import Request
 from forebay.testing.clock import ManualClock
 from forebay.testing.contracts.metadata.calls import drain
 from tests.metadata.etcd.cluster import Cluster, until
@@ -224,6 +226,30 @@ def test_a_process_that_slept_while_its_session_was_made_may_try_again(
             store.session(60.0)
 
     assert store.session(60.0).alive()
+
+
+def test_a_session_that_etcd_refuses_leaves_no_lease(
+    open_store: OpenStore, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store()
+    gateway = store._leases._gateway
+    call, before = gateway.call, _leases_of(cluster)
+
+    def refuse(path: str, request: Request, kind: type[object], *, repeatable: bool) -> object:
+        if path == "/v3/kv/txn":
+            raise Refused(8, "etcdserver: mvcc: database space exceeded")
+        return call(path, request, kind, repeatable=repeatable)
+
+    monkeypatch.setattr(gateway, "call", refuse)
+
+    with pytest.raises(Unavailable, match="etcd is full"):
+        store.session(600.0)
+
+    assert _leases_of(cluster) <= before
+
+
+def _leases_of(cluster: Cluster) -> set[str]:
+    return {lease["ID"] for lease in cluster.call("lease/leases").get("leases", ())}
 
 
 def _thread_of(store: EtcdMetadata) -> threading.Thread:

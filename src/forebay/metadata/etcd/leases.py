@@ -38,6 +38,8 @@ class EtcdSession:
         """etcd knows of its end too."""
         self.lease = lease
         self.ttl_s = ttl_s
+        self.holds_s = ttl_s - leases.margin_s
+        """How long it is relied on after each renewal."""
         self.renewed(sent_at)
 
     @property
@@ -55,10 +57,9 @@ class EtcdSession:
 
     def renewed(self, sent_at: float) -> None:
         """etcd has confirmed the lease in answer to what was sent then."""
-        holds_s = self.ttl_s - self._leases.margin_s
-        self._deadline = sent_at + holds_s
+        self._deadline = sent_at + self.holds_s
         # However large the margin is: several times before the session is given up.
-        self.due_at = sent_at + holds_s / RENEWALS_PER_LIFE
+        self.due_at = sent_at + self.holds_s / RENEWALS_PER_LIFE
 
     def lost(self) -> None:
         """etcd has said that the lease is over."""
@@ -91,6 +92,7 @@ class Leases:
             # May be repeated: nobody else knows the key yet, and a second put changes nothing.
             self._gateway.call("/v3/kv/txn", {"success": [{"request_put": put}]}, TransactionReply, repeatable=True)
         except Refused as error:
+            self._revoke_quietly(lease)
             if error.code == NOT_FOUND:
                 raise Unavailable(f"session {session.id} ran out while it was being made: try again") from error
             raise error.as_error() from error
@@ -165,7 +167,7 @@ class Leases:
 
     def _renew(self, session: EtcdSession) -> None:
         sent_at = self._clock.boottime()
-        timeout_s = min(self._gateway.timeout_s, max(1.0, session.ttl_s / 4))
+        timeout_s = min(self._gateway.timeout_s, max(1.0, session.holds_s / 4))
         try:
             reply = self._gateway.ask("/v3/lease/keepalive", {"ID": str(session.lease)}, Renewal, timeout_s=timeout_s)
         except ForebayError as error:
