@@ -62,6 +62,17 @@ def test_what_the_system_still_has_goes_on_without_a_gap() -> None:
     assert [offset for offset, _ in rig.reading().records] == [0, 1, 2, 3, 4, 5]
 
 
+def test_a_copy_that_finds_no_room_leaves_none_of_it_and_is_made_later() -> None:
+    rig = failed(Durability.DISK)
+    fail_next(rig, "write", errno.ENOSPC, suffix=".tmp")
+
+    with pytest.raises(OSError, match="ENOSPC"):
+        kill(rig)
+
+    assert [name for name in rig.disk.list_directory(DIRECTORY) if name.endswith(".tmp")] == []
+    assert len(kill(rig).reading().records) == 5
+
+
 @pytest.mark.parametrize(("durability", "shown"), [(Durability.FSYNC, 3), (Durability.DISK, 5)])
 def test_without_an_owner_others_see_no_more_than_it_had_shown(durability: Durability, shown: int) -> None:
     rig = failed(durability)

@@ -235,6 +235,11 @@ def _copy(disk: Disk, last: LogScan) -> None:
             write_all(copy, data, position)
             position += len(data)
         copy.sync()
+    except OSError:
+        # What is left on a full disk is needed more elsewhere.
+        with contextlib.suppress(OSError):
+            disk.unlink(copy.path)
+        raise
     finally:
         copy.close()
     disk.rename(copy.path, last.path)
