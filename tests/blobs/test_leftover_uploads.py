@@ -10,7 +10,7 @@ import pytest
 from forebay.blobs import BlobStore, open_store
 from forebay.blobs.objects.leftovers import bucket_address, service_options
 from forebay.disk import SystemDisk
-from forebay.errors import Unavailable
+from forebay.errors import Invalid, Unavailable
 from forebay.settings import StoreSettings
 from forebay.testing.clock import ManualClock
 from tests.blobs.scripted import Answer, Request, Respond, answering
@@ -70,9 +70,14 @@ def test_an_endpoint_with_a_password_in_it_is_asked_and_shown_nowhere() -> None:
     assert "hunter2" not in str(refused.value)
 
 
-def test_an_endpoint_that_is_none_is_named() -> None:
-    with pytest.raises(Unavailable, match="cannot tell of unfinished uploads .*port"):
-        bucket("http://127.0.0.1:many").abort_stale_uploads(3600)
+@pytest.mark.parametrize("name", ["endpoint", "aws_endpoint_url"])
+@pytest.mark.parametrize(
+    "address", ["http://127.0.0.1:many", "127.0.0.1:9000", "localhost", "http://", "http://a b", ""]
+)
+def test_an_endpoint_that_is_none_is_refused_by_name(name: str, address: str) -> None:
+    """The library takes it, and panics over the first request."""
+    with pytest.raises(Invalid, match=rf"store\.options\.{name} is no address of a service: write it as https://"):
+        bucket("", options={name: address, **KEYS})
 
 
 def test_a_long_list_is_followed_to_its_end() -> None:

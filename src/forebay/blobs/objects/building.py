@@ -5,9 +5,11 @@ Credentials come from the options, or else from the service's own chain (variabl
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, TypeAlias
+from urllib.parse import urlsplit
 
 from obstore.store import AzureStore, GCSStore, MemoryStore, S3Store
 
@@ -21,6 +23,7 @@ Library: TypeAlias = AzureStore | GCSStore | MemoryStore | S3Store
 
 _SERVICES: Mapping[str, Any] = {"s3": S3Store, "gcs": GCSStore, "azure": AzureStore}
 _SCHEMES = {"s3": "s3", "gcs": "gs", "azure": "az"}
+_ADDRESS = re.compile(r"(?:\w+_)?(?:endpoint|endpoint_url|endpoint_url_s3|base_url)(?<!use_fabric_endpoint)")
 _SECRET_LENGTH_MIN = 4
 CONNECT_TIMEOUT_MS_MAX = 5_000
 BACKOFF_S_FIRST = 0.1
@@ -32,6 +35,9 @@ def build(settings: StoreSettings, *, retries: int) -> Library:
     if settings.backend == "memory":
         return MemoryStore()
     bucket, prefix = place(settings)
+    for name, value in settings.options.items():
+        if _ADDRESS.fullmatch(name.lower()) and not _is_address(_text(value)):
+            raise Invalid(f"store.options.{name} is no address of a service: write it as https://host:port")
     config = {name: _text(value) for name, value in settings.options.items() if name not in CONNECTION}
     connect_ms = min(CONNECT_TIMEOUT_MS_MAX, settings.request_timeout_ms)
     client: dict[str, object] = {
@@ -57,6 +63,16 @@ def build(settings: StoreSettings, *, retries: int) -> Library:
         told = told_by(error, secrets_of(settings))
         raise Invalid(f"store.options do not describe a store on {settings.backend}: {told}") from None
     return store
+
+
+def _is_address(text: str) -> bool:
+    """Whether the library can ask there. It does not say so of one that it cannot: it panics."""
+    try:
+        parts = urlsplit(text)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    return usable and not any(letter.isspace() for letter in text)
 
 
 def place(settings: StoreSettings) -> tuple[str, str]:
