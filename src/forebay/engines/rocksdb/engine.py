@@ -43,6 +43,7 @@ class DatabaseFacts:
     clean: bool
     begins: int = 0
     torn_bytes: int = 0
+    is_short: bool = False
     damage: list[Gap] = dataclasses.field(default_factory=list)
 
 
