@@ -20,6 +20,7 @@ class Late:
         self.inner = inner
         self.is_late = False
         self.is_cut_off = False
+        self.closes = 0
 
     @property
     def id(self) -> str:
@@ -29,6 +30,7 @@ class Late:
         return not self.is_late and self.inner.alive()
 
     def close(self) -> None:
+        self.closes += 1
         if self.is_cut_off:
             raise Unavailable("the store is away")
         self.inner.close()
@@ -40,8 +42,11 @@ class Pausing(RecordingMetadata):
     def __init__(self) -> None:
         super().__init__(MemoryMetadata())
         self.sessions: list[Late] = []
+        self.is_away = False
 
     def session(self, ttl_s: float) -> Session:
+        if self.is_away:
+            raise Unavailable("the store is away")
         self.sessions.append(Late(self.inner.session(ttl_s)))
         return self.sessions[-1]
 
@@ -74,6 +79,21 @@ def test_a_session_that_could_not_be_ended_for_everybody_is_ended_later() -> Non
     assert acquire(store, [SHARD], membership.owner)[0].epoch == 2
     assert not store.session_alive(first.id)
     assert len(store.sessions) == 2
+
+
+def test_while_the_store_is_away_nobody_waits_for_the_end_of_the_last_session_besides() -> None:
+    store = Pausing()
+    membership = Membership(store, 15, "here")
+    first = store.sessions[0]
+    first.is_late = store.is_away = True
+
+    with pytest.raises(Unavailable):
+        _ = membership.session
+    assert first.closes == 0
+    store.is_away = False
+
+    assert membership.session.alive()
+    assert not store.session_alive(first.id)
 
 
 def test_who_comes_back_too_early_is_told_to_wait_and_not_to_go_elsewhere() -> None:

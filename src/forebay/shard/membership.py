@@ -28,12 +28,11 @@ class Membership:
     def session(self) -> Session:
         """One that lives: what was owned in an ended one must be acquired anew."""
         with self._lock:
-            is_new = not self._session.alive()
-            if is_new and self._session not in self._unended:
-                self._unended.append(self._session)
+            if not self._session.alive():
+                # First: where the store is away, nobody waits for the end of the last one besides.
+                before, self._session = self._session, self._metadata.session(self._ttl_s)
+                self._unended.append(before)
             self._unended = [session for session in self._unended if not self._has_ended(session)]
-            if is_new:
-                self._session = self._metadata.session(self._ttl_s)
             return self._session
 
     def _has_ended(self, session: Session) -> bool:
