@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import pickle
 from pathlib import Path
@@ -216,6 +217,11 @@ def test_secrets_are_not_pickled(groups: dict[str, object]) -> None:
 
     assert "hush" not in str(refusal.value)
     assert pickle.loads(pickle.dumps(Settings())) == Settings()
+    assert copy.deepcopy(settings) == settings, "that stays here"
+
+
+def test_no_variable_of_whoever_runs_the_tests_counts() -> None:
+    assert Settings.load() == Settings()
 
 
 def test_options_of_a_store_are_expanded_parted_and_never_shown(tmp_path: Path) -> None:

@@ -5,9 +5,10 @@ Knows no setting by name and no source of values.
 
 from __future__ import annotations
 
+import copy
 import functools
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -41,6 +42,11 @@ class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     def __post_init__(self) -> None:
         for setting in settings_of(type(self)):
             setting.parse(getattr(self, setting.name), source="settings", strict=True)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        # It stays in this process, so secrets go with it.
+        fields = {setting.name: getattr(self, setting.name) for setting in settings_of(type(self))}
+        return type(self)(**copy.deepcopy(fields, memo))
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         for setting in settings_of(type(self)):
