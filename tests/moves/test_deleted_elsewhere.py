@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import forebay
+from forebay import Unavailable
 from forebay.disk import SystemDisk
 from forebay.engines.rocksdb.auditing import stored_shards
 from forebay.engines.rocksdb.database import Database
@@ -138,6 +139,28 @@ def test_objects_that_landed_late_go_though_no_process_lives_for_long(tmp_path: 
 
         assert notes(a) == 0
     assert not late.exists()
+
+
+def test_objects_of_a_topic_that_was_deleted_while_their_mount_was_away_go_once_it_is_back(tmp_path: Path) -> None:
+    country = Country(rig.shared_fs(tmp_path))
+    store, mounted = tmp_path / "store", tmp_path / "mounted"
+    with country.open("A") as a:
+        for name in (TOPIC, "another"):
+            a.create_topic(name).append(b"0")
+            a.export_topic(name)
+        topic = a.topic(TOPIC)
+    store.rename(mounted)
+    store.mkdir()
+    with country.open("A") as a:
+        a.delete_topic(TOPIC)
+        with pytest.raises(Unavailable, match="is no store: mount it"):
+            country.outlast_grace(a)
+        assert notes(a) == 1
+        store.rmdir()
+        mounted.rename(store)
+        country.outlast_grace(a)
+        assert notes(a) == 0
+    assert list(store.glob(f"{topic.spec.topic_id}*/*")) == []
 
 
 def test_of_a_topic_that_only_its_deleter_had_nothing_is_remembered(tmp_path: Path) -> None:

@@ -148,6 +148,11 @@ class Places:
                 logger.warning("%s: %s", self.store.name, note)
             self._probed = True
 
+    def check_begun(self) -> None:
+        """Raise `Unavailable` where there is no store: what it holds is not gone because a mount is away."""
+        if isinstance(self.store, DirectoryStore) and not self.store.is_begun():
+            raise Unavailable(f"{self.store.name} is no store: mount it, or correct the settings that name it")
+
     def _refuse_empty_mount(self, store: BlobStore) -> None:
         """Raise `Unavailable` rather than begin a second store in the place of one that holds history."""
         if isinstance(store, DirectoryStore) and not store.is_begun() and self._is_named():

@@ -113,8 +113,10 @@ class Chores:
         self._parts.memory.remove_topic(late.topic_id, late.partitions)
         if rocksdb is not None:
             rocksdb.remove_topic(late.topic_id, late.partitions)
-        for store in self._parts.places.stores if self._parts.places is not None else ():
-            remove_topic_objects(store, late)
+        if self._parts.places is not None:
+            self._parts.places.check_begun()
+            for store in self._parts.places.stores:
+                remove_topic_objects(store, late)
         names = {shard_id(late.topic_id, n) for n in range(late.partitions)}
         if not names & {*self._disk.list_directory(engine.directory), *(shard.ref.id for shard in engine.shards())}:
             self._definitions.late_removed(late, self._holder)

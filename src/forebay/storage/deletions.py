@@ -56,12 +56,13 @@ class Deletions:
 
     def sweep_late(self) -> None:
         """Remove objects of deleted topics that landed late, once their grace is over."""
-        store = self._parts.places.store if self._parts.places is not None else None
-        if store is None:
+        places = self._parts.places
+        if places is None or places.store is None:
             return
         for late in self._definitions.late_objects():
             if late.swept_from and late.swept_from <= self._clock.now_ms():
-                remove_topic_objects(store, late)
+                places.check_begun()
+                remove_topic_objects(places.store, late)
                 self._definitions.late_swept(late)
 
     def _finish(self, spec: TopicSpec) -> None:
