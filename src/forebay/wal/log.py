@@ -82,8 +82,11 @@ class Wal(PublishedLog, CommitQueue):
 
     def settle(self, ticket: Ticket) -> int:
         """See `CommitQueue`."""
-        if self.is_held_queued(ticket):
-            return ticket.result() if ticket.done else ticket.offset
+        # As `is_held_queued`, without that call: an append of class memory is hardly more than a few of them.
+        if self.durability is Durability.MEMORY and ticket.offset + ticket.count <= self.writer.reserved:
+            still_owner = self.still_owner
+            if still_owner is None or still_owner():
+                return ticket.result() if ticket.done else ticket.offset
         return super().settle(ticket)
 
     def is_held_queued(self, ticket: Ticket) -> bool:
