@@ -206,7 +206,8 @@ def _elsewhere(tmp_path: Path) -> dict[str, object]:
     return {**QUICK, "wal": {**QUICK.get("wal", {}), "dir": str(tmp_path / "mount" / "wal")}}
 
 
-def test_log_files_elsewhere_that_are_not_mounted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("read_only", [False, True])
+def test_log_files_elsewhere_that_are_not_mounted(*, read_only: bool, tmp_path: Path) -> None:
     """An empty place would look like a log that lost everything."""
     settings = _elsewhere(tmp_path)
     with forebay.open(tmp_path / "log", settings) as log:
@@ -217,7 +218,7 @@ def test_log_files_elsewhere_that_are_not_mounted(tmp_path: Path) -> None:
         with pytest.raises(
             Unavailable, match=f"keeps its log files in {tmp_path}/mount/wal, and they are not there.*mounted"
         ):
-            forebay.open(tmp_path / "log")
+            forebay.open(tmp_path / "log", read_only=read_only)
         (tmp_path / "mount" / "wal").mkdir(parents=True, exist_ok=True)
 
     shutil.rmtree(tmp_path / "mount")
@@ -246,8 +247,9 @@ def test_log_files_of_another_directory_in_the_place_of_ours(tmp_path: Path) -> 
     (tmp_path / "mount").rename(tmp_path / "unmounted")
     forebay.open(tmp_path / "other", _elsewhere(tmp_path)).close()
 
-    with pytest.raises(Invalid, match=f"holds the log files of {tmp_path}/other: restore the right ones"):
-        forebay.open(tmp_path / "log")
+    for read_only in (False, True):
+        with pytest.raises(Invalid, match=f"holds the log files of {tmp_path}/other: restore the right ones"):
+            forebay.open(tmp_path / "log", read_only=read_only)
 
 
 def test_a_claim_whose_directory_was_never_finished_is_taken_over(tmp_path: Path) -> None:
@@ -280,6 +282,8 @@ def test_log_files_that_were_moved_elsewhere_are_taken(before: str, tmp_path: Pa
     else:
         (place / "shards.json").unlink()
 
+    with forebay.open(tmp_path / "log", read_only=True) as beside:
+        assert values(beside.topic("t").read()) == [b"v"]
     with forebay.open(tmp_path / "log", _elsewhere(tmp_path)) as log:
         assert values(log.topic("t").read()) == [b"v"]
     with pytest.raises(Invalid, match="holds the log files of"):

@@ -111,7 +111,10 @@ class LogDirectory:
         try:
             if not disk.exists(f"{path}/{MARKER}"):
                 raise Invalid(f"{path} is not a Forebay data directory: it has no {MARKER}; check the path")
-            return cls(path, read_marker(path, disk), None)
+            marker = read_marker(path, disk)
+            if marker.shards is not None:
+                _check_claim(path, marker.shards, marker.id, disk)
+            return cls(path, marker, None)
         except OSError as error:
             raise Unavailable(f"{path} cannot be read: {error}; check the path and its permissions") from error
 
@@ -189,8 +192,8 @@ def _marker(path: str, disk: Disk, clock: Clock, shards: str | None) -> Marker:
                 f"wal.dir is {shards}, but {path} was made with its log files in {marker.shards or SHARDS}: leave "
                 "wal.dir out, or move the files there and say so in " + MARKER
             )
-        if marker.shards is not None:
-            _check_claim(path, marker.shards, marker.id, disk)
+        if marker.shards is not None and not _check_claim(path, marker.shards, marker.id, disk):
+            replace_file(disk, f"{marker.shards}/{CLAIM}", msgspec.json.encode(Claim(marker.id, path)))
         return marker
     marker = Marker(FORMAT, clock.random_bytes(16).hex(), shards)
     if shards is None:
@@ -219,22 +222,21 @@ def _claim(path: str, shards: str, marker_id: str, disk: Disk) -> None:
     replace_file(disk, f"{shards}/{CLAIM}", msgspec.json.encode(Claim(marker_id, path)))
 
 
-def _check_claim(path: str, shards: str, marker_id: str, disk: Disk) -> None:
+def _check_claim(path: str, shards: str, marker_id: str, disk: Disk) -> bool:
     """Refuse an empty place, where everything in the log would seem to be lost, and one that is another's.
 
-    Log files that say nothing become this directory's: they were moved there, or written before there were claims.
+    False if the log files there say nothing, and are to become this directory's: they were moved there, or written
+    before there were claims.
     """
     claim = _read_claim(shards, disk)
-    if claim is None and disk.exists(shards) and any(map(_SHARD.fullmatch, disk.list_directory(shards))):
-        claim = Claim(marker_id, path)
-        replace_file(disk, f"{shards}/{CLAIM}", msgspec.json.encode(claim))
-    if claim is None:
+    if claim is not None and claim.id != marker_id:
+        raise Invalid(f"wal.dir {shards} of {path} holds the log files of {claim.directory}: restore the right ones")
+    if claim is None and not (disk.exists(shards) and any(map(_SHARD.fullmatch, disk.list_directory(shards)))):
         raise Unavailable(
             f"{path} keeps its log files in {shards}, and they are not there (no {CLAIM}): is that disk mounted? "
             "If they are lost, restore them from a backup; in the shared modes, use the topics in a new data directory"
         )
-    if claim.id != marker_id:
-        raise Invalid(f"wal.dir {shards} of {path} holds the log files of {claim.directory}: restore the right ones")
+    return claim is not None
 
 
 def _read_claim(shards: str, disk: Disk) -> Claim | None:
