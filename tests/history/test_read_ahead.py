@@ -138,6 +138,21 @@ def test_whoever_reads_when_the_threads_have_ended_is_told_that_it_is_closed(poo
         source.read_at(PAGE_BYTES, 0)
 
 
+def test_a_machine_without_room_for_a_thread_has_closed_nothing(
+    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    source = over(Fetches(CONTENT), pool)
+    with monkeypatch.context() as machine:
+        machine.setattr(threading.Thread, "start", full)
+        with pytest.raises(Unavailable, match="can't start new thread.*try again"):
+            source.read_at(PAGE_BYTES, 0)
+
+    assert source.read_at(PAGE_BYTES, 0) == CONTENT[:PAGE_BYTES]
+
+
 def test_few_blocks_are_held_and_none_after_the_end(pool: ThreadPoolExecutor) -> None:
     source = over(Fetches(CONTENT), pool)
     most = 0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import TypeAlias
 
-from forebay.errors import Closed, Invalid
+from forebay.errors import Closed, Invalid, Unavailable
 
 Fetch: TypeAlias = Callable[[int, int], bytes]
 
@@ -27,6 +27,8 @@ def asked_of(pool: ThreadPoolExecutor, fetch: Fetch, start: int, stop: int) -> F
     try:
         return pool.submit(fetch, start, stop)
     except RuntimeError as error:
+        if "shutdown" not in str(error):
+            raise Unavailable(f"nobody is there to read from this store ({error}): try again") from error
         raise Closed(f"nothing is read from this store any more ({error}): open it anew") from error
 
 
