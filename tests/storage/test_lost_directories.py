@@ -88,3 +88,28 @@ def test_where_offsets_are_reserved_in_the_metadata_store_it_goes_on_behind_them
     assert values == ([b"first", b"second"] if exported else [b"second"])
     assert gaps == ([] if exported else [Gap(0, offset, Reason.LOST)])
     assert offset >= 1
+
+
+def test_a_backup_that_comes_back_after_it_went_on_gives_no_offset_out_twice(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    settings = {
+        "storage": {"mode": "shared_fs"},
+        "store": {"root": str(tmp_path / "history")},
+        "export": {"at_close_seconds_max": 0},
+        "wal": {"reserve_records_min": 4},
+    }
+    with forebay.open(str(data), settings) as log:
+        topic = log.create_topic("shop/orders", durability="fsync")
+        before = [topic.append(b"before") for _ in range(5)]
+    (shard,) = (data / "shards").iterdir()
+    shard.rename(tmp_path / "backup")
+    with forebay.open(str(data), settings) as log:
+        between = [log.topic("shop/orders").append(b"between") for _ in range(5)]
+    shutil.rmtree(shard)
+    (tmp_path / "backup").rename(shard)
+
+    with forebay.open(str(data), settings) as log:
+        after = [log.topic("shop/orders").append(b"after") for _ in range(5)]
+
+    assert len({*before, *between, *after}) == 15
+    assert any((shard / "aside").iterdir())

@@ -25,7 +25,7 @@ from forebay.shard.places import Places
 from forebay.shard.remains import clear_away, drop_history, remove_files
 from forebay.topics import TopicSpec
 from forebay.wal.hearing import deferred
-from forebay.wal.survey import survey, tail_bytes
+from forebay.wal.survey import has_log, survey, tail_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -198,14 +198,19 @@ class SegmentEngine(LookupEngine[SegmentShard]):
 
     def _acquire(self, refs: Sequence[ShardRef], session: Session) -> list[Acquired]:
         """Own these shards. Where offsets are reserved in the log alone, not those that lie in another directory."""
-        owner = Owner(session.id, self._membership.holder)
+        owner, is_shared = Owner(session.id, self._membership.holder), self._settings.is_shared
         shards = {wanted(ref, self._settings): ref for ref in refs}
+        # Else the log alone knows how far its offsets went, whenever it comes back.
+        missing = [
+            shard for shard, ref in shards.items() if is_shared and not has_log(self._disk, self.directory_of(ref))
+        ]
         return acquire(
             self._metadata,
             list(shards),
             owner,
-            take_over=self._settings.is_shared,
+            take_over=is_shared,
             check=lambda shard, state: self._refuse_contradiction(shards[shard], state),
+            without_log=frozenset(missing),
         )
 
     def _refuse_contradiction(self, ref: ShardRef, state: ShardState | None) -> None:

@@ -6,7 +6,7 @@ Rests on transactions that compare, never on a clock. Knows what the metadata st
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -81,6 +81,7 @@ def acquire(
     *,
     take_over: bool = True,
     check: Check = lambda shard, state: None,
+    without_log: Collection[Wanted] = (),
 ) -> list[Acquired]:
     """Make `owner` the owner of all these shards, each in a new epoch; as few transactions as the limits allow.
 
@@ -89,11 +90,17 @@ def acquire(
     `take_over`, offsets are reserved in the log alone, and nobody takes over from there:
     `Conflict` if another directory has one that was not sealed and either side does so. A seal that was not
     finished is thereby taken back. What `check` raises comes out, and none of the shards that were looked at with
-    that one has changed.
+    that one has changed. Of those in `without_log` the directory has no log: one of an earlier epoch that comes back
+    later (a backup) is not the one that goes on.
     """
+
+    def change(shard: Wanted, state: ShardState) -> ShardState:
+        return taken(state, owner, take_over=take_over, anew=shard in without_log)
+
     acquired: list[Acquired] = []
     for first in range(0, len(wanted), BATCH_SHARDS):
-        acquired += _acquire_batch(store, wanted[first : first + BATCH_SHARDS], owner, check, take_over=take_over)
+        batch = wanted[first : first + BATCH_SHARDS]
+        acquired += _acquire_batch(store, batch, owner, check, change, take_over=take_over)
     return acquired
 
 
@@ -113,7 +120,13 @@ def give_back(store: MetadataStore, key: str, before: ShardState | None, epoch: 
 
 
 def _acquire_batch(
-    store: MetadataStore, wanted: Sequence[Wanted], owner: Owner, check: Check, *, take_over: bool
+    store: MetadataStore,
+    wanted: Sequence[Wanted],
+    owner: Owner,
+    check: Check,
+    change: Callable[[Wanted, ShardState], ShardState],
+    *,
+    take_over: bool,
 ) -> list[Acquired]:
     for _ in range(ATTEMPTS):
         found = [_found(store, shard, owner) for shard in wanted]
@@ -131,7 +144,7 @@ def _acquire_batch(
                 compares.append(SessionEnded(stored.state.owner or ""))
             state = stored.state if stored is not None else ShardState(incarnation=shard.incarnation)
             unknown = stored.unknown if stored is not None else None
-            puts.append(Put(shard.key, encode_value(taken(state, owner, take_over=take_over), unknown=unknown)))
+            puts.append(Put(shard.key, encode_value(change(shard, state), unknown=unknown)))
         if _succeeded(store, compares, puts):
             return [Acquired(s.state, s.state.epoch + 1) if s is not None else Acquired(None, 1) for s in found]
         for shard, stored in zip(wanted, found, strict=True):
@@ -194,10 +207,10 @@ def _refuse_take_over(store: MetadataStore, shard: Wanted, stored: StoredState |
     )
 
 
-def taken(state: ShardState, owner: Owner, *, take_over: bool = True) -> ShardState:
-    """The state after `owner` acquired the shard."""
+def taken(state: ShardState, owner: Owner, *, take_over: bool = True, anew: bool = False) -> ShardState:
+    """The state after `owner` acquired the shard; `anew` where its directory has no log to go on in."""
     epoch = state.epoch + 1
-    since = state.holder_since if state.holder == owner.holder else epoch
+    since = state.holder_since if state.holder == owner.holder and not anew else epoch
     # Until it is told here how far they went: see `tell_reserved`.
     still_in_log = state.reserved_in_log and state.phase is not Phase.SEALED
     others = state.holders - {owner.holder}

@@ -142,6 +142,11 @@ def _leftovers(names: Sequence[str], segments: Sequence[str]) -> list[str]:
     return [name for name in names if name.endswith(TEMPORARY_SUFFIX)] + orphans
 
 
+def has_log(disk: Disk, directory: str) -> bool:
+    """Whether there is any log file in this directory."""
+    return disk.exists(directory) and any(map(parse_segment_name, disk.list_directory(directory)))
+
+
 def tail_bytes(disk: Disk, directory: str) -> int:
     """About how many bytes a survey of this directory will walk: the size of the newest file."""
     names = disk.list_directory(directory) if disk.exists(directory) else []
