@@ -316,3 +316,16 @@ def test_two_new_directories_that_claim_one_place_at_once(tmp_path: Path) -> Non
     with pytest.raises(Invalid, match=f"holds the log files of {tmp_path}/a"):
         LogDirectory.take(tmp_path / "b", SystemDisk(), ManualClock(), place)
     assert [left.name for left in (tmp_path / "wal").iterdir()] == ["shards.json"]
+
+
+def test_log_files_where_they_lie_anyway_are_not_elsewhere(tmp_path: Path) -> None:
+    """Else a directory cut short while it was made would look like a log without its marker."""
+    path = tmp_path / "log"
+    named = {**QUICK, "wal": {**QUICK["wal"], "dir": str(path / "shards")}}
+    with forebay.open(path, named) as log:
+        assert log.create_topic("t").append(b"v") == 0
+
+    assert not (path / "shards" / "shards.json").exists()
+    for settings in (named, QUICK):
+        with forebay.open(path, settings) as log:
+            assert values(log.topic("t").read()) == [b"v"]

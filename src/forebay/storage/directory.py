@@ -195,6 +195,8 @@ def _marker(path: str, disk: Disk, clock: Clock, shards: str | None) -> Marker:
         if marker.shards is not None and not _check_claim(path, marker.shards, marker.id, disk):
             replace_file(disk, f"{marker.shards}/{CLAIM}", msgspec.json.encode(Claim(marker.id, path)))
         return marker
+    if shards == f"{path}/{SHARDS}":
+        shards = None  # where they lie anyway
     marker = Marker(FORMAT, clock.random_bytes(16).hex(), shards)
     if shards is None:
         replace_file(disk, f"{path}/{MARKER}", msgspec.json.encode(marker))
