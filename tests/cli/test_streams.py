@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
 import sys
@@ -15,6 +14,8 @@ from forebay.cli import produce
 from tests.cli.rig import COMMAND, filled
 
 pytestmark = pytest.mark.slow
+
+always_full = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a device that is always full")
 
 INTERRUPTED_AT_THE_START = """
 import sys
@@ -59,7 +60,7 @@ def test_no_file_takes_the_number_of_a_closed_stream() -> None:
     assert int(opened.stderr) > 2
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is always full")
+@always_full
 @pytest.mark.parametrize("words", ["consume shop/orders", "topic show shop/orders", "topic list --json", "dump"])
 def test_output_that_cannot_be_written_is_said_in_one_line(tmp_path: Path, words: str) -> None:
     data = shlex.quote(str(filled(tmp_path / "log").directory))
@@ -70,7 +71,7 @@ def test_output_that_cannot_be_written_is_said_in_one_line(tmp_path: Path, words
     assert ended.returncode == 4
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is always full")
+@always_full
 @pytest.mark.parametrize("words", ["--version", "--help", "topic --help"])
 def test_help_that_cannot_be_written_is_said_in_one_line(words: str) -> None:
     ended = _by_shell(f"{shlex.join(COMMAND)} {words} >/dev/full")
@@ -79,7 +80,7 @@ def test_help_that_cannot_be_written_is_said_in_one_line(words: str) -> None:
     assert ended.returncode == 4
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is always full")
+@always_full
 def test_messages_that_cannot_be_written_change_no_exit_code(tmp_path: Path) -> None:
     """Else whoever appended everything, and could not say so, would be run again."""
     data = shlex.quote(str(filled(tmp_path / "log", rotations=0, records=3).directory))

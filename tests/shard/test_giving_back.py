@@ -41,6 +41,15 @@ def _recorded() -> MemoryMetadata:
     return store
 
 
+def _let_go_of() -> tuple[MemoryMetadata, ShardState | None, int]:
+    """A store in which an owner's session ended right after it had acquired; what it found, and its epoch."""
+    store = _recorded()
+    session = store.session(10)
+    [(before, epoch)] = acquire(store, WANTED, Owner(session.id, "a"))
+    session.close()
+    return store, before, epoch
+
+
 def _state(store: MemoryMetadata) -> ShardState:
     stored = read_state(store, KEY)
     assert stored is not None
@@ -58,10 +67,7 @@ def test_the_shard_is_nobodys_again_and_its_epoch_is_used() -> None:
 
 
 def test_whoever_has_it_since_the_look_keeps_it() -> None:
-    store = _recorded()
-    session = store.session(10)
-    [(before, epoch)] = acquire(store, WANTED, Owner(session.id, "a"))
-    session.close()
+    store, before, epoch = _let_go_of()
     other = Owner(store.session(10).id, "b")
 
     give_back(_Overtaken(store, lambda: acquire(store, WANTED, other)), KEY, before, epoch)
@@ -71,10 +77,7 @@ def test_whoever_has_it_since_the_look_keeps_it() -> None:
 
 
 def test_whoever_had_it_before_the_look_keeps_it() -> None:
-    store = _recorded()
-    session = store.session(10)
-    [(before, epoch)] = acquire(store, WANTED, Owner(session.id, "a"))
-    session.close()
+    store, before, epoch = _let_go_of()
     other = Owner(store.session(10).id, "b")
     acquire(store, WANTED, other)
 
