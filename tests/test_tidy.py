@@ -15,7 +15,6 @@ pytestmark = pytest.mark.xdist_group("tidy")  # all sources are parsed once
 
 _ROOT: Final = Path(__file__).parents[1]
 _FUNCTION_LINES_MAX: Final = 50
-_MODULE_LINES_MAX: Final = 400
 _ANYWHERE: Final = {"handler", "helper", "helpers", "manager", "util", "utils"}
 _AS_A_THING: Final = _ANYWHERE | {"base", "common", "data", "info", "process"}
 _FOREIGN_NAMES: Final = re.compile(r"data_?(source|frame|loss)", re.IGNORECASE)  # Spark's own words
@@ -24,12 +23,6 @@ _UNFINISHED: Final = re.compile(r"\bTO[D]O\b|\bFIX[M]E\b|\bX{3}\b")
 _OUTSIDE: Final = re.compile(r"\bissue\s*#|(?<![\w.])/(?:home|opt|root|work)/", re.IGNORECASE)
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-def test_modules_are_short() -> None:
-    lengths = {_name(path): len(path.read_text().splitlines()) for path in _modules("src")}
-
-    assert {name: lines for name, lines in lengths.items() if lines > _MODULE_LINES_MAX} == {}
 
 
 def test_functions_are_short() -> None:
