@@ -46,10 +46,15 @@ class TopicName:
                 raise Invalid(f"{_shown(f'{self.namespace}/{self.topic}')} is not a topic name: {flaw}; {_ALLOWED}")
 
     @classmethod
-    def parse(cls, text: str) -> TopicName:
-        """`/ns/topic` and `ns/topic` are one name; `topic` is `default/topic`. Raises `Invalid` that says why."""
+    def parse(cls, text: str | TopicName) -> TopicName:
+        """The name written as `text`, or `text` itself if it is a `TopicName`; `Invalid` says what is wrong with it.
+
+        `/ns/topic` and `ns/topic` are one name; `topic` is `default/topic`.
+        """
+        if isinstance(text, cls):
+            return text
         if not isinstance(text, str):
-            raise Invalid(f"a topic name is a str, not {type(text).__name__}; {_ALLOWED}")
+            raise Invalid(f"a topic name is a str or a TopicName, not {type(text).__name__}; {_ALLOWED}")
         parts = text.removeprefix("/").split("/")
         if len(parts) > 2 and "" not in parts:
             raise Invalid(f"{_shown(text)} is not a topic name: it has {len(parts)} parts; {_ALLOWED}")

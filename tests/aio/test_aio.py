@@ -56,6 +56,8 @@ def test_the_surface_is_that_of_the_embedded_log(tmp_path: Path) -> None:
         assert (await topic.recovery()).exact
         assert [spec.topic for spec in await log.topics()] == ["orders"]
         assert (await log.topic("shop/orders")).spec == topic.spec
+        assert (await log.topic(topic.spec.name)).spec == topic.spec
+        assert await log.group("billing").fetch(topic.spec.name) is None
         with pytest.raises(Conflict):
             await log.create_topic("shop/orders")
         await log.delete_topic("shop/orders")

@@ -35,6 +35,26 @@ def test_a_name_is_one_name_however_it_is_written(path: str) -> None:
                 log.create_topic(name)
 
 
+def test_the_name_of_a_listed_definition_can_be_used_in_every_call(path: str) -> None:
+    with forebay.open(path, QUICK) as log:
+        log.create_topic("shop/orders").append(b"paid")
+        [spec] = log.topics()
+        group = log.group("billing")
+
+        assert values(log.topic(spec.name).read()) == [b"paid"]
+        assert log.create_topic(spec.name, exist_ok=True).spec == spec
+        assert log.alter_topic(spec.name, cap_records=10).cap_records == 10
+        assert group.commit(spec.name, 1) == 1 == group.fetch(spec.name)
+        assert (group.note(spec.name), group.reset(spec.name, 0)) == ("", {0: 0})
+        copy = log.create_topic("shop/copy").spec
+        assert log.copy_topic(spec.name, copy.name).copied == 1
+        log.export_topic(spec.name)
+        log.seal_topic(spec.name)
+        log.unseal_topic(spec.name)
+        log.delete_topic(spec.name)
+        assert [str(left.name) for left in log.topics()] == ["shop/copy"]
+
+
 def test_topics_are_listed_by_name_with_their_definition(path: str) -> None:
     with forebay.open(path, QUICK) as log:
         log.create_topic("b", partitions=3, durability="fsync")

@@ -8,6 +8,7 @@ from forebay.aio.workers import Workers
 from forebay.records import Position
 from forebay.storage import Group, GroupOffset
 from forebay.storage.groups import Ack
+from forebay.topics import TopicName
 
 
 class AsyncGroup:
@@ -20,7 +21,7 @@ class AsyncGroup:
 
     async def commit(
         self,
-        topic: str,
+        topic: str | TopicName,
         offset: int,
         partition: int = 0,
         *,
@@ -33,11 +34,11 @@ class AsyncGroup:
             partial(self._group.commit, topic, offset, partition, note=note, ack=ack, expected=expected)
         )
 
-    async def fetch(self, topic: str, partition: int = 0) -> int | None:
+    async def fetch(self, topic: str | TopicName, partition: int = 0) -> int | None:
         """See `Group.fetch`."""
         return await self._run(self._group.fetch, topic, partition)
 
-    async def note(self, topic: str, partition: int = 0) -> str:
+    async def note(self, topic: str | TopicName, partition: int = 0) -> str:
         """See `Group.note`."""
         return await self._run(self._group.note, topic, partition)
 
@@ -45,7 +46,9 @@ class AsyncGroup:
         """See `Group.offsets`."""
         return await self._run(self._group.offsets)
 
-    async def reset(self, topic: str, position: Position | int, partition: int | None = None) -> dict[int, int]:
+    async def reset(
+        self, topic: str | TopicName, position: Position | int, partition: int | None = None
+    ) -> dict[int, int]:
         """See `Group.reset`."""
         return await self._run(self._group.reset, topic, position, partition)
 

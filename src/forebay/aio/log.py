@@ -19,7 +19,7 @@ from forebay.settings import Settings
 from forebay.storage import Storage, Topic
 from forebay.storage.copying import Copied, OnRecords
 from forebay.storage.opened import Progress
-from forebay.topics import TopicChanges, TopicLimits, TopicSpec
+from forebay.topics import TopicChanges, TopicLimits, TopicName, TopicSpec
 
 
 class AsyncLog:
@@ -51,7 +51,7 @@ class AsyncLog:
 
     async def create_topic(
         self,
-        name: str,
+        name: str | TopicName,
         *,
         partitions: int = 1,
         durability: str | None = None,
@@ -73,7 +73,7 @@ class AsyncLog:
         )
         return AsyncTopic(await self._workers.run(_with_shards, create), self._log.settings, self._workers)
 
-    async def topic(self, name: str) -> AsyncTopic:
+    async def topic(self, name: str | TopicName) -> AsyncTopic:
         """See `Storage.topic`."""
         topic = await self._workers.run(_with_shards, partial(self._log.topic, name))
         return AsyncTopic(topic, self._log.settings, self._workers)
@@ -82,29 +82,33 @@ class AsyncLog:
         """See `Storage.topics`."""
         return await self._workers.run(self._log.topics)
 
-    async def alter_topic(self, name: str, *, allow_loss: bool = False, **changes: Unpack[TopicChanges]) -> TopicSpec:
+    async def alter_topic(
+        self, name: str | TopicName, *, allow_loss: bool = False, **changes: Unpack[TopicChanges]
+    ) -> TopicSpec:
         """See `Storage.alter_topic`. The shards of new partitions are open on return, for appends that do not block."""
         spec = await self._workers.run(partial(self._log.alter_topic, name, allow_loss=allow_loss, **changes))
         await self._workers.run(_with_shards, partial(self._log.topic, name))
         return spec
 
-    async def delete_topic(self, name: str) -> None:
+    async def delete_topic(self, name: str | TopicName) -> None:
         """See `Storage.delete_topic`."""
         await self._workers.run(self._log.delete_topic, name)
 
-    async def seal_topic(self, name: str, *, target: str | None = None) -> list[ShardState]:
+    async def seal_topic(self, name: str | TopicName, *, target: str | None = None) -> list[ShardState]:
         """See `Storage.seal_topic`."""
         return await self._workers.run(partial(self._log.seal_topic, name, target=target))
 
-    async def unseal_topic(self, name: str) -> None:
+    async def unseal_topic(self, name: str | TopicName) -> None:
         """See `Storage.unseal_topic`."""
         await self._workers.run(self._log.unseal_topic, name)
 
-    async def export_topic(self, name: str) -> None:
+    async def export_topic(self, name: str | TopicName) -> None:
         """See `Storage.export_topic`."""
         await self._workers.run(self._log.export_topic, name)
 
-    async def copy_topic(self, source: str, target: str, *, on_records: OnRecords | None = None) -> Copied:
+    async def copy_topic(
+        self, source: str | TopicName, target: str | TopicName, *, on_records: OnRecords | None = None
+    ) -> Copied:
         """See `Storage.copy_topic`; `on_records` is called in another thread."""
         return await self._workers.run(partial(self._log.copy_topic, source, target, on_records=on_records))
 

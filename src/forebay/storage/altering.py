@@ -69,7 +69,7 @@ class Alterations:
         if defined.spec.topic_id in self._handles:
             self.adopt(defined)
 
-    def alter(self, name: str, changes: TopicChanges, *, allow_loss: bool) -> TopicSpec:
+    def alter(self, name: str | TopicName, changes: TopicChanges, *, allow_loss: bool) -> TopicSpec:
         """See `Storage.alter_topic`."""
         for _ in range(ATTEMPTS):
             defined = self._definitions.look(TopicName.parse(name))

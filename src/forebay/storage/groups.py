@@ -13,6 +13,7 @@ from forebay.records import Position
 from forebay.storage.checks import checked_partition
 from forebay.storage.commits import CachedCommits
 from forebay.storage.topic import Topic
+from forebay.topics import TopicName
 
 Ack = Literal["durable", "cached"]
 
@@ -34,7 +35,9 @@ class GroupOffset(NamedTuple):
 class Group:
     """One consumer group. Made by `Storage.group`; safe for concurrent use by threads and processes."""
 
-    def __init__(self, name: str, topic: Callable[[str], Topic], store: ProgressStore, commits: CachedCommits) -> None:
+    def __init__(
+        self, name: str, topic: Callable[[str | TopicName], Topic], store: ProgressStore, commits: CachedCommits
+    ) -> None:
         ReaderName.of("default", "any", name)
         self.name = name
         self._topic = topic
@@ -43,7 +46,7 @@ class Group:
 
     def commit(
         self,
-        topic: str,
+        topic: str | TopicName,
         offset: int,
         partition: int = 0,
         *,
@@ -71,12 +74,12 @@ class Group:
         self._store.move_from(name, partition, expected, progress)
         return offset
 
-    def fetch(self, topic: str, partition: int = 0) -> int | None:
+    def fetch(self, topic: str | TopicName, partition: int = 0) -> int | None:
         """Everything below is done; `None` if the group has never committed there."""
         found = self._found(self._topic(topic), partition)
         return found.offset if found is not None else None
 
-    def note(self, topic: str, partition: int = 0) -> str:
+    def note(self, topic: str | TopicName, partition: int = 0) -> str:
         """What was noted with the last commit."""
         found = self._found(self._topic(topic), partition)
         return found.note if found is not None else ""
@@ -97,7 +100,7 @@ class Group:
                 found.append(GroupOffset(handle.name, partition, progress.offset, end, progress.note))
         return found
 
-    def reset(self, topic: str, position: Position | int, partition: int | None = None) -> dict[int, int]:
+    def reset(self, topic: str | TopicName, position: Position | int, partition: int | None = None) -> dict[int, int]:
         """Set the group's place in a partition, or in all of them, also to an earlier one; where each stands now."""
         handle = self._topic(topic)
         partitions = range(handle.partitions) if partition is None else [checked_partition(partition)]

@@ -122,7 +122,7 @@ class Loads:
             return LoadStore(places.store, places.store_name)
         return LoadStore(places.loads.open(), places.loads_name)
 
-    def offer(self, name: str, manifest: LoadManifest, expires_at: int | None) -> Load:
+    def offer(self, name: str | TopicName, manifest: LoadManifest, expires_at: int | None) -> Load:
         """Let the owners of the topic's partitions attach what was prepared, all of it or nothing.
 
         If it is not attached everywhere by `expires_at` (ms) it is given up. Harmless when repeated.

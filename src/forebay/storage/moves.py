@@ -39,7 +39,9 @@ class Moves:
         if parts.owned is not None:
             parts.owned.on_retired = drop_closed
 
-    def seal(self, name: str, *, target: str | None = None, on_file: OnFile | None = None) -> list[ShardState]:
+    def seal(
+        self, name: str | TopicName, *, target: str | None = None, on_file: OnFile | None = None
+    ) -> list[ShardState]:
         """Seal every partition; see `Storage.seal_topic`."""
         spec = self._definitions.get(TopicName.parse(name))
         engine = self._engine(spec)
@@ -54,7 +56,7 @@ class Moves:
         self.on_moved()
         return states
 
-    def take_back(self, name: str) -> None:
+    def take_back(self, name: str | TopicName) -> None:
         """Every partition may be opened here again; see `Storage.unseal_topic`."""
         spec = self._definitions.get(TopicName.parse(name))
         engine = self._engine(spec)

@@ -139,7 +139,7 @@ class Storage:
 
     def create_topic(
         self,
-        name: str,
+        name: str | TopicName,
         *,
         partitions: int = 1,
         durability: str | None = None,
@@ -170,14 +170,16 @@ class Storage:
         self._parts.check_creation(spec)
         return self._handle(self._creations.create(spec, exist_ok=exist_ok))
 
-    def topic(self, name: str) -> Topic:
+    def topic(self, name: str | TopicName) -> Topic:
         """A topic that exists; `UnknownTopic` if the metadata store says that it does not."""
         self._check_open()
         defined = self._definitions.look(TopicName.parse(name))
         self._alterations.adopt_changed(defined)
         return self._handle(defined.spec)
 
-    def alter_topic(self, name: str, *, allow_loss: bool = False, **changes: Unpack[TopicChanges]) -> TopicSpec:
+    def alter_topic(
+        self, name: str | TopicName, *, allow_loss: bool = False, **changes: Unpack[TopicChanges]
+    ) -> TopicSpec:
         """Change a topic while it is used; its definition on return, which every handle in this process goes by.
 
         What can change are the limits of `create_topic` (`None` takes one away) and `partitions`, which can only be
@@ -192,7 +194,7 @@ class Storage:
         self._check_open()
         return self._definitions.all()
 
-    def delete_topic(self, name: str) -> None:
+    def delete_topic(self, name: str | TopicName) -> None:
         """Delete a topic with all its records: from its return on the topic is unknown.
 
         Files that cannot be removed now are removed later, at the latest when the directory is opened next.
@@ -202,7 +204,9 @@ class Storage:
             self._definitions.begin_deletion(TopicName.parse(name))
             self._deletions.finish()
 
-    def seal_topic(self, name: str, *, target: str | None = None, on_file: OnFile | None = None) -> list[ShardState]:
+    def seal_topic(
+        self, name: str | TopicName, *, target: str | None = None, on_file: OnFile | None = None
+    ) -> list[ShardState]:
         """End the topic here in order: all of it is history on return, and the next owner goes on exactly there.
 
         With `target`, the id of a data directory, only that one may go on. `on_file` hears before each file what is
@@ -212,17 +216,19 @@ class Storage:
         self._check_writable()
         return self._moves.seal(name, target=target, on_file=on_file)
 
-    def unseal_topic(self, name: str) -> None:
+    def unseal_topic(self, name: str | TopicName) -> None:
         """Take back a topic that was sealed here, unless somebody else has it by now."""
         self._check_writable()
         self._moves.take_back(name)
 
-    def export_topic(self, name: str, on_file: OnFile | None = None) -> None:
+    def export_topic(self, name: str | TopicName, on_file: OnFile | None = None) -> None:
         """On return everything appended before is history."""
         self._check_writable()
         self._moves.export(self.topic(name), on_file)
 
-    def copy_topic(self, source: str, target: str, *, on_records: OnRecords | None = None) -> Copied:
+    def copy_topic(
+        self, source: str | TopicName, target: str | TopicName, *, on_records: OnRecords | None = None
+    ) -> Copied:
         """Bring every record that `source` has now, with key, tag, headers and time, into `target`, which exists.
 
         Offsets are given anew; with as many partitions each record stays in its own, else keys hash. Once each,
