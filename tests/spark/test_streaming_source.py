@@ -240,6 +240,37 @@ def test_query_without_a_start_begins_at_the_end_and_meets_what_is_new(
     assert len(found) == 5 + 7 + 9
 
 
+def test_query_begun_at_offsets_goes_on_from_its_checkpoint_whatever_became_of_them(
+    spark: SparkSession, tmp_path: Path, path: Path, log: forebay.Storage
+) -> None:
+    """A partition and a topic that the offsets do not name come, and what they name goes: the checkpoint counts."""
+    filled = Filled(log, "shop/orders")
+    filled.many(50)
+    starts = json.dumps({"shop/orders": {"0": 20}})
+    options = {"path": str(path), "topicPattern": "shop/.*", "startingOffsets": starts}
+    pipe = Pipe(spark, tmp_path / "checkpoint", options)
+    pipe.run()
+    assert [row["offset"] for row in pipe.sink.rows] == list(range(20, 50))
+
+    log.alter_topic("shop/orders", partitions=2)
+    filled.topic.delete_before(50, partition=0)
+    filled.many(5, 0)
+    filled.many(7, 1)
+    other = Filled(log, "shop/returns")
+    other.many(9)
+    pipe.run()
+
+    found = [row for rows in pipe.sink.batches.values() for row in rows]
+    orders = in_order([_without_topic(row) for row in found if row["topic"] == "shop/orders"])
+    assert orders == in_order(filled.rows[20:])
+    assert [_without_topic(row) for row in found if row["topic"] == "shop/returns"] == other.rows
+    fresh = Pipe(spark, tmp_path / "another", options)
+    with pytest.raises(PySparkException, match='Invalid: option "startingOffsets" leaves out partition 1'):
+        fresh.run()
+    with pytest.raises(PySparkException, match='Invalid: option "startingOffsets" leaves out partition 1'):
+        spark.read.format("forebay").options(**options).load().count()
+
+
 def test_start_by_time_and_columns_of_a_stream(pipe: Pipe, log: forebay.Storage, spark: SparkSession) -> None:
     filled = Filled(log, "shop/orders")
     filled.many(100)

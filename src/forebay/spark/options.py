@@ -249,6 +249,12 @@ def is_for_stream(options: Mapping[str, str]) -> bool:
     return at_the_end or any(name.lower() in given for name in STREAM_NAMES)
 
 
+def is_for_batch(options: Mapping[str, str]) -> bool:
+    """Whether these options make sense for a batch read alone: a stream has no end."""
+    given = {name.lower() for name in options}
+    return any(name.lower() in given for name in ENDING_NAMES)
+
+
 def parse_columns(text: str) -> tuple[str, ...]:
     """The columns that the option of that name lists."""
     names = tuple(name.strip() for name in text.split(","))

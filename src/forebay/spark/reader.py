@@ -21,7 +21,7 @@ from forebay.spark.filters import NO_FILTERS, pushed
 from forebay.spark.options import ReadOptions
 from forebay.spark.planning import Range
 from forebay.spark.scan import read_split
-from forebay.spark.snapshot import Snapshot, load, plan
+from forebay.spark.snapshot import Snapshot, fix, load, load_or_look, plan
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,22 @@ class Loaded:
     def now(cls, options: ReadOptions) -> Loaded:
         """This moment."""
         return cls(*load(options))
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, options: ReadOptions) -> Loaded:
+        """The moment of an earlier look. Raises `Invalid` for offsets that the topics did not have then."""
+        return cls(snapshot, fix(snapshot, options))
+
+
+def loaded_or_seen(options: ReadOptions) -> Loaded | Snapshot:
+    """This moment, for Spark's question for the columns, which does not say whether a batch or a stream asks.
+
+    Only the look where the topics do not have the offsets asked for: a batch fails by it in `Loaded.of`. A stream with
+    a checkpoint goes on from there: since it began, the offsets of its options may have been deleted, and partitions
+    and topics that they do not name may have been added.
+    """
+    snapshot, ranges = load_or_look(options)
+    return snapshot if ranges is None else Loaded(snapshot, ranges)
 
 
 class ForebayReader(DataSourceReader):

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from forebay.catalog.removals import NO_FLOOR, RecordedRemovals, higher
-from forebay.errors import Conflict, UnknownTopic, Unsupported
+from forebay.errors import Conflict, ForebayError, UnknownTopic, Unsupported
 from forebay.format.control import Floor
 from forebay.format.descriptor import LoadStatus, SegmentDescriptor, ShardState, gap_descriptor
 from forebay.format.offsets import OffsetSet
@@ -131,9 +131,24 @@ def load(options: ReadOptions) -> tuple[Snapshot, tuple[Range, ...]]:
     """Look, and fix the offsets that the options ask for."""
     with contextlib.closing(Viewer(options.location)) as viewer:
         snapshot = viewer.look(options.topics)
-        return snapshot, viewer.ranges(
-            snapshot, options.starting, options.ending, fail_on_data_loss=options.fail_on_data_loss
-        )
+        return snapshot, viewer.asked(snapshot, options)
+
+
+def load_or_look(options: ReadOptions) -> tuple[Snapshot, tuple[Range, ...] | None]:
+    """Look, and fix the offsets that the options ask for; `None` in place of offsets that the topics do not have."""
+    with contextlib.closing(Viewer(options.location)) as viewer:
+        snapshot = viewer.look(options.topics)
+        try:
+            return snapshot, viewer.asked(snapshot, options)
+        except ForebayError as error:
+            logger.info("%s; a stream with a checkpoint does not need them", error)
+            return snapshot, None
+
+
+def fix(snapshot: Snapshot, options: ReadOptions) -> tuple[Range, ...]:
+    """The offsets of an earlier look that the options ask for. Raises what `load` raises."""
+    with contextlib.closing(Viewer(options.location)) as viewer:
+        return viewer.asked(snapshot, options)
 
 
 def plan(
@@ -232,6 +247,10 @@ class Viewer:
         """The offsets between these limits, fixed."""
         fixed = [self.at_offsets(snapshot, limit) for limit in (starting, ending)]
         return tuple(resolve(snapshot.bounds, fixed[0], fixed[1], fail_on_data_loss=fail_on_data_loss))
+
+    def asked(self, snapshot: Snapshot, options: ReadOptions) -> tuple[Range, ...]:
+        """The offsets that the options ask for, fixed; `Invalid` names those that the topics do not have."""
+        return self.ranges(snapshot, options.starting, options.ending, fail_on_data_loss=options.fail_on_data_loss)
 
     def at_offsets(self, snapshot: Snapshot, limit: Limit) -> Limit:
         """The limit by offsets: for a time, that of the first record which is not before it, or the end."""

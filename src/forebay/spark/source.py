@@ -25,9 +25,10 @@ from pyspark.sql.types import (
 
 from forebay.errors import Invalid
 from forebay.spark.columns import SPARK_TYPES
-from forebay.spark.options import ReadOptions, checked_columns, is_for_stream, parse_columns
-from forebay.spark.reader import Loaded, reader_for
+from forebay.spark.options import ReadOptions, checked_columns, is_for_batch, is_for_stream, parse_columns
+from forebay.spark.reader import Loaded, loaded_or_seen, reader_for
 from forebay.spark.sink import ForebayStreamWriter, plan_stream_write
+from forebay.spark.snapshot import Snapshot
 from forebay.spark.streaming.reader import ForebayStreamReader
 from forebay.spark.writing import plan_write
 
@@ -46,7 +47,7 @@ _TYPES: dict[str, DataType] = {
 class ForebayDataSource(DataSource):
     """`spark.read.format("forebay").option("path", …).option("topic", …).load()`."""
 
-    _loaded: Loaded | None = None
+    _loaded: Loaded | Snapshot | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -57,8 +58,10 @@ class ForebayDataSource(DataSource):
         """The columns asked for. Called once, by `load()`: this is the moment that the DataFrame shows."""
         streaming = is_for_stream(self.options)
         options = ReadOptions.parse(self.options, streaming=streaming)
-        if not streaming:
+        if is_for_batch(self.options):
             self._loaded = Loaded.now(options)
+        elif not streaming:
+            self._loaded = loaded_or_seen(options)
         return spark_schema(options.columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -67,6 +70,8 @@ class ForebayDataSource(DataSource):
         columns = columns_of(schema, self.options)
         # With a schema of the user's own, Spark does not ask for ours, and the moment is now.
         loaded, self._loaded = self._loaded or Loaded.now(options), None
+        if isinstance(loaded, Snapshot):
+            loaded = Loaded.of(loaded, options)
         caller = inspect.currentframe()
         return reader_for(caller.f_back if caller is not None else None, options, loaded, columns)
 
