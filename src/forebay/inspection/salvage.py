@@ -81,7 +81,7 @@ class Listed:
 
 
 @dataclass(slots=True, kw_only=True)
-class Copied:
+class Salvaged:
     """What was brought back of one partition, or would be."""
 
     copied: int = 0
@@ -133,13 +133,13 @@ class Salvage:
 
     def copy_to(
         self, target: Topic | None, *, apply: bool, on_records: Callable[[int], None] = lambda count: None
-    ) -> Copied:
+    ) -> Salvaged:
         """Append every lost record to the target, once, with headers that say where it comes from.
 
         On return each is there; a repetition finds it there and appends nothing. Without `apply`, or without a
         target, it is only counted. `on_records` hears of records of the files as they have been gone through.
         """
-        counted = Copied()
+        counted = Salvaged()
         if not any(item.lost for item in self.listed):
             return counted
         there = self._there(target) if target is not None else {}
