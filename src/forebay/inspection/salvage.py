@@ -11,12 +11,14 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import PurePath
 from typing import NamedTuple
 
 from pyroaring import BitMap64
 
-from forebay.disk import Disk
-from forebay.errors import Corrupt, UnsupportedFormat
+from forebay.clock import SystemClock
+from forebay.disk import Disk, SystemDisk
+from forebay.errors import Conflict, Corrupt, Invalid, Moved, UnknownTopic, Unsupported, UnsupportedFormat
 from forebay.format.batch import Batch, decode
 from forebay.format.descriptor import DescriptorKind
 from forebay.format.frame import Kind, Verdict
@@ -27,12 +29,16 @@ from forebay.format.segment import (
     decode_header,
     parse_segment_name,
 )
+from forebay.inspection.directory import Inspected, look, metadata_of
 from forebay.inspection.recorded import ShardHistory
 from forebay.inspection.segments import log_file
+from forebay.inspection.stores import Stores
 from forebay.records import EARLIEST, Gap, Headers, Position, Reason, Record
 from forebay.shard.places import is_local
-from forebay.storage import Topic
-from forebay.topics import TopicSpec
+from forebay.storage import Storage, Topic
+from forebay.storage.checks import checked_partition
+from forebay.storage.directory import LogDirectory, is_owned
+from forebay.topics import Engine, TopicName, TopicSpec
 from forebay.wal.begin import ASIDE
 from forebay.wal.removing import KINDS, Removals
 from forebay.wal.scan import Piece, pieces_of
@@ -169,6 +175,91 @@ class Salvage:
                 for offset, epoch in _origins(record.headers, self.topic.spec.topic_id, self.partition):
                     there.setdefault(epoch, BitMap64()).add(offset)
         return there
+
+
+@contextlib.contextmanager
+def salvages(
+    log: Storage, name: str | TopicName, *, partition: int | None = None, source: str | PurePath | None = None
+) -> Iterator[list[Salvage]]:
+    """For each partition, or this one, what the directory `source` has set aside; without `source`, that of the log.
+
+    The log is that of the directory which has the topic now: only its owner can tell what is lost, and may append.
+    """
+    topic = log.topic(name)
+    if log.path is None or topic.spec.engine is not Engine.SEGMENT:
+        where = "in a RocksDB database" if topic.spec.engine is Engine.ROCKSDB else "in the memory of its owner"
+        raise Unsupported(f"{topic.name} lives {where}: it never sets anything aside")
+    chosen = _chosen(topic, partition)
+    clock, settings = SystemClock(), log.settings
+    with contextlib.ExitStack() as stack:
+        disk = stack.enter_context(contextlib.closing(SystemDisk(settings.runtime.descriptors_max)))
+        here = LogDirectory.look(log.path, disk)
+        directory = here if source is None else LogDirectory.look(source, disk)
+        found = look(log.path, settings, disk, clock)
+        stores = stack.enter_context(contextlib.closing(Stores(found, settings, disk=disk, clock=clock)))
+        metadata = stack.enter_context(metadata_of(here, settings, disk, clock))
+        made = []
+        for place in found.places():
+            if place.spec != topic.spec or place.partition not in chosen:
+                continue
+            _check_holder(found, topic, place.partition)
+            history = ShardHistory.of(place, metadata, stores, found.prefix)
+            assert history is not None
+            files = remains(
+                disk,
+                f"{directory.shards}/{place.id}",
+                log_too=_is_left_behind(directory, found, disk),
+                header_of=header_in_history(history),
+            )
+            made.append(Salvage(disk, files, topic, place.partition))
+        yield made
+
+
+def target_of(log: Storage, found: Sequence[Salvage], into: str | TopicName | None, *, create: bool) -> Topic | None:
+    """The topic that records are copied into, their own without `into`; `None` if it is missing and not to be made."""
+    topic = found[0].topic
+    if into is None:
+        return topic
+    try:
+        target = log.topic(into)
+    except UnknownTopic:
+        if not create or not any(one.files for one in found):
+            return None
+        spec = topic.spec
+        return log.create_topic(
+            into, partitions=spec.partitions, durability=spec.durability, compression=spec.compression
+        )
+    if target.spec == topic.spec:
+        raise Invalid(f"into names {topic.name} itself: to append the records there again, leave it out (--append)")
+    if target.spec.engine is not Engine.SEGMENT or target.partitions < topic.partitions:
+        raise Conflict(
+            f"{target.name} has {target.partitions} partitions on the {target.spec.engine} engine, and {topic.name} "
+            f"{topic.partitions} on segments: name another topic, or one that does not exist yet"
+        )
+    return target
+
+
+def _chosen(topic: Topic, partition: int | None) -> range:
+    if partition is None:
+        return range(topic.partitions)
+    if not 0 <= checked_partition(partition) < topic.partitions:
+        raise Invalid(f"partition is {partition}; {topic.name} has 0 to {topic.partitions - 1}")
+    return range(partition, partition + 1)
+
+
+def _check_holder(found: Inspected, topic: Topic, partition: int) -> None:
+    """Only the directory that has the topic now can tell what is lost, and may append."""
+    state = found.state(topic.spec, partition)
+    if state is not None and state.holder not in (None, found.id):
+        raise Moved(
+            f"{topic.name}[{partition}] is in directory {state.holder} now, and {found.path} is {found.id}: open that "
+            "one (--data), and name the one that has the files as the source (--from)"
+        )
+
+
+def _is_left_behind(directory: LogDirectory, found: Inspected, disk: Disk) -> bool:
+    """Whether the other directory was left as its process died, so that its files lie where they were written."""
+    return directory.id != found.id and not is_owned(directory.path, disk)
 
 
 def lost_offsets(topic: Topic, partition: int, spans: Sequence[tuple[int, int]]) -> BitMap64:

@@ -239,6 +239,11 @@ class Storage:
         return copy_records(self.topic(source), self.topic(target), bytes_max=bytes_max, on_records=on_records)
 
     @property
+    def path(self) -> str | None:
+        """The absolute path of the data directory; `None` in memory."""
+        return self._parts.directory.path if self._parts.directory is not None else None
+
+    @property
     def directory_id(self) -> str | None:
         """The name by which states and moves know this data directory; `None` in memory."""
         return self._parts.directory.id if self._parts.directory is not None else None
