@@ -34,9 +34,15 @@ if _typing.TYPE_CHECKING:
         Unsupported,
         UnsupportedFormat,
     )
+    from forebay.format.descriptor import ShardState
+    from forebay.inspection.calls import PartitionSalvage, repair, salvage, verify
+    from forebay.inspection.findings import Finding, Report
+    from forebay.inspection.steps import Step
     from forebay.records import EARLIEST, LATEST, Gap, Offsets, Position, Reason, Record
     from forebay.settings import Settings
-    from forebay.storage import Ack, Group, GroupOffset, Reader, Storage, Topic
+    from forebay.shard import RecoveryDecision
+    from forebay.storage import Ack, Copied, Group, GroupOffset, Reader, Storage, Stream, Topic
+    from forebay.topics import TopicName, TopicSpec
 
 __version__ = "0.1.0"
 
@@ -44,10 +50,12 @@ __all__ = [
     "Ack",
     "Closed",
     "Conflict",
+    "Copied",
     "Corrupt",
     "DataLoss",
     "EARLIEST",
     "Fenced",
+    "Finding",
     "ForebayError",
     "Full",
     "Gap",
@@ -58,25 +66,42 @@ __all__ = [
     "LATEST",
     "Moved",
     "Offsets",
+    "PartitionSalvage",
     "Position",
     "Reader",
     "Reason",
     "Record",
+    "RecoveryDecision",
+    "Report",
     "Settings",
+    "ShardState",
+    "Step",
     "Storage",
+    "Stream",
     "Topic",
+    "TopicName",
+    "TopicSpec",
     "Unavailable",
     "UnknownTopic",
     "Unsupported",
     "UnsupportedFormat",
     "__version__",
     "open",
+    "repair",
+    "salvage",
+    "verify",
 ]
 
 _HOMES = {
+    "forebay.format.descriptor": ("ShardState",),
+    "forebay.inspection.calls": ("PartitionSalvage", "repair", "salvage", "verify"),
+    "forebay.inspection.findings": ("Finding", "Report"),
+    "forebay.inspection.steps": ("Step",),
     "forebay.records": ("EARLIEST", "Gap", "LATEST", "Offsets", "Position", "Reason", "Record"),
     "forebay.settings": ("Settings",),
-    "forebay.storage": ("Ack", "Group", "GroupOffset", "Reader", "Storage", "Topic"),
+    "forebay.shard": ("RecoveryDecision",),
+    "forebay.storage": ("Ack", "Copied", "Group", "GroupOffset", "Reader", "Storage", "Stream", "Topic"),
+    "forebay.topics": ("TopicName", "TopicSpec"),
 }
 """Where the public names live; those not listed live in `forebay.errors`."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,25 @@ from tests.storage.rig import QUICK
 
 def _values(records: object) -> list[bytes | None]:
     return [record.value for record in records]  # type: ignore[attr-defined]
+
+
+def test_a_following_reader_ends_when_its_event_is_set_and_goes_on_when_asked_again(tmp_path: Path) -> None:
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        topic = log.create_topic("t")
+        topic.append_many([b"a", b"b"])
+        stop = threading.Event()
+        stream = topic.reader("billing").follow(stop=stop)
+        seen = []
+
+        for record in stream:
+            seen.append(record.value)
+            if record.value == b"b":
+                stop.set()
+
+        assert seen == [b"a", b"b"]
+        stop.clear()
+        topic.append(b"c")
+        assert next(stream).value == b"c"
 
 
 def test_a_reader_goes_on_where_it_acknowledged(tmp_path: Path) -> None:

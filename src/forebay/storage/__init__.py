@@ -1,9 +1,11 @@
 """The entry point: topics by name, each on the engine it names. Embedded use starts with `Storage.open`."""
 
 from forebay.storage.acks import Ack
+from forebay.storage.copying import Copied
 from forebay.storage.groups import Group, GroupOffset
 from forebay.storage.readers import Reader
 from forebay.storage.store import Storage
+from forebay.storage.streams import Stream
 from forebay.storage.topic import Topic
 
-__all__ = ["Ack", "Group", "GroupOffset", "Reader", "Storage", "Topic"]
+__all__ = ["Ack", "Copied", "Group", "GroupOffset", "Reader", "Storage", "Stream", "Topic"]

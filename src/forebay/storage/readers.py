@@ -5,6 +5,7 @@ At least once: what was read and not acknowledged is read again.
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 from forebay.engines.operations import check_offset
@@ -76,10 +77,11 @@ class Reader:
         start: Position = EARLIEST,
         partition: int | None = None,
         timeout: float | None = None,
+        stop: threading.Event | None = None,
         on_gap: OnGap | None = None,
     ) -> Stream[Record]:
         """What is not done yet, and then new records as they come; see `Topic.follow`."""
-        return self.topic.follow(self._places(start), partition=partition, timeout=timeout, on_gap=on_gap)
+        return self.topic.follow(self._places(start), partition=partition, timeout=timeout, stop=stop, on_gap=on_gap)
 
     def following(
         self, *, start: Position = EARLIEST, partition: int | None = None, on_gap: OnGap | None = None

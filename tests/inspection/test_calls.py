@@ -1,0 +1,89 @@
+"""The calls of an operator from Python: verify, repair and salvage give what the command line gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import forebay
+from forebay import Invalid, UnknownTopic, Unsupported
+from forebay.inspection import Action
+from tests.cli.house import TOPIC, House
+from tests.cli.rig import filled, flip, snapshot
+from tests.cli.test_salvage import _killed_owner
+from tests.ledger import Ledger
+
+
+def test_a_sound_directory_verifies_clean_beside_its_owner(tmp_path: Path) -> None:
+    filled(tmp_path / "log")
+    totals: list[int] = []
+    read: list[int] = []
+
+    with forebay.open(tmp_path / "log") as log:
+        [spec] = log.topics()
+        report = forebay.verify(
+            tmp_path / "log", topic=spec.name, quick=True, on_total=totals.append, on_bytes=read.append
+        )
+
+    assert (report.is_clean, report.shards, report.records) == (True, 1, 60)
+    assert len(totals) == 1 and sum(read) == totals[0]
+
+
+def test_a_damaged_index_is_found_planned_for_and_mended(tmp_path: Path) -> None:
+    directory = tmp_path / "log"
+    filled(directory)
+    flip(min(directory.rglob("*.idx")), 60)
+    before = snapshot(directory)
+
+    report = forebay.verify(directory)
+    planned = forebay.repair(directory, topic="shop/orders")
+
+    assert not report.is_clean and "repair" in report.findings[0].next_step
+    assert [step.action for step in planned] == [Action.REBUILD_INDEX, Action.REBUILD_CHECKPOINT]
+    assert not any(step.done for step in planned) and snapshot(directory) == before
+
+    done = forebay.repair(directory, apply=True)
+
+    assert all(step.done for step in done)
+    assert forebay.verify(directory).is_clean and forebay.repair(directory, apply=True) == []
+
+
+@pytest.mark.parametrize("call", [forebay.verify, forebay.repair])
+def test_a_topic_that_is_not_there_is_refused_by_name(tmp_path: Path, call: object) -> None:
+    filled(tmp_path / "log")
+
+    with pytest.raises(UnknownTopic, match="no topic shop/other"):
+        call(tmp_path / "log", topic="shop/other")  # type: ignore[operator]
+    with pytest.raises(Invalid, match="not a topic name"):
+        call(tmp_path / "log", topic="a/b/c")  # type: ignore[operator]
+
+
+@pytest.mark.slow
+def test_lost_records_are_salvaged_once_by_the_log_that_has_the_topic(tmp_path: Path, ledger: Ledger) -> None:
+    house = House(tmp_path)
+    _killed_owner(house, exported=10, appended=30)
+    ledger.count("kills", figure="owner before a take-over")
+    with house.open("b") as log:
+        log.topic(TOPIC).append(b"first of b")
+
+        [would] = forebay.salvage(log, TOPIC, source=house.root / "a", dry_run=True)
+        [done] = forebay.salvage(log, TOPIC, source=house.root / "a")
+        [again] = forebay.salvage(log, TOPIC, source=house.root / "a")
+        [apart] = forebay.salvage(log, log.topic(TOPIC).spec.name, source=house.root / "a", into="shop/rescued")
+
+        assert (would.copied, would.present, would.into) == (20, 0, TOPIC)
+        assert [(item.start, item.stop, item.lost) for item in would.files] == [(0, 10, 0), (10, 30, 20)]
+        assert (done.copied, again.copied, again.present) == (20, 0, 20)
+        assert (apart.copied, apart.into) == (20, "shop/rescued")
+        assert [record.value for record in log.topic("shop/rescued").read()] == [b"%d" % n for n in range(10, 30)]
+        with pytest.raises(Invalid, match="partition is 1"):
+            forebay.salvage(log, TOPIC, partition=1)
+
+
+def test_a_log_in_memory_has_nothing_to_salvage() -> None:
+    with forebay.open(":memory:") as log:
+        log.create_topic("shop/orders")
+
+        with pytest.raises(Unsupported, match="memory"):
+            forebay.salvage(log, "shop/orders")
