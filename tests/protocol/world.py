@@ -153,7 +153,9 @@ class Node(Member):
     def __init__(self, world: World, name: str, metadata: MetadataStore, store: BlobStore) -> None:
         super().__init__(world, name, metadata, store, on_open=self._opened)
         self.world = world
-        self.deletions = Deletions(self.parts, self.definitions, world.settings, world.clock, self._forget)
+        self.deletions = Deletions(
+            self.parts, self.definitions, world.settings, world.clock, self._forget, lambda spec: None
+        )
         self._consumer = Consumer(world.disk, metadata)
 
     def _opened(self, shard: SegmentShard) -> None:

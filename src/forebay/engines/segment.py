@@ -153,6 +153,11 @@ class SegmentEngine(LookupEngine[SegmentShard]):
             self.retire(ref)
         return state
 
+    def delete_shard(self, ref: ShardRef) -> None:
+        """See `StorageEngine`."""
+        super().delete_shard(ref)
+        self._given_up.pop(ref.id, None)
+
     def take_back(self, ref: ShardRef) -> None:
         """A shard that was sealed here may be opened here again."""
         self._given_up.pop(ref.id, None)

@@ -67,7 +67,7 @@ class Attaching:
     """Attaches to one open shard. One call at a time."""
 
     def __init__(self, shard: SegmentShard, around: Surroundings, clock: Clock) -> None:
-        self._shard = shard
+        self.shard = shard
         self._around = around
         self._book = LoadBook(around.metadata, around.settings.metadata.prefix)
         self._catalog = shard.archive.catalog
@@ -87,7 +87,7 @@ class Attaching:
         Raises `LoadOver` if it was given up. After any other error it may be repeated; while it is not known whether
         the load was attached, appends go on waiting.
         """
-        shard, partition = self._shard, self._shard.ref.partition
+        shard, partition = self.shard, self.shard.ref.partition
         self.settle()
         if self._book.part(load_id, partition) is not None:
             return None
@@ -123,7 +123,7 @@ class Attaching:
 
     def _record(self, load_id: str, manifest: LoadManifest, start: int) -> None:
         """On return history has the load from `start` on, and our archive knows."""
-        archive = self._shard.archive
+        archive = self.shard.archive
         for _ in range(ATTEMPTS):
             self._resolve()
             # In our epoch still, so that nobody else has added to history.
@@ -133,7 +133,7 @@ class Attaching:
                 return
             load = self._checked(load_id, standing)
             if standing.frontier.next != start:
-                raise Conflict(f"{self._shard.ref}: history ends at {standing.frontier.next}, the log at {start}")
+                raise Conflict(f"{self.shard.ref}: history ends at {standing.frontier.next}, the log at {start}")
             pieces = self._pieces(load_id, load, manifest, start)
             end = pieces[-1].end
             compares, operations = self._transaction(load_id, standing, pieces)
@@ -153,8 +153,8 @@ class Attaching:
             # Refused itself; one that was sent before it may have landed.
             self._at_risk = before
         if self._at_risk is not None:
-            raise Indeterminate(f"{self._shard.ref}: it is not known yet whether load {load_id} is attached")
-        raise Unavailable(f"{self._shard.ref}: it changed {ATTEMPTS} times while load {load_id} was being attached")
+            raise Indeterminate(f"{self.shard.ref}: it is not known yet whether load {load_id} is attached")
+        raise Unavailable(f"{self.shard.ref}: it changed {ATTEMPTS} times while load {load_id} was being attached")
 
     def _resolve(self) -> None:
         """See what has become of a transaction whose outcome was not known."""
@@ -165,11 +165,11 @@ class Attaching:
             # It may still land; if we try again, one of the two is refused.
             return
         # Looked at after that: what it compares has changed, so what has not landed by now never will.
-        self._shard.archive.note_end(self._catalog.frontier().next)
+        self.shard.archive.note_end(self._catalog.frontier().next)
         self._at_risk = None
 
     def _standing(self, load_id: str) -> _Standing:
-        shard = self._shard
+        shard = self.shard
         state = self._catalog.state()
         if state is None or (state.state.incarnation, state.state.epoch) != (shard.ref.spec.topic_id, shard.epoch):
             reason = f"epoch {shard.epoch} owns it no more"
@@ -179,21 +179,21 @@ class Attaching:
 
     def _checked(self, load_id: str, standing: _Standing) -> StoredLoad:
         if standing.load is None or standing.load.load.status is not LoadStatus.OFFERED:
-            raise LoadOver(f"{self._shard.ref}: load {load_id} is over: it was not attached here, and never will be")
+            raise LoadOver(f"{self.shard.ref}: load {load_id} is over: it was not attached here, and never will be")
         if standing.state.state.phase is not Phase.OPEN:
             raise Moved(
-                f"{self._shard.ref} is {standing.state.state.phase}: load {load_id} is attached by who has it next"
+                f"{self.shard.ref} is {standing.state.state.phase}: load {load_id} is attached by who has it next"
             )
         return standing.load
 
     def _pieces(self, load_id: str, load: StoredLoad, manifest: LoadManifest, start: int) -> list[SegmentDescriptor]:
         """The descriptors of the load's part; a single one of a manifest if they are many."""
-        ref, store_name, created_at = self._shard.ref, load.load.store, self._clock.now_ms()
+        ref, store_name, created_at = self.shard.ref, load.load.store, self._clock.now_ms()
         pieces = descriptors_of(
             manifest,
             ref.partition,
             start,
-            epoch=self._shard.epoch,
+            epoch=self.shard.epoch,
             store=store_name,
             leader=self._around.holder,
             created_at=created_at,
@@ -214,7 +214,7 @@ class Attaching:
         raised = msgspec.structs.replace(
             state.state, next_offset=last.end, reserved_end=max(state.state.reserved_end, last.end)
         )
-        cur = Cur(start=last.start, next=last.end, epoch=self._shard.epoch, generation=frontier.cur.generation)
+        cur = Cur(start=last.start, next=last.end, epoch=self.shard.epoch, generation=frontier.cur.generation)
         compares: list[Compare] = [
             RevisionIs(keys.state, state.revision),
             RevisionIs(keys.cur, frontier.revision),
@@ -225,28 +225,28 @@ class Attaching:
             *(Put(keys.segment(piece.start), encode_value(piece)) for piece in pieces),
             Put(keys.cur, encode_value(cur, unknown=frontier.unknown)),
             Put(keys.state, encode_value(raised, unknown=state.unknown)),
-            self._book.note(load_id, self._shard.ref.partition, AttachedPart(first.start, last.end)),
+            self._book.note(load_id, self.shard.ref.partition, AttachedPart(first.start, last.end)),
         ]
         return compares, operations
 
     def _go_on(self) -> None:
         """Where history ends above the log, let the log go on there."""
-        end = self._shard.archive.exported
-        if end > self._shard.wal.writer.next:
-            self._shard.wal.skip_to_history(end)
+        end = self.shard.archive.exported
+        if end > self.shard.wal.writer.next:
+            self.shard.wal.skip_to_history(end)
 
     def _pause(self, load_id: str) -> None:
-        self._shard.wal.staging.pause(Paused(f"{self._shard.ref}: load {load_id} is being attached; try again"))
+        self.shard.wal.staging.pause(Paused(f"{self.shard.ref}: load {load_id} is being attached; try again"))
         if self._paused_at is None:
             self._paused_at = self._clock.monotonic()
 
     def _resume(self) -> float:
         """End the pause, unless an append could get an offset that the load has or may get; how long it has been."""
-        wal = self._shard.wal
+        wal = self.shard.wal
         if self._paused_at is None:
             return 0.0
         seconds = self._clock.monotonic() - self._paused_at
-        if self._at_risk is None and wal.writer.next >= self._shard.archive.exported:
+        if self._at_risk is None and wal.writer.next >= self.shard.archive.exported:
             wal.staging.resume()
             self._paused_at = None
             wal.counters.pauses += 1

@@ -60,7 +60,7 @@ class Alterations:
             self._newest[topic_id] = defined
             for topic in self._handles.get(topic_id, ()):
                 topic.adopt(defined.spec)
-            for shard in list(self._shards.of(topic_id).values()):
+            for shard in self._shards.of(topic_id):
                 _tell(shard, defined.spec)
         self.on_adopted(defined.spec)
 
@@ -68,6 +68,12 @@ class Alterations:
         """Adopt a definition, if anything here goes by it."""
         if defined.spec.topic_id in self._handles:
             self.adopt(defined)
+
+    def forget(self, topic_id: str) -> None:
+        """Drop what is known of a topic that was deleted."""
+        with self._lock:
+            self._handles.pop(topic_id, None)
+            self._newest.pop(topic_id, None)
 
     def alter(self, name: str | TopicName, changes: TopicChanges, *, allow_loss: bool) -> TopicSpec:
         """See `Storage.alter_topic`."""

@@ -68,6 +68,16 @@ class CachedCommits:
         with self._writing, self._changed:
             for place in [place for place in self._pending if place[0] == name]:
                 del self._pending[place]
+            self._durable = {place: offset for place, offset in self._durable.items() if place[0] != name}
+
+    def forget_topic(self, namespace: str, topic: str) -> None:
+        """A topic of this name was deleted: drop where its readers stood.
+
+        What is noted stays: it may belong to a later topic of the name, and the next flush drops the rest.
+        """
+        with self._writing, self._changed:
+            for place in [place for place in self._durable if place[0][:2] == (namespace, topic)]:
+                del self._durable[place]
 
     def end(self) -> None:
         """Write what is left, and stop."""
@@ -89,10 +99,11 @@ class CachedCommits:
             standing = self._store.ack_up_to(name, cursors)
         except UnknownTopic as error:
             logger.warning("%s", error)
-            standing = {partition: progress.offset for partition, progress in cursors.items()}
+            standing = {}
         with self._changed:
             for partition, progress in cursors.items():
-                self._durable[name, partition] = standing[partition]
+                if partition in standing:
+                    self._durable[name, partition] = standing[partition]
                 if self._pending.get((name, partition)) is progress:
                     del self._pending[name, partition]
 

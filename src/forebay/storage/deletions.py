@@ -32,6 +32,7 @@ class Deletions:
         settings: Settings,
         clock: Clock,
         forget: Callable[[ShardRef], None],
+        forget_topic: Callable[[TopicSpec], None],
     ) -> None:
         self._parts = parts
         self._definitions = definitions
@@ -39,6 +40,8 @@ class Deletions:
         self._clock = clock
         self._forget = forget
         """Stops all work on a shard and lets go of it."""
+        self._forget_topic = forget_topic
+        """Drops what this process keeps by the topic's id or name."""
 
     def finish(self) -> list[TopicSpec]:
         """Remove what deleted topics left. What cannot be removed now is logged and tried again later.
@@ -91,6 +94,7 @@ class Deletions:
         ProgressStore(metadata, self._settings.metadata.prefix).forget_topic(spec.namespace, spec.topic, spec.topic_id)
         noted = {found.topic_id: found for found in self._definitions.late_objects()} if late is None else {}
         self._definitions.end_deletion(spec, late or noted.get(spec.topic_id))
+        self._forget_topic(spec)
 
     def _late(self, spec: TopicSpec, states: Sequence[ShardState], *, has_store: bool) -> LateObjects | None:
         """What may be found later, if anything: an object that was on its way, and files in other directories."""

@@ -45,7 +45,7 @@ class Limited:
 
     def _is_seen_to(self, ref: ShardRef) -> bool:
         try:
-            if ref.partition not in self._shards.of(ref.spec.topic_id) and self._was_here(ref):
+            if self._shards.find(ref.spec.topic_id, ref.partition) is None and self._was_here(ref):
                 self._shards.open(ref)
         except (Closed, Moved, UnknownTopic):
             return True

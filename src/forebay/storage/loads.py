@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
 
 from forebay.blobs import BlobStore
 from forebay.catalog import ShardCatalog, ShardKeys
@@ -107,7 +106,8 @@ class Loads:
         self._clock = clock
         self._open_shard = open_shard
         self._book = LoadBook(parts.metadata, settings.metadata.prefix)
-        self._attaching: WeakKeyDictionary[SegmentShard, Attaching] = WeakKeyDictionary()
+        self._attaching: dict[str, Attaching] = {}
+        """By shard id. An entry holds its shard: `forget` ends it when the shard is given up."""
         self._replaced = Replaced(clock)
         self._retry_at: dict[str, float] = {}
         self._pending: dict[str, str] = {}
@@ -157,15 +157,20 @@ class Loads:
 
     def step(self) -> None:
         """Attach what others offered, finish what was begun, and wake whoever waited for a load that is over."""
-        for shard in [shard for shard, attaching in self._attaching.items() if attaching.is_paused]:
+        for shard in [attaching.shard for attaching in list(self._attaching.values()) if attaching.is_paused]:
             self._safely("", partial(self._alone_with, shard, lambda shard: self._of(shard).settle()))
         pending = self._book.pending()
         for topic_id in {topic for load_id, topic in self._pending.items() if load_id not in pending}:
             self._wake(topic_id)
         self._pending = {load_id: topic for load_id, topic in self._pending.items() if load_id in pending}
+        self._retry_at = {load_id: at for load_id, at in self._retry_at.copy().items() if load_id in pending}
         for load_id, parts in pending.items():
             if self._retry_at.get(load_id, 0.0) <= self._clock.monotonic():
                 self._safely(load_id, partial(self._look, load_id, parts))
+
+    def forget(self, shard_id: str) -> None:
+        """A shard is given up here. Nothing may be attaching to it any more: `Archiving.forget` comes first."""
+        self._attaching.pop(shard_id, None)
 
     def sweep(self) -> None:
         """Remove objects of loads that nobody needs any more, and what is known of those, once they are old enough."""
@@ -306,9 +311,9 @@ class Loads:
         return self._parts.archiving.alone_with(shard, work)
 
     def _of(self, shard: SegmentShard) -> Attaching:
-        attaching = self._attaching.get(shard)
-        if attaching is None:
-            attaching = self._attaching[shard] = Attaching(shard, self._around, self._clock)
+        attaching = self._attaching.get(shard.ref.id)
+        if attaching is None or attaching.shard is not shard:
+            attaching = self._attaching[shard.ref.id] = Attaching(shard, self._around, self._clock)
         return attaching
 
     def _shards_of(self, load: Load) -> list[SegmentShard]:

@@ -26,19 +26,24 @@ class OpenShards:
         self._parts = parts
         self._definitions = definitions
         self._check_open = check_open
-        self._opened: dict[str, dict[int, OpenShard]] = {}
+        self._opened: dict[tuple[str, int], OpenShard] = {}
+        """By topic id and partition. Changed in single steps, without a lock."""
 
-    def of(self, topic_id: str) -> dict[int, OpenShard]:
-        """The open shards of a topic, by partition; the same object at every call."""
-        return self._opened.setdefault(topic_id, {})
+    def find(self, topic_id: str, partition: int) -> OpenShard | None:
+        """The shard, if it is open. Takes no lock."""
+        return self._opened.get((topic_id, partition))
+
+    def of(self, topic_id: str) -> list[OpenShard]:
+        """The open shards of a topic."""
+        return [shard for (of_topic, _), shard in self._opened.copy().items() if of_topic == topic_id]
 
     def all(self) -> list[OpenShard]:
         """Every open shard."""
-        return [shard for opened in self._opened.copy().values() for shard in opened.copy().values()]
+        return list(self._opened.copy().values())
 
     def open(self, ref: ShardRef) -> OpenShard:
         """The shard, opened by the definition that its topic has now."""
-        opened = self.of(ref.spec.topic_id)
+        place = _place(ref)
         with self.changing:
             self._check_open()
             # A handle may outlive its topic: what it names must not come to life again by being used.
@@ -53,41 +58,43 @@ class OpenShards:
                 except OSError as error:
                     raise Unavailable(f"{ref} cannot be opened: {error}; once the disk works, try again") from error
                 self.on_opened(shard)
-                opened[ref.partition] = shard
+                self._opened[place] = shard
                 # Whoever gives a shard up lets go of it in the engine first: then it is seen here, or taken out there.
                 if engine.has(ref, shard):
                     return shard
-                opened.pop(ref.partition, None)
+                self._opened.pop(place, None)
 
     def take_in(self, engine: SegmentEngine | RocksEngine) -> None:
         """Count the shards that are open in an engine as used: their limits are applied from now on."""
         for shard in engine.shards():
-            opened = self.of(shard.ref.spec.topic_id)
-            if opened.get(shard.ref.partition) is not shard:
+            place = _place(shard.ref)
+            if self._opened.get(place) is not shard:
                 self.on_opened(shard)
-                opened[shard.ref.partition] = shard
+                self._opened[place] = shard
                 if not engine.has(shard.ref, shard):
-                    opened.pop(shard.ref.partition, None)
+                    self._opened.pop(place, None)
 
     def let_go(self, ref: ShardRef) -> None:
         """The next use of the shard opens it anew."""
-        self.of(ref.spec.topic_id).pop(ref.partition, None)
+        self._opened.pop(_place(ref), None)
 
     def drop_closed(self, ref: ShardRef) -> None:
         """Take out a shard that was closed, where somebody was quick enough to find it before that.
 
         One that was opened anew since stays, and whoever works on it goes on.
         """
-        opened = self.of(ref.spec.topic_id)
-        shard = opened.get(ref.partition)
+        shard = self._opened.get(_place(ref))
         if shard is not None and self._parts.owned is not None and not self._parts.owned.has(ref, shard):
-            opened.pop(ref.partition, None)
+            self._opened.pop(_place(ref), None)
 
     def abandon(self) -> None:
         """In a forked child: whoever held the lock does not exist, and every use must ask anew."""
         self.changing = threading.RLock()
-        for opened in self._opened.values():
-            opened.clear()
+        self._opened.clear()
+
+
+def _place(ref: ShardRef) -> tuple[str, int]:
+    return ref.spec.topic_id, ref.partition
 
 
 def open_all(

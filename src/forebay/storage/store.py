@@ -56,7 +56,7 @@ class Storage:
         parts.memory.on_lost = self._shards.let_go
         self._closing = Closing()
         self._ended: str | None = None
-        self._deletions = Deletions(parts, self._definitions, settings, clock, self._forget)
+        self._deletions = Deletions(parts, self._definitions, settings, clock, self._forget, self._forget_topic)
         self._creations = Creations(parts, self._definitions, self._deletions, self._shards, settings, clock)
         self._progress = ProgressStore(parts.metadata, settings.metadata.prefix)
         self._commits = CachedCommits(self._progress, settings.progress, clock)
@@ -354,10 +354,10 @@ class Storage:
 
     def _handle(self, spec: TopicSpec) -> Topic:
         self._parts.engine_of(spec)
-        opened = self._shards.of(spec.topic_id)
+        find, topic_id = self._shards.find, spec.topic_id
 
         def shard(partition: int) -> OpenShard:
-            found = opened.get(partition)
+            found = find(topic_id, partition)
             return found if found is not None else self._shards.open(ShardRef(topic.spec, partition))
 
         topic = Topic(
@@ -384,6 +384,12 @@ class Storage:
         if self._parts.maintenance is not None and self._parts.archiving is not None:
             self._parts.maintenance.forget(ref.id)
             self._parts.archiving.forget(ref.id)
+        self._loads.forget(ref.id)
+
+    def _forget_topic(self, spec: TopicSpec) -> None:
+        """A topic was deleted: nothing that is kept by its id or name stays."""
+        self._alterations.forget(spec.topic_id)
+        self._commits.forget_topic(spec.namespace, spec.topic)
 
     def _after_upkeep(self, shard: SegmentShard) -> None:
         """A shard was looked after: see what follows from how it stands now."""

@@ -1,0 +1,162 @@
+"""Topics that come and go leave nothing behind in the memory of a log that stays open."""
+
+from __future__ import annotations
+
+import gc
+import types
+import weakref
+from collections import deque
+from pathlib import Path
+
+import pytest
+
+import forebay
+from forebay import Storage
+from forebay.clock import SystemClock
+from forebay.format.batch import encode_rows
+from forebay.prepared import LoadPlace, manifest_of, write_segment
+from tests.storage.rig import QUICK, until
+
+TOPICS = 12
+CONTAINERS = (dict, list, set, deque, weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
+NOT_OF_THE_LOG = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.FrameType)
+
+
+def containers(log: Storage) -> dict[str, int]:
+    """How many entries each container has that an object of the log holds as an attribute, by class and name."""
+    found: dict[str, int] = {}
+    seen = {id(log)}
+    left: list[object] = [log]
+    while left:
+        at = left.pop()
+        if type(at).__module__.startswith("forebay."):
+            names = {**getattr(at, "__dict__", {})}
+            for name in (name for kind in type(at).__mro__ for name in getattr(kind, "__slots__", ())):
+                names[name] = getattr(at, name, None)
+            for name, value in names.items():
+                if isinstance(value, CONTAINERS):
+                    place = f"{type(at).__name__}.{name}"
+                    found[place] = found.get(place, 0) + len(value)
+        for inner in gc.get_referents(at):
+            if id(inner) not in seen and not isinstance(inner, NOT_OF_THE_LOG):
+                seen.add(id(inner))
+                left.append(inner)
+    return found
+
+
+def churn(log: Storage, engine: str, first: int, count: int) -> None:
+    """Create topics, use each as a consumer group does, alter and delete it."""
+    durability = "ephemeral" if engine == "memory" else "disk"
+    for number in range(first, first + count):
+        topic = log.create_topic(f"t{number}", partitions=2, engine=engine, durability=durability)
+        topic.append(b"v", partition=0)
+        topic.append(b"w", partition=1)
+        log.group("g").commit(f"t{number}", 1, ack="cached")
+        log.group("g").offsets()
+        log.alter_topic(f"t{number}", ttl_ms=10_000_000)
+        log.delete_topic(f"t{number}")
+
+
+@pytest.mark.parametrize("engine", ["segment", "rocksdb", "memory"])
+def test_entries_of_a_topic_end_with_it(tmp_path: Path, engine: str) -> None:
+    with forebay.open(str(tmp_path), QUICK) as log:
+        churn(log, engine, 0, 3)
+        gc.collect()
+        before = containers(log)
+        churn(log, engine, 3, TOPICS)
+        gc.collect()
+        after = containers(log)
+
+    assert {name: after[name] for name in after if after[name] >= before.get(name, 0) + TOPICS} == {}
+
+
+@pytest.mark.parametrize("engine", ["segment", "rocksdb", "memory"])
+def test_the_shard_of_a_deleted_topic_goes(tmp_path: Path, engine: str) -> None:
+    durability = "ephemeral" if engine == "memory" else "disk"
+    with forebay.open(str(tmp_path), QUICK) as log:
+        topic = log.create_topic("t", engine=engine, durability=durability)
+        topic.append(b"v")
+        shard = weakref.ref(topic._shard(0))
+        assert shard() is not None
+
+        log.delete_topic("t")
+
+        # A background worker may be at its last step with it.
+        until(lambda: gc.collect() is not None and shard() is None)
+
+
+def load(log: Storage, name: str, load_id: str) -> None:
+    """Attach a bulk load of one record."""
+    topic_id = log.topic(name).spec.topic_id
+    place = LoadPlace(load_id, topic_id, 0)
+    made = write_segment(
+        log.loads.store().store, place, "0-0", [encode_rows([(b"load", None, None, (), 1)])], clock=SystemClock()
+    )
+    assert made is not None
+    log.loads.offer(name, manifest_of(load_id, topic_id, [(0, made)]), expires_at=None)
+    assert [attached.partition for attached in log.loads.attach(load_id).attached] == [0]
+
+
+def test_a_shard_that_attached_loads_goes_when_its_topic_is_deleted_or_sealed(tmp_path: Path) -> None:
+    settings = {**QUICK, "storage": {"handoff_root": str(tmp_path / "handoff")}}
+    with forebay.open(str(tmp_path / "log"), settings) as log:
+        shards = []
+        for number in range(2):
+            topic = log.create_topic(f"t{number}")
+            topic.append(b"v")
+            for again in range(2):
+                load(log, f"t{number}", f"{number}{again}".rjust(32, "0"))
+            shards.append(weakref.ref(topic._shard(0)))
+            assert [record.value for record in topic.read(forebay.EARLIEST)] == [b"v", b"load", b"load"]
+
+        log.delete_topic("t0")
+        log.seal_topic("t1")
+
+        until(lambda: gc.collect() is not None and [shard() for shard in shards] == [None, None])
+        assert log._loads._attaching == {}
+
+
+def test_a_topic_that_was_sealed_here_and_deleted_leaves_no_entry(tmp_path: Path) -> None:
+    settings = {**QUICK, "storage": {"handoff_root": str(tmp_path / "handoff")}}
+    with forebay.open(str(tmp_path / "log"), settings) as log:
+        log.create_topic("t").append(b"v")
+        log.seal_topic("t")
+        log.delete_topic("t")
+
+        assert log._parts.owned is not None and log._parts.owned._given_up == {}
+
+
+def test_a_handle_that_outlives_its_topic_keeps_no_entry_and_says_that_it_ended(tmp_path: Path) -> None:
+    with forebay.open(str(tmp_path), QUICK) as log:
+        handles = []
+        for number in range(TOPICS):
+            handles.append(log.create_topic(f"t{number}"))
+            handles[-1].append(b"v")
+            log.delete_topic(f"t{number}")
+
+        for handle in handles:
+            with pytest.raises(forebay.UnknownTopic, match="was deleted"):
+                handle.append(b"v")
+
+        assert log._shards._opened == {}
+        assert log._alterations._handles == {}
+
+
+def test_a_topic_of_the_same_name_has_its_own_entries_when_the_first_is_deleted(tmp_path: Path) -> None:
+    """Twice the same name: the second life is followed by its handles and its cached commits, the first by none."""
+    with forebay.open(str(tmp_path), QUICK) as log:
+        for _ in range(3):
+            old = log.create_topic("t")
+            old.append(b"v")
+            log.group("g").commit("t", 1, ack="cached")
+            log.group("g").offsets()
+            log.delete_topic("t")
+        topic = log.create_topic("t")
+        topic.append(b"v")
+        log.group("g").commit("t", 1, ack="cached")
+
+        log.alter_topic("t", ttl_ms=1_000_000)
+
+        assert topic.spec.ttl_ms == 1_000_000 and old.spec.ttl_ms is None
+        assert log.group("g").fetch("t") == 1
+        assert len(log._alterations._newest) == len(log._alterations._handles) == 1
