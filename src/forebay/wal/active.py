@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from typing import NamedTuple
 
+from forebay.conditions import Condition
 from forebay.wal.files import LogFile
 from forebay.wal.scan import LogScan
 
@@ -44,3 +46,35 @@ class SyncTarget(NamedTuple):
     active: ActiveFile
     position: int
     end: int
+
+
+class BackgroundSync:
+    """A sync of the active file that runs beside appends, and how it ended.
+
+    The kernel reports a lost write once, to one of the syncs of a file that run at the same time. So a thread that
+    answers for the same file first waits here for the outcome. The lock is a leaf: the thread that syncs takes no
+    other lock before it calls `end`, and a waiter may hold `committing`.
+    """
+
+    def __init__(self, target: SyncTarget) -> None:
+        self.target = target
+        self._changed = Condition()
+        self._is_over = False
+        self._error: OSError | None = None
+
+    def end(self, error: OSError | None = None) -> None:
+        """The sync has returned, or failed with `error`. Only the first call counts."""
+        with self._changed:
+            if not self._is_over:
+                self._error, self._is_over = error, True
+            self._changed.notify_all()
+
+    def wait(self, seconds_max: float) -> None:
+        """Return once the sync has succeeded; `OSError` if it failed or has not returned within the time."""
+        with self._changed:
+            is_over = self._changed.wait_for(lambda: self._is_over, seconds_max)
+        path = self.target.active.path
+        if not is_over:
+            raise OSError(errno.ETIMEDOUT, f"a sync begun before has not returned for {seconds_max:.0f} s", path)
+        if self._error is not None:
+            raise OSError(self._error.errno, f"a sync begun before has failed: {self._error}", path)

@@ -17,6 +17,7 @@ from forebay.errors import Closed, Fenced, ForebayError, Unavailable
 from forebay.format.batch import ColumnBytes
 from forebay.records import Offsets
 from forebay.topics import Durability
+from forebay.wal.active import ActiveFile
 from forebay.wal.counters import Counters
 from forebay.wal.files import FileList
 from forebay.wal.healing import rebuild
@@ -284,10 +285,10 @@ class Wal(PublishedLog, CommitQueue):
         self.writer.unsettled = False
         return True
 
-    def fail_file(self, error: OSError) -> None:
-        """Something outside a commit (a background sync) showed that the active file cannot be trusted."""
+    def fail_file(self, file: ActiveFile, error: OSError) -> None:
+        """A background sync of `file` has failed: it cannot be trusted, unless a copy has replaced it meanwhile."""
         with self.committing:
-            if self.failure is None and not self.closed:
+            if self.failure is None and not self.closed and file is self.writer.active:
                 self.writer.unsettled = True
                 self._fail(error)
         self.call_back()
@@ -307,10 +308,14 @@ class Wal(PublishedLog, CommitQueue):
     # Ending
 
     def flush(self) -> None:
-        """Everything appended so far is synced on return, whatever the class; else `Unavailable`."""
+        """Everything appended so far is synced on return, whatever the class; else `Unavailable`.
+
+        Waits for a background sync that began before, and fails if that did: the kernel reports a lost write once.
+        """
         self.commit()
         if self.failure is not None:
             self.heal()
+        self._await_sync()
         with self.committing:
             self.check_writable()
             if self.failure is not None or not self.guarded(self.timed_sync):
@@ -329,7 +334,10 @@ class Wal(PublishedLog, CommitQueue):
             self._begin_file(self.rotate_locked)
 
     def _await_sync(self) -> None:
-        """A sync beside us may fail, and the system tells only once: the file must still be the active one then."""
+        """A sync beside us may fail, and the system tells only once: the file must still be the active one then.
+
+        The caller holds no lock, so that appends go on meanwhile.
+        """
         with self.published:
             self.published.wait_for(lambda: not self.writer.syncing, ROTATE_WAIT_SECONDS)
 
@@ -339,8 +347,8 @@ class Wal(PublishedLog, CommitQueue):
             raise Unavailable(f"{self.writer.place}: no new log file could be begun ({why}); try again")
 
     def sync_ended(self) -> None:
-        """The sync that ran beside other work is over."""
-        self.writer.syncing = False
+        """The outcome of the background sync was acted on."""
+        self.writer.background = None
         with self.published:
             self.published.notify_all()
 

@@ -14,7 +14,7 @@ from forebay.disk import replace_file
 from forebay.errors import Corrupt
 from forebay.format.checkpoint import Checkpoint, CheckpointFile, encode_checkpoint
 from forebay.format.segment import parse_segment_name
-from forebay.wal.active import SyncTarget
+from forebay.wal.active import BackgroundSync, SyncTarget
 from forebay.wal.files import LogFile, SealedFile
 from forebay.wal.log import Wal
 from forebay.wal.sealing import Sealer
@@ -87,29 +87,46 @@ class Upkeep:
         """What a sync that starts now would make durable. Appends go on beside it."""
         wal = self._wal
         with wal.committing:
-            if wal.failure is not None or wal.closed:
+            if wal.failure is not None or wal.closed or wal.writer.syncing:
                 return None
             wal.dirty_since = None
             target = wal.writer.sync_begin()
-            wal.writer.syncing = target is not None
             if target is None:
                 wal.live.close()
+            else:
+                wal.writer.background = BackgroundSync(target)
             return target
 
     def sync_end(self, target: SyncTarget) -> None:
         """The sync begun before has succeeded."""
-        with self._wal.committing:
-            self._wal.counters.fsyncs += 1
-            self._wal.writer.sync_end(target)
-            self._wal.tell()
-            # Never synced, so its descriptor counts as one that must stay open: it is taken again when needed.
-            self._wal.live.close()
-        self._wal.sync_ended()
+        wal = self._wal
+        self._note_outcome(None)
+        try:
+            with wal.committing:
+                wal.counters.fsyncs += 1
+                wal.writer.sync_end(target)
+                if not wal.closed:
+                    wal.tell()
+                # Never synced, so its descriptor counts as one that must stay open: it is taken again when needed.
+                wal.live.close()
+        finally:
+            wal.sync_ended()
 
     def sync_failed(self, error: OSError) -> None:
         """The sync begun before has failed: what it covered may never reach the disk."""
-        self._wal.fail_file(error)
-        self._wal.sync_ended()
+        background = self._wal.writer.background
+        self._note_outcome(error)
+        try:
+            if background is not None:
+                self._wal.fail_file(background.target.active, error)
+        finally:
+            self._wal.sync_ended()
+
+    def _note_outcome(self, error: OSError | None) -> None:
+        """Answer the threads that wait for the outcome. Before `committing` is taken: one of them may hold it."""
+        background = self._wal.writer.background
+        if background is not None:
+            background.end(error)
 
     def seal_rotated(self) -> None:
         """Seal every file that is no longer written. A failure is logged and tried again at the next call."""

@@ -20,7 +20,7 @@ from forebay.format.control import State, encode_gap, encode_mark, encode_state
 from forebay.format.segment import SegmentHeader, encode_header, segment_name
 from forebay.records import Gap, Reason
 from forebay.settings import WalSettings
-from forebay.wal.active import ActiveFile, SyncTarget
+from forebay.wal.active import ActiveFile, BackgroundSync, SyncTarget
 from forebay.wal.cache import CachedFrame
 from forebay.wal.files import FileList
 from forebay.wal.removing import Removals
@@ -35,6 +35,8 @@ OUTPUT_BYTES = 1024 * 1024
 RESERVE_SECONDS = 4.0
 RESERVE_LOOKS = 8
 """How often, within the smallest step, it is looked whether more should be reserved."""
+SYNC_WAIT_SECONDS = 60.0
+"""How long a sync waits for one of the same file that began before it. Then the file counts as failed."""
 
 
 class ShardPlace(NamedTuple):
@@ -97,8 +99,8 @@ class Writer:
         self._reserved_at: tuple[float, int] | None = None  # when offsets were reserved last, and the end then
         self._look_again = 0
         """From this offset on, see whether more should be reserved ahead of need."""
-        self.syncing = False
-        """A sync of the active file runs beside other work: its failure must find that file still active."""
+        self.background: BackgroundSync | None = None
+        """The sync that runs beside other work, from its begin until its outcome was acted on."""
         self._stray: str | None = None
         """A new file that may have its name without being part of the log."""
         self._reopened_clean = False
@@ -144,13 +146,29 @@ class Writer:
         self.end = end
         return made
 
+    @property
+    def syncing(self) -> bool:
+        """Whether a sync of the active file runs beside other work: its failure must find that file still active."""
+        return self.background is not None and self.background.target.active is self.active
+
     def sync(self) -> None:
-        """Make everything written durable."""
+        """Make everything written durable. Waits first for a background sync of the same file, and fails if that did.
+
+        The caller holds `committing`.
+        """
+        self._await_background()
         target = self.sync_begin()
         if target is not None:
             unsettled, self.unsettled = self.unsettled, True
             target.active.file.sync()
             self.sync_end(target)
+            self.unsettled = unsettled
+
+    def _await_background(self) -> None:
+        background = self.background
+        if background is not None and self.syncing:
+            unsettled, self.unsettled = self.unsettled, True
+            background.wait(SYNC_WAIT_SECONDS)
             self.unsettled = unsettled
 
     def sync_begin(self) -> SyncTarget | None:

@@ -1,0 +1,183 @@
+"""A sync in the background and an answer about durability at the same time: the kernel reports a lost write once."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from forebay.errors import ForebayError, Unavailable
+from forebay.testing.history import Outcome
+from forebay.topics import Durability
+from forebay.wal.active import BackgroundSync, SyncTarget
+from tests.log.rig import Rig, Simulated, simulated
+
+PATIENCE = 60.0
+DISK, FSYNC = Durability.DISK, Durability.FSYNC
+LOST = OSError(errno.EIO, "EIO: a page was not written")
+
+
+class Waiting:
+    """Work in threads of its own that comes to wait for a background sync."""
+
+    def __init__(self, rig: Simulated, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.outcomes: list[object] = []
+        self._threads: list[threading.Thread] = []
+        self._waiting = threading.Semaphore(0)
+        wait, await_sync = BackgroundSync.wait, rig.wal._await_sync
+
+        def waits(sync: BackgroundSync, seconds_max: float) -> None:
+            self._waiting.release()
+            wait(sync, seconds_max)
+
+        def waits_outside() -> None:
+            self._waiting.release()
+            await_sync()
+
+        monkeypatch.setattr(BackgroundSync, "wait", waits)
+        monkeypatch.setattr(rig.wal, "_await_sync", waits_outside)
+
+    def begin(self, work: Callable[[], object]) -> None:
+        """Return once the work waits for the sync."""
+
+        def run() -> None:
+            try:
+                self.outcomes.append(work())
+            except ForebayError as error:
+                self.outcomes.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        self._threads.append(thread)
+        assert self._waiting.acquire(timeout=PATIENCE), f"it did not wait: {self.outcomes}"
+
+    def end(self) -> list[object]:
+        """What came of it."""
+        for thread in self._threads:
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+        return self.outcomes
+
+
+def syncing(durability: Durability) -> tuple[Simulated, SyncTarget]:
+    """Two records, of which a sync in the background has begun; of class `fsync`, of a mark behind them."""
+    rig = Rig(simulated(), durability).open()
+    rig.append(2)
+    if durability is FSYNC:
+        with rig.wal.committing:
+            rig.wal.writer.mark()
+    target = rig.shard.upkeep.sync_begin()
+    assert target is not None
+    return rig, target
+
+
+@pytest.mark.parametrize("answer", ["flush", "rotate"])
+@pytest.mark.parametrize("waiters", [1, 2])
+def test_what_promises_durability_fails_with_a_sync_that_began_before(
+    monkeypatch: pytest.MonkeyPatch, answer: str, waiters: int
+) -> None:
+    rig, _ = syncing(DISK)
+    waiting = Waiting(rig, monkeypatch)
+    for _ in range(waiters):
+        waiting.begin(getattr(rig.wal, answer))
+
+    rig.shard.upkeep.sync_failed(LOST)
+
+    outcomes = waiting.end()
+    assert [type(outcome) for outcome in outcomes] == [Unavailable] * waiters
+    assert all("EIO" in str(outcome) for outcome in outcomes)
+    assert rig.wal.offsets().durable == 0
+    assert len(rig.wal.files.all) == 1
+    rig.flush()  # the records are in a copy of the file now
+    assert rig.wal.offsets().durable == 2
+
+
+@pytest.mark.parametrize("answer", ["flush", "rotate"])
+def test_what_promises_durability_goes_on_behind_a_sync_that_succeeds(
+    monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    rig, target = syncing(DISK)
+    waiting = Waiting(rig, monkeypatch)
+    waiting.begin(getattr(rig.wal, answer))
+    assert rig.append() is Outcome.ACKED  # class `disk` does not wait
+    waiting.begin(getattr(rig.wal, answer))
+
+    target.active.file.sync()
+    rig.shard.upkeep.sync_end(target)
+
+    assert waiting.end() == [None, None]
+    assert rig.wal.offsets().durable == 3
+    assert not rig.wal.writer.syncing
+
+
+def test_an_append_of_class_fsync_is_not_acknowledged_if_a_sync_that_began_before_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig, _ = syncing(FSYNC)
+    waiting = Waiting(rig, monkeypatch)
+    waiting.begin(rig.append)
+
+    rig.shard.upkeep.sync_failed(LOST)
+
+    assert waiting.end() == [Outcome.INDETERMINATE]
+    assert (rig.wal.head, rig.wal.offsets().durable) == (2, 2)
+    assert rig.wal.failure is not None and "EIO" in rig.wal.failure
+    assert rig.wal.heal()
+    assert rig.append() is Outcome.ACKED
+    assert len(rig.reading().records) == 3
+
+
+def test_an_append_of_class_fsync_is_acknowledged_behind_a_sync_that_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig, target = syncing(FSYNC)
+    waiting = Waiting(rig, monkeypatch)
+    waiting.begin(rig.append)
+
+    target.active.file.sync()
+    rig.shard.upkeep.sync_end(target)
+
+    assert waiting.end() == [Outcome.ACKED]
+    assert rig.wal.offsets().durable == 3
+
+
+@pytest.mark.parametrize("error", [None, LOST])
+def test_a_log_that_closes_waits_for_the_sync_and_is_clean_only_if_that_succeeds(
+    monkeypatch: pytest.MonkeyPatch, error: OSError | None
+) -> None:
+    rig, target = syncing(DISK)
+    waiting = Waiting(rig, monkeypatch)
+    waiting.begin(rig.wal.close)
+
+    if error is not None:
+        rig.shard.upkeep.sync_failed(error)
+    else:
+        target.active.file.sync()
+        rig.shard.upkeep.sync_end(target)
+
+    assert waiting.end() == [None]
+    assert (rig.wal.failure is not None) is (error is not None)
+    assert rig.wal.writer.durable == (2 if error is None else 0)
+    again = Rig(rig.disk, DISK, epoch=1).open()
+    assert [offset for offset, _ in again.reading().records] == [0, 1]
+
+
+def test_the_failure_of_a_sync_says_nothing_of_the_copy_that_replaced_its_file() -> None:
+    rig, target = syncing(DISK)
+    rig.wal.fail_file(target.active, LOST)
+    assert rig.wal.heal()
+
+    rig.flush()  # the copy is another file: there is nothing to wait for
+    rig.shard.upkeep.sync_failed(LOST)
+
+    assert rig.wal.failure is None
+    assert rig.append() is Outcome.ACKED
+
+
+def test_a_sync_that_does_not_return_is_not_waited_for_without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forebay.wal.writer.SYNC_WAIT_SECONDS", 0.0)
+    rig, _ = syncing(FSYNC)
+
+    assert rig.append() is Outcome.INDETERMINATE
+
+    assert rig.wal.failure is not None and "has not returned" in rig.wal.failure
