@@ -6,8 +6,10 @@ import shutil
 import threading
 from pathlib import Path
 from random import Random  # noqa: TID251  # seeded: the same run again
+from typing import Any
 
 import pytest
+import rocksdict
 
 from forebay.clock import SystemClock
 from forebay.disk import SystemDisk
@@ -301,6 +303,50 @@ def test_less_free_space_than_asked_for_refuses_appends_and_not_reads(tmp_path: 
     assert engine.read_by_offset(ref, 0).next == 0
     assert engine.open_shard(ref).failure is None
     engine.close()
+
+
+class _Refusing:
+    """A database of RocksDB that answers one call with an error."""
+
+    def __init__(self, inner: Any, refused: str) -> None:
+        self._inner = inner
+        self._refused = refused
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self._refused:
+            raise RuntimeError(f"{name} was refused")
+        return getattr(self._inner, name)
+
+
+def _batch(database: Database, key: bytes, value: bytes) -> Batch:
+    """A batch that nothing refers to after its write: it would keep the database open."""
+    batch = database.batch()
+    batch.put(key, value)
+    return batch
+
+
+@pytest.mark.parametrize("refused", ["get", "get_column_family", "get_column_family_handle", "WriteOptions"])
+def test_an_open_that_fails_at_any_step_leaves_the_database_free_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    """The half-opened database stayed open: every later open found its lock held by this very process."""
+    database = Database(str(tmp_path / "rocksdb"), SystemDisk())
+    made = rocksdict.Rdict
+    if refused == "WriteOptions":
+        monkeypatch.setattr(rocksdict, "WriteOptions", lambda: 1 / 0)
+    else:
+        monkeypatch.setattr(rocksdict, "Rdict", lambda *args, **kwargs: _Refusing(made(*args, **kwargs), refused))
+    for _ in range(2):
+        with pytest.raises(Unavailable):
+            database.open()
+
+    monkeypatch.undo()
+    database.write(_batch(database, b"key", b"value"), sync=True)
+    database.close()
+
+    again = Database(str(tmp_path / "rocksdb"), SystemDisk())
+    assert again.get(b"key") == b"value"
+    again.close()
 
 
 def test_errors_of_the_package_are_ours(tmp_path: Path) -> None:

@@ -245,25 +245,33 @@ class Database:
         # A hole inside what was synced is damage: refused, never cut.
         options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
         options.set_keep_log_file_num(4)
+        rocks = family = None
         try:
             access = AccessType.read_only(False) if self.read_only else AccessType.read_write()
             families = {FAMILY: Options(raw_mode=True)}
             rocks = Rdict(self.path, options, column_families=families, access_type=access)
-            found = rocks.get(_FORMAT_KEY)
-            if found is None and not self.read_only:
-                rocks.put(_FORMAT_KEY, FORMAT)
-            elif found not in (None, FORMAT):
-                rocks.close()
-                raise UnsupportedFormat(f"{self.path} has format {found!r}, this version knows {FORMAT!r}: upgrade")
-            self._family = rocks.get_column_family(FAMILY)
-            self._handle = rocks.get_column_family_handle(FAMILY)
-        except ForebayError:
-            raise
-        except Exception as error:
+            self._check_format(rocks)
+            family = rocks.get_column_family(FAMILY)
+            handle = rocks.get_column_family_handle(FAMILY)
+            synced = WriteOptions()
+            synced.sync = True
+        except BaseException as error:
+            # Else this process keeps the database's lock, and no later open gets it.
+            for opened in (family, rocks):
+                if opened is not None:
+                    opened.close()
+            if isinstance(error, ForebayError) or not isinstance(error, Exception):
+                raise
             raise translated(error) from error
-        self._synced = WriteOptions()
-        self._synced.sync = True
-        self._rocks = rocks
+        self._family, self._handle, self._synced, self._rocks = family, handle, synced, rocks
+
+    def _check_format(self, rocks: Any) -> None:
+        """Name the format in a new database; `UnsupportedFormat` if this one has another."""
+        found = rocks.get(_FORMAT_KEY)
+        if found is None and not self.read_only:
+            rocks.put(_FORMAT_KEY, FORMAT)
+        elif found not in (None, FORMAT):
+            raise UnsupportedFormat(f"{self.path} has format {found!r}, this version knows {FORMAT!r}: upgrade")
 
     def _check_open(self) -> None:
         if self._ended is not None:
