@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from typing import Final
+
 from forebay.testing.crashes import CrashState
-from forebay.testing.history import Outcome
+from forebay.testing.history import Outcome, Told
 from forebay.testing.invariants import Violation, check_log, no_crash_is_damage, readings_agree, recovery_is_stable
+from forebay.testing.trace import Note
 from forebay.topics import Durability
 from tests.log.rig import Rig, Simulated, after
 
@@ -36,3 +40,16 @@ def _repeat(rig: Simulated) -> None:
             newest[producing[0]] = (producing[1], len(append.begun.values))
     for producer, (sequence, count) in newest.items():
         rig.append(count, producing=(producer, sequence))
+
+
+TAKEN: Final = "taken over"
+"""A note in a trace: from here on another owner has the shard."""
+
+
+def lost_owners_acknowledge_nothing(notes: Iterable[Note]) -> Iterator[Violation]:
+    """I20: once another owner has the shard, the one before it acknowledges nothing, whenever the append began."""
+    taken = False
+    for note in notes:
+        taken = taken or note.kind == TAKEN
+        if taken and isinstance(note.payload, Told) and note.payload.outcome is Outcome.ACKED:
+            yield Violation("I20", f"append {note.payload.attempt} was acknowledged after another had the shard")

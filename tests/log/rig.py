@@ -154,6 +154,10 @@ class Rig(Generic[D]):
         self.wal.flush()
         self.note(Synced(self.wal.head))
 
+    def promise(self) -> None:
+        """Note what the log says of itself: everything below `durable` survives a power loss."""
+        self.note(Synced(self.wal.offsets().durable))
+
     def see(self) -> Reading:
         """Read everything, as some reader may at any time."""
         reading = self.reading()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from forebay.errors import Unavailable
+from forebay.testing.disk import SimulatedDisk
 from forebay.testing.faults import Call
 from forebay.topics import Durability
 from tests.log.rig import Simulated
@@ -137,6 +138,18 @@ def fail_next(rig: Simulated, kind: str, number: int, taken: int | None = None, 
         return call.kind == kind and call.path.endswith(suffix)
 
     rig.disk.fail_when(matches, number, taken=taken)
+
+
+def inside_next(disk: SimulatedDisk, kind: str, act: Callable[[], None], suffix: str = ".seg") -> None:
+    """Let `act` happen once, in the middle of the next call of this kind: the call has begun and done nothing yet."""
+    waiting = [act]
+
+    def meets(call: Call) -> bool:
+        if waiting and call.kind == kind and call.path.endswith(suffix):
+            waiting.pop()()
+        return False
+
+    disk.fail_when(meets, errno.EIO)
 
 
 SCENARIOS: Final = (

@@ -8,9 +8,12 @@ import pytest
 
 from forebay.errors import Unavailable
 from forebay.records import Gap, Reason
+from forebay.testing.crashes import explore
 from forebay.testing.damage import Damage
+from forebay.testing.invariants import promises_follow_syncs
 from forebay.topics import Durability
 from forebay.wal.follow import FollowedLog
+from tests.log.checks import recover_and_go_on
 from tests.log.rig import DIRECTORY, SMALL, Rig, Simulated, simulated
 from tests.log.scenarios import fail_next
 
@@ -81,3 +84,22 @@ def test_without_an_owner_others_see_no_more_than_it_had_shown(durability: Durab
     follower.refresh()
 
     assert (follower.head, follower.durable) == (shown, 3)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+def test_a_background_sync_that_failed_promises_nothing_of_that_file(rounds: int) -> None:
+    """The system reports a lost write once: a sync that succeeds later has not written those bytes."""
+    rig = Rig(simulated(), Durability.DISK).open()
+    rig.append(3)
+    rig.clock.advance(2)
+    fail_next(rig, "sync", errno.EIO)
+
+    for _ in range(rounds):
+        rig.shard.upkeep.maintain()
+        rig.promise()
+        rig.append()
+        rig.clock.advance(2)
+
+    assert list(promises_follow_syncs(rig.disk.trace)) == []
+    for state in explore(rig.disk.trace, damages=[Damage.OLD, Damage.CUT], states_max=2, names_max=2):
+        assert recover_and_go_on(state, Durability.DISK) == []

@@ -16,8 +16,9 @@ from forebay.testing.invariants import check_log
 from forebay.topics import Durability
 from forebay.wal.begin import Start
 from forebay.wal.staging import Ticket
+from tests.log.checks import TAKEN, lost_owners_acknowledge_nothing
 from tests.log.rig import SMALL, Bare, BareRig, Rig, simulated, stage
-from tests.log.scenarios import fail_next
+from tests.log.scenarios import fail_next, inside_next
 
 DISK, FSYNC, MEMORY = Durability.DISK, Durability.FSYNC, Durability.MEMORY
 HELD = Moved("shop/orders[0] moves to another owner: try there")
@@ -50,6 +51,24 @@ def test_a_lease_that_lapses_between_write_and_ack_leaves_the_append_undecided(d
     assert rig.append() is Outcome.REFUSED
     assert [value for _, value in rig.see().records] == [b"a0.0"]
     assert rig.wal.wait(1, timeout=0) is False
+
+
+@pytest.mark.parametrize(("durability", "step"), [(FSYNC, "write"), (FSYNC, "sync"), (DISK, "write")])
+def test_a_lease_that_lapses_inside_a_step_of_the_commit_leaves_the_append_undecided(
+    durability: Durability, step: str
+) -> None:
+    rig = _begun(durability)
+    rig.append()
+
+    def taken_over() -> None:
+        rig.lease = False
+        rig.disk.note(TAKEN)
+
+    inside_next(rig.disk, step, taken_over)
+
+    assert rig.append() is Outcome.INDETERMINATE
+    assert list(lost_owners_acknowledge_nothing(rig.disk.trace.notes())) == []
+    assert [value for _, value in rig.see().records] == [b"a0.0"]
 
 
 def test_an_append_is_not_acknowledged_in_the_queue_either_once_the_lease_has_lapsed() -> None:

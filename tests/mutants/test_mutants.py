@@ -19,7 +19,7 @@ import forebay.wal.retention
 import forebay.wal.scan
 import forebay.wal.writer
 from forebay.disk import Disk, File
-from forebay.errors import ForebayError
+from forebay.errors import Fenced, ForebayError
 from forebay.format.control import State
 from forebay.records import OFFSET_MAX, Bytes, Gap, Reason
 from forebay.testing.crashes import explore
@@ -32,19 +32,23 @@ from forebay.testing.invariants import (
     damage_is_reported,
     names_follow_bytes,
     names_of,
+    promises_follow_syncs,
 )
 from forebay.topics import Durability
 from forebay.wal.begin import Start
 from forebay.wal.files import BelowFiles, SealedFile
+from forebay.wal.live import LIVE_NAME
 from forebay.wal.log import Wal
 from forebay.wal.retention import drop_file
 from forebay.wal.scan import LogScan
+from forebay.wal.survey import CHECKPOINT_NAME
+from forebay.wal.upkeep import Upkeep
 from forebay.wal.window import ProducerWindow
 from forebay.wal.writer import Writer
 from tests.ledger import Ledger
-from tests.log.checks import recover_and_go_on
-from tests.log.rig import BareRig, Rig, Simulated, simulated
-from tests.log.scenarios import fail_next
+from tests.log.checks import TAKEN, lost_owners_acknowledge_nothing, recover_and_go_on
+from tests.log.rig import DIRECTORY, BareRig, Rig, Simulated, simulated
+from tests.log.scenarios import fail_next, inside_next
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 
@@ -57,7 +61,7 @@ def _run_crashing(durability: Durability, run: Callable[[Simulated], None]) -> l
     rig = Rig(simulated(), durability).open()
     run(rig)
     trace = rig.disk.trace
-    violations = [*names_follow_bytes(trace), *check_log(rig.history(), rig.reading())]
+    violations = [*names_follow_bytes(trace), *promises_follow_syncs(trace), *check_log(rig.history(), rig.reading())]
     if durability is FSYNC:
         violations += acks_follow_syncs(trace)
     for state in explore(trace, damages=DAMAGES, states_max=3, names_max=3):
@@ -111,6 +115,30 @@ def _meets_a_failing_sync(rig: Simulated) -> None:
     rig.append()
 
 
+def _meets_a_failing_background_sync(rig: Simulated) -> None:
+    rig.append(2)
+    fail_next(rig, "sync", errno.EIO)
+    for _ in range(3):
+        rig.clock.advance(2)
+        rig.shard.upkeep.maintain()
+        rig.promise()
+    rig.append()
+
+
+def _flip_without_the_files_beside(durability: Durability) -> list[Violation]:
+    """One bit of the first of several synced records; `live` and `checkpoint` are missing, so only the log tells."""
+    rig = Rig(simulated(), durability).open()
+    for _ in range(4):
+        rig.append()
+    rig.shard.upkeep.close()
+    _overwrite(rig, rig.wal.files.all[0].path, _first_record(rig) + 60)
+    for name in (LIVE_NAME, CHECKPOINT_NAME):
+        rig.disk.unlink(f"{DIRECTORY}/{name}")
+    again = Rig(rig.disk, durability, epoch=rig.epoch).open()
+    history = rig.history()
+    return [*check_log(history, again.reading()), *damage_is_reported(history, again.reading(), 4)]
+
+
 def _flip_below_the_mark(durability: Durability) -> list[Violation]:
     """One bit of the first of several synced records, before the shard is opened again."""
     rig = Rig(simulated(), durability).open()
@@ -145,6 +173,20 @@ def _append_after_a_take_over(durability: Durability) -> list[Violation]:
     start = Start(next_offset=16, gap=Gap(0, 16, Reason.LOST))
     other = BareRig(simulated(), durability, epoch=1).begin(start)
     return check_log(rig.history(), other.reading_from(0))
+
+
+def _taken_over_inside_the_sync(durability: Durability) -> list[Violation]:
+    """The lease ends, and another owner has the shard, while the append waits for the disk."""
+    rig = BareRig(simulated(), durability).begin(reserve=lambda _: 16)
+    rig.append()
+
+    def taken_over() -> None:
+        rig.lease = False
+        rig.disk.note(TAKEN)
+
+    inside_next(rig.disk, "sync", taken_over)
+    rig.append()
+    return list(lost_owners_acknowledge_nothing(rig.disk.trace.notes()))
 
 
 def _retain_what_is_covered(durability: Durability) -> list[Violation]:
@@ -271,6 +313,34 @@ def _no_lease_check(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Wal, "__init__", unasked)
 
 
+def _lease_asked_before_the_sync(patch: pytest.MonkeyPatch) -> None:
+    write = Wal._write
+
+    def asked_first(wal: Wal) -> None:
+        still_owner, wal.still_owner = wal.still_owner, None
+        try:
+            if still_owner is not None and not still_owner():
+                raise Fenced("the lease has ended")
+            write(wal)
+        finally:
+            wal.still_owner = still_owner
+
+    patch.setattr(Wal, "_write", asked_first)
+
+
+def _background_sync_tried_again(patch: pytest.MonkeyPatch) -> None:
+    def try_later(upkeep: Upkeep, error: OSError) -> None:
+        upkeep._wal.dirty_since = upkeep._wal.writer.clock.monotonic()
+        upkeep._wal.sync_ended()
+
+    patch.setattr(Upkeep, "sync_failed", try_later)
+
+
+def _marks_not_believed(patch: pytest.MonkeyPatch) -> None:
+    whole = LogScan._frames_behind
+    patch.setattr(LogScan, "_frames_behind", lambda scan, *arguments: (whole(scan, *arguments)[0], 0))
+
+
 def _retention_beyond_coverage(patch: pytest.MonkeyPatch) -> None:
     expired = forebay.wal.retention.expired
     patch.setattr(forebay.wal.retention, "expired", lambda files, _, **limits: expired(files, OFFSET_MAX, **limits))
@@ -298,6 +368,24 @@ MUTANTS: Final = (
     Mutant("renamed before synced", _renamed_before_synced, lambda: _run_crashing(FSYNC, _appends), "I14"),
     Mutant("no lease check before the ack", _no_lease_check, lambda: _append_after_a_take_over(FSYNC), "I1"),
     Mutant("retention beyond coverage", _retention_beyond_coverage, lambda: _retain_what_is_covered(FSYNC), "I17"),
+    Mutant(
+        "lease asked before the fsync", _lease_asked_before_the_sync, lambda: _taken_over_inside_the_sync(FSYNC), "I20"
+    ),
+    Mutant(
+        "failed background sync tried again",
+        _background_sync_tried_again,
+        lambda: _run_crashing(DISK, _meets_a_failing_background_sync),
+        "I13",
+    ),
+    *[
+        Mutant(
+            f"durable marks not believed, {invariant}",
+            _marks_not_believed,
+            lambda: _flip_without_the_files_beside(FSYNC),
+            invariant,
+        )
+        for invariant in ("I1", "I4", "I12")
+    ],
     Mutant("clean mark outlives later records", _clean_mark_stays, lambda: _run_crashing(DISK, _reopens), "I4"),
 )
 

@@ -17,10 +17,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from forebay.format.frame import HEADER
 from forebay.records import Gap, Reason
 from forebay.testing import trace as traces
 from forebay.testing.durability import Durability as DiskModel
-from forebay.testing.history import Append, History, Outcome, Reading, Told
+from forebay.testing.durability import FileLedger, Standing
+from forebay.testing.history import Append, History, Outcome, Reading, Synced, Told
 from forebay.testing.trace import Trace
 from forebay.topics import Durability
 
@@ -218,6 +220,32 @@ def acks_follow_syncs(trace: Trace) -> Iterator[Violation]:
                 if any(entry.name.endswith(".seg") for entry in pending):
                     yield Violation("I13", f"append {attempt} at {offset} was acknowledged before its name was synced")
         model.apply(operation)
+
+
+def promises_follow_syncs(trace: Trace) -> Iterator[Violation]:
+    """I13 for a watermark: no record below it lies in bytes of a segment file whose sync has failed.
+
+    A later sync of the same file proves nothing: the system has reported the failure and forgotten the bytes.
+    """
+    model = DiskModel(trace.start)
+    for operation in trace.operations:
+        match operation:
+            case traces.Note(_, Synced(end)):
+                named = [entry for names in model.live.values() for entry in names.items() if entry[0].endswith(".seg")]
+                for name, inode in named:
+                    doubtful = _first_doubtful(model.files[inode])
+                    if doubtful is not None and doubtful < end:
+                        yield Violation(
+                            "I13", f"{end} is called durable, and a sync of {name} failed from offset {doubtful} on"
+                        )
+        model.apply(operation)
+
+
+def _first_doubtful(file: FileLedger) -> int | None:
+    """The offset of the first frame whose sync has failed; each write since the last sync begins with a whole head."""
+    doubtful = (change.operation for change in file.changes if change.standing is Standing.DOUBTFUL)
+    first = next((operation for operation in doubtful if isinstance(operation, traces.Write)), None)
+    return None if first is None else int(HEADER.unpack_from(first.data)[0])
 
 
 def names_follow_bytes(trace: Trace) -> Iterator[Violation]:
