@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -86,12 +87,13 @@ class Mixed:
         report = compact(Here(location), location, [self.topic], rules=AT_ONCE)
         assert not report.findings, report
 
-    def load(self, count: int) -> None:
-        """A bulk load into every partition."""
+    def load(self, count: int, partitions: Sequence[int] | None = None) -> None:
+        """A bulk load into every partition, or into these."""
         topic, loads = self.filled.topic, self.log.loads
+        into = range(topic.partitions) if partitions is None else partitions
         load_id = f"load-{len(self.filled.rows)}"
         segments, rows = [], []
-        for partition in range(topic.partitions):
+        for partition in into:
             own = [self.filled._row(partition, 40) for _ in range(count)]
             rows += own
             encoded = encode_rows(
@@ -103,7 +105,7 @@ class Mixed:
             segments.append((partition, made))
         loads.offer(self.topic, manifest_of(load_id, topic.spec.topic_id, segments), None)
         loads.attach(load_id)
-        starts = {partition: topic.offsets(partition).next - count for partition in range(topic.partitions)}
+        starts = {partition: topic.offsets(partition).next - count for partition in into}
         for row in rows:
             self.filled.rows.append({**row, "offset": starts[row["partition"]]})
             starts[row["partition"]] += 1

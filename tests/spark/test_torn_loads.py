@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 
+from forebay.catalog import ShardCatalog
+from forebay.format.descriptor import LoadStatus
+from forebay.metadata import MetadataStore
+from forebay.metadata.opening import open_metadata
 from forebay.prepared import Load
-from forebay.shard.loading import LoadBook
-from forebay.spark import snapshot
+from forebay.shard.loading import AttachedPart, LoadBook
+from forebay.spark import opening, snapshot
 from forebay.spark.options import ReadOptions
-from forebay.spark.snapshot import ShardView, Viewer
+from forebay.spark.snapshot import ShardView, Viewer, load, look_again
 from tests.moves import rig
 from tests.spark.mixed import Mixed
 
@@ -28,11 +34,17 @@ def mixed(tmp_path: Path) -> Iterator[Mixed]:
     mixed.close()
 
 
+@pytest.fixture
+def viewer(mixed: Mixed) -> Iterator[Viewer]:
+    with contextlib.closing(Viewer(ReadOptions.parse(mixed.options).location)) as viewer:
+        yield viewer
+
+
 def _ends(mixed: Mixed, viewer: Viewer) -> list[int]:
     return [view.next for view in viewer.look(ReadOptions.parse(mixed.options).topics).shards]
 
 
-def test_a_load_that_comes_between_two_partitions_is_seen_in_both(mixed: Mixed) -> None:
+def test_a_load_that_comes_between_two_partitions_is_seen_in_both(mixed: Mixed, viewer: Viewer) -> None:
     looked, views = snapshot._Viewed.look, list[ShardView]()
 
     def look_and_load(viewed: snapshot._Viewed) -> ShardView:
@@ -41,14 +53,12 @@ def test_a_load_that_comes_between_two_partitions_is_seen_in_both(mixed: Mixed) 
             mixed.load(5)
         return views[-1]
 
-    viewer = Viewer(ReadOptions.parse(mixed.options).location)
     with mock.patch.object(snapshot._Viewed, "look", look_and_load):
         assert _ends(mixed, viewer) == [15, 15], "not the one that came during the second try"
     assert _ends(mixed, viewer) == [20, 20]
-    viewer.close()
 
 
-def test_a_load_that_is_committed_between_two_partitions_is_seen_in_both(mixed: Mixed) -> None:
+def test_a_load_that_is_committed_between_two_partitions_is_seen_in_both(mixed: Mixed, viewer: Viewer) -> None:
     looked, views = snapshot._Viewed.look, list[ShardView]()
     commit, may_commit = LoadBook.commit, threading.Event()
 
@@ -62,7 +72,6 @@ def test_a_load_that_is_committed_between_two_partitions_is_seen_in_both(mixed: 
             mixed.log.loads.attach(load_id)
         return views[-1]
 
-    viewer = Viewer(ReadOptions.parse(mixed.options).location)
     load_id = f"load-{len(mixed.filled.rows)}"
     with mock.patch.object(LoadBook, "commit", commit_later):
         mixed.load(5)
@@ -70,4 +79,142 @@ def test_a_load_that_is_committed_between_two_partitions_is_seen_in_both(mixed: 
         with mock.patch.object(snapshot._Viewed, "look", look_and_commit):
             assert _ends(mixed, viewer) == [15, 15]
     assert [view.next for view in views] == [10, 15, 15, 15]
-    viewer.close()
+
+
+class _Asked:
+    """Counts what a look asks the metadata store."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        monkeypatch.setattr(opening, "open_metadata", lambda *args, **more: self._counted(open_metadata(*args, **more)))
+
+    def since(self, act: Callable[[], object]) -> int:
+        before = self.count
+        act()
+        return self.count - before
+
+    def _counted(self, store: MetadataStore) -> MetadataStore:
+        for name in ("get", "range"):
+            setattr(store, name, self._counting(getattr(store, name)))
+        return store
+
+    def _counting(self, ask: Callable[..., Any]) -> Callable[..., Any]:
+        def asked(*args: Any, **more: Any) -> Any:
+            self.count += 1
+            return ask(*args, **more)
+
+        return asked
+
+
+def test_a_look_asks_no_more_the_more_loads_a_history_has(mixed: Mixed, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = _Asked(monkeypatch)
+    options = ReadOptions.parse(mixed.options)
+
+    def again() -> None:
+        spec = mixed.filled.topic.spec
+        with contextlib.closing(opening.Opened(options.location)) as opened:
+            assert look_again(opened, spec.topic_id, mixed.topic, 0, 0, 5)
+
+    counts = []
+    for loads in (2, 10):
+        for number in range(loads):
+            mixed.load(1, partitions=[[0], [1], [0, 1]][number % 3])
+        counts.append((asked.since(lambda: load(options)), asked.since(again)))
+
+    assert counts[0] == counts[1]
+    assert counts[0][0] < 20
+    ends = [mixed.filled.topic.offsets(partition).next for partition in (0, 1)]
+    assert [view.next for view in load(options)[0].shards] == ends
+
+
+def test_a_first_look_at_loads_that_are_over_is_made_once(mixed: Mixed, viewer: Viewer) -> None:
+    looked, views = snapshot._Viewed.look, list[ShardView]()
+
+    def look(viewed: snapshot._Viewed) -> ShardView:
+        views.append(looked(viewed))
+        return views[-1]
+
+    mixed.load(5)
+    mixed.load(5, partitions=[1])
+    with mock.patch.object(snapshot._Viewed, "look", look):
+        assert _ends(mixed, viewer) == [15, 20]
+
+    assert len(views) == 2
+
+
+@contextlib.contextmanager
+def _offered(mixed: Mixed) -> Iterator[str]:
+    """A load that is attached everywhere and not committed while this lasts, unless by `_commit`."""
+    load_id = f"load-{len(mixed.filled.rows)}"
+    with mock.patch.object(LoadBook, "commit", lambda book, load_id: book.get(load_id).load):
+        mixed.load(5)
+        yield load_id
+
+
+_commit = LoadBook.commit
+
+
+@pytest.mark.parametrize("is_kept", [True, False], ids=["committed", "given up"])
+def test_a_load_that_ends_between_the_history_and_the_list_of_offers(
+    mixed: Mixed, viewer: Viewer, *, is_kept: bool
+) -> None:
+    """A load that is on no list any more is not committed for that: it may have become a gap."""
+    really, left = LoadBook.pending, [1]
+
+    def end_and_list(book: LoadBook) -> dict[str, dict[int, AttachedPart]]:
+        if book._metadata is viewer._opened.metadata and left and left.pop():
+            _commit(mixed.log.loads._book, load_id) if is_kept else mixed.log.loads.abandon(load_id)
+        return really(book)
+
+    with _offered(mixed) as load_id, mock.patch.object(LoadBook, "pending", end_and_list):
+        shards = viewer.look(ReadOptions.parse(mixed.options).topics).shards
+
+    assert [view.next for view in shards] == [15, 15]
+    assert all((view.pieces[-1].gap is None) is is_kept for view in shards)
+
+
+@pytest.mark.parametrize("is_kept", [True, False], ids=["committed", "given up"])
+def test_a_load_that_ends_between_the_list_of_offers_and_its_own_key(
+    mixed: Mixed, viewer: Viewer, *, is_kept: bool
+) -> None:
+    really, left = ShardCatalog.load_status, [1]
+
+    def end_and_ask(catalog: ShardCatalog, asked: str) -> LoadStatus:
+        if catalog.store is viewer._opened.metadata and left and left.pop():
+            _commit(mixed.log.loads._book, load_id) if is_kept else mixed.log.loads.abandon(load_id)
+        return really(catalog, asked)
+
+    with _offered(mixed) as load_id, mock.patch.object(ShardCatalog, "load_status", end_and_ask):
+        shards = viewer.look(ReadOptions.parse(mixed.options).topics).shards
+
+    assert [view.next for view in shards] == [15, 15]
+    assert all((view.pieces[-1].gap is None) is is_kept for view in shards)
+
+
+def test_a_load_that_is_given_up_while_its_gaps_are_made_is_never_shown(mixed: Mixed, viewer: Viewer) -> None:
+    """At each step of giving up, every partition ends before the load or has a gap in its place."""
+    seen: list[bool] = []
+
+    def look() -> None:
+        shards = viewer.look(ReadOptions.parse(mixed.options).topics).shards
+        seen.extend(view.next == 10 or view.pieces[-1].gap is not None for view in shards)
+
+    replace, end = ShardCatalog.replace, LoadBook.end
+
+    def replace_and_look(*args: Any, **more: Any) -> bool:
+        look()
+        done = replace(*args, **more)
+        look()
+        return done
+
+    def end_and_look(book: LoadBook, load_id: str) -> None:
+        end(book, load_id)
+        look()
+
+    with _offered(mixed) as load_id, mock.patch.multiple(ShardCatalog, replace=replace_and_look):
+        look()
+        with mock.patch.object(LoadBook, "end", end_and_look):
+            mixed.log.loads.abandon(load_id)
+
+    assert len(seen) == 12
+    assert all(seen)

@@ -23,7 +23,7 @@ from forebay.records import Gap, Reason
 from forebay.shard import ShardRef
 from forebay.spark.covers import Cover
 from forebay.spark.filters import NO_FILTERS, Filters
-from forebay.spark.loaded import LoadsSeen
+from forebay.spark.loaded import History, LoadsSeen
 from forebay.spark.location import Location
 from forebay.spark.opening import Opened
 from forebay.spark.options import FROM_LATEST, Limit, ReadOptions, Topics
@@ -337,10 +337,8 @@ class _Viewed:
         self._removals = RecordedRemovals(self._catalog)
         self._deleted = OffsetSet()
         self._deletes = 0
-        self._known: tuple[int, int] | None = None
+        self._history: History | None = None
         self._descriptors: list[SegmentDescriptor] = []
-        self._brought: list[tuple[str, int]] = []
-        """The loads among them, with where their segments start."""
         self._cover = Cover(opened.disk)
 
     def look(self) -> ShardView:
@@ -351,18 +349,20 @@ class _Viewed:
         before = self._state()
         if before is not None and before.deletes != self._deletes:
             self._deleted, self._deletes = self._deleted | self._removals.deleted(), before.deletes
-        generation, end = self._catalogued()
+        history, loads = self._loads.settle(self._catalog, self._catalogued)
         state = self._state()
         floor = state.floor if state is not None else NO_FLOOR
         deleted = self._deleted
+        end = self._descriptors[-1].end if self._descriptors else history.next
         if local is not None and state is not None and state.holder not in (None, self._holder):
             local = None  # files here are what the shard was before it moved
         if local is not None:
             floor, deleted = higher(floor, local.removals.floor), deleted | local.removals.deletes
             end = max(end, local.head)
-        given_up = {load for load, _ in self._brought if self._status(load) is LoadStatus.ABANDONED}
-        waits = next((start for load, start in self._brought if self._status(load) is LoadStatus.OFFERED), end)
-        end = max(floor.earliest, min(end, waits))
+        given_up = {load for load, status in loads.items() if status is LoadStatus.ABANDONED}
+        waits = {load for load, status in loads.items() if status is LoadStatus.OFFERED}
+        first = next((each.start for each in self._descriptors if each.load_id in waits), end)
+        end = max(floor.earliest, min(end, first))
         return ShardView(
             topic=str(self._ref.spec.name),
             topic_id=self._ref.spec.topic_id,
@@ -373,7 +373,7 @@ class _Viewed:
             next=end,
             pieces=self._cover.pieces(floor.earliest, end, self._descriptors, given_up, local),
             deleted=deleted.clipped(floor.earliest, end),
-            generation=generation,
+            generation=history.generation,
             floor=floor,
         )
 
@@ -391,16 +391,11 @@ class _Viewed:
         stored = self._catalog.state()
         return stored.state if stored is not None and stored.state.incarnation == self._ref.spec.topic_id else None
 
-    def _catalogued(self) -> tuple[int, int]:
-        """Bring the descriptors up to date; the generation of the catalog, and the end of history."""
-        frontier = self._catalog.frontier()
-        found = frontier.cur.generation, frontier.next
-        if found != self._known:
-            self._descriptors, self._known = self._catalog.descriptors(), found
-            self._brought = [(each.load_id, each.start) for each in self._descriptors if each.load_id is not None]
-        end = self._descriptors[-1].end if self._descriptors else frontier.next
-        return found[0], end
-
-    def _status(self, load: str) -> LoadStatus:
-        """How far a load is that segments came with."""
-        return self._loads.status(self._catalog, load)
+    def _catalogued(self) -> History:
+        """Bring the descriptors up to date."""
+        cur = self._catalog.frontier().cur
+        if self._history is None or (cur.generation, cur.next) != (self._history.generation, self._history.next):
+            self._descriptors = self._catalog.descriptors()
+            named = frozenset(each.load_id for each in self._descriptors if each.load_id is not None)
+            self._history = History(cur.generation, cur.next, named)
+        return self._history
