@@ -44,6 +44,7 @@ def test_relative_paths_are_settled_where_the_options_are_read(tmp_path: Path, m
         ("gs://bucket", "sqlite:///meta.db", "bucket", "gcs", "/meta.db"),
         ("az://box/p", "etcd://one:2379, two:2379/prod", "box/p", "azure", None),
         ("file:///history", "etcd://one:2379", "/history", "directory", None),
+        ("file:///history", "etcds://one:2379,two:2379/prod", "/history", "directory", None),
     ],
 )
 def test_store_and_metadata_are_urls(store: str, metadata: str, root: str, backend: str, place: str | None) -> None:
@@ -52,7 +53,9 @@ def test_store_and_metadata_are_urls(store: str, metadata: str, root: str, backe
     assert (settings.store.backend, settings.store.root, settings.metadata.path) == (backend, root, place)
     assert settings.is_shared
     if place is None:
-        assert settings.metadata.endpoints[0] == "http://one:2379"
+        scheme = "https" if metadata.startswith("etcds") else "http"
+        members = ("one", "two") if "two" in metadata else ("one",)
+        assert settings.metadata.endpoints == tuple(f"{scheme}://{member}:2379" for member in members)
         assert settings.metadata.prefix == ("/prod" if "prod" in metadata else "/forebay")
 
 

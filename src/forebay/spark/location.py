@@ -33,7 +33,8 @@ _SCHEMES: Final = {"s3": "s3", "gs": "gcs", "az": "azure"}
 _USER: Final = re.compile(r"://[^/]*@")
 _SETTINGS: Final[Mapping[str, Setting]] = MappingProxyType({setting.path: setting for setting in all_settings()})
 _STORE: Final = "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or file:///directory"
-_METADATA: Final = "sqlite:///file or etcd://host:port,host:port"
+_METADATA: Final = "sqlite:///file, etcd://host:port,host:port or, encrypted, etcds://host:port,host:port"
+_ETCD: Final = {"etcd": "http", "etcds": "https"}
 
 
 def is_about_place(option: str) -> bool:
@@ -235,10 +236,10 @@ def _metadata(scheme: str, rest: str) -> list[tuple[str, str]] | None:
     if scheme == "sqlite":
         chosen = [("metadata.backend", "sqlite"), ("metadata.path", rest)]
         return chosen if posixpath.isabs(rest) else None
-    if scheme != "etcd":
+    if scheme not in _ETCD:
         return None
     members, slash, prefix = rest.partition("/")
-    endpoints = ",".join(f"http://{member.strip()}" for member in members.split(","))
+    endpoints = ",".join(f"{_ETCD[scheme]}://{member.strip()}" for member in members.split(","))
     chosen = [("metadata.backend", "etcd"), ("metadata.endpoints", endpoints)]
     return [*chosen, ("metadata.prefix", f"/{prefix}")] if slash and prefix else chosen
 

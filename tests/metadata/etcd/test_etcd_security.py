@@ -17,6 +17,8 @@ from forebay.errors import Invalid, Unavailable
 from forebay.metadata import Put
 from forebay.metadata.etcd import EtcdMetadata
 from forebay.settings import MetadataSettings
+from forebay.spark.location import Location
+from forebay.spark.opening import opened as spark_opened
 from forebay.testing.contracts.metadata.calls import drain, put
 from tests.metadata.etcd.cluster import Cluster, running, text
 
@@ -106,11 +108,25 @@ def test_certificates_are_checked_on_both_sides(tmp_path: Path) -> None:
             assert watch.poll(0.0) == []
             put(store, "a")
             assert [change.key for change in drain(watch, 1)] == ["a"]
+        _check_spark_reaches(cluster, "a", tls_ca=str(tmp_path / "ca.pem"), **own)
 
         with pytest.raises(Unavailable, match="certificate verify failed"):
             opened(cluster, timeout_ms=300, tls_ca=str(tmp_path / "stranger.pem"), **own)
         with pytest.raises(Unavailable, match="certificate|CERTIFICATE|disconnected|reset"):
             opened(cluster, timeout_ms=300, tls_ca=str(tmp_path / "ca.pem"))
+
+
+def _check_spark_reaches(cluster: Cluster, key: str, **files: str) -> None:
+    """The option `metadata` of the Spark source says that members are spoken to over TLS, and only then they are."""
+    members = ",".join(endpoint.removeprefix("https://") for endpoint in cluster.endpoints)
+    options = {"store": "file:///nowhere", **{f"metadata.{name}": path for name, path in files.items()}}
+    with spark_opened(Location.parse({**options, "metadata": f"etcds://{members}"}, {})) as found:
+        assert found.metadata.get(key) is not None
+    with (
+        spark_opened(Location.parse({**options, "metadata": f"etcd://{members}"}, {})) as found,
+        pytest.raises(Invalid, match=f"http://{members} is not encrypted"),
+    ):
+        found.metadata.get(key)
 
 
 def test_settings_that_would_send_secrets_in_the_clear_or_name_no_file_are_refused(tmp_path: Path) -> None:
