@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import forebay
+from forebay.disk import SystemDisk
 from forebay.shard import SegmentShard
 from forebay.spark.jobs import profile
 from forebay.spark.jobs.frames import look_at
@@ -31,6 +33,34 @@ def path(tmp_path: Path) -> Path:
 def log(path: Path) -> Iterator[forebay.Storage]:
     with forebay.open(str(path), SETTINGS) as opened:
         yield opened
+
+
+def test_a_page_that_cannot_be_written_leaves_nothing_open(
+    log: forebay.Storage, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disks: list[SystemDisk] = []
+    closed: list[SystemDisk] = []
+
+    class Noted(SystemDisk):
+        def __init__(self) -> None:
+            super().__init__()
+            disks.append(self)
+
+        def close(self) -> None:
+            closed.append(self)
+            super().close()
+
+    monkeypatch.setattr(profile, "SystemDisk", Noted)
+    without_topics: Any = None  # nothing is counted, so Spark is not asked
+
+    for html in (tmp_path / "missing" / "page.html", tmp_path / "page.html"):
+        with contextlib.suppress(FileNotFoundError):
+            profile.run(without_topics, Location.of(path), html=str(html))
+
+    assert disks == closed
+    assert len(disks) == 2
+    assert (tmp_path / "page.html").exists()
+    assert not (tmp_path / "missing").exists()
 
 
 def _expected(rows: list[Row], partition: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ What is counted of pieces that do not change can be kept in a file, so that a ru
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import pickle
 from collections import Counter
@@ -100,10 +101,9 @@ def run(
         pages.append(TopicPage(snapshot.shards[0].topic, tuple(tallies), bucket_ms, keys))
         parts.append(_topic_part(pages[-1]))
     if html is not None and not dry_run:
-        disk = SystemDisk()
         made = page_of(Page(tuple(pages), tuple(parts), clock.now_ms()))
-        replace_file(disk, html, made.encode())
-        disk.close()
+        with contextlib.closing(SystemDisk()) as disk:
+            replace_file(disk, html, made.encode())
     totals = summed([part for part in parts if part.partition is not None])
     doing = "to be read" if dry_run else "counted"
     return Report(
