@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import NamedTuple
@@ -21,9 +21,10 @@ from forebay.catalog import ShardCatalog
 from forebay.catalog.replaced import Replaced
 from forebay.clock import Clock
 from forebay.disk import Disk
-from forebay.errors import Corrupt
+from forebay.errors import Corrupt, DataLoss
 from forebay.format.checksum import ContentHash, content_hash, crc32
 from forebay.format.descriptor import (
+    DAMAGED_RANGES_MAX,
     DescriptorKind,
     SegmentDescriptor,
     Status,
@@ -32,7 +33,7 @@ from forebay.format.descriptor import (
 )
 from forebay.format.index import Footer
 from forebay.format.segment import COMPACTED, SEGMENT_SUFFIX, index_name
-from forebay.records import Gap
+from forebay.records import Gap, Reason
 from forebay.sweeping import Sweep, sweep
 from forebay.topics import shard_id
 from forebay.wal.files import FileList, SealedFile
@@ -91,16 +92,26 @@ class Exporter:
         self.tabled: Callable[[], Collection[str]] = lambda: ()
         """The objects that snapshots of tables name."""
 
-    def export(self, files: FileList, *, producers: int = 0, files_max: int | None = None) -> int:
+    def export(
+        self,
+        files: FileList,
+        *,
+        producers: int = 0,
+        files_max: int | None = None,
+        may_lack: Callable[[Gap], bool] = lambda gap: False,
+    ) -> int:
         """Make sealed files behind the frontier history, oldest first, all or up to `files_max`; how many were.
 
-        `producers` tells whoever takes over whether there is a window of repeats to be rebuilt.
+        `producers` tells the next owner whether there is a window of repeats to be rebuilt. Raises `DataLoss` at a
+        damaged range for which `may_lack` is false: history would be without these records for ever.
         """
         pending = self._pending(files)[:files_max]
         for file in pending:
             # One of its own: what is loaded for it here must not stay in memory with the file of the readers.
             with contextlib.closing(SealedFile(self._disk, file.path, file.start, file.end)) as own:
-                self._export(own, producers)
+                missing = self._missing(own)
+                self._check_whole(own, [*missing, *_damaged(own)], may_lack)
+                self._export(own, producers, missing)
         return len(pending)
 
     def copied(
@@ -184,7 +195,22 @@ class Exporter:
                 pending.append(file)
         return pending
 
-    def _export(self, file: SealedFile, producers: int) -> None:
+    def _missing(self, file: SealedFile) -> list[Gap]:
+        """The offsets between the end of history and this file that no local file has."""
+        begins = file.previous_end
+        return [Gap(self.exported, begins, Reason.DAMAGED)] if begins > self.exported else []
+
+    def _check_whole(self, file: SealedFile, damaged: Sequence[Gap], may_lack: Callable[[Gap], bool]) -> None:
+        lost = ", ".join(f"[{gap.start}, {gap.stop})" for gap in damaged if not may_lack(gap))
+        if lost:
+            keys = self._catalog.keys
+            raise DataLoss(
+                f"{keys}: offsets {lost} are damaged in {file.path} or missing before it: not exported. Restore the "
+                "file, without its index, and open the log again; or go on without these records: "
+                f'"forebay topic export {keys.namespace}/{keys.topic} --accept-damage", or accept_damage=True'
+            )
+
+    def _export(self, file: SealedFile, producers: int, missing: Sequence[Gap]) -> None:
         footer = file.index().footer
         index = self._content(index_name(file.path))
         key, etag = f"{self.origin.prefix}{file.path.rpartition('/')[2]}", None
@@ -193,7 +219,8 @@ class Exporter:
             etag = self._place(self._store, key, file, footer).etag
             self._place_index(self._store, index_name(key), index)
         gap = file.leading_gap
-        additions = [self._gap(gap)] if gap is not None and gap.stop > self.exported else []
+        additions = [self._gap(found) for found in missing]
+        additions += [self._gap(gap)] if gap is not None and gap.stop > self.exported else []
         additions.append(self._descriptor(file, footer, key, etag, index_bytes=len(index), producers=producers))
         with self.publishing(file.end):
             self._catalog.extend(self.origin.epoch, additions)
@@ -201,6 +228,8 @@ class Exporter:
         self.objects += 1
         self.bytes += footer.segment_bytes
         logger.info("%s: offsets [%d, %d) are history as %s", self._catalog.keys, file.start, file.end, key)
+        for lost in (*missing, *_damaged(file)):
+            logger.warning("%s: offsets %s are in history as %s", self._catalog.keys, lost, key)
 
     def _key(self, footer: Footer) -> str:
         return f"{self.origin.prefix}{footer.epoch}-{footer.content_hash.hex()}{SEGMENT_SUFFIX}"
@@ -272,4 +301,10 @@ class Exporter:
             index_bytes=index_bytes,
             producers=producers,
             sparse=sparse_index(file.index().entries, file.start),
+            damaged=tuple((gap.start, gap.stop) for gap in _damaged(file)[:DAMAGED_RANGES_MAX]),
         )
+
+
+def _damaged(file: SealedFile) -> list[Gap]:
+    """The ranges of which the index says that their frames were damaged when the file was sealed."""
+    return [gap for gap in file.index().gaps if gap.reason is Reason.DAMAGED]

@@ -16,7 +16,7 @@ from forebay.format.descriptor import ShardState
 from forebay.storage import Storage
 from forebay.storage.directory import LogDirectory
 from tests.cli.house import TOPIC, House, child
-from tests.cli.rig import Shell, one_line, snapshot
+from tests.cli.rig import Shell, filled, one_line, snapshot
 from tests.ledger import Ledger
 
 pytestmark = pytest.mark.slow
@@ -255,6 +255,21 @@ def test_a_seal_says_where_it_ends_and_is_taken_back(house: House) -> None:
     assert f"{TOPIC}[0]: open here at offset 22" in taken
     house.produce("a", 22, 23)
     assert house.numbers("a") == list(range(23))
+
+
+@pytest.mark.parametrize("word", ["seal", "export"])
+def test_damage_is_named_and_accepted_on_demand(tmp_path: Path, word: str) -> None:
+    shell = filled(tmp_path / "log")
+    newest = shell.segments()[-1]
+    content = newest.read_bytes()
+    newest.write_bytes(content.replace(b"2-7", b"2-x"))
+
+    refused = shell.run("topic", word, "shop/orders")
+    taken = shell.ok("topic", word, "shop/orders", "--accept-damage")
+
+    assert refused.code == 6
+    assert f"shop/orders[0]: {newest} is damaged at byte " in refused.err and "offsets [40, 60)" in refused.err
+    assert "60" in taken.out
 
 
 def test_a_seal_for_one_directory_is_taken_back_before_it_goes_to_another(house: House) -> None:

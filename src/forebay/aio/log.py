@@ -94,17 +94,20 @@ class AsyncLog:
         """See `Storage.delete_topic`."""
         await self._workers.run(self._log.delete_topic, name)
 
-    async def seal_topic(self, name: str | TopicName, *, target: str | None = None) -> list[ShardState]:
+    async def seal_topic(
+        self, name: str | TopicName, *, target: str | None = None, accept_damage: bool = False
+    ) -> list[ShardState]:
         """See `Storage.seal_topic`."""
-        return await self._workers.run(partial(self._log.seal_topic, name, target=target))
+        seal = partial(self._log.seal_topic, name, target=target, accept_damage=accept_damage)
+        return await self._workers.run(seal)
 
     async def unseal_topic(self, name: str | TopicName) -> None:
         """See `Storage.unseal_topic`."""
         await self._workers.run(self._log.unseal_topic, name)
 
-    async def export_topic(self, name: str | TopicName) -> None:
+    async def export_topic(self, name: str | TopicName, *, accept_damage: bool = False) -> None:
         """See `Storage.export_topic`."""
-        await self._workers.run(self._log.export_topic, name)
+        await self._workers.run(partial(self._log.export_topic, name, accept_damage=accept_damage))
 
     async def copy_topic(
         self, source: str | TopicName, target: str | TopicName, *, on_records: OnRecords | None = None

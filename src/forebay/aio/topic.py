@@ -235,6 +235,10 @@ class AsyncTopic:
         """See `Topic.failure`."""
         return await self._run(self._topic.failure, partition)
 
+    async def export_failure(self, partition: int = 0) -> str | None:
+        """See `Topic.export_failure`."""
+        return await self._run(self._topic.export_failure, partition)
+
     async def flush(self) -> None:
         """See `Topic.flush`."""
         await self._run(self._topic.flush)

@@ -78,12 +78,14 @@ class Destination:
         with Storage.open(self.path, _settings_there(self.run.settings), disk=self.run.disk) as there:
             yield there
 
-    def move(self, log: Storage, there: Storage | None, on_file: OnFile) -> dict[str, Any]:
+    def move(
+        self, log: Storage, there: Storage | None, on_file: OnFile, *, accept_damage: bool = False
+    ) -> dict[str, Any]:
         """Seal the topic, go on with it there, and let go of what is left here; what happened."""
         clock, name = SystemClock(), str(self.spec.name)
         arrived = {n for n, state in enumerate(states_of(self.source, self.spec)) if self._has_arrived(state)}
         begun = clock.monotonic()
-        states = log.seal_topic(name, target=self.id, on_file=on_file)
+        states = log.seal_topic(name, target=self.id, on_file=on_file, accept_damage=accept_damage)
         if there is not None:
             topic = there.topic(name)
             for partition in range(len(states)):

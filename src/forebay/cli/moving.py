@@ -27,6 +27,14 @@ ToOption = Annotated[
     str, typer.Option("--to", metavar="DIR", help="The data directory that goes on with it; made if there is none.")
 ]
 
+AcceptDamage = Annotated[
+    bool,
+    typer.Option(
+        "--accept-damage",
+        help="Go on without records in damaged frames that no other copy has; history names their offsets as damaged.",
+    ),
+]
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
@@ -44,7 +52,7 @@ def register(app: typer.Typer) -> None:
     )(move)
 
 
-def seal(run: Invocation, *, name: TopicArgument, as_json: AsJson = False) -> None:
+def seal(run: Invocation, *, name: TopicArgument, accept_damage: AcceptDamage = False, as_json: AsJson = False) -> None:
     """End a topic here in order: all of it becomes history, and whoever opens it next goes on exactly there.
 
     Repeat it if it was interrupted. The next use, here or elsewhere, opens the topic again; in mode local without
@@ -53,7 +61,7 @@ def seal(run: Invocation, *, name: TopicArgument, as_json: AsJson = False) -> No
     with run.writer() as log:
         spec = _spec_held_here(run, log, name)
         with _progress(f"seal {spec.name}") as on_file:
-            states = log.seal_topic(name, on_file=on_file)
+            states = log.seal_topic(name, on_file=on_file, accept_damage=accept_damage)
     for partition, state in enumerate(states):
         item = sealed_item(spec, partition, state)
         if as_json:
@@ -83,7 +91,9 @@ def unseal(run: Invocation, *, name: TopicArgument) -> None:
             say(f"{spec.name}[{partition}]: open here at offset {topic.offsets(partition).next}")
 
 
-def export(run: Invocation, *, name: TopicArgument, as_json: AsJson = False) -> None:
+def export(
+    run: Invocation, *, name: TopicArgument, accept_damage: AcceptDamage = False, as_json: AsJson = False
+) -> None:
     """Make everything appended so far history now, rather than at the next interval; say how far it reaches."""
     from forebay.cli.holding import frontier_of, look_at, states_of
     from forebay.format.descriptor import Phase
@@ -93,7 +103,7 @@ def export(run: Invocation, *, name: TopicArgument, as_json: AsJson = False) -> 
         states = states_of(look_at(run), spec)
         if not all(state is not None and state.phase is Phase.SEALED for state in states):
             with _progress(f"export {spec.name}") as on_file:
-                log.export_topic(name, on_file)
+                log.export_topic(name, on_file, accept_damage=accept_damage)
         found = look_at(run)
         for partition in range(spec.partitions):
             exported = frontier_of(found, spec, partition)
@@ -103,7 +113,14 @@ def export(run: Invocation, *, name: TopicArgument, as_json: AsJson = False) -> 
                 say(f"{spec.name}[{partition}]: history ends at offset {exported}")
 
 
-def move(run: Invocation, *, name: TopicArgument, to: ToOption, as_json: AsJson = False) -> None:
+def move(
+    run: Invocation,
+    *,
+    name: TopicArgument,
+    to: ToOption,
+    accept_damage: AcceptDamage = False,
+    as_json: AsJson = False,
+) -> None:
     """Move a topic to another data directory that shares the metadata store.
 
     Everything that can be known is checked before anything is sealed. May be interrupted at any moment: the same
@@ -117,7 +134,7 @@ def move(run: Invocation, *, name: TopicArgument, to: ToOption, as_json: AsJson 
         spec = log.topic(name).spec
         destination = Destination.checked(run, spec, to)
         with destination.opened() as there, _progress(f"move {spec.name}") as on_file:
-            item = destination.move(log, there, on_file)
+            item = destination.move(log, there, on_file, accept_damage=accept_damage)
     if as_json:
         say_json(item)
     else:

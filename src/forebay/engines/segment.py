@@ -134,9 +134,15 @@ class SegmentEngine(LookupEngine[SegmentShard]):
             logger.warning("what was reserved stays so, and is skipped if another directory goes on: %s", error)
 
     def seal_shard(
-        self, ref: ShardRef, *, target: str | None, quiesce: Callable[[], None], on_file: OnFile | None = None
+        self,
+        ref: ShardRef,
+        *,
+        target: str | None,
+        quiesce: Callable[[], None],
+        on_file: OnFile | None = None,
+        accept_damage: bool = False,
     ) -> ShardState:
-        """Seal the shard and give it up, to `target` if given; its state on return.
+        """Seal the shard and give it up, to `target` if given; its state on return. See `finish_seal` for damage.
 
         `quiesce` stops whoever works on it in the background and lets go of it. If anything fails the shard is
         closed, and whoever uses it next takes the seal back.
@@ -146,7 +152,9 @@ class SegmentEngine(LookupEngine[SegmentShard]):
         try:
             begin_seal(shard, around, target)
             quiesce()
-            state = self._given_up[ref.id] = finish_seal(shard, around, clock=self._clock, on_file=on_file)
+            state = self._given_up[ref.id] = finish_seal(
+                shard, around, clock=self._clock, on_file=on_file, accept_damage=accept_damage
+            )
         finally:
             # Again: whoever came meanwhile has found it, and now waits for the end of it.
             quiesce()

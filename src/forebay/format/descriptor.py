@@ -19,6 +19,7 @@ from forebay.format.segment import index_name
 from forebay.records import Gap
 
 __all__ = [
+    "DAMAGED_RANGES_MAX",
     "DESCRIPTOR_BYTES_MAX",
     "SPARSE_ENTRIES_MAX",
     "Cur",
@@ -41,6 +42,7 @@ __all__ = [
 
 DESCRIPTOR_BYTES_MAX: Final = 4096
 SPARSE_ENTRIES_MAX: Final = 64
+DAMAGED_RANGES_MAX: Final = 16
 SPARSE_RECORDS_MIN: Final = 1000
 
 
@@ -98,7 +100,8 @@ class SegmentDescriptor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     The offset of a record is its frame's base − `header_start` + `start`; in segments born in the log
     `header_start` equals `start`. `producers` counts those whose repeats were recognised when it was catalogued.
     `source_bytes` is how many bytes of frames a Parquet segment was made of. `index_key` is where its index lies, if
-    that was made anew and is not beside the object.
+    that was made anew and is not beside the object. `damaged` are the first ranges that were damaged when it was
+    sealed, and accepted; its index names them all.
     """
 
     kind: DescriptorKind
@@ -129,6 +132,7 @@ class SegmentDescriptor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     source_bytes: int = 0
     sparse: tuple[SparseEntry, ...] = ()
     index_key: str | None = None
+    damaged: tuple[tuple[int, int], ...] = ()
 
     @property
     def index_object(self) -> str:

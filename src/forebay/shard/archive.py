@@ -24,12 +24,13 @@ from forebay.errors import Fenced, ForebayError, Unavailable
 from forebay.export import Exporter, Lag, Origin
 from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.history import History
-from forebay.records import Gap
+from forebay.records import Gap, Reason
 from forebay.sealed import SealedSegment
 from forebay.shard import compacted
 from forebay.shard.deletes import Deletes
-from forebay.shard.places import is_private
+from forebay.shard.places import is_local, is_private
 from forebay.shard.surroundings import ShardRef, Surroundings
+from forebay.shard.tiers import PAGE_BYTES
 from forebay.tabled import Tabled
 from forebay.wal.files import SealedFile
 from forebay.wal.log import Wal
@@ -142,22 +143,25 @@ class Archive:
             return True
         return self._exporter.lag(self._wal.files).bytes >= self._settings.export.bytes_min
 
-    def step(self) -> bool:
-        """Make one sealed file history; true if there is another. Raises what went wrong, having noted it."""
+    def step(self, *, accept_damage: bool = False) -> bool:
+        """Make one sealed file history; true if there is another. Raises what went wrong, having noted it.
+
+        With `accept_damage` a file that names damaged ranges goes too.
+        """
         with self._working:
             if self._local_left:
                 # Written in mode local: others can rely on it only once it is in the store.
                 self._noting(self._publish_before)
                 return True
             before = self._exporter.objects
-            self._noting(self._export_one)
+            self._noting(lambda: self._export_one(accept_damage=accept_damage))
             # Where nothing could be, as behind a damaged file that cannot be sealed, another try now is of no use.
             if self._exporter.objects > before and self.is_behind:
                 return True
             self.exported_at = self._clock.monotonic()
             return False
 
-    def catch_up(self, on_file: Callable[[Lag], None] | None = None) -> None:
+    def catch_up(self, on_file: Callable[[Lag], None] | None = None, *, accept_damage: bool = False) -> None:
         """Make everything sealed history; `on_file` hears before each file what is left.
 
         Raises `Unavailable` if a file that is not sealed stands before others that are.
@@ -166,7 +170,7 @@ class Archive:
             if on_file is not None:
                 on_file(self._exporter.lag(self._wal.files))
             local, before = self._local_left, self._exporter.objects
-            self.step()
+            self.step(accept_damage=accept_damage)
             if not local and self._exporter.objects == before and self.is_behind:
                 raise Unavailable(
                     f"{self.catalog.keys}: history ends at {self.exported}, and the local file behind it could not be "
@@ -318,11 +322,34 @@ class Archive:
         listed = manifests.write(store, self.origin.prefix, copies, store_name=name, created_at=descriptor.created_at)
         return msgspec.structs.replace(listed, load_id=descriptor.load_id)
 
-    def _export_one(self) -> None:
+    def holds(self, start: int, stop: int) -> bool:
+        """Whether history, the local log files apart, has every record of `[start, stop)`. Asks the store."""
+        if stop > self.exported:
+            return False
+        try:
+            pieces = self.catalog.descriptors()
+            if any(is_local(piece) for piece in pieces if piece.start < stop and piece.end > start):
+                return False
+            while start < stop:
+                page = self.history.read(start, PAGE_BYTES)
+                if page.next == start or any(gap.reason is Reason.DAMAGED for gap in page.events):
+                    return False
+                start = page.next
+        except (ForebayError, OSError) as error:
+            logger.warning("%s: whether history has a copy is not known now: %s", self.catalog.keys, error)
+            return False
+        return True
+
+    def _export_one(self, *, accept_damage: bool) -> None:
         if self._store is not None:
             self._places.probe()
-        producers = self._wal.writer.window.producers
-        self._exporter.export(self._wal.files, producers=producers, files_max=1)
+        producers, floor = self._wal.writer.window.producers, self._floor()
+        self._exporter.export(
+            self._wal.files,
+            producers=producers,
+            files_max=1,
+            may_lack=lambda gap: accept_damage or gap.stop <= floor,
+        )
 
     def _publish_before(self) -> None:
         self._local_left = self._publish_one()

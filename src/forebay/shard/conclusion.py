@@ -14,10 +14,11 @@ import msgspec
 
 from forebay.catalog import read_state
 from forebay.clock import Clock
-from forebay.errors import ForebayError
+from forebay.errors import Corrupt, ForebayError
 from forebay.format.descriptor import Phase
 from forebay.format.value import encode_value
 from forebay.metadata import Compare, MetadataStore, Operation, Put, RevisionIs
+from forebay.shard.handover import seal_files
 from forebay.shard.ownership import BATCH_SHARDS
 from forebay.shard.segment import SegmentShard
 
@@ -38,8 +39,12 @@ def export_tails(shards: Sequence[SegmentShard], clock: Clock, seconds_max: floa
                 return
             try:
                 shard.rotate()
-                shard.upkeep.seal_rotated()
+                seal_files(shard, accept_damage=False)
                 shard.archive.catch_up()
+            except Corrupt as error:
+                # Damage is this shard's alone; a store that does not answer would not answer the others either.
+                logger.warning("%s: its tail is not exported: %s", shard.ref, error)
+                continue
             except (ForebayError, OSError) as error:
                 logger.warning("%s: its tail is not exported: %s", shard.ref, error)
                 return

@@ -41,12 +41,15 @@ def begin_seal(shard: SegmentShard, around: Surroundings, target: str | None) ->
     shard.wal.hold(Moved(f"{shard.ref} is being sealed{_destination(target)}: try again there, or here if it is not"))
 
 
-def finish_seal(shard: SegmentShard, around: Surroundings, *, clock: Clock, on_file: OnFile | None) -> ShardState:
+def finish_seal(
+    shard: SegmentShard, around: Surroundings, *, clock: Clock, on_file: OnFile | None, accept_damage: bool = False
+) -> ShardState:
     """Make everything history, check that it is, and give the shard up; the state on return.
 
-    Nobody else works on the shard. Raises what kept it from being sealed; the shard is then still ours.
+    Nobody else works on the shard. Raises what kept it from being sealed; the shard is then still ours. With
+    `accept_damage` damaged ranges do not keep it from that.
     """
-    next_offset = bring_into_history(shard, on_file)
+    next_offset = bring_into_history(shard, on_file, accept_damage=accept_damage)
     archive = shard.archive
     if around.places.store is not None:
         archive.publish_local(on_file)
@@ -82,34 +85,41 @@ def withdraw_target(metadata: MetadataStore, key: str) -> None:
     raise Unavailable(f"{key} changed {ATTEMPTS} times while it was being taken back; try again")
 
 
-def bring_into_history(shard: SegmentShard, on_file: OnFile | None = None) -> int:
-    """Make everything that was accepted history, holes at the end included; where the log ends.
+def bring_into_history(shard: SegmentShard, on_file: OnFile | None = None, *, accept_damage: bool = False) -> int:
+    """Make everything that was accepted history, gaps at the end included; where the log ends.
 
-    Appends are held, else more may have come meanwhile.
+    Appends are held, else more may have come meanwhile. Raises `DataLoss` at damage, unless `accept_damage`.
     """
-    next_offset = _drained(shard)
+    next_offset = _drained(shard, accept_damage=accept_damage)
     archive = shard.archive
-    archive.catch_up(on_file)
+    archive.catch_up(on_file, accept_damage=accept_damage)
     _tell_of_holes(shard)
     return next_offset
 
 
-def _drained(shard: SegmentShard) -> int:
+def _drained(shard: SegmentShard, *, accept_damage: bool) -> int:
     """Everything accepted is in sealed files; where the log ends."""
     wal = shard.wal
     wal.flush()
     shard.rotate()
-    shard.upkeep.seal_rotated()
+    seal_files(shard, accept_damage=accept_damage)
+    return wal.writer.next
+
+
+def seal_files(shard: SegmentShard, *, accept_damage: bool) -> None:
+    """Seal every file that is no longer written; raises why one is not, `DataLoss` if it is damaged."""
+    shard.upkeep.seal_rotated(accept_damage=accept_damage)
     unsealed = [file.path for file in shard.upkeep.rotated()]
+    if unsealed and shard.upkeep.stopped is not None:
+        raise shard.upkeep.stopped
     if unsealed:
         raise Unavailable(f"{shard.ref}: {unsealed[0]} could not be sealed yet; see the log for why, and try again")
-    return wal.writer.next
 
 
 def _tell_of_holes(shard: SegmentShard) -> None:
     """Make the holes behind the last record history: those that the active file begins with, or the next one will."""
     writer = shard.wal.writer
-    holes = list(writer.active.gaps) if writer.active is not None and not writer.active.frames else []
+    holes = list(writer.active.gaps) if writer.active is not None and writer.active.is_bare else []
     if writer.opening_gap is not None:
         holes.append(writer.opening_gap)
     for gap in holes:

@@ -126,4 +126,4 @@ def _is_history(facts: Survey, catalog: ShardCatalog) -> bool:
         piece = known.get((file.start, file.end))
         if piece is None or is_private(piece) or piece.content_hash != file.footer.content_hash.hex():
             return False
-    return not any(scan.frames for scan in facts.logs)
+    return all(scan.is_bare for scan in facts.logs)

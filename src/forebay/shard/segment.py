@@ -172,6 +172,14 @@ class SegmentShard:
                 return self.deletes.delete(self.lookups.offsets(Sought.of_tag(tag)))
 
     @property
+    def export_failure(self) -> str | None:
+        """Why no more of the shard becomes history, if so: a damaged file, or what the last export ended with."""
+        stopped = self.upkeep.stopped
+        if stopped is not None:
+            return str(stopped)
+        return self._archive.error if self._archive is not None else None
+
+    @property
     def failure(self) -> str | None:
         """Why appends are refused, if they are."""
         return self.wal.failure
@@ -249,13 +257,22 @@ class SegmentShard:
         is_whole = decision.exact and not decision.damage and not decision.undone
         level = logging.INFO if is_whole else logging.WARNING
         logger.log(level, "%s: epoch %d, %s", ref, epoch, decision)
-        shard = cls(ref, wal, Upkeep(wal, Sealer(disk, settings, zstd_level)), decision, epoch)
-        if around is not None and catalog is not None:
-            # What was told to history above reaches up to where the log begins.
-            frontier = decision.next_offset if decision.source is Source.CATALOG else here.frontier
-            archive = Archive(wal, around, ref, epoch, disk=disk, clock=clock, frontier=frontier)
-            shard.keep_history(archive, around, before)
+        sealer = Sealer(disk, settings, zstd_level)
+        if around is None:
+            return cls(ref, wal, Upkeep(wal, sealer), decision, epoch)
+        archive = _archive(wal, around, ref, epoch, decision, here.frontier)
+        shard = cls(ref, wal, Upkeep(wal, sealer, archive.holds), decision, epoch)
+        shard.keep_history(archive, around, before)
         return shard
+
+
+def _archive(
+    wal: Wal, around: Surroundings, ref: ShardRef, epoch: int, decision: RecoveryDecision, frontier: int
+) -> Archive:
+    """The way into history of a shard that was recovered so, when history ended at `frontier`."""
+    # A gap that the catalog was told of reaches up to where the log begins.
+    end = decision.next_offset if decision.source is Source.CATALOG else frontier
+    return Archive(wal, around, ref, epoch, disk=wal.writer.disk, clock=wal.writer.clock, frontier=end)
 
 
 class _Ties(TypedDict, total=False):

@@ -195,6 +195,7 @@ class Archiving:
             self._do_chores()
         if not self._attend(shard):
             return False
+        known = shard.archive.error
         try:
             with deferred():
                 done = bool(work(shard.archive))
@@ -204,7 +205,9 @@ class Archiving:
             # Damage stays until somebody repairs it, and is found only at the end of an upload.
             pause_s = self._settings.export.interval_s if isinstance(error, Corrupt) else RETRY_SECONDS
             self._pause(shard, pause_s)
-            logger.warning("%s: history ends at %d for now: %s", shard.ref, shard.archive.exported, error)
+            # Said once: damage stays the same until the file is restored.
+            level = logging.DEBUG if isinstance(error, Corrupt) and str(error) == known else logging.WARNING
+            logger.log(level, "%s: history ends at %d for now: %s", shard.ref, shard.archive.exported, error)
         except Exception:
             self._pause(shard, RETRY_SECONDS)
             logger.exception("%s: the upkeep of its history failed and will be tried again", shard.ref)

@@ -40,7 +40,12 @@ class Moves:
             parts.owned.on_retired = drop_closed
 
     def seal(
-        self, name: str | TopicName, *, target: str | None = None, on_file: OnFile | None = None
+        self,
+        name: str | TopicName,
+        *,
+        target: str | None = None,
+        on_file: OnFile | None = None,
+        accept_damage: bool = False,
     ) -> list[ShardState]:
         """Seal every partition; see `Storage.seal_topic`."""
         spec = self._definitions.get(TopicName.parse(name))
@@ -52,7 +57,10 @@ class Moves:
                 # By an earlier attempt that did not get through all partitions.
                 states.append(stored.state)
                 continue
-            states.append(engine.seal_shard(ref, target=target, quiesce=partial(self._forget, ref), on_file=on_file))
+            quiesce = partial(self._forget, ref)
+            states.append(
+                engine.seal_shard(ref, target=target, quiesce=quiesce, on_file=on_file, accept_damage=accept_damage)
+            )
         self.on_moved()
         return states
 
@@ -64,18 +72,23 @@ class Moves:
             withdraw_target(self._parts.metadata, wanted(ref, self._settings).key)
             engine.take_back(ref)
 
-    def export(self, topic: Topic, on_file: OnFile | None) -> None:
-        """Make everything appended so far history."""
+    def export(self, topic: Topic, on_file: OnFile | None, *, accept_damage: bool = False) -> None:
+        """Make everything appended so far history; see `Storage.export_topic`."""
         engine = self._engine(topic.spec)
         topic.rotate()
         for ref in refs_of(topic.spec):
             shard = engine.open_shard(ref)
             rotated = shard.upkeep.rotated()
-            shard.upkeep.seal_rotated()
-            shard.archive.catch_up(on_file)
+            shard.upkeep.seal_rotated(accept_damage=accept_damage)
+            stopped = shard.upkeep.stopped
+            try:
+                shard.archive.catch_up(on_file, accept_damage=accept_damage)
+            except Unavailable as error:
+                raise stopped or error from error
             left = [file.path for file in rotated if file.start >= shard.archive.exported]
             if left:
-                raise Unavailable(f"{ref}: {left[0]} could not be sealed yet; see the log for why, and try again")
+                why = f"{ref}: {left[0]} could not be sealed yet; see the log for why, and try again"
+                raise stopped or Unavailable(why)
 
     def _is_done(self, state: ShardState, target: str | None) -> bool:
         """Whether the shard is sealed for the target already, or has arrived there."""

@@ -205,26 +205,36 @@ class Storage:
             self._deletions.finish()
 
     def seal_topic(
-        self, name: str | TopicName, *, target: str | None = None, on_file: OnFile | None = None
+        self,
+        name: str | TopicName,
+        *,
+        target: str | None = None,
+        on_file: OnFile | None = None,
+        accept_damage: bool = False,
     ) -> list[ShardState]:
         """End the topic here in order: all of it is history on return, and the next owner goes on exactly there.
 
         With `target`, the id of a data directory, only that one may go on. `on_file` hears before each file what is
         left to export. If it fails, appends are taken again; what is sealed already stays so, and a repetition
         does the rest. The states of the partitions are returned.
+
+        A damaged frame that no other copy can fill is `DataLoss`, with file, byte and offsets. With `accept_damage`
+        the topic goes on without these records, and history names the ranges as damaged.
         """
         self._check_writable()
-        return self._moves.seal(name, target=target, on_file=on_file)
+        return self._moves.seal(name, target=target, on_file=on_file, accept_damage=accept_damage)
 
     def unseal_topic(self, name: str | TopicName) -> None:
         """Take back a topic that was sealed here, unless somebody else has it by now."""
         self._check_writable()
         self._moves.take_back(name)
 
-    def export_topic(self, name: str | TopicName, on_file: OnFile | None = None) -> None:
-        """On return everything appended before is history."""
+    def export_topic(
+        self, name: str | TopicName, on_file: OnFile | None = None, *, accept_damage: bool = False
+    ) -> None:
+        """On return everything appended before is history. For damage see `seal_topic`."""
         self._check_writable()
-        self._moves.export(self.topic(name), on_file)
+        self._moves.export(self.topic(name), on_file, accept_damage=accept_damage)
 
     def copy_topic(
         self, source: str | TopicName, target: str | TopicName, *, on_records: OnRecords | None = None

@@ -16,7 +16,7 @@ from forebay.progress import ProgressStore
 from forebay.reading import Cursor, OnGap
 from forebay.records import EARLIEST, LATEST, Offsets, Position, Record
 from forebay.settings import WalSettings
-from forebay.shard import RecoveryDecision
+from forebay.shard import RecoveryDecision, SegmentShard
 from forebay.storage.acks import Ack
 from forebay.storage.appending import Appender
 from forebay.storage.checks import (
@@ -295,6 +295,14 @@ class Topic(Lookups):
     def failure(self, partition: int = 0) -> str | None:
         """Why the partition refuses appends, if it does."""
         return self._one(partition).failure
+
+    def export_failure(self, partition: int = 0) -> str | None:
+        """Why no more of the partition becomes history, with the next step; `None` while nothing keeps it from that.
+
+        Only the owner of a topic on engine `segment` has an answer.
+        """
+        shard = self._one(partition)
+        return shard.export_failure if isinstance(shard, SegmentShard) else None
 
     def flush(self) -> None:
         """On return everything appended so far is synced, whatever the durability class."""

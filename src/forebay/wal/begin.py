@@ -190,7 +190,7 @@ def _resume(writer: Writer, files: FileList, last: LogScan, start: Start, clock:
         writer.opening_gap = start.gap
         return
     writer.resume_behind(last.end, last.reserved_end)
-    if last.frames == 0 and not last.ends_damaged:
+    if last.is_bare and not last.ends_damaged:
         # A file without records only opened this place; the next one will say all that it said.
         writer.end = writer.durable = last.previous_end
         writer.obsolete = last.path

@@ -29,7 +29,7 @@ from forebay.format.stretch import batches_of
 from forebay.pages import Page
 from forebay.records import Gap, Reason
 from forebay.sealed import FRAME_BYTES_LIMIT, Gathered, SealedSegment, first_at_time
-from forebay.wal.scan import CHUNK_BYTES, OFFSETS_AHEAD, LogScan, Piece, pieces_of
+from forebay.wal.scan import CHUNK_BYTES, OFFSETS_AHEAD, LogScan, Piece, is_bare, pieces_of
 from forebay.wal.sparse import SparseIndex
 
 READ_BYTES = 1024 * 1024
@@ -76,6 +76,11 @@ class LogFile:
     @property
     def path(self) -> str:
         return self.file.path
+
+    @property
+    def is_bare(self) -> bool:
+        """No record stands in the file, nor did one in a frame that is damaged now."""
+        return is_bare(self.frames, self.gaps)
 
     @property
     def leading_gap(self) -> Gap | None:

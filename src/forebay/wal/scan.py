@@ -7,7 +7,7 @@ which is named and stepped over, never cut.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -115,6 +115,11 @@ def note_state(window: ProducerWindow, state: State) -> None:
     window.extend(state.window)
 
 
+def is_bare(frames: int, gaps: Sequence[Gap]) -> bool:
+    """Whether a file with so many data frames and these gaps holds no record, nor did in a frame that is damaged."""
+    return not frames and not any(gap.reason is Reason.DAMAGED for gap in gaps)
+
+
 class LogScan:
     """The facts of one log file, gathered in one pass."""
 
@@ -154,6 +159,11 @@ class LogScan:
     @property
     def start(self) -> int:
         return self.header.start
+
+    @property
+    def is_bare(self) -> bool:
+        """No record stands in the file, nor did one in a frame that is damaged now."""
+        return is_bare(self.frames, self.gaps)
 
     def run(self, size: int, *, proof: int, on_bytes: Callable[[int], None] | None = None) -> None:
         """Walk the file up to byte `size`, from where the last walk ended.

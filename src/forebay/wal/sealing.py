@@ -7,27 +7,65 @@ once its index exists, and until then recovery walks the bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from forebay.disk import Disk, File, replace_file, write_all
-from forebay.errors import Corrupt
+from forebay.errors import Corrupt, DataLoss
 from forebay.format import index as index_format
 from forebay.format.batch import Batch, decode, encode_data_frame, merge
 from forebay.format.checksum import ContentHash, crc32
-from forebay.format.control import decode_gap
-from forebay.format.frame import FrameHead, Kind, Verdict, runs_of
+from forebay.format.control import State, decode_gap, decode_state
+from forebay.format.frame import FrameHead, Kind, Verdict, read_frame, runs_of
 from forebay.format.lookups import LookupSections
 from forebay.format.scan import FrameTable
-from forebay.format.segment import HEADER_BYTES, index_name
+from forebay.format.segment import HEADER_BYTES, encode_header, index_name
 from forebay.format.stretch import batches_of
 from forebay.format.times import timed
 from forebay.records import Gap, Reason, Run
+from forebay.sealed import FRAME_BYTES_LIMIT
 from forebay.settings import WalSettings
+from forebay.wal.cache import CachedFrame
 from forebay.wal.files import LogFile, SealedFile
 from forebay.wal.scan import LogScan, pieces_of
 from forebay.wal.window import ProducerWindow
 
 TEMPORARY = ".reframing.tmp"
+PLACES_MAX = 8
+"""So many damaged places of one file are named."""
+
+Copies = Callable[[int, int], Sequence[CachedFrame]]
+"""The frames of `[start, stop)` as they were written, from memory; none if not all of them are there."""
+
+
+class Damage(NamedTuple):
+    """A damaged place of a log file: its first byte, and the offsets whose records stood there."""
+
+    byte: int
+    gap: Gap
+
+    def __str__(self) -> str:
+        if self.gap.stop == self.gap.start:
+            return f"byte {self.byte} (a frame without records)"
+        return f"byte {self.byte} (offsets [{self.gap.start}, {self.gap.stop}))"
+
+
+class Opening:
+    """Whether the state that a log file begins with was found whole. It names the producers of earlier files."""
+
+    def __init__(self) -> None:
+        self._is_found = False
+        self._continues = False
+
+    def take(self, state: State) -> None:
+        """The next state frame."""
+        self._is_found = self._is_found or state.restated
+        self._continues = state.continues
+
+    @property
+    def is_whole(self) -> bool:
+        """All of it was there."""
+        return self._is_found and not self._continues
 
 
 class Sealer:
@@ -38,12 +76,23 @@ class Sealer:
         self._settings = settings
         self._zstd_level = zstd_level
 
-    def seal(self, log: LogFile) -> SealedFile:
-        """Write the index. On return it is durable under its name."""
-        content, footer = index_of(log)
+    def seal(self, log: LogFile, may_lack: Callable[[Gap], bool]) -> tuple[SealedFile, list[Damage]]:
+        """Write the index. On return it is durable under its name; the damage that it names is returned too.
+
+        Raises `DataLoss` at damage for which `may_lack` is false: once the index is there, the file goes downstream.
+        """
+        walk = _walk(log)
+        damage = walk.damage if walk.opening.is_whole else [_no_opening(log), *walk.damage]
+        lost = [place for place in damage if not may_lack(place.gap)]
+        if not _has_header(log):
+            # Without its salt no frame of the file can be read elsewhere, so no answer makes that good.
+            lost = [Damage(0, Gap(log.start, log.end, Reason.DAMAGED))]
+        if lost:
+            raise DataLoss(f"{log.path} is damaged at {listed(lost)}")
+        content, footer = _indexed(log, walk)
         # Commit point: with the index under its name the file is sealed; its bytes were durable before.
         replace_file(self._disk, index_name(log.path), content)
-        return SealedFile(self._disk, log.path, footer.start, footer.end)
+        return SealedFile(self._disk, log.path, footer.start, footer.end), damage
 
     def wants_reframing(self, log: LogFile) -> bool:
         """Whether the file has many small frames, all of them whole as far as anyone knows."""
@@ -51,15 +100,22 @@ class Sealer:
         mean = (log.limit - HEADER_BYTES) / max(1, log.frames)
         return log.frames > 1 and not damaged and mean < self._settings.reframe_bytes_min
 
-    def reframe(self, log: LogFile) -> LogFile:
-        """The same records in large frames, durable under the same name. `Corrupt` if not all of them are whole."""
+    def reframe(self, log: LogFile, copies: Copies) -> LogFile:
+        """The same records in large frames, durable under the same name.
+
+        What is damaged is taken from `copies`; `Corrupt` if a frame is whole in neither.
+        """
         temporary = log.path + TEMPORARY
         if self._disk.exists(temporary):
             self._disk.unlink(temporary)
         copy = self._disk.create(temporary)
         try:
-            self._write_frames(log, copy)
+            self._write_frames(log, copy, copies)
             copy.sync()
+        except Corrupt:
+            # Tried again as long as the file is damaged: the space is needed meanwhile.
+            self._disk.unlink(temporary)
+            raise
         finally:
             copy.close()
         # The name must not be given to a copy that lacks anything: it replaces the only other one.
@@ -69,21 +125,22 @@ class Sealer:
         self._disk.sync_directory(log.path.rpartition("/")[0])
         return self.reopened(log, log.path)
 
-    def _write_frames(self, log: LogFile, copy: File) -> None:
-        write_all(copy, log.file.read_at(HEADER_BYTES, 0), 0)
+    def _write_frames(self, log: LogFile, copy: File, copies: Copies) -> None:
+        write_all(copy, encode_header(log.header), 0)
         position = HEADER_BYTES
         group = _Group(self._settings.reframe_bytes_max, log.salt_crc, self._zstd_level)
-        for data in group.frames_of(log):
+        for data in group.frames_of(log, copies):
             write_all(copy, data, position)
             position += len(data)
 
     def reopened(self, log: LogFile, path: str) -> LogFile:
-        """The file that has this name now, walked from front to back: it must hold the records of `log`."""
+        """The file that has this name now, walked from front to back: it must hold all records of `log`."""
         file = self._disk.open(path)
         scan = LogScan(file, log.header, ProducerWindow(1, 1))
         try:
             scan.run(file.size(), proof=0)
-            if scan.end != log.end or scan.torn_bytes or scan.gaps != log.gaps:
+            told = [gap for gap in log.gaps if gap.reason is not Reason.DAMAGED]
+            if scan.end != log.end or scan.torn_bytes or scan.gaps != told:
                 raise Corrupt(f"{log.path} does not hold all records up to {log.end}: it is not rewritten")
         except BaseException:
             file.close()
@@ -105,25 +162,44 @@ class _Group:
         self._durable = 0
         self._bytes = 0
 
-    def frames_of(self, log: LogFile) -> Iterator[bytes]:
+    def frames_of(self, log: LogFile, copies: Copies) -> Iterator[bytes]:
         """The frames of the new file, in order. Marks go: a sealed file is durable as a whole."""
-        for piece in pieces_of(log.file, log.salt_crc, HEADER_BYTES, log.limit, self._bytes_max):
-            for part in piece.parts():
-                if isinstance(part, FrameTable):
-                    yield from self._add_table(piece.buffer, part)
-                    continue
-                head, position = part
-                if head.kind == Kind.DATA:
-                    if self._is_full(head.length, head.epoch):
-                        yield self._flush()
-                    runs = runs_of(piece.buffer, position, head) or [Run(head.count, 0, 0)]
-                    self._add(decode(piece.buffer, position, head), head.length, head.durable, runs)
-                elif head.kind != Kind.MARK:
-                    if self._batches:
-                        yield self._flush()
-                    yield piece.buffer[position : position + head.length]
+        position, expected = HEADER_BYTES, log.start
+        while position < log.limit:
+            for piece in pieces_of(log.file, log.salt_crc, position, log.limit, self._bytes_max):
+                for part in piece.parts():
+                    if isinstance(part, FrameTable):
+                        yield from self._add_table(piece.buffer, part)
+                    else:
+                        yield from self._add_frame(*part, piece.buffer)
+                position, expected = piece.stop, max(expected, piece.end)
+            if position < log.limit:
+                gap, resumed = log.damage(position, expected)
+                frames = copies(gap.start, gap.stop) if gap.stop > gap.start else ()
+                if not frames:
+                    raise Corrupt(f"{log.path} is damaged at {Damage(position, gap)}: it is not rewritten")
+                for frame in frames:
+                    yield from self._add_copy(frame)
+                position, expected = resumed, gap.stop
         if self._batches:
             yield self._flush()
+
+    def _add_copy(self, frame: CachedFrame) -> Iterator[bytes]:
+        head = read_frame(frame.data, 0, self._salt_crc, FRAME_BYTES_LIMIT)
+        if isinstance(head, Verdict):
+            raise Corrupt(f"the copy in memory of offsets [{frame.base}, {frame.end}) is of another file")
+        yield from self._add_frame(head, 0, frame.data)
+
+    def _add_frame(self, head: FrameHead, position: int, buffer: bytes) -> Iterator[bytes]:
+        if head.kind == Kind.DATA:
+            if self._is_full(head.length, head.epoch):
+                yield self._flush()
+            runs = runs_of(buffer, position, head) or [Run(head.count, 0, 0)]
+            self._add(decode(buffer, position, head), head.length, head.durable, runs)
+        elif head.kind != Kind.MARK:
+            if self._batches:
+                yield self._flush()
+            yield buffer[position : position + head.length]
 
     def _is_full(self, length: int, epoch: int) -> bool:
         if not self._batches:
@@ -169,6 +245,9 @@ class _Walk:
     def __init__(self, log: LogFile) -> None:
         self.rows: list[tuple[int, int, int, int, int, int]] = []
         self.gaps: list[Gap] = []
+        self.damage: list[Damage] = []
+        """Places with records that are not whole."""
+        self.opening = Opening()
         self.lookups = LookupSections(log.start)
         self.path = log.path
         self.end = log.start
@@ -181,6 +260,8 @@ class _Walk:
         self.appended_max = max(self.appended_max, head.appended_at)
         if head.kind == Kind.GAP:
             self.gap(decode_gap(buffer, position, head))
+        elif head.kind == Kind.STATE:
+            self.opening.take(decode_state(buffer, position, head))
         elif head.kind == Kind.DATA:
             batch = decode(buffer, position, head)
             times = batch.timestamps()
@@ -211,10 +292,24 @@ class _Walk:
         self.end = batch.end
 
     def gap(self, gap: Gap) -> None:
-        """Note a hole."""
+        """Note offsets without records."""
         if gap.stop > gap.start:
             self.gaps.append(gap)
             self.end = max(self.end, gap.stop)
+
+    def lose(self, log: LogFile, stop: int, place: int) -> None:
+        """Note that nothing is whole from byte `place` on, up to offset `stop`.
+
+        Gaps that stood there are known by the file's writer.
+        """
+        for gap in log.gaps:
+            if gap.reason is not Reason.DAMAGED and gap.stop <= stop and gap not in self.gaps:
+                self.gap(gap)
+        gap = Gap(self.end, stop, Reason.DAMAGED)
+        if gap.start < min(stop, log.end):
+            # What lies behind the end of the log was never acknowledged.
+            self.damage.append(Damage(place, gap))
+        self.gap(gap)
 
 
 def _walk(log: LogFile) -> _Walk:
@@ -231,16 +326,33 @@ def _walk(log: LogFile) -> _Walk:
                     walk.take(head, piece.buffer, place, piece.origin + place)
             position, verdict = piece.stop, piece.verdict
         if verdict is not Verdict.WHOLE:
-            gap, position = log.damage(position, walk.end)
-            walk.gap(gap)
-    if walk.end < log.end:
-        walk.gap(Gap(walk.end, log.end, Reason.DAMAGED))
+            gap, resumed = log.damage(position, walk.end)
+            walk.lose(log, gap.stop, position)
+            position = resumed
+    walk.lose(log, log.end, log.limit)
     return walk
+
+
+def _no_opening(log: LogFile) -> Damage:
+    return Damage(HEADER_BYTES, Gap(log.start, log.start, Reason.DAMAGED))
+
+
+def _has_header(log: LogFile) -> bool:
+    return log.file.read_at(HEADER_BYTES, 0) == encode_header(log.header)
+
+
+def listed(damage: Sequence[Damage]) -> str:
+    """The places by byte and offsets, the first few of many."""
+    more = [f"{len(damage) - PLACES_MAX} more"] if len(damage) > PLACES_MAX else []
+    return " and ".join([*map(str, damage[:PLACES_MAX]), *more])
 
 
 def index_of(log: LogFile) -> tuple[bytes, index_format.Footer]:
     """The index of a log file and its footer, worked out from the file's bytes alone."""
-    walk = _walk(log)
+    return _indexed(log, _walk(log))
+
+
+def _indexed(log: LogFile, walk: _Walk) -> tuple[bytes, index_format.Footer]:
     crc, digest = _sums(log.file, log.limit)
     entries = index_format.frame_entries(walk.rows)
     footer = index_format.Footer(

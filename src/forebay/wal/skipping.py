@@ -16,7 +16,7 @@ def skip_to_history(writer: Writer, stop: int) -> None:
     old, before = writer.active, (writer.end, writer.durable, writer.opening_gap, writer.obsolete)
     start = writer.opening_gap.start if writer.opening_gap is not None else writer.end
     try:
-        if old is not None and not old.frames:
+        if old is not None and old.is_bare:
             # It only opened this place; the next one says all that it said.
             start, writer.obsolete = old.previous_end, old.path
         writer.end = writer.durable = start
@@ -25,7 +25,7 @@ def skip_to_history(writer: Writer, stop: int) -> None:
     finally:
         if writer.active is old:
             writer.end, writer.durable, writer.opening_gap, writer.obsolete = before
-    if old is not None and old.frames:
+    if old is not None and not old.is_bare:
         old.limit = old.position
     elif old is not None:
         writer.files.forget(old.path)

@@ -223,7 +223,7 @@ def _link(facts: Survey, files: list[SealedFile | LogScan]) -> None:
 def _void(facts: Survey, previous_end: int, file: SealedFile | LogScan) -> int:
     """Frames of an earlier file at or above `previous_end` count for nothing; the end of what counts."""
     before = facts.logs[-1] if facts.logs else None
-    if before is not None and before.frames == 0 and before.previous_end <= previous_end:
+    if before is not None and before.is_bare and before.previous_end <= previous_end:
         # It only opened a place that `file` has opened again, further on.
         facts.leftovers.append(before.path.rpartition("/")[2])
         facts.logs.pop().file.close()

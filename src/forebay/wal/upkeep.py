@@ -9,27 +9,39 @@ from __future__ import annotations
 import errno
 import logging
 import threading
+from collections.abc import Callable, Sequence
 
 from forebay.disk import replace_file
-from forebay.errors import Corrupt
+from forebay.errors import Corrupt, DataLoss
 from forebay.format.checkpoint import Checkpoint, CheckpointFile, encode_checkpoint
 from forebay.format.segment import parse_segment_name
+from forebay.records import Gap
 from forebay.wal.active import BackgroundSync, SyncTarget
+from forebay.wal.cache import CachedFrame
 from forebay.wal.files import LogFile, SealedFile
 from forebay.wal.log import Wal
-from forebay.wal.sealing import Sealer
+from forebay.wal.sealing import Sealer, listed
 from forebay.wal.survey import CHECKPOINT_NAME
 
 logger = logging.getLogger(__name__)
+
+DAMAGE_RETRY_SECONDS = 10.0
+"""So long background sealing leaves a damaged file alone before it looks whether the sound one was restored."""
 
 
 class Upkeep:
     """The upkeep of one log."""
 
-    def __init__(self, wal: Wal, sealer: Sealer) -> None:
+    def __init__(
+        self, wal: Wal, sealer: Sealer, has_copy: Callable[[int, int], bool] = lambda start, stop: False
+    ) -> None:
+        """`has_copy` says whether history, apart from the log files, holds all records of `[start, stop)`."""
         self._wal = wal
         self._sealer = sealer
+        self._has_copy = has_copy
         self._sealing = threading.Lock()
+        self._stopped: DataLoss | None = None
+        self._retry_at = 0.0
         self._left: object = None
         """The append whose callback was due a round ago."""
 
@@ -63,13 +75,14 @@ class Upkeep:
             with wal.committing:
                 if not wal.closed and wal.failure is None:
                     wal.guarded(wal.rotate_locked)
-        self.seal_rotated()
+        if self._wants_sealing():
+            self.seal_rotated()
 
     @property
     def is_old(self) -> bool:
         """Whether the active file has records and has reached the age to be rotated."""
         wal, active = self._wal, self._wal.writer.active
-        if active is None or not active.frames or wal.closed:
+        if active is None or active.is_bare or wal.closed:
             return False
         return wal.writer.clock.monotonic() - active.created >= wal.settings.rotate_seconds_max
 
@@ -128,11 +141,20 @@ class Upkeep:
         if background is not None:
             background.end(error)
 
-    def seal_rotated(self) -> None:
-        """Seal every file that is no longer written. A failure is logged and tried again at the next call."""
+    @property
+    def stopped(self) -> DataLoss | None:
+        """The damage that the oldest unsealed file was not sealed for, with the next step; `None` if there is none."""
+        return self._stopped if self.rotated() else None
+
+    def seal_rotated(self, *, accept_damage: bool = False) -> None:
+        """Seal every file that is no longer written. A failure is logged and tried again at the next call.
+
+        At damage that no other copy fills it stops, see `stopped`; with `accept_damage` it goes on, and the index
+        names the damaged ranges.
+        """
         with self._sealing:
             for file in self.rotated():
-                if self._wal.fenced is not None or not self._seal(file):
+                if self._wal.fenced is not None or not self._seal(file, accept_damage=accept_damage):
                     return
 
     def close(self) -> None:
@@ -181,43 +203,98 @@ class Upkeep:
         """Files that are no longer written and not sealed yet."""
         active = self._wal.writer.active
         files = self._wal.files.all
-        return [file for file in files if isinstance(file, LogFile) and file is not active and file.frames]
+        return [file for file in files if isinstance(file, LogFile) and file is not active and not file.is_bare]
 
-    def _seal(self, file: LogFile) -> bool:
+    def _wants_sealing(self) -> bool:
+        """Whether background sealing has work: not while it waits for a damaged file to be restored."""
+        waits = self._stopped is not None and self._wal.writer.clock.monotonic() < self._retry_at
+        return not waits and bool(self.rotated())
+
+    def _seal(self, file: LogFile, *, accept_damage: bool) -> bool:
         wal = self._wal
         try:
             if self._sealer.wants_reframing(file):
-                with wal.files.replacing:
-                    file = self._reframed(file)
-            sealed = self._sealer.seal(file)
+                file = self._reframed(file)
+            try:
+                sealed, damage = self._sealer.seal(file, lambda gap: False)
+            except DataLoss:
+                # A sound file may have its name by now, or memory may hold what is damaged.
+                file = self._reframed(self._followed(file))
+                sealed, damage = self._sealer.seal(file, lambda gap: accept_damage or self._is_needless(gap))
+        except DataLoss as error:
+            self._stop(error)
+            return False
         except (OSError, Corrupt) as error:
             logger.warning("%s: %s is not sealed yet: %s", wal.writer.place, file.path, error)
-            self._follow_name(file)
+            self._followed(file)
             return False
+        if damage:
+            named = "%s: %s is sealed with damage at %s: these offsets read as damaged from now on"
+            logger.warning(named, wal.writer.place, file.path, listed(damage))
+        self._stopped = None
         wal.files.replace(file, sealed)
         file.close()
         self._write_checkpoint(clean=False)
         return True
 
+    def _is_needless(self, gap: Gap) -> bool:
+        """Whether nothing that can be read is lost with these offsets: they ended, or history holds the records."""
+        if gap.stop == gap.start:
+            return False
+        return gap.stop <= self._wal.writer.removals.floor.earliest or self._has_copy(gap.start, gap.stop)
+
+    def _copies(self, start: int, stop: int) -> Sequence[CachedFrame]:
+        """The frames of `[start, stop)` in the tail cache; none if not all of them are there."""
+        frames = self._wal.cache.frames_from(start, self._wal.settings.cache_bytes_max)
+        frames = [frame for frame in frames if frame.end <= stop]
+        return frames if frames and (frames[0].base, frames[-1].end) == (start, stop) else ()
+
+    def _stop(self, error: DataLoss) -> None:
+        """Remember why a file is not sealed, and log it once."""
+        place = self._wal.writer.place
+        topic = str(place).partition("[")[0]
+        told = DataLoss(
+            f"{place}: {error}, and no other copy has what stood there: the file is not sealed, and nothing from it on "
+            "is exported. Restore the file from a backup, or go on without these records: "
+            f'"forebay topic export {topic} --accept-damage", or accept_damage=True'
+        )
+        if self._stopped is None or str(self._stopped) != str(told):
+            logger.error("%s", told)
+        self._stopped = told
+        self._retry_at = self._wal.writer.clock.monotonic() + DAMAGE_RETRY_SECONDS
+
     def _reframed(self, file: LogFile) -> LogFile:
-        """The file in large frames, shown to readers at once: its name already leads there."""
+        """The file in large frames, shown to readers at once: its name already leads there.
+
+        The file as it is, if not all of its frames are whole here or in memory.
+        """
+        with self._wal.files.replacing:
+            try:
+                renewed = self._sealer.reframe(file, self._copies)
+            except Corrupt as error:
+                logger.debug("%s: %s", self._wal.writer.place, error)
+                return file
+            self._wal.files.replace(file, renewed)
+        file.close()
+        return renewed
+
+    def _followed(self, file: LogFile) -> LogFile:
+        """The file that has this name now: a copy made by a late re-framing, or a sound one that was put there.
+
+        The file as it is, if what has its name is not whole. On return it is durable.
+        """
         try:
-            renewed = self._sealer.reframe(file)
-        except Corrupt as error:
-            logger.warning("%s: %s", self._wal.writer.place, error)
+            renewed = self._sealer.reopened(file, file.path)
+        except (OSError, Corrupt):
+            return file
+        try:
+            renewed.file.sync()
+        except OSError:
+            renewed.file.close()
             return file
         self._wal.files.replace(file, renewed)
         file.close()
         return renewed
-
-    def _follow_name(self, file: LogFile) -> None:
-        """A re-framing that failed late may have given the name to its copy already: read that one from now on."""
-        try:
-            renewed = self._sealer.reopened(file, file.path)
-        except (OSError, Corrupt):
-            return
-        self._wal.files.replace(file, renewed)
-        file.close()
 
     def _write_checkpoint(self, *, clean: bool) -> None:
         writer = self._wal.writer

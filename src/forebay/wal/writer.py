@@ -217,7 +217,7 @@ class Writer:
     def rotate(self) -> bool:
         """Begin a new file behind the present one, which is fully durable then. False before the first record."""
         old = self.active
-        if old is None or old.frames == 0:
+        if old is None or old.is_bare:
             return False
         self.sync()
         # The old file and its name are durable here, so the next one's `previous_end` tells the truth.
