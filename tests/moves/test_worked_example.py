@@ -157,10 +157,10 @@ def test_whoever_is_not_the_target_is_told_who_is(land: Land) -> None:
         produce(a.create_topic(TOPIC), 0, 3)
         a.seal_topic(TOPIC, target=id_of(b))
 
-        with pytest.raises(Moved, match=f"moved to directory {id_of(b)}"):
+        with pytest.raises(Moved, match=f"moved to directory .*{id_of(b)}"):
             c.topic(TOPIC).append(b"x")
         assert b.topic(TOPIC).append(b"3") == 3
-        with pytest.raises(Moved, match=f"owned by the living session .* in directory {id_of(b)}"):
+        with pytest.raises(Moved, match=f"owned by the living session .* in directory .*{id_of(b)}"):
             c.topic(TOPIC).append(b"x")
 
 
@@ -171,7 +171,7 @@ def test_what_was_sealed_for_anybody_is_promised_once_it_is_to_move(land: Land) 
     with land.open("A") as a, land.open("B") as b, land.open("C") as c:
         assert a.seal_topic(TOPIC, target=id_of(b))[0].target == id_of(b)
 
-        with pytest.raises(Moved, match=f"moved to directory {id_of(b)}"):
+        with pytest.raises(Moved, match=f"moved to directory .*{id_of(b)}"):
             c.topic(TOPIC).append(b"x")
         assert b.topic(TOPIC).append(b"3") == 3
 

@@ -162,11 +162,11 @@ def _check_holders(source: Inspected, spec: TopicSpec, target: str | None) -> No
         if state.phase is Phase.SEALED:
             if state.target not in (None, source.id, target):
                 raise Moved(
-                    f"{spec.name}[{partition}] was sealed for directory {state.target}: finish that move, or take the "
-                    f'topic back with "forebay topic unseal {spec.name}"'
+                    f"{spec.name}[{partition}] was sealed for {source.directory_name(state.target)}: finish that move, "
+                    f'or take the topic back with "forebay topic unseal {spec.name}"'
                 )
         elif state.holder not in (None, source.id, target):
             raise Moved(
-                f"{spec.name}[{partition}] is in directory {state.holder}, and {source.path} is {source.id}: name "
-                "that one with --data"
+                f"{spec.name}[{partition}] is in {source.directory_name(state.holder)}, and {source.path} is "
+                f"{source.id}: name that one with --data"
             )

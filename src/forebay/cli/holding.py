@@ -46,11 +46,11 @@ def check_held_here(found: Inspected, spec: TopicSpec) -> None:
         if state.phase is Phase.SEALED:
             if state.target not in (None, found.id):
                 raise Moved(
-                    f"{spec.name}[{partition}] was sealed for directory {state.target}: go on there, or take it back "
-                    f'with "forebay topic unseal {spec.name}"'
+                    f"{spec.name}[{partition}] was sealed for {found.directory_name(state.target)}: go on there, or "
+                    f'take it back with "forebay topic unseal {spec.name}"'
                 )
         elif state.holder not in (None, found.id):
             raise Moved(
-                f"{spec.name}[{partition}] is in directory {state.holder}, and {found.path} is {found.id}: "
+                f"{spec.name}[{partition}] is in {found.directory_name(state.holder)}, and {found.path} is {found.id}: "
                 "name that one with --data"
             )

@@ -81,8 +81,8 @@ def unseal(run: Invocation, *, name: TopicArgument) -> None:
         for partition, state in enumerate(states_of(found, spec)):
             if state is not None and state.phase is not Phase.SEALED and state.holder not in (None, found.id):
                 raise Moved(
-                    f"{spec.name}[{partition}] has arrived in directory {state.holder}: seal it there, or move it back "
-                    "from there"
+                    f"{spec.name}[{partition}] has arrived in {found.directory_name(state.holder)}: seal it there, or "
+                    "move it back from there"
                 )
         log.unseal_topic(name)
         topic = log.topic(name)

@@ -85,6 +85,11 @@ def boot() -> str:
         return f"unknown-{os.urandom(16).hex()}"
 
 
+def host() -> str:
+    """The name of this machine, as its users know it."""
+    return os.uname().nodename
+
+
 def mount(path: str) -> str:
     """Names the mount that holds `path`: device number and, where the system lists them, mount id."""
     device = os.stat(path).st_dev

@@ -104,7 +104,7 @@ class SegmentEngine(LookupEngine[SegmentShard]):
                     self._make_directory(ref)
                     self._refuse_contradiction(ref, stored.state if stored is not None else None)
                     # In one transaction with the others it would keep them all closed.
-                    refuse_if_owned(is_alive, wanted(ref, self._settings), stored, owner)
+                    refuse_if_owned(self._metadata, wanted(ref, self._settings), stored, owner, is_alive=is_alive)
                     ours.append(ref)
                 except (ForebayError, OSError) as error:
                     logger.error("%s cannot be opened: %s", ref, error)

@@ -46,6 +46,22 @@ def state_key(namespace: str, topic: str, partition: int, *, prefix: str = PREFI
     return f"{shard_prefix(namespace, topic, partition, prefix=prefix)}state"
 
 
+def prefix_of_state(key: str) -> str:
+    """The prefix that the key of a shard's state was made with."""
+    return key.rpartition("/storage/topics/")[0]
+
+
+def shard_of_state(key: str) -> str:
+    """The shard that a state is of, as messages name it: `namespace/topic[partition]`."""
+    namespace, topic, partition, _ = key.rpartition("/storage/topics/")[2].split("/")
+    return f"{namespace}/{topic}[{partition}]"
+
+
+def directory_key(directory_id: str, *, prefix: str = PREFIX) -> str:
+    """Where a data directory lies."""
+    return f"{prefix}/directories/{directory_id}"
+
+
 def segments_prefix(namespace: str, topic: str, partition: int, *, prefix: str = PREFIX) -> str:
     """The descriptors of a shard's history, and `cur`, which sorts behind them."""
     return f"{shard_prefix(namespace, topic, partition, prefix=prefix)}segments/"

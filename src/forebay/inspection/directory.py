@@ -12,11 +12,12 @@ from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.errors import Corrupt, UnsupportedFormat
 from forebay.format.descriptor import ShardState
-from forebay.format.keys import deleted_key, late_key, state_key, topics_prefix
+from forebay.format.keys import deleted_key, directory_key, late_key, state_key, topics_prefix
 from forebay.format.value import decode_value
 from forebay.metadata import Entry, MetadataStore
 from forebay.metadata.opening import open_metadata
 from forebay.settings import Settings
+from forebay.shard.directories import named_directory
 from forebay.storage.directory import CLAIM, CLAIMING, LOCK, LogDirectory, is_owned
 from forebay.topics import Engine, TopicSpec, shard_id
 
@@ -67,6 +68,10 @@ class Inspected:
     def entry(self, key: str) -> Entry | None:
         """What is stored with this key."""
         return next((entry for entry in self.below(key) if entry.key == key), None)
+
+    def directory_name(self, directory_id: str | None) -> str:
+        """A data directory as messages name it: by its path, if it is recorded, and its id."""
+        return named_directory(directory_id, self.entry(directory_key(directory_id or "", prefix=self.prefix)))
 
     def below(self, prefix: str) -> Iterator[Entry]:
         """All whose key begins like this."""

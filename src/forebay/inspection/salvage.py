@@ -252,8 +252,8 @@ def _check_holder(found: Inspected, topic: Topic, partition: int) -> None:
     state = found.state(topic.spec, partition)
     if state is not None and state.holder not in (None, found.id):
         raise Moved(
-            f"{topic.name}[{partition}] is in directory {state.holder} now, and {found.path} is {found.id}: open that "
-            "one (--data), and name the one that has the files as the source (--from)"
+            f"{topic.name}[{partition}] is in {found.directory_name(state.holder)} now, and {found.path} is "
+            f"{found.id}: open that one (--data), and name the one that has the files as the source (--from)"
         )
 
 

@@ -18,9 +18,11 @@ from forebay.clock import Clock
 from forebay.errors import Corrupt, Indeterminate, Moved, Unavailable, Unsupported
 from forebay.export import Lag
 from forebay.format.descriptor import Phase, SegmentDescriptor, ShardState
+from forebay.format.keys import shard_of_state
 from forebay.format.value import encode_value
 from forebay.history import READABLE
 from forebay.metadata import MetadataStore, Put, RevisionIs
+from forebay.shard.directories import directory_name
 from forebay.shard.ownership import ATTEMPTS, change_state
 from forebay.shard.places import is_private
 from forebay.shard.segment import SegmentShard
@@ -33,12 +35,14 @@ OnFile: TypeAlias = Callable[[Lag], None]
 def begin_seal(shard: SegmentShard, around: Surroundings, target: str | None) -> None:
     """From here on appends are refused, here and for whoever looks at the recorded state."""
     _check_target(shard, around, target)
+    prefix = around.settings.metadata.prefix
+    destination = "" if target is None else f" to move to {directory_name(around.metadata, prefix, target)}"
 
     def sealing(state: ShardState) -> ShardState:
         return msgspec.structs.replace(state, phase=Phase.SEALING, target=target)
 
     change_state(around.metadata, around.keys(shard.ref).state, shard.epoch, sealing)
-    shard.wal.hold(Moved(f"{shard.ref} is being sealed{_destination(target)}: try again there, or here if it is not"))
+    shard.wal.hold(Moved(f"{shard.ref} is being sealed{destination}: try again there, or here if it is not"))
 
 
 def finish_seal(
@@ -82,7 +86,9 @@ def withdraw_target(metadata: MetadataStore, key: str) -> None:
         with contextlib.suppress(Indeterminate):
             if metadata.transaction([RevisionIs(key, stored.revision)], [put]).succeeded:
                 return
-    raise Unavailable(f"{key} changed {ATTEMPTS} times while it was being taken back; try again")
+    raise Unavailable(
+        f"{shard_of_state(key)}: its state changed {ATTEMPTS} times while it was being taken back; try again"
+    )
 
 
 def bring_into_history(shard: SegmentShard, on_file: OnFile | None = None, *, accept_damage: bool = False) -> int:
@@ -159,7 +165,3 @@ def _check_object(shard: SegmentShard, around: Surroundings, piece: SegmentDescr
             f"{shard.ref}: {piece.object_key} in {piece.store} is not what was exported: it is not sealed; "
             'run "forebay repair"'
         )
-
-
-def _destination(target: str | None) -> str:
-    return "" if target is None else f" to move to directory {target}"

@@ -14,8 +14,10 @@ import msgspec
 from forebay.catalog import StoredState, read_state
 from forebay.errors import Conflict, Fenced, Indeterminate, Moved, Unavailable, UnknownTopic
 from forebay.format.descriptor import Phase, ShardState
+from forebay.format.keys import shard_of_state
 from forebay.format.value import encode_value
 from forebay.metadata import Absent, Compare, MetadataStore, Put, RevisionIs, SessionEnded
+from forebay.shard.directories import directory_beside
 
 BATCH_SHARDS = 30
 """Three comparisons each stay below the limit of a transaction."""
@@ -39,7 +41,7 @@ def change_state(store: MetadataStore, key: str, epoch: int, change: Callable[[S
     for _ in range(CHANGES_ATTEMPTS):
         stored = read_state(store, key)
         if stored is None or stored.state.epoch != epoch:
-            raise Fenced(f"{key} has a newer owner than epoch {epoch}: this one stops")
+            raise Fenced(f"{shard_of_state(key)} has a newer owner than epoch {epoch}: this one stops")
         state = change(stored.state)
         if state == stored.state:
             return state
@@ -49,7 +51,9 @@ def change_state(store: MetadataStore, key: str, epoch: int, change: Callable[[S
                 return state
         except Indeterminate:
             continue
-    raise Unavailable(f"{key} changed {CHANGES_ATTEMPTS} times while it was being written; try again")
+    raise Unavailable(
+        f"{shard_of_state(key)}: its state changed {CHANGES_ATTEMPTS} times while it was being written; try again"
+    )
 
 
 class Wanted(NamedTuple):
@@ -61,6 +65,11 @@ class Wanted(NamedTuple):
     key: str
     incarnation: str
     gone: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """`namespace/topic[partition]`, for messages."""
+        return shard_of_state(self.key)
 
 
 class Acquired(NamedTuple):
@@ -148,10 +157,10 @@ def _acquire_batch(
         if _succeeded(store, compares, puts):
             return [Acquired(s.state, s.state.epoch + 1) if s is not None else Acquired(None, 1) for s in found]
         for shard, stored in zip(wanted, found, strict=True):
-            refuse_if_owned(store.session_alive, shard, stored, owner)
+            refuse_if_owned(store, shard, stored, owner)
             if stored is None and any(store.get(key) is not None for key in shard.gone):
-                raise UnknownTopic(f"{shard.key}: the topic was deleted")
-    raise Unavailable(f"{wanted[0].key}: ownership changed {ATTEMPTS} times while it was being acquired; try again")
+                raise UnknownTopic(f"{shard.name}: the topic was deleted")
+    raise Unavailable(f"{wanted[0].name}: ownership changed {ATTEMPTS} times while it was being acquired; try again")
 
 
 def _succeeded(store: MetadataStore, compares: Sequence[Compare], puts: Sequence[Put]) -> bool:
@@ -165,13 +174,13 @@ def _succeeded(store: MetadataStore, compares: Sequence[Compare], puts: Sequence
 def _found(store: MetadataStore, shard: Wanted, owner: Owner) -> StoredState | None:
     stored = read_state(store, shard.key)
     if stored is not None and stored.state.incarnation != shard.incarnation:
-        raise Conflict(f"{shard.key} belongs to another topic of that name: open the topic again")
+        raise Conflict(f"{shard.name} belongs to another topic of that name: open the topic again")
     if stored is not None and stored.state.phase is Phase.DELETING:
-        raise UnknownTopic(f"{shard.key}: the topic is being deleted")
+        raise UnknownTopic(f"{shard.name}: the topic is being deleted")
     if stored is not None and is_promised(stored.state, owner.holder):
         raise Moved(
-            f"{shard.key} was sealed at {stored.state.next_offset} and moved to directory {stored.state.target}: "
-            "use it there, or move it back"
+            f"{shard.name} was sealed at {stored.state.next_offset} and moved to "
+            f"{directory_beside(store, shard.key, stored.state.target)}: use it there, or move it back"
         )
     return stored
 
@@ -181,29 +190,41 @@ def is_promised(state: ShardState, holder: str) -> bool:
     return state.phase is Phase.SEALED and state.target not in (None, holder)
 
 
-def refuse_if_owned(is_alive: Callable[[str], bool], shard: Wanted, stored: StoredState | None, owner: Owner) -> None:
-    """Raise `Moved` or `Unavailable`, as `acquire` does, if another session that is alive has the shard."""
+def refuse_if_owned(
+    store: MetadataStore,
+    shard: Wanted,
+    stored: StoredState | None,
+    owner: Owner,
+    *,
+    is_alive: Callable[[str], bool] | None = None,
+) -> None:
+    """Raise `Moved` or `Unavailable`, as `acquire` does, if another session that is alive has the shard.
+
+    `is_alive` answers for the store's own question, for a caller that asks for many shards.
+    """
+    is_alive = is_alive if is_alive is not None else store.session_alive
     session = stored.state.owner if stored is not None else None
     if stored is None or session in (None, owner.session) or not is_alive(session or ""):
         return
     if stored.state.holder == owner.holder:
         raise Unavailable(
-            f"{shard.key} is owned by the living session {session} of this very directory: if its process has died, "
+            f"{shard.name} is owned by the living session {session} of this very directory: if its process has died, "
             "the session ends by itself within metadata.lease_ttl_s; try again then"
         )
     raise Moved(
-        f"{shard.key} is owned by the living session {session} in directory {stored.state.holder}: use it there, "
-        "or seal it there first"
+        f"{shard.name} is owned by the living session {session} in "
+        f"{directory_beside(store, shard.key, stored.state.holder)}: use it there, or seal it there first"
     )
 
 
 def _refuse_take_over(store: MetadataStore, shard: Wanted, stored: StoredState | None, owner: Owner) -> None:
     if stored is None or stored.state.holder in (None, owner.holder) or stored.state.phase is Phase.SEALED:
         return
-    refuse_if_owned(store.session_alive, shard, stored, owner)
+    refuse_if_owned(store, shard, stored, owner)
     raise Conflict(
-        f"{shard.key}: epoch {stored.state.epoch} is held by directory {stored.state.holder} and its records lie "
-        "there: open that directory, or seal and move the topic from there"
+        f"{shard.name}: epoch {stored.state.epoch} is held by "
+        f"{directory_beside(store, shard.key, stored.state.holder)} and its records lie there: open "
+        "that directory, or seal and move the topic from there"
     )
 
 

@@ -235,7 +235,10 @@ class Definitions:
                     return
             if self._store.get(deleted_key(late.topic_id, prefix=self._prefix)) is None:
                 return
-        raise Unavailable(f"{key} changed {ATTEMPTS} times while it was being written; it will be tried again")
+        raise Unavailable(
+            f"the note on the deleted topic {late.topic_id} changed {ATTEMPTS} times while it was being written; "
+            "it will be tried again"
+        )
 
     def late_objects(self) -> list[LateObjects]:
         """Deleted topics whose objects are to be looked for once more."""

@@ -23,6 +23,7 @@ from forebay.prepared import Load, LoadManifest, Sink, offer_of, read_manifest, 
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef, Surroundings
 from forebay.shard.attaching import Attached, Attaching
+from forebay.shard.directories import directory_name
 from forebay.shard.forgetting import EndedLoad, ended_loads, finish_given_up, forget_unnamed, named_in
 from forebay.shard.leftovers import Leftovers
 from forebay.shard.loading import AttachedPart, LoadBook, never_offered
@@ -270,16 +271,19 @@ class Loads:
         if state is not None and state.holder == self._holder and state.phase is not Phase.SEALED:
             return None
         if not is_asked:
-            return f"directory {load.directory} is asked for it"
+            return f"{self._directory_name(load.directory)} is asked for it"
         if state is None or state.holder is None or state.phase is Phase.SEALED:
             return None
         frontier = catalog.frontier().next
         if state.reserved_in_log or state.reserved_end > frontier:
             return (
-                f"directory {state.holder} has it and offsets [{frontier}, {state.reserved_end}) of it, which are not "
-                "in the history: open that directory"
+                f"{self._directory_name(state.holder)} has it and offsets [{frontier}, {state.reserved_end}) of it, "
+                "which are not in the history: open that directory"
             )
         return None
+
+    def _directory_name(self, directory_id: str | None) -> str:
+        return directory_name(self._parts.metadata, self._settings.metadata.prefix, directory_id)
 
     def _attach(self, load_id: str, load: Load, shards: list[SegmentShard]) -> list[Attached]:
         if not shards:

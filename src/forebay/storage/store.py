@@ -10,6 +10,7 @@ from typing import Self, Unpack
 
 from forebay.clock import Clock, SystemClock
 from forebay.disk import Disk, SystemDisk
+from forebay.disk.machine import host
 from forebay.engines import OpenShard
 from forebay.errors import Closed, Unsupported
 from forebay.format.descriptor import ShardState
@@ -17,6 +18,7 @@ from forebay.lifecycle import close_with_process, closed
 from forebay.progress import ProgressStore
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef
+from forebay.shard.directories import DirectoryPlace, record_directory
 from forebay.shard.handover import OnFile
 from forebay.storage.altering import Alterations
 from forebay.storage.building import IN_MEMORY, Parts, beside_parts, memory_parts, owner_parts
@@ -130,6 +132,10 @@ class Storage:
 
     def _begin(self) -> None:
         """Finish what was left over, and start what runs in the background."""
+        directory, metadata = self._parts.directory, self.settings.metadata
+        assert directory is not None, "only a directory is opened so"
+        place = DirectoryPlace(path=directory.path, host=host() if metadata.backend == "etcd" else "")
+        record_directory(self._parts.metadata, metadata.prefix, directory.id, place)
         self._deletions.finish()
         if self._parts.archiving is not None:
             # Also where no shard is open: a bulk load that others offer may ask for one.
