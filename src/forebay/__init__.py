@@ -41,7 +41,7 @@ if _typing.TYPE_CHECKING:
     from forebay.records import EARLIEST, LATEST, Gap, Offsets, Position, Reason, Record
     from forebay.settings import Settings
     from forebay.shard import RecoveryDecision
-    from forebay.storage import Ack, Copied, Group, GroupOffset, Reader, Storage, Stream, Topic
+    from forebay.storage import Ack, Copied, Group, GroupOffset, Reader, Retained, Storage, Stream, Topic
     from forebay.topics import TopicName, TopicSpec
 
 __version__ = "0.1.0"
@@ -73,6 +73,7 @@ __all__ = [
     "Record",
     "RecoveryDecision",
     "Report",
+    "Retained",
     "Settings",
     "ShardState",
     "Step",
@@ -100,7 +101,7 @@ _HOMES = {
     "forebay.records": ("EARLIEST", "Gap", "LATEST", "Offsets", "Position", "Reason", "Record"),
     "forebay.settings": ("Settings",),
     "forebay.shard": ("RecoveryDecision",),
-    "forebay.storage": ("Ack", "Copied", "Group", "GroupOffset", "Reader", "Storage", "Stream", "Topic"),
+    "forebay.storage": ("Ack", "Copied", "Group", "GroupOffset", "Reader", "Retained", "Storage", "Stream", "Topic"),
     "forebay.topics": ("TopicName", "TopicSpec"),
 }
 """Where the public names live; those not listed live in `forebay.errors`."""

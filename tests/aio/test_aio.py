@@ -58,6 +58,7 @@ def test_the_surface_is_that_of_the_embedded_log(tmp_path: Path) -> None:
         assert (await log.topic("shop/orders")).spec == topic.spec
         assert (await log.topic(topic.spec.name)).spec == topic.spec
         assert await log.group("billing").fetch(topic.spec.name) is None
+        assert await log.run_retention(topic.spec.name) == (0, 0, 0)
         with pytest.raises(Conflict):
             await log.create_topic("shop/orders")
         await log.delete_topic("shop/orders")

@@ -463,3 +463,54 @@ def test_a_use_of_the_topic_does_no_metadata_look_up(log: Storage, monkeypatch: 
     filled(topic)
     list(topic.read_by_key(b"k1", history=True))
     assert asked == []
+
+
+# Retention on demand
+
+
+def test_retention_runs_when_asked_and_says_what_it_removed(log: Storage, engine: str) -> None:
+    capped = filled(log.create_topic("capped", engine=engine, cap_records=5))
+    filled(log.create_topic("other", engine=engine, cap_records=5))
+
+    one = log.run_retention(capped.spec.name)
+
+    assert (one.evicted, one.compacted) == (7, 0)
+    assert (capped.offsets().evict_floor, log.topic("other").offsets().evict_floor) == (7, 0)
+    assert log.run_retention().evicted == 7 and log.run_retention() == (0, 0, 0)
+
+
+def test_retention_on_demand_removes_local_copies_and_superseded_records(tmp_path: Path) -> None:
+    settings = {
+        **QUICK,
+        "storage": {"mode": "shared_fs"},
+        "store": {"root": str(tmp_path / "history")},
+        "metadata": {"path": str(tmp_path / "m.sqlite")},
+        "retention": {"time_s": 0, "bytes_max": 0, "grace_s": 0, "check_interval_s": 3600, "evict_interval_s": 3600},
+    }
+    with forebay.open(tmp_path / "a", settings) as log:
+        topic = log.create_topic("t", cleanup="compact", compact_lag_ms=0)
+        topic.append_many([b"old", b"new"], keys=[b"k", b"k"])
+        log.export_topic("t")
+    with forebay.open(tmp_path / "a", settings) as log:
+        removed = log.run_retention()
+
+        assert (removed.compacted, removed.files) == (1, 1)
+        assert values(log.topic("t").read()) == [b"new"]
+        assert not list((tmp_path / "a").rglob("00000000000000000000-*.seg"))
+
+
+def test_retention_leaves_what_another_directory_has(tmp_path: Path) -> None:
+    settings = {
+        **QUICK,
+        "storage": {"mode": "shared_fs"},
+        "store": {"root": str(tmp_path / "history")},
+        "metadata": {"path": str(tmp_path / "m.sqlite")},
+    }
+    with forebay.open(tmp_path / "a", settings) as a:
+        topic = filled(a.create_topic("t", cap_records=5))
+        epoch = topic.epoch()
+    with forebay.open(tmp_path / "b", settings) as b:
+        assert b.run_retention("t") == (0, 0, 0)
+    with forebay.open(tmp_path / "a", settings) as a:
+        assert a.topic("t").epoch() == epoch + 1
+        assert a.run_retention("t").evicted == 7

@@ -16,7 +16,7 @@ from forebay.aio.workers import Workers
 from forebay.errors import Closed
 from forebay.format.descriptor import ShardState
 from forebay.settings import Settings
-from forebay.storage import Storage, Topic
+from forebay.storage import Retained, Storage, Topic
 from forebay.storage.copying import Copied, OnRecords
 from forebay.storage.opened import Progress
 from forebay.topics import TopicChanges, TopicLimits, TopicName, TopicSpec
@@ -108,6 +108,10 @@ class AsyncLog:
     async def export_topic(self, name: str | TopicName, *, accept_damage: bool = False) -> None:
         """See `Storage.export_topic`."""
         await self._workers.run(partial(self._log.export_topic, name, accept_damage=accept_damage))
+
+    async def run_retention(self, name: str | TopicName | None = None) -> Retained:
+        """See `Storage.run_retention`."""
+        return await self._workers.run(self._log.run_retention, name)
 
     async def copy_topic(
         self, source: str | TopicName, target: str | TopicName, *, on_records: OnRecords | None = None

@@ -4,8 +4,8 @@ from forebay.storage.acks import Ack
 from forebay.storage.copying import Copied
 from forebay.storage.groups import Group, GroupOffset
 from forebay.storage.readers import Reader
-from forebay.storage.store import Storage
+from forebay.storage.store import Retained, Storage
 from forebay.storage.streams import Stream
 from forebay.storage.topic import Topic
 
-__all__ = ["Ack", "Copied", "Group", "GroupOffset", "Reader", "Storage", "Stream", "Topic"]
+__all__ = ["Ack", "Copied", "Group", "GroupOffset", "Reader", "Retained", "Storage", "Stream", "Topic"]

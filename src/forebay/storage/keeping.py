@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
 from forebay.clock import Clock
 from forebay.conditions import Condition
@@ -21,6 +22,13 @@ from forebay.storage.lookups import offering, offers
 from forebay.wal.hearing import deferred
 
 logger = logging.getLogger(__name__)
+
+
+class Ended(NamedTuple):
+    """How many records of a shard one pass over its limits ended: by caps and age, and as superseded by their key."""
+
+    evicted: int
+    compacted: int
 
 
 class Keeping:
@@ -66,6 +74,11 @@ class Keeping:
                 # Beside the owner nothing ends records but the owner.
                 if not self._ended and offers(shard, "evict"):
                     self._keep(shard)
+
+    def apply(self, shard: OpenShard) -> Ended:
+        """Apply the limits of one shard now, in the caller's thread, which may hold no lock; its trouble is raised."""
+        with deferred(), self._stepping:
+            return self._ended_by_limits(shard)
 
     def hear(self) -> None:
         """Go by what others have altered, if it is time to look."""
@@ -139,19 +152,21 @@ class Keeping:
     def _keep(self, shard: OpenShard) -> None:
         """Apply the limits of a shard. Its trouble is logged and does not stop the others."""
         try:
-            if shard.ref.spec.is_limited:
-                self._evict(offering(shard, "evict"))
-            compacted = self._compaction.step(shard, self._clock.now_ms())
+            self._ended_by_limits(shard)
         except Closed:
             # It was closed since it was listed.
             return
         except (ForebayError, OSError) as error:
             logger.warning("%s: its limits are not applied for now: %s", shard.ref, error)
-            return
+
+    def _ended_by_limits(self, shard: OpenShard) -> Ended:
+        evicted = self._evict(offering(shard, "evict")) if shard.ref.spec.is_limited else 0
+        compacted = self._compaction.step(shard, self._clock.now_ms())
         if compacted:
             logger.info("%s: compacted %d superseded records away", shard.ref, compacted)
+        return Ended(evicted, compacted)
 
-    def _evict(self, shard: LookedUpShard) -> None:
+    def _evict(self, shard: LookedUpShard) -> int:
         evicted = shard.evict(self._clock.now_ms())
         if evicted.reason is not None:
             logger.info(
@@ -167,3 +182,4 @@ class Keeping:
                 "%s: more records are too old than may go at once: the rest goes next time; is the clock right?",
                 shard.ref,
             )
+        return evicted.records

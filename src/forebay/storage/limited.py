@@ -45,7 +45,7 @@ class Limited:
 
     def _is_seen_to(self, ref: ShardRef) -> bool:
         try:
-            if self._shards.find(ref.spec.topic_id, ref.partition) is None and self._was_here(ref):
+            if self._shards.find(ref.spec.topic_id, ref.partition) is None and self.was_here(ref):
                 self._shards.open(ref)
         except (Closed, Moved, UnknownTopic):
             return True
@@ -54,6 +54,7 @@ class Limited:
             return not isinstance(error, Unavailable | OSError)
         return True
 
-    def _was_here(self, ref: ShardRef) -> bool:
+    def was_here(self, ref: ShardRef) -> bool:
+        """Whether this directory had the shard last, so that opening it here takes it from no other."""
         engine = self._parts.rocksdb if ref.spec.engine is Engine.ROCKSDB else self._parts.owned
         return engine is not None and engine.was_here(ref)

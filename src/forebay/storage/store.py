@@ -6,7 +6,7 @@ import logging
 from contextlib import ExitStack
 from pathlib import PurePath
 from types import TracebackType
-from typing import Self, Unpack
+from typing import NamedTuple, Self, Unpack
 
 from forebay.clock import Clock, SystemClock
 from forebay.disk import Disk, SystemDisk
@@ -42,6 +42,17 @@ from forebay.topics import Engine, TopicChanges, TopicLimits, TopicName, TopicSp
 logger = logging.getLogger(__name__)
 
 
+class Retained(NamedTuple):
+    """What one run of retention removed from a topic's partitions in this directory."""
+
+    evicted: int
+    """Records that caps and times to live ended."""
+    compacted: int
+    """Records that a newer one of their key superseded, where the topic has `cleanup="compact"`."""
+    files: int
+    """Local files whose records history has, or that hold none any more."""
+
+
 class Storage:
     """Topics in one place. Opened by `forebay.open`; close it, or use it in a `with` statement."""
 
@@ -65,11 +76,12 @@ class Storage:
         self._moves = Moves(parts, self._definitions, settings, self._forget, self._shards.drop_closed)
         self._loads = Loads(parts, self._definitions, settings, clock, self._shards.open)
         self._alterations = Alterations(parts, self._definitions, self._shards, clock)
+        self._limited = Limited(parts, self._shards)
         self._keeping = Keeping(
             self._shards.all,
             self._definitions,
             self._alterations,
-            Limited(parts, self._shards),
+            self._limited,
             clock=clock,
             interval_s=settings.retention.evict_interval_s,
         )
@@ -241,6 +253,28 @@ class Storage:
         """On return everything appended before is history. For damage see `seal_topic`."""
         self._check_writable()
         self._moves.export(self.topic(name), on_file, accept_damage=accept_damage)
+
+    def run_retention(self, name: str | TopicName | None = None) -> Retained:
+        """Apply caps, times to live, key compaction and local retention now, to one topic or to all of this directory.
+
+        The same runs in the background every `retention.evict_interval_s` and `retention.check_interval_s`, and the
+        settings and limits decide as they do there. Partitions that another directory has are left alone.
+        """
+        self._check_writable()
+        specs = self.topics() if name is None else [self.topic(name).spec]
+        removed = Retained(0, 0, 0)
+        for ref in [ref for spec in specs for ref in refs_of(spec)]:
+            if self._shards.find(ref.spec.topic_id, ref.partition) is not None or self._limited.was_here(ref):
+                one = self._retain(self._shards.open(ref))
+                removed = Retained(*(sum(pair) for pair in zip(removed, one, strict=True)))
+        return removed
+
+    def _retain(self, shard: OpenShard) -> Retained:
+        ended = self._keeping.apply(shard)
+        files = 0
+        if isinstance(shard, SegmentShard) and self._parts.archiving is not None:
+            files = self._parts.archiving.alone_with(shard, lambda shard: shard.archive.retain())
+        return Retained(ended.evicted, ended.compacted, files)
 
     def copy_topic(
         self, source: str | TopicName, target: str | TopicName, *, on_records: OnRecords | None = None
