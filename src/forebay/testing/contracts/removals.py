@@ -22,6 +22,8 @@ from forebay.testing.contracts.lookups import LookupHome, keyed, offsets_of, pag
 from forebay.wal.staging import record_bytes
 
 NUMBERS = 300
+APPENDS_BESIDE = 300
+"""So often each thread appends beside deletes at the most: on a busy machine a delete must not chase them for ever."""
 
 
 def numbered(engine: LookedUpEngine, ref: ShardRef, count: int = NUMBERS) -> None:
@@ -149,8 +151,9 @@ class RemovalContract:
                     bounds.append((before, engine.open_shard(ref).published()))
                     assert all(offset >= before for offset in offsets_of(keyed(engine, ref, b"k")))
                 stop.set()
-            while not stop.is_set():
-                engine.batch_write(ref, [NewRecord(b"v", 1, b"k"), NewRecord(b"v", 1, b"o")])
+            for _ in range(APPENDS_BESIDE):
+                if not stop.is_set():
+                    engine.batch_write(ref, [NewRecord(b"v", 1, b"k"), NewRecord(b"v", 1, b"o")])
 
         in_threads(4, work)
 
