@@ -27,7 +27,7 @@ from forebay.records import Gap, Offsets, Reason
 from forebay.sealed import Gathered
 from forebay.settings import Settings
 from forebay.shard import RecoveryDecision, ShardRef, Source
-from forebay.shard.deletion import DeleteBefore, DeleteKey, DeleteTag, Deletion
+from forebay.shard.deletion import DeleteBefore, DeleteKey, DeleteRange, Deletion
 from forebay.shard.membership import Membership
 from forebay.topics import Durability, TopicSpec, shard_id
 from forebay.wal.hearing import is_inside
@@ -250,16 +250,17 @@ class MemoryShard:
 
     def delete(self, what: Deletion) -> int:
         """See `LookedUpShard`."""
+        # Before the lock: a delete that waits for another reaches nothing that is appended meanwhile.
+        head = self._held.next
         with self._published:
             self._check_open()
             if isinstance(what, DeleteBefore):
-                offset = min(what.offset, self._held.next)
+                offset = min(what.offset, head)
                 return self._held.drop_below(offset) if offset > self._held.earliest else 0
-            if isinstance(what, DeleteKey):
-                return self._held.delete(self._held.of_key(what.key))
-            if isinstance(what, DeleteTag):
-                return self._held.delete(self._held.of_tag(what.tag))
-            return self._held.delete(self._held.within(what.start, what.stop))
+            if isinstance(what, DeleteRange):
+                return self._held.delete(self._held.within(what.start, min(what.stop, head)))
+            found = self._held.of_key(what.key) if isinstance(what, DeleteKey) else self._held.of_tag(what.tag)
+            return self._held.delete(offset for offset in found if offset < head)
 
     def evict(self, now_ms: int) -> Evicted:
         """See `LookedUpShard`."""

@@ -80,25 +80,24 @@ class Deletes:
 
     def delete_range(self, start: int, stop: int) -> int:
         """End the published records of `[start, stop)`; how many were live. Durable as the class asks on return."""
-        self._begin()
+        head = self._begin()
         with self._changing:
-            return self._delete(self.live(start, stop))
+            return self._delete(self.live(start, min(stop, head)))
 
     def delete(self, offsets: OffsetSet) -> int:
         """End the published records at these offsets; how many were live. Durable as the class asks on return."""
         windows = [start for start, _ in offsets.windows()]
         if not windows:
             return 0
-        self._begin()
+        head = self._begin()
         with self._changing:
             # Both hold few windows where the other does not matter: take away what is not live.
-            return self._delete(offsets - (offsets - self.live(min(offsets), windows[-1] + WINDOW)))
+            return self._delete(offsets - (offsets - self.live(min(offsets), min(windows[-1] + WINDOW, head))))
 
     def delete_before(self, offset: int) -> int:
         """Move `earliest` to `offset`, or to the head; how many live records that ended."""
-        self._begin()
+        offset = min(offset, self._begin())
         with self._changing:
-            offset = min(offset, self._wal.head)
             if offset <= self.floor.earliest:
                 return 0
             ended = len(self.live(0, offset))
@@ -131,10 +130,15 @@ class Deletes:
             yield
             removals.deletes = removals.deletes.clipped(end, OFFSET_MAX)
 
-    def _begin(self) -> None:
-        """What was acknowledged is published. Before any lock: in a forked child whoever held one does not exist."""
+    def _begin(self) -> int:
+        """The head at the call, which bounds a delete: everything acknowledged so far lies below it.
+
+        The caller holds no lock. In a forked child a lock may have an owner that does not exist there; and a delete
+        that waits for an export to end must not reach what is appended meanwhile.
+        """
         self._wal.check_open()
         self._wal.bring_up()
+        return self._wal.head
 
     def _delete(self, offsets: OffsetSet) -> int:
         reach = self._reached()

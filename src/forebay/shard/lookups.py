@@ -143,10 +143,11 @@ class Lookups:
 
     def offsets(self, sought: Sought) -> OffsetSet:
         """Where all live records that match are, of those published before the call."""
+        # Before the first look: one that is repeated, because files were replaced under it, looks no further.
+        head, _ = self._now()
 
         def found() -> OffsetSet:
-            head, ended = self._now()
-            matches = self._matches(sought, ended, 0, head, waiting=False)
+            matches = self._matches(sought, self._ended(), 0, head, waiting=False)
             runs = [np.arange(run.base, run.end) for run in matches if isinstance(run, Batch)]
             return OffsetSet.of(np.concatenate(runs)) if runs else OffsetSet()
 

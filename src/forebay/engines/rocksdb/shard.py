@@ -283,17 +283,19 @@ class RocksShard:
 
     def delete(self, what: Deletion) -> int:
         """See `LookedUpShard`."""
+        # Before the lock: a delete that waits for another reaches nothing that is appended meanwhile.
+        head = self.stance.counters.next
         with self._changing:
             self._check_writable()
-            counters, keys = self.stance.counters, self._shelf.keys
+            earliest, keys = self.stance.counters.earliest, self._shelf.keys
             if isinstance(what, DeleteBefore):
-                target = min(what.offset, counters.next)
-                return self._removal.drop_below(target) if target > counters.earliest else 0
+                target = min(what.offset, head)
+                return self._removal.drop_below(target) if target > earliest else 0
             if isinstance(what, DeleteKey):
-                return self._removal.delete_found(keys.of_key(what.key), counters.next)
+                return self._removal.delete_found(keys.of_key(what.key), head)
             if isinstance(what, DeleteTag):
-                return self._removal.delete_found(keys.of_tag(what.tag), counters.next)
-            return self._removal.delete_range(max(what.start, counters.earliest), min(what.stop, counters.next))
+                return self._removal.delete_found(keys.of_tag(what.tag), head)
+            return self._removal.delete_range(max(what.start, earliest), min(what.stop, head))
 
     def evict(self, now_ms: int) -> Evicted:
         """See `LookedUpShard`."""
