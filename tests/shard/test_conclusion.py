@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from forebay.catalog import read_state
-from forebay.metadata import Entry, MemoryMetadata
+from forebay.format.descriptor import ShardState
+from forebay.format.value import encode_value
+from forebay.metadata import Entry, MemoryMetadata, Put
 from forebay.shard.conclusion import Ended, end_reservations
 from forebay.testing.moves import RecordingMetadata
 from forebay.testing.schedules import PausingMetadata
@@ -75,3 +79,55 @@ def test_a_shard_that_nobody_knows_any_more_is_passed_over() -> None:
     end_reservations(store, [Ended(KEYS.state, 1, 3)])
 
     assert read_state(store, KEYS.state) is None
+
+
+class _Changing(MemoryMetadata):
+    """Another process changes some states right behind a look at them, each so often."""
+
+    def __init__(self, changes: dict[str, int]) -> None:
+        super().__init__()
+        self.changes = changes
+
+    def get(self, key: str) -> Entry | None:
+        found = super().get(key)
+        if found is not None and self.changes.get(key, 0):
+            self.changes[key] -= 1
+            self.transaction([], [Put(key, found.value)])
+        return found
+
+
+def _closed(store: MemoryMetadata, count: int) -> list[Ended]:
+    """Shards that were closed in order at offset 3, with far more reserved."""
+    state = ShardState(incarnation="i", epoch=4, owner="s", holder="h", reserved_end=65_536)
+    ended = [Ended(f"/state/{number}", 4, 3) for number in range(count)]
+    for shard in ended:
+        store.transaction([], [Put(shard.key, encode_value(state))])
+    return ended
+
+
+def _reserved(store: MemoryMetadata, ended: list[Ended]) -> list[int]:
+    found = [read_state(store, shard.key) for shard in ended]
+    return [stored.state.reserved_end for stored in found if stored is not None]
+
+
+@pytest.mark.parametrize("changed", [[0], [17, 29, 30], list(range(40))])
+def test_a_state_that_changes_meanwhile_keeps_no_shard_from_ending_its_reservation(changed: list[int]) -> None:
+    """The transaction of all 30 was refused, and nothing looked at that."""
+    store = _Changing({})
+    ended = _closed(store, 40)
+    store.changes = {f"/state/{number}": 1 for number in changed}
+
+    end_reservations(store, ended)
+
+    assert _reserved(store, ended) == [3] * 40
+
+
+def test_a_state_that_never_stands_still_keeps_its_reservation_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    store = _Changing({})
+    ended = _closed(store, 33)
+    store.changes = {"/state/5": 1_000}
+
+    end_reservations(store, ended)
+
+    assert _reserved(store, ended) == [65_536 if number == 5 else 3 for number in range(33)]
+    assert "/state/5" in caplog.text

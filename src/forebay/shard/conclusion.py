@@ -24,6 +24,9 @@ from forebay.shard.segment import SegmentShard
 
 logger = logging.getLogger(__name__)
 
+ATTEMPTS = 4
+"""How often the reservation of one shard is ended, while its state keeps changing."""
+
 
 def export_tails(shards: Sequence[SegmentShard], clock: Clock, seconds_max: float) -> None:
     """Make what was appended history, shard after shard, as far as the time and the store allow."""
@@ -47,6 +50,9 @@ def export_tails(shards: Sequence[SegmentShard], clock: Clock, seconds_max: floa
                 continue
             except (ForebayError, OSError) as error:
                 logger.warning("%s: its tail is not exported: %s", shard.ref, error)
+                return
+            except Exception:
+                logger.exception("%s: its tail is not exported", shard.ref)
                 return
             left.pop(shard.ref.id)
 
@@ -75,14 +81,33 @@ class Ended(NamedTuple):
 def end_reservations(store: MetadataStore, ended: Sequence[Ended]) -> None:
     """Say that nothing was given out beyond the ends: then a gap is no larger than what was not exported."""
     for first in range(0, len(ended), BATCH_SHARDS):
-        compares: list[Compare] = []
-        puts: list[Operation] = []
-        for shard in ended[first : first + BATCH_SHARDS]:
-            stored = read_state(store, shard.key)
-            if stored is None or stored.state.epoch != shard.epoch or stored.state.phase is not Phase.OPEN:
-                continue
-            state = msgspec.structs.replace(stored.state, owner=None, reserved_end=shard.next_offset)
-            compares.append(RevisionIs(shard.key, stored.revision))
-            puts.append(Put(shard.key, encode_value(state, unknown=stored.unknown)))
-        if puts:
-            store.transaction(compares, puts)
+        _end_together(store, ended[first : first + BATCH_SHARDS], ATTEMPTS)
+
+
+def _end_together(store: MetadataStore, shards: Sequence[Ended], attempts: int) -> None:
+    """In one transaction; where a state has changed meanwhile, each half by itself, and a single one once more."""
+    compares: list[Compare] = []
+    puts: list[Operation] = []
+    for shard in shards:
+        stored = read_state(store, shard.key)
+        if stored is None or stored.state.epoch != shard.epoch or stored.state.phase is not Phase.OPEN:
+            continue
+        state = msgspec.structs.replace(stored.state, owner=None, reserved_end=shard.next_offset)
+        compares.append(RevisionIs(shard.key, stored.revision))
+        puts.append(Put(shard.key, encode_value(state, unknown=stored.unknown)))
+    if not puts or store.transaction(compares, puts).succeeded:
+        return
+    if len(shards) > 1:
+        half = len(shards) // 2
+        _end_together(store, shards[:half], attempts)
+        _end_together(store, shards[half:], attempts)
+    elif attempts > 1:
+        _end_together(store, shards, attempts - 1)
+    else:
+        logger.warning(
+            "%s changed %d times while its reservation was being ended: what was reserved beyond offset %d stays so, "
+            "and is skipped if another directory goes on",
+            shards[0].key,
+            ATTEMPTS,
+            shards[0].next_offset,
+        )
