@@ -11,9 +11,13 @@ import pyarrow as pa
 import pytest
 
 import forebay
-from forebay import Ack, Conflict, Indeterminate, Invalid, Storage, Unavailable
+from forebay import Ack, Closed, Conflict, Indeterminate, Invalid, Storage, Unavailable
+from forebay.format.batch import ColumnBytes, Columns
 from forebay.partitioning import partition_of_key, partition_of_producer
-from forebay.wal.staging import QueueFull
+from forebay.settings import WalSettings
+from forebay.storage.appending import Appender
+from forebay.testing.clock import ManualClock
+from forebay.wal.staging import Entry, Producing, QueueFull, Ticket
 from tests.storage.rig import QUICK, WatchedDisk, quick, until, values, wal_of
 
 KAFKA = {b"21": -973932308, b"foobar": -790332482, b"a-little-bit-long-string": -985981536}
@@ -399,3 +403,85 @@ def test_offsets_name_every_watermark(log: Storage) -> None:
     assert topic.offsets() == (0, 0, 0, 0, 0)
     topic.append_many([b"v"] * 3)
     assert topic.offsets()._asdict() == {"earliest": 0, "evict_floor": 0, "durable": 3, "exported": 0, "next": 3}
+
+
+class _Refusing:
+    """A shard that answers with these errors, one after the other, and then takes what comes."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+        self.helped = 0
+        self.taken = 0
+
+    def stage_one(self, entry: Entry, size: int) -> Ticket:
+        return self._stage(entry.ticket)
+
+    def stage_many(self, columns: ColumnBytes, producing: Producing | None, ticket: Ticket) -> Ticket:
+        return self._stage(ticket)
+
+    def _stage(self, ticket: Ticket) -> Ticket:
+        if self.errors:
+            raise self.errors.pop(0)
+        self.taken += 1
+        ticket.offset, ticket.done = 7, True
+        return ticket
+
+    def commit_within(self, seconds: float) -> None:
+        self.helped += 1
+
+    def settle(self, ticket: Ticket) -> int:
+        return ticket.result()
+
+
+def _appender(*shards: _Refusing, timeout_ms: int = 1000) -> tuple[Appender, ManualClock]:
+    """Each look for the partition finds the next shard, and at last the same one."""
+    left, clock = list(shards), ManualClock()
+    settings = WalSettings(append_timeout_ms=timeout_ms)
+    return Appender("t", settings, clock, lambda _: left.pop(0) if len(left) > 1 else left[0]), clock  # type: ignore[arg-type,return-value]
+
+
+def _appended(appender: Appender, many: str) -> int:
+    if many == "many":
+        columns = Columns(values=[b"v"], timestamps=[1])
+        return appender.together(0, columns, None, atomic=True)[0]
+    return appender.one(0, Entry(b"v", None, None, (), 1, None, Ticket()))
+
+
+FULL, GONE = QueueFull("3 records wait: the queue is full"), Closed("the shard is closed")
+
+
+@pytest.mark.parametrize("many", ["one", "many"])
+def test_an_append_to_a_shard_that_was_opened_again_waits_while_its_queue_is_full(many: str) -> None:
+    closed, again = _Refusing(GONE), _Refusing(FULL, FULL)
+
+    assert _appended(_appender(closed, again)[0], many) == 7
+
+    assert (again.helped, again.taken) == (2, 1)
+
+
+@pytest.mark.parametrize("many", ["one", "many"])
+def test_an_append_that_waits_follows_its_partition_to_the_shard_that_is_open_now(many: str) -> None:
+    first, second = _Refusing(FULL, GONE), _Refusing(FULL)
+
+    assert _appended(_appender(first, second)[0], many) == 7
+
+    assert (first.taken, second.taken) == (0, 1)
+
+
+@pytest.mark.parametrize("many", ["one", "many"])
+def test_an_append_to_a_shard_that_was_opened_again_waits_no_longer_than_it_may(many: str) -> None:
+    closed, again = _Refusing(GONE), _Refusing(*[FULL] * 100)
+    appender, clock = _appender(closed, again)
+    again.commit_within = lambda seconds: clock.advance(0.4)  # type: ignore[method-assign]
+
+    with pytest.raises(Unavailable, match=r"waited 1000 ms \(wal.append_timeout_ms\)"):
+        _appended(appender, many)
+
+    assert len(again.errors) == 96
+    assert again.taken == 0
+
+
+@pytest.mark.parametrize("many", ["one", "many"])
+def test_a_shard_that_stays_closed_is_an_error_at_once(many: str) -> None:
+    with pytest.raises(Closed):
+        _appended(_appender(_Refusing(GONE))[0], many)

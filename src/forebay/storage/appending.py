@@ -69,11 +69,8 @@ class Appender:
             self.checked_size(size)
         try:
             shard.stage_one(entry, size)
-        except QueueFull as full:
-            self._patiently(shard, lambda: shard.stage_one(entry, size), full)
-        except Closed as ended:
-            shard = self._next_after(partition, shard, ended)
-            shard.stage_one(entry, size)
+        except (QueueFull, Closed) as refused:
+            shard = self._patiently(partition, shard, lambda shard: shard.stage_one(entry, size), refused)
         return shard.settle(entry.ticket)
 
     def one_soon(self, partition: int, entry: Entry) -> OpenShard:
@@ -224,26 +221,39 @@ class Appender:
         ticket = Ticket()
         try:
             shard.stage_many(columns, producing, ticket)
-        except QueueFull as full:
-            self._patiently(shard, lambda: shard.stage_many(columns, producing, ticket), full)
-        except Closed as ended:
-            shard = self._next_after(partition, shard, ended)
-            shard.stage_many(columns, producing, ticket)
+        except (QueueFull, Closed) as refused:
+            shard = self._patiently(
+                partition, shard, lambda shard: shard.stage_many(columns, producing, ticket), refused
+            )
         return Staged(partition, shard, ticket, columns.count)
 
-    def _patiently(self, shard: OpenShard, stage: Callable[[], Ticket], full: QueueFull) -> None:
-        """While the queue is full help to write it, and try again until the time limit."""
+    def _patiently(
+        self, partition: int, shard: OpenShard, stage: Callable[[OpenShard], Ticket], refused: QueueFull | Closed
+    ) -> OpenShard:
+        """Stage again after `shard` refused, until the time limit; the shard that took it.
+
+        While the queue is full this thread helps to write it. Where the shard has ended, the one that is open now
+        is tried; it may be full, too.
+        """
         deadline = self._clock.monotonic() + self._settings.append_timeout_ms / 1000
-        while (left := deadline - self._clock.monotonic()) > 0:
-            shard.commit_within(left)
-            try:
-                stage()
-            except QueueFull as still:
-                full = still
+        is_second = False
+        while True:
+            if isinstance(refused, Closed):
+                if is_second and self._clock.monotonic() >= deadline:
+                    raise refused
+                shard = self._next_after(partition, shard, refused)
+            elif (left := deadline - self._clock.monotonic()) > 0:
+                shard.commit_within(left)
             else:
-                return
-        waited = self._settings.append_timeout_ms
-        raise Unavailable(f"{self._name}: waited {waited} ms (wal.append_timeout_ms): {full}") from full
+                waited = self._settings.append_timeout_ms
+                raise Unavailable(f"{self._name}: waited {waited} ms (wal.append_timeout_ms): {refused}") from refused
+            is_second = True
+            try:
+                stage(shard)
+            except (QueueFull, Closed) as again:
+                refused = again
+            else:
+                return shard
 
 
 def _refuse_scattered_producer(producing: Producing | None, partitions: int) -> None:
