@@ -13,6 +13,7 @@ from forebay.clock import SystemClock
 from forebay.disk import SystemDisk
 from forebay.engines.background import Background
 from forebay.settings import RuntimeSettings
+from forebay.storage.sealing import Sealing
 from forebay.storage.threads import Maintenance
 from forebay.testing.clock import ManualClock
 from forebay.wal.staging import Entry, Ticket
@@ -27,9 +28,10 @@ def stepped(tmp_path: Path, durability: str, settings: Settings) -> tuple[Mainte
     clock = ManualClock()
     disk = WatchedDisk()
     home = SegmentHome(disk, str(tmp_path), durability, settings=settings, clock=clock)
-    maintenance = Maintenance(disk, clock, str(tmp_path), settings.runtime)
-    # Its thread has nothing to do: the test is the thread.
-    maintenance._thread = Background("idle", lambda: None)
+    sealing = Sealing(lambda shard: None)
+    maintenance = Maintenance(disk, clock, str(tmp_path), settings.runtime, sealing)
+    # Their threads have nothing to do: the test is the thread.
+    maintenance._thread = sealing._thread = Background("idle", lambda: None)
     return maintenance, home, clock
 
 
@@ -101,6 +103,8 @@ def test_a_file_with_records_is_rotated_at_its_age_and_sealed(tmp_path: Path) ->
     clock.advance(61)
     maintenance._find_old()
     maintenance.step()
+    assert not list(tmp_path.glob("shards/*/*.idx"))  # another thread's work
+    maintenance._sealing.step()
 
     assert [shard.wal.counters.rotations for shard in shards] == [1, 0]
     assert len(list(tmp_path.glob("shards/*/*.idx"))) == 1
@@ -237,7 +241,7 @@ def test_a_sync_that_fails_beside_nothing_to_sync_harms_no_shard(tmp_path: Path)
     """A failed sync of many poisoned also those that had nothing to sync."""
     disk = WatchedDisk()
     home = SegmentHome(disk, str(tmp_path), "fsync", settings=quick())
-    maintenance = Maintenance(disk, SystemClock(), str(tmp_path), RuntimeSettings())
+    maintenance = Maintenance(disk, SystemClock(), str(tmp_path), RuntimeSettings(), Sealing(lambda shard: None))
     engine = home.open()
     shard = engine.open_shard(home.ref())
     shard.settle(shard.stage_one(_entry(), 17))

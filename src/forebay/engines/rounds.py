@@ -72,5 +72,6 @@ class Rounds(Generic[T]):
                     self._act(who)
                 except ForebayError as error:
                     logger.warning("%s: %s", self._name, error)
-                except Exception:
+                except BaseException:
+                    # Whatever it is, as SystemExit of a callback: the thread serves others too, and goes on.
                     logger.exception("%s failed", self._name)

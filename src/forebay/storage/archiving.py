@@ -87,13 +87,21 @@ class Archiving:
             self._behind[shard.ref.id] = shard
 
     def forget(self, shard_id: str) -> None:
-        """Leave the shard alone; on return nothing works on it any more."""
+        """Leave the shard alone; on return nothing works on it any more. Waits for an export, so for the store."""
         self._watched.pop(shard_id, None)
         with self._changed:
-            self._changed.wait_for(lambda: not self._is_at(shard_id))
+            self._changed.wait_for(lambda: self.drop(shard_id))
+
+    def drop(self, shard_id: str) -> bool:
+        """Begin no more work on the shard; whether none is under way. Does not wait."""
+        with self._changed:
+            self._watched.pop(shard_id, None)
+            if self._is_at(shard_id):
+                return False
             self._behind.pop(shard_id, None)
             self._retry_at.pop(shard_id, None)
             self._sweep_at.pop(shard_id, None)
+            return True
 
     def step(self) -> None:
         """Everything that is due: one file of each shard in turn, until none is left, and what time asks for.
@@ -137,7 +145,8 @@ class Archiving:
                     return
             try:
                 self.step()
-            except Exception:
+            except BaseException:
+                # A callback may run here, and raise what is no `Exception`.
                 logger.exception("the upkeep of history failed and will be tried again")
 
     def _is_at(self, shard_id: str) -> bool:

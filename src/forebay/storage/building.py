@@ -23,6 +23,7 @@ from forebay.shard.places import Places
 from forebay.storage.archiving import Archiving
 from forebay.storage.definitions import Definitions
 from forebay.storage.directory import LogDirectory, is_owned, refuse_lost_metadata
+from forebay.storage.sealing import Sealing
 from forebay.storage.threads import Maintenance
 from forebay.topics import Engine, TopicSpec
 
@@ -45,6 +46,7 @@ class Parts:
     rocksdb: RocksEngine | None = None
     membership: Membership | None = None
     maintenance: Maintenance | None = None
+    sealing: Sealing | None = None
     archiving: Archiving | None = None
     reserving: Rounds[SegmentShard] | None = None
     places: Places | None = None
@@ -133,7 +135,8 @@ def owner_parts(directory: LogDirectory, settings: Settings, disk: Disk, clock: 
         undo.callback(places.close)
         archiving = Archiving(clock, settings)
         reserving: Rounds[SegmentShard] = Rounds("forebay-reserving", SegmentShard.reserve_ahead)
-        maintenance = Maintenance(disk, clock, directory.shards, settings.runtime)
+        sealing = Sealing(archiving.notice)
+        maintenance = Maintenance(disk, clock, directory.shards, settings.runtime, sealing)
 
         def watch(shard: SegmentShard) -> None:
             maintenance.watch(shard)
@@ -162,6 +165,7 @@ def owner_parts(directory: LogDirectory, settings: Settings, disk: Disk, clock: 
             ),
             membership=membership,
             maintenance=maintenance,
+            sealing=sealing,
             archiving=archiving,
             reserving=reserving,
             places=places,

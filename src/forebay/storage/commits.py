@@ -124,3 +124,6 @@ class CachedCommits:
             except ForebayError as error:
                 logger.warning("commits of groups are not written yet: %s", error)
                 self._clock.sleep(self._settings.flush_interval_ms / 1000)
+            except Exception:
+                logger.exception("commits of groups are not written yet and will be tried again")
+                self._clock.sleep(self._settings.flush_interval_ms / 1000)

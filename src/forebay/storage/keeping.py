@@ -123,7 +123,8 @@ class Keeping:
                     return
             try:
                 self.step()
-            except Exception:
+            except BaseException:
+                # A callback may run here, and raise what is no `Exception`.
                 logger.exception("the limits of topics were not applied and will be tried again")
 
     def _hear(self) -> None:

@@ -12,6 +12,7 @@ from forebay.clock import Clock, SystemClock
 from forebay.disk import Disk, SystemDisk
 from forebay.disk.machine import host
 from forebay.engines import OpenShard
+from forebay.engines.rounds import Rounds
 from forebay.errors import Closed, Unsupported
 from forebay.format.descriptor import ShardState
 from forebay.lifecycle import close_with_process, closed
@@ -41,6 +42,9 @@ from forebay.topics import Engine, TopicChanges, TopicLimits, TopicName, TopicSp
 
 logger = logging.getLogger(__name__)
 
+GIVE_UP_SECONDS = 0.05
+"""How soon a lost shard is given up, and how often that is tried while another worker is at it."""
+
 
 class Retained(NamedTuple):
     """What one run of retention removed from a topic's partitions in this directory."""
@@ -68,6 +72,7 @@ class Storage:
         self._shards = OpenShards(parts, self._definitions, self._check_open)
         parts.memory.on_lost = self._shards.let_go
         self._closing = Closing()
+        self._giving_up: Rounds[SegmentShard] = Rounds("forebay-giving-up", self._give_up, GIVE_UP_SECONDS)
         self._ended: str | None = None
         self._deletions = Deletions(parts, self._definitions, settings, clock, self._forget, self._forget_topic)
         self._creations = Creations(parts, self._definitions, self._deletions, self._shards, settings, clock)
@@ -362,7 +367,15 @@ class Storage:
                 if part is not None:
                     last_first.callback(part.release if isinstance(part, LogDirectory) else part.close)
             last_first.callback(self._commits.end)
-            for thread in (parts.reserving, parts.archiving, self._keeping, parts.maintenance, self._committer):
+            for thread in (
+                parts.reserving,
+                parts.archiving,
+                self._keeping,
+                self._giving_up,
+                parts.sealing,
+                parts.maintenance,
+                self._committer,
+            ):
                 if thread is not None:
                     last_first.callback(thread.end)
         if parts.disk is not None:
@@ -388,12 +401,17 @@ class Storage:
         self._ended = "was opened before a fork: open it anew in the child"
         # Whoever held one of these at the fork does not exist here.
         self._closing = Closing()
-        for held_here in (self._shards, self._alterations, self._keeping, self._committer, self._commits):
+        for held_here in (self._shards, self._alterations, self._keeping, self._giving_up):
             held_here.abandon()
+        self._committer.abandon()
+        self._commits.abandon()
         parts = self._parts
-        for part in (parts.maintenance, parts.archiving, parts.reserving, parts.segment, parts.rocksdb, parts.memory):
-            if part is not None:
-                part.abandon()
+        for thread in (parts.maintenance, parts.sealing, parts.archiving, parts.reserving):
+            if thread is not None:
+                thread.abandon()
+        for engine in (parts.segment, parts.rocksdb, parts.memory):
+            if engine is not None:
+                engine.abandon()
         for held in (parts.membership, parts.directory, parts.disk):
             if held is not None:
                 # Else the child would keep the parent's locks alive after its death.
@@ -431,9 +449,10 @@ class Storage:
         """Stop all work on a shard in the background and let go of it; its next use opens it anew."""
         self._shards.let_go(ref)
         self._keeping.forget()
-        if self._parts.maintenance is not None and self._parts.archiving is not None:
-            self._parts.maintenance.forget(ref.id)
-            self._parts.archiving.forget(ref.id)
+        # In this order: each asks only the next ones for work on the shard.
+        for worker in (self._parts.maintenance, self._parts.sealing, self._parts.archiving):
+            if worker is not None:
+                worker.forget(ref.id)
         self._loads.forget(ref.id)
 
     def _forget_topic(self, spec: TopicSpec) -> None:
@@ -442,19 +461,35 @@ class Storage:
         self._commits.forget_topic(spec.namespace, spec.topic)
 
     def _after_upkeep(self, shard: SegmentShard) -> None:
-        """A shard was looked after: see what follows from how it stands now."""
+        """A shard was looked after: see what follows from how it stands now. By the sync thread, so it never waits."""
         parts = self._parts
-        assert parts.archiving is not None and parts.reserving is not None and parts.owned is not None
+        assert parts.archiving is not None and parts.reserving is not None and parts.maintenance is not None
         if shard.wal.fenced is not None:
             logger.warning("%s: this process has lost the shard: %s", shard.ref, shard.wal.fenced)
-            self._forget(shard.ref)
-            parts.owned.retire(shard.ref)
-            self._shards.drop_closed(shard.ref)
-            self._moves.on_moved()
+            parts.maintenance.forget(shard.ref.id)
+            self._giving_up.ask(shard)
             return
         parts.archiving.notice(shard)
         if shard.wal.writer.wants_reservation:
             parts.reserving.ask(shard)
+
+    def _give_up(self, shard: SegmentShard) -> None:
+        """Close a shard that another owner has. In a thread of its own, and one that another worker is at later.
+
+        So a store that does not answer an export of this shard delays no sync, and no other shard's giving up.
+        """
+        parts = self._parts
+        assert parts.sealing is not None and parts.archiving is not None and parts.owned is not None
+        if not parts.owned.has(shard.ref, shard):
+            return
+        is_idle = [worker.drop(shard.ref.id) for worker in (parts.sealing, parts.archiving)]
+        if not all(is_idle):
+            self._giving_up.ask(shard)
+            return
+        self._forget(shard.ref)
+        parts.owned.retire(shard.ref)
+        self._shards.drop_closed(shard.ref)
+        self._moves.on_moved()
 
     def _check_writable(self) -> None:
         self._check_open()

@@ -1,10 +1,11 @@
-"""The threads of a process that has a storage open: one for upkeep, and one each for work that nobody waits for.
+"""The threads of a process that has a storage open: one for background syncs, others for what must not delay them.
 
 All end with the storage. None exists per shard, and none before it is needed.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from collections.abc import Callable, Iterable
@@ -19,7 +20,9 @@ from forebay.engines.rounds import Rounds
 from forebay.errors import Unavailable
 from forebay.settings import RuntimeSettings
 from forebay.shard import SegmentShard
-from forebay.wal.hearing import deferred, in_callback, is_inside
+from forebay.storage.sealing import Sealing
+from forebay.wal.active import SyncTarget
+from forebay.wal.hearing import in_callback, is_inside, left_due
 from forebay.wal.staging import INSIDE
 
 logger = logging.getLogger(__name__)
@@ -28,9 +31,12 @@ AGE_CHECK_SECONDS = 1.0
 
 
 class Maintenance:
-    """Upkeep of all shards that have something to do, in one thread."""
+    """Background syncs of all shards that have something to do, in one thread.
 
-    def __init__(self, disk: Disk, clock: Clock, root: str, settings: RuntimeSettings) -> None:
+    Nothing else is done in that thread that may take long: what copies files, and what calls back, it only asks for.
+    """
+
+    def __init__(self, disk: Disk, clock: Clock, root: str, settings: RuntimeSettings, sealing: Sealing) -> None:
         self.on_kept: Callable[[SegmentShard], None] | None = None
         """Hears of every shard that was looked after."""
         self._disk = disk
@@ -38,8 +44,11 @@ class Maintenance:
         self._ages_checked = clock.monotonic()
         self._root = root
         self._settings = settings
+        self._sealing = sealing
+        self._callbacks: Rounds[SegmentShard] = Rounds("forebay-callbacks", lambda shard: shard.wal.call_back())
         self._changed = Condition()
         self._busy: dict[str, SegmentShard] = {}
+        """Shards with something to do. Only those that are watched: see `_enlist`."""
         self._watched: dict[str, SegmentShard] = {}
         self._stepping = threading.RLock()
         """Entered again where a round finds that a shard was lost."""
@@ -49,17 +58,25 @@ class Maintenance:
     def watch(self, shard: SegmentShard) -> None:
         """Look after the shard whenever it says that there may be work."""
         shard.wal.on_dirty = lambda: self._wake(shard)
-        self._watched[shard.ref.id] = shard
+        with self._changed:
+            self._watched[shard.ref.id] = shard
         if shard.upkeep.is_busy:
             self._wake(shard)
 
     def step(self) -> None:
-        """One round over all shards that are due something."""
-        # Callbacks come when the round is over: they may open or delete topics, and whoever does waits for a round.
-        with deferred(), self._stepping:
-            self._step()
+        """One round over all shards that are due something.
 
-    def _step(self) -> None:
+        Callbacks that become due are called by a thread of their own, without any lock: they may open or delete
+        topics, which waits for a round, and they may take long.
+        """
+        with left_due() as queues, self._stepping:
+            shards = self._step()
+        left = {id(queue) for queue in queues}
+        for shard in shards:
+            if id(shard.wal.staging.due) in left:
+                self._callbacks.ask(shard)
+
+    def _step(self) -> list[SegmentShard]:
         shards = list(self._busy.values())
         due = [shard for shard in shards if _safely(shard, shard.upkeep.prepare)]
         if len(due) >= self._settings.shards_syncfs_min:
@@ -71,17 +88,26 @@ class Maintenance:
             _safely(shard, shard.upkeep.finish)
             # Out first and in again: a shard that gets work meanwhile must find itself out and come back by itself.
             self._busy.pop(shard.ref.id, None)
+            if not _safely(shard, partial(self._is_done, shard)):
+                self._enlist(shard)
+        return shards
+
+    def _is_done(self, shard: SegmentShard) -> bool:
+        """Hand on what other threads do for the shard; whether there will soon be no more work."""
+        if self._is_watched(shard):
+            if shard.upkeep.needs_mending:
+                self._sealing.ask(shard)
             if self.on_kept is not None:
-                _safely(shard, partial(self.on_kept, shard))
-            if shard.upkeep.is_busy:
-                self._busy[shard.ref.id] = shard
+                self.on_kept(shard)
+        return not shard.upkeep.is_busy
 
     def forget(self, shard_id: str) -> None:
-        """Leave the shard alone from now on; on return nothing works on it any more."""
-        self._watched.pop(shard_id, None)
-        self._busy.pop(shard_id, None)
-        with self._stepping:
+        """Leave the shard alone from now on; on return nothing works on it any more, and it never comes back."""
+        with self._changed:
+            self._watched.pop(shard_id, None)
             self._busy.pop(shard_id, None)
+        with self._stepping:
+            pass
 
     def end(self) -> None:
         """Stop the thread and wait for its present round."""
@@ -89,23 +115,36 @@ class Maintenance:
             self._ended = True
             self._changed.notify_all()
         self._thread.join()
+        self._callbacks.end()
 
     def abandon(self) -> None:
-        """In a forked child: the thread is not there."""
+        """In a forked child: the threads are not there."""
         self._thread.abandon()
+        self._callbacks.abandon()
         self._ended = True
         self._stepping = threading.RLock()
         self._changed = Condition()
 
     def _wake(self, shard: SegmentShard) -> None:
-        if shard.ref.id in self._busy:
+        if self._busy.get(shard.ref.id) is shard:
             return
         with self._changed:
+            if not self._is_watched(shard):
+                return
             if not self._ended:
                 self._thread.start()
             self._changed.notify_all()
             # Last: whoever is in here is looked after, whatever falls in between (Ctrl-C).
             self._busy[shard.ref.id] = shard
+
+    def _enlist(self, shard: SegmentShard) -> None:
+        """The next round looks at the shard, unless it was given up meanwhile."""
+        with self._changed:
+            if self._is_watched(shard):
+                self._busy[shard.ref.id] = shard
+
+    def _is_watched(self, shard: SegmentShard) -> bool:
+        return self._watched.get(shard.ref.id) is shard
 
     def _run(self) -> None:
         while True:
@@ -114,28 +153,48 @@ class Maintenance:
                 self._changed.wait_for(lambda: self._ended, self._settings.maintenance_interval_ms / 1000)
                 if self._ended:
                     return
-            self._find_old()
-            self.step()
+            try:
+                self._find_old()
+                self.step()
+            except BaseException:
+                # The thread of all background syncs must not end by the failure of one.
+                logger.exception("a round of background syncs failed and will be tried again")
 
     def _find_old(self) -> None:
         """Files reach their age without anything happening to them: look at all shards now and then."""
         now = self._clock.monotonic()
         if now - self._ages_checked >= AGE_CHECK_SECONDS:
             self._ages_checked = now
-            self._busy.update((name, s) for name, s in list(self._watched.items()) if s.upkeep.is_old)
+            for shard in list(self._watched.values()):
+                if shard.upkeep.is_old:
+                    self._enlist(shard)
 
     def _sync_together(self, shards: list[SegmentShard]) -> None:
-        """Many dirty files: one sync of their file system costs less than one each."""
-        begun = ((shard, shard.upkeep.sync_begin()) for shard in shards)
-        targets = [(shard, target) for shard, target in begun if target is not None]
+        """Many dirty files: one sync of their file system costs less than one each.
+
+        Whatever happens, each sync that was begun gets its outcome: until then the log's own syncs wait for it.
+        """
+        targets: list[tuple[SegmentShard, SyncTarget]] = []
+        failure: OSError | None = OSError(errno.EINTR, "a sync was interrupted")
         try:
+            for shard in shards:
+                target = shard.upkeep.sync_begin()
+                if target is not None:
+                    targets.append((shard, target))
             self._disk.sync_filesystem(self._root)
+            failure = None
         except OSError as error:
-            for shard, _ in targets:
-                shard.upkeep.sync_failed(error)
-            return
-        for shard, target in targets:
-            shard.upkeep.sync_end(target)
+            failure = error
+        finally:
+            for shard, target in targets:
+                _safely(shard, partial(_sync_over, shard, target, failure))
+
+
+def _sync_over(shard: SegmentShard, target: SyncTarget, failure: OSError | None) -> None:
+    if failure is None:
+        shard.upkeep.sync_end(target)
+    else:
+        shard.upkeep.sync_failed(failure)
 
 
 def _safely(shard: SegmentShard, step: Callable[[], bool | None]) -> bool:

@@ -46,17 +46,21 @@ class Upkeep:
         """The append whose callback was due a round ago."""
 
     def maintain(self) -> None:
-        """Do everything that is due."""
+        """Do everything that is due, by hand: a process has a thread for syncs and another for `mend`."""
+        was_failed = self._wal.failure is not None
         if self.prepare():
             self.sync()
+        if was_failed:
+            self._wal.heal()
         self.finish()
+        if self._wal.failure is None and not self._wal.closed and self._wants_sealing():
+            self.seal_rotated()
 
     def prepare(self) -> bool:
         """The part before the background sync; true if that sync is due."""
         wal = self._wal
         self._call_back()
         if wal.failure is not None:
-            wal.heal()
             return False
         now = wal.writer.clock.monotonic()
         if _due(wal.queued_since, now, wal.settings.flush_interval_ms):
@@ -64,7 +68,7 @@ class Upkeep:
         return _due(wal.dirty_since, now, wal.settings.sync_interval_ms)
 
     def finish(self) -> None:
-        """The part after the background sync."""
+        """The part after the background sync: marks, and rotation by age. Never copies a file."""
         wal = self._wal
         if wal.failure is not None or wal.closed:
             return
@@ -75,6 +79,23 @@ class Upkeep:
             with wal.committing:
                 if not wal.closed and wal.failure is None:
                     wal.guarded(wal.rotate_locked)
+
+    @property
+    def needs_mending(self) -> bool:
+        """Whether there is something for `mend` to do."""
+        wal = self._wal
+        if wal.closed or wal.fenced is not None:
+            return False
+        return wal.failure is not None or self._wants_sealing()
+
+    def mend(self) -> None:
+        """Heal a log that has failed, and seal what was rotated. What fails is tried again at the next call.
+
+        Either may copy a whole file, so the thread that syncs all shards never calls this.
+        """
+        wal = self._wal
+        if wal.closed or wal.fenced is not None or (wal.failure is not None and not wal.heal()):
+            return
         if self._wants_sealing():
             self.seal_rotated()
 
