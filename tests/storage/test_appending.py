@@ -306,7 +306,8 @@ def test_a_split_append_that_is_refused_half_way_says_what_is_in(
         if kind == "write" and path.endswith(".seg"):
             disk.free = 0
 
-    with Storage.open(str(tmp_path / "log"), quick(frame_bytes_max=65_536, free_bytes_min=1), disk=disk) as log:
+    settings = quick(frame_bytes_max=65_536, free_bytes_min=1, mark_interval_ms=60_000)
+    with Storage.open(str(tmp_path / "log"), settings, disk=disk) as log:
         topic = log.create_topic("t", partitions=2)
         for partition in (0, 1):
             topic.append(b"before", partition=partition)
