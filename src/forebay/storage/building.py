@@ -124,11 +124,8 @@ def beside_parts(
 
 def owner_parts(directory: LogDirectory, settings: Settings, disk: Disk, clock: Clock, own: SystemDisk | None) -> Parts:
     """The directory held open for this process alone. Nothing runs in the background yet."""
-    path = directory.metadata_at(settings.metadata.path)
-    if settings.metadata.backend == "sqlite":
-        refuse_lost_metadata(directory.shards, path, disk)
     with ExitStack() as undo:
-        metadata = open_metadata(settings.metadata, path, disk=disk, clock=clock)
+        metadata = _metadata(directory, settings, disk, clock)
         undo.callback(metadata.close)
         membership = Membership(metadata, settings.metadata.lease_ttl_s, directory.id)
         places = _places(directory, settings, disk, clock, probed_for=metadata)
@@ -174,6 +171,14 @@ def owner_parts(directory: LogDirectory, settings: Settings, disk: Disk, clock: 
         )
         undo.pop_all()
     return parts
+
+
+def _metadata(directory: LogDirectory, settings: Settings, disk: Disk, clock: Clock) -> MetadataStore:
+    """The metadata store, opened by the owner; refused where a database that was here is gone."""
+    path = directory.metadata_at(settings.metadata.path)
+    if settings.metadata.backend == "sqlite":
+        refuse_lost_metadata(directory.shards, path, disk)
+    return open_metadata(settings.metadata, path, disk=disk, clock=clock)
 
 
 def _places(
