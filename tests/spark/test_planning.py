@@ -16,7 +16,6 @@ from forebay.spark.pieces import Piece
 from forebay.spark.planning import (
     MIB,
     TASK_BYTES_MAX,
-    TASK_BYTES_MIN,
     Bounds,
     Range,
     Size,
@@ -65,7 +64,7 @@ def test_tasks_are_between_64_and_256_mib_and_of_equal_size(sizes_mib: list[int]
     weights = [sum(stop - start for _, start, stop in task) * 1024 for task in tasks]
     assert max(weights) - min(weights) <= len(sizes_mib) * 2048
     assert all(weight <= TASK_BYTES_MAX + 2048 for weight in weights)
-    assert len(tasks) == 1 or all(weight >= TASK_BYTES_MIN - 4096 * len(sizes_mib) for weight in weights)
+    assert len(tasks) == 1 or all(weight >= 64 * MIB - 4096 * len(sizes_mib) for weight in weights)
 
 
 def test_many_small_partitions_share_one_task() -> None:

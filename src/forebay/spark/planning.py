@@ -19,7 +19,6 @@ from forebay.spark.options import FROM_EARLIEST, FROM_LATEST, Limit
 logger = logging.getLogger(__name__)
 
 MIB: Final = 1024 * 1024
-TASK_BYTES_MIN: Final = 64 * MIB
 TASK_BYTES: Final = 128 * MIB
 TASK_BYTES_MAX: Final = 256 * MIB
 TASKS_MANY: Final = 64

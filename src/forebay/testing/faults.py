@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-WRITES = frozenset({"write", "truncate"})
 OPENS = frozenset({"create", "open", "lock", "list_directory", "sync_directory", "sync_filesystem"})
 GROWS = frozenset({"create", "write", "truncate", "sync", "rename", "link", "make_directory", "sync_directory", "lock"})
 

@@ -20,7 +20,6 @@ from forebay.settings.sources import FILE_BYTES_MAX
 T = TypeVar("T")
 
 _NULL: Final = "tag:yaml.org,2002:null"
-_BOOLEAN: Final = "tag:yaml.org,2002:bool"
 _TRUTHS: Final = {"true": True, "false": False}
 _LITERAL: Final = "|"
 
