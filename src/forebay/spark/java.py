@@ -40,15 +40,22 @@ class Candidate(NamedTuple):
     source: str
 
 
-def choose(candidates: Iterator[Candidate], version_of: Callable[[Path], int | None]) -> Path:
-    """The home of the first candidate that is new enough; `Unavailable` says what was tried and what to do."""
+class Java(NamedTuple):
+    """The Java that Spark runs on, and what is wrong with those that were looked at before it."""
+
+    home: Path
+    version: int
+    source: str
+    passed_over: tuple[str, ...]
+
+
+def choose(candidates: Iterator[Candidate], version_of: Callable[[Path], int | None]) -> Java:
+    """The first candidate that is new enough; `Unavailable` says what was tried and what to do."""
     tried: list[str] = []
     for home, source in candidates:
         version = version_of(home / "bin" / "java")
         if version is not None and version >= VERSION_MIN:
-            for flaw in tried:
-                logger.warning("passed over for Spark: %s; taken instead: Java %d in %s", flaw, version, home)
-            return home
+            return Java(home, version, source, tuple(tried))
         flaw = "no Java that runs" if version is None else f"Java {version}, too old"
         tried.append(f"{source} ({home}): {flaw}")
     raise Unavailable(
@@ -57,9 +64,17 @@ def choose(candidates: Iterator[Candidate], version_of: Callable[[Path], int | N
     )
 
 
-def find_java(environment: Mapping[str, str]) -> Path:
-    """The Java home to start Spark with."""
+def usable_java(environment: Mapping[str, str]) -> Java:
+    """The Java that Spark would be started with. `Unavailable` if there is none, with what was tried."""
     return choose(_candidates(environment), version_at)
+
+
+def find_java(environment: Mapping[str, str]) -> Path:
+    """The Java home to start Spark with. Logs each Java that was passed over for it."""
+    found = usable_java(environment)
+    for flaw in found.passed_over:
+        logger.warning("passed over for Spark: %s; taken instead: Java %d in %s", flaw, found.version, found.home)
+    return found.home
 
 
 def _candidates(environment: Mapping[str, str]) -> Iterator[Candidate]:
