@@ -116,8 +116,8 @@ def plan(
         with _session(run, pipeline, master) as spark:
             from forebay.spark.pipelines.views import build, own_session
 
-            with _flaws_by_line():
-                build(own_session(spark, pipeline.spark), pipeline, outlined.location)
+            with _flaws_by_line(), own_session(spark, pipeline.spark) as session:
+                build(session, pipeline, outlined.location)
     _say_outline(outlined, as_json=as_json)
 
 

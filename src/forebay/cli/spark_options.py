@@ -22,7 +22,7 @@ MASTER_DEFAULT = "local[*]"
 
 MasterOption = Annotated[
     str,
-    typer.Option(metavar="URL", help="Where Spark runs: local[*], spark://HOST:PORT, yarn, k8s://…"),
+    typer.Option(metavar="URL", help="Where Spark runs: local[*], spark://HOST:PORT, sc://HOST:PORT, yarn, k8s://…"),
 ]
 ConfOption = Annotated[
     list[str] | None,
@@ -43,16 +43,18 @@ def spark_session(
     """A Spark session for the block, stopped behind it unless it was there before.
 
     Where Spark or Java is missing the block is not entered, and the error says what to install. What goes wrong is
-    raised here: unless `verbose`, Spark does not log it as well, with its stacks.
+    raised here: unless `verbose`, Spark does not log it as well, with its stacks. A Spark Connect server logs on its
+    own side, as its operator chose.
     """
     settings = parse_conf(conf)
     from forebay.spark import session
-    from forebay.spark.session import running
+    from forebay.spark.session import context_of, running
 
     before = running()
     spark = session(app_name, master=master, settings=settings)
-    if before is None and not verbose:
-        spark.sparkContext.setLogLevel("FATAL")
+    context = context_of(spark)
+    if before is None and context is not None and not verbose:
+        context.setLogLevel("FATAL")
     try:
         yield spark
     finally:

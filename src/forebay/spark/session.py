@@ -18,6 +18,7 @@ from forebay.errors import Unsupported
 from forebay.spark.java import find_java
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 logger = logging.getLogger(__name__)
@@ -86,6 +87,11 @@ def running() -> SparkSession | None:
     except ImportError as error:
         raise Unsupported(f'Spark is not installed ({error}): pip install "forebay[spark]"') from error
     return SparkSession.getActiveSession()
+
+
+def context_of(spark: SparkSession) -> SparkContext | None:
+    """The Spark context behind a session; `None` for a session of a Spark Connect server, which keeps its own."""
+    return getattr(spark, "_sc", None)
 
 
 def _submitted(environment: Mapping[str, str]) -> dict[str, str]:

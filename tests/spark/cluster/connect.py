@@ -25,6 +25,7 @@ def connect_server(directory: Path, environment: Mapping[str, str], *, master: s
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.extraJavaOptions": SOON_UP,
         "spark.python.unix.domain.socket.enabled": "true",
+        "spark.sql.shuffle.partitions": "2",
     }
     words = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
     # The server looks sources up with this Python, whatever its settings say.

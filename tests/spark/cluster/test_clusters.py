@@ -5,15 +5,18 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 import forebay
 from tests.blobs import servers
 from tests.blobs.servers import Server
+from tests.cli.rig import one_line
 from tests.moves import rig
 from tests.spark.cluster.connect import connect_server
 from tests.spark.cluster.driver import Orders
@@ -29,6 +32,13 @@ def s3(tmp_path: Path) -> Iterator[Server]:
     (tmp_path / "seaweed").mkdir()
     with servers.seaweed(tmp_path / "seaweed") as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of one Spark Connect server for the tests of this file."""
+    with connect_server(tmp_path_factory.mktemp("connect"), os.environ) as address:
+        yield address
 
 
 def _seen(path: Path) -> list[Any]:
@@ -89,18 +99,86 @@ def test_standalone_cluster_reads_history_from_s3_and_writes_it_back_twice(
     mixed.close()
 
 
-def test_spark_connect_reads_batches_and_streams(tmp_path: Path) -> None:
+def test_spark_connect_reads_batches_and_streams(tmp_path: Path, connect: str) -> None:
     mixed = Mixed(rig.shared_fs(tmp_path))
     mixed.every_tier()
 
-    with connect_server(tmp_path, os.environ) as address:
-        Orders(
-            master=address,
-            read=mixed.options,
-            seen=str(tmp_path / "seen.json"),
-            checkpoint=str(tmp_path / "checkpoint"),
-            streamed_files=str(tmp_path / "streamed"),
-        ).run(os.environ)
+    Orders(
+        master=connect,
+        read=mixed.options,
+        seen=str(tmp_path / "seen.json"),
+        checkpoint=str(tmp_path / "checkpoint"),
+        streamed_files=str(tmp_path / "streamed"),
+    ).run(os.environ)
 
     assert _seen(tmp_path / "seen.json") == [_told(row) for row in mixed.rows]
     mixed.close()
+
+
+PIPELINE: Final = """\
+name: large
+sources:
+  - {name: orders, topic: shop/orders, format: json, schema: id BIGINT}
+steps:
+  - {name: large, sql: "SELECT id, count(*) AS times FROM orders WHERE id >= 90 GROUP BY id"}
+  - {name: odd, sql: SELECT id FROM orders WHERE id % 2 = 1}
+"""
+STREAM: Final = "mode: streaming\ntrigger: availableNow\ncheckpoint: state\n"
+
+
+def _ran(command_lines: Sequence[Sequence[str]]) -> list[tuple[int, str, str]]:
+    """Exit code, output and errors of commands that one client of Spark Connect runs after each other."""
+    child = [sys.executable, "-m", "tests.spark.cluster.commands", json.dumps(command_lines)]
+    ended = subprocess.run(child, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr[-8000:]
+    return [(code, out, err) for code, out, err in json.loads(ended.stdout)]
+
+
+def _ids(topic: forebay.Topic) -> list[int]:
+    """The ids in the values of a topic, in order."""
+    return sorted(json.loads(record.value or b"")["id"] for record in topic.read())
+
+
+def test_commands_run_on_a_spark_connect_server(tmp_path: Path, connect: str) -> None:
+    """Jobs and pipelines by `--master sc://…`: Spark Connect has no Spark context, no JVM and no functions of ours."""
+    land = rig.shared_fs(tmp_path)
+    with land.open("data") as log:
+        for name in ("shop/orders", "shop/large", "shop/odd", "shop/changed"):
+            log.create_topic(name)
+        for _ in range(4):
+            log.topic("shop/orders").append_many([b'{"id": %d}' % number for number in range(100)])
+            log.export_topic("shop/orders")
+    for name, text in {
+        "batch": "sinks: [{name: large, from: large, topic: shop/large}]\n",
+        "stream": f"{STREAM}sinks: [{{name: odd, from: odd, topic: shop/odd}}]\n",
+        "changes": f"{STREAM}sinks: [{{name: changed, from: large, topic: shop/changed, output: update}}]\n",
+    }.items():
+        (tmp_path / f"{name}.yml").write_text(PIPELINE + text)
+    (tmp_path / "more.json").write_text('{"id": 100}\n')
+    common = ("--data", str(tmp_path / "data"), "--settings", settings_file(land), "--master", connect)
+    backfill = ("backfill", "shop/orders", "--from", str(tmp_path / "more.json"), "--format", "json")
+
+    compacted, filled, profiled, batch, stream, changes = _ran(
+        [
+            ("pipeline", *words, *common)
+            for words in (
+                ("compact", "shop/orders", "--older-than", "0"),
+                backfill,
+                ("profile", "shop/orders"),
+                ("run", str(tmp_path / "batch.yml")),
+                ("run", str(tmp_path / "stream.yml")),
+                ("run", str(tmp_path / "changes.yml")),
+            )
+        ]
+    )
+
+    assert compacted[0] == 0 and "compact: 1 rewrite" in compacted[1], compacted
+    assert filled[0] == 0 and "backfill: 1 records brought into shop/orders" in filled[1], filled
+    assert profiled[0] == 0 and "profile: 401 records of 1 topics counted" in profiled[1], profiled
+    assert batch[0] == 0 and "large: 11 rows to shop/large" in batch[1], batch
+    assert stream[0] == 0 and "odd: 200 rows to shop/odd, 1 batches" in stream[1], stream
+    assert changes[0] == 2 and one_line(changes[2]), changes
+    assert "sink changed has `output: update`, which Spark Connect (sc://) cannot run" in changes[2]
+    with land.open("data") as log:
+        assert _ids(log.topic("shop/large")) == list(range(90, 101))
+        assert _ids(log.topic("shop/odd")) == sorted([*range(1, 100, 2)] * 4)

@@ -85,9 +85,9 @@ def running_of(pipeline: Pipeline, on_progress: Callable[[Sequence[SinkProgress]
 
 def built(spark: SparkSession, home: Path, pipeline: Pipeline) -> SparkSession:
     """A session in which Spark has checked the pipeline over the topics of this directory; it reads no row."""
-    session = own_session(spark, {})
-    build(session, pipeline, {"path": f"{home}/data"})
-    return session
+    with own_session(spark, {}) as session:
+        build(session, pipeline, {"path": f"{home}/data"})
+        return session
 
 
 def records_of(home: Path, topic: str) -> list[forebay.Record]:

@@ -50,6 +50,17 @@ def test_each_batch_is_counted_once_and_the_lag_is_that_of_the_last() -> None:
     assert (sink.rows, sink.lag) == (7, None)
 
 
+def test_a_batch_of_spark_connect_counts_as_any_other() -> None:
+    """Spark Connect tells what it counted as values beside their schema, and rows read of each source alone."""
+    sink = SinkProgress(name="out", writes="shop/out")
+    counted = {"values": [500], "schema": {"type": "struct", "fields": [{"name": "rows", "type": "long"}]}}
+    source = {"endOffset": None, "latestOffset": None, "numInputRows": 300, "processedRowsPerSecond": 75.5}
+
+    sink.take({"batchId": 0, "observedMetrics": {"forebay_rows": counted}, "sources": [source, source]})
+
+    assert (sink.rows, sink.read, sink.rows_per_second) == (500, 600, 151.0)
+
+
 def test_a_report_is_lines_for_a_person_and_plain_for_a_program() -> None:
     sink = SinkProgress(name="out", writes="shop/out", rows=1234, batches=2)
 

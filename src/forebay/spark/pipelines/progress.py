@@ -35,9 +35,9 @@ class SinkProgress(msgspec.Struct, kw_only=True):
             return
         self.batch = batch
         self.batches += 1
-        self.read += int(told.get("numInputRows") or 0)
-        self.rows += int((told.get("observedMetrics") or {}).get(ROWS, {}).get("rows") or 0)
-        self.rows_per_second = float(told.get("processedRowsPerSecond") or 0.0)
+        self.read += int(_over_sources(told, "numInputRows"))
+        self.rows += _rows(told)
+        self.rows_per_second = float(_over_sources(told, "processedRowsPerSecond"))
         self.lag = _lag(told)
 
     def __str__(self) -> str:
@@ -73,6 +73,22 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             batches = f", {sink.batches:,} batches" if self.mode == "streaming" else ""
             lines.append(f"{sink.name}: {sink.rows:,} rows to {sink.writes}{batches}")
         return [*lines, f"pipeline {self.pipeline}: {self.outcome} after {self.seconds:.1f} s"]
+
+
+def _over_sources(told: Mapping[str, Any], figure: str) -> float:
+    """A figure of a whole batch. Spark Connect has it of each source alone."""
+    if told.get(figure) is not None:
+        return float(told[figure])
+    return sum(float(source.get(figure) or 0) for source in told.get("sources") or ())
+
+
+def _rows(told: Mapping[str, Any]) -> int:
+    """What Spark counted of a batch: as a mapping, or with Spark Connect as values beside their schema."""
+    counted = (told.get("observedMetrics") or {}).get(ROWS) or {}
+    if "schema" in counted:
+        names = (field["name"] for field in counted["schema"]["fields"])
+        counted = dict(zip(names, counted["values"], strict=True))
+    return int(counted.get("rows") or 0)
 
 
 def _lag(told: Mapping[str, Any]) -> int | None:

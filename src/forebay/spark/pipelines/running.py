@@ -25,6 +25,7 @@ from forebay.spark.pipelines.surroundings import write_options
 from forebay.spark.pipelines.tables import StagedTable
 from forebay.spark.pipelines.views import Outlet, build, own_session
 from forebay.spark.pipelines.watching import beside, tasks_of
+from forebay.spark.session import context_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -70,12 +71,13 @@ class Running:
     def run(self, spark: SparkSession) -> RunReport:
         """Analyse everything, then run it to its end. Interrupted, a stream stops its queries in order."""
         try:
-            with self.guard():
-                outlets = build(own_session(spark, self.pipeline.spark), self.pipeline, self.place)
-            if self.pipeline.mode is Mode.BATCH:
-                self._run_batch(spark, outlets)
-            else:
-                self._run_stream(outlets)
+            with own_session(spark, self.pipeline.spark) as session:
+                with self.guard():
+                    outlets = build(session, self.pipeline, self.place)
+                if self.pipeline.mode is Mode.BATCH:
+                    self._run_batch(spark, outlets)
+                else:
+                    self._run_stream(outlets)
         except KeyboardInterrupt:
             self.outcome = "stopped"
             raise
@@ -105,7 +107,7 @@ class Running:
 
     def _watched(self, spark: SparkSession, progress: SinkProgress, work: Callable[[], None]) -> None:
         """Do the work, and tell how far its tasks are. Interrupted, its jobs end before this returns."""
-        context = getattr(spark, "_sc", None)
+        context = context_of(spark)
         if context is None:  # a session elsewhere, which cannot be asked
             work()
             return

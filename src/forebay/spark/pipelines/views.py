@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,16 +20,19 @@ from forebay.spark.pipelines.model import (
     Pipeline,
     Sink,
     Source,
+    TableFormat,
     TableSink,
     TopicSink,
 )
 from forebay.spark.pipelines.source_tables import table_files
 from forebay.spark.pipelines.surroundings import read_options
+from forebay.spark.session import context_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 SHUFFLES: Final = "spark.sql.shuffle.partitions"
+_NOT_REMOTE: Final = "which Spark Connect (sc://) cannot run: name another master, as spark://host:7077 or local[*]"
 
 
 @dataclass(frozen=True)
@@ -39,21 +43,34 @@ class Outlet:
     frame: DataFrame
 
 
-def own_session(spark: SparkSession, settings: Mapping[Word, Word]) -> SparkSession:
-    """A session beside the given one, with views and settings of its own. Times are in UTC unless said otherwise."""
+@contextmanager
+def own_session(spark: SparkSession, settings: Mapping[Word, Word]) -> Iterator[SparkSession]:
+    """A session beside the given one, with views and settings of its own. Times are in UTC unless said otherwise.
+
+    With Spark Connect it has a connection of its own, which ends with the block: left open, it can keep the
+    interpreter from exiting. Without, it ends with the Spark context that it shares.
+    """
     session = spark.newSession()
+    try:
+        _set_up(session, settings)
+        yield session
+    finally:
+        if context_of(session) is None:
+            session.stop()
+
+
+def _set_up(session: SparkSession, settings: Mapping[Word, Word]) -> None:
     session.conf.set("spark.sql.session.timeZone", "UTC")
     _fit_shuffles(session)
     for name, value in settings.items():
         if session.conf.isModifiable(str(name)):
             with told_at(name, str(name)):
                 session.conf.set(str(name), str(value))
-    return session
 
 
 def _fit_shuffles(session: SparkSession) -> None:
     """As many shuffle partitions as there are cores, unless somebody chose: a stream keeps state in each of them."""
-    context = getattr(session, "_sc", None)
+    context = context_of(session)
     if context is not None and not context.getConf().contains(SHUFFLES):
         session.conf.set(SHUFFLES, str(context.defaultParallelism))
 
@@ -158,6 +175,8 @@ def _expression(frame: DataFrame, word: Word, name: str, sink: TopicSink) -> Col
 
 def _check_streaming(spark: SparkSession, outlet: Outlet) -> None:
     """What cannot run as a stream is told before the first query starts, where this Spark can be asked."""
+    if context_of(spark) is None:
+        _check_remote(outlet.sink)
     jvm = getattr(spark, "_jvm", None)
     frame = getattr(outlet.frame, "_jdf", None)
     if jvm is None or frame is None:
@@ -168,3 +187,16 @@ def _check_streaming(spark: SparkSession, outlet: Outlet) -> None:
     checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
     with told_at(outlet.sink.view, f"sink {outlet.sink.name}"):
         checker.checkForStreaming(frame.queryExecution().analyzed(), mode)
+
+
+def _check_remote(sink: Sink) -> None:
+    """Refuse a sink whose batches this process would write: a Spark Connect server calls no function of its client.
+
+    Such a function would run in a process of the server, which does not tell it the id of its query: without the id
+    the sink cannot know a batch that it has written before.
+    """
+    if isinstance(sink, TopicSink):
+        if sink.output is Output.UPDATE:
+            flawed(sink.name.place, f"sink {sink.name} has `output: update`, {_NOT_REMOTE}")
+    elif sink.format is TableFormat.ICEBERG:
+        flawed(sink.name.place, f"sink {sink.name} is a stream into Iceberg, {_NOT_REMOTE}")
