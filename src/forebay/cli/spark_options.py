@@ -63,7 +63,7 @@ def spark_session(
 
 
 def location_of(run: Invocation) -> Location:
-    """Where the records are: the data directory, unless only settings that share a store are given."""
+    """Where the records are: the data directory, unless a settings file alone leads to topics and their history."""
     from forebay.spark.location import Location
 
     return Location.parse(location_options(run))
@@ -74,8 +74,15 @@ def location_options(run: Invocation) -> dict[str, str]:
     options: dict[str, str] = {}
     given = run.options
     named = given.directory if given.directory is not None else os.environ.get(DIRECTORY_VARIABLE)
-    if named or given.settings_file is None:
+    if named or not _is_enough(run):
         options["path"] = run.directory
     if given.settings_file is not None:
         options["settings"] = given.settings_file
     return options | given.assigned
+
+
+def _is_enough(run: Invocation) -> bool:
+    """Whether there is a settings file, and it names both a store and metadata outside of any data directory."""
+    if run.options.settings_file is None or not run.settings.is_shared:
+        return False
+    return run.settings.metadata.backend != "sqlite" or run.settings.metadata.path is not None
