@@ -77,6 +77,26 @@ def test_metadata_values(tmp_path: Path) -> None:
     assert topics[0]["value"]["data"]["topic"] == "orders"
 
 
+def test_metadata_of_other_installations_is_not_shown(tmp_path: Path) -> None:
+    """Two installations keep their metadata in one store, under prefixes of which one begins as the other."""
+    for prefix in ("/shop", "/shop2"):
+        place = {"path": str(tmp_path / "shared.sqlite"), "prefix": prefix}
+        with forebay.open(str(tmp_path / prefix[1:]), {"metadata": place}) as log:
+            log.create_topic("orders")
+    words = ("--json", "--set", f"metadata.path={tmp_path / 'shared.sqlite'}", "--set", "metadata.prefix=/shop")
+    shell = Shell(tmp_path / "shop")
+
+    everything = [item["key"] for item in shell.ok("dump", *words).items]
+    beginning = [item["key"] for item in shell.ok("dump", "--key", "/shop", *words).items]
+    topics = [item["key"] for item in shell.ok("dump", "--key", "/shop/to", *words).items]
+    refused = shell.run("dump", "--key", "/shop2/topics/", *words)
+
+    assert everything == beginning and all(key.startswith("/shop/") for key in everything)
+    assert topics == ["/shop/topics/default/orders"] and topics[0] in everything
+    assert refused.code == 2 and one_line(refused.err)
+    assert '"/shop2/topics/" is outside of metadata.prefix' in refused.err and "/shop/" in refused.err
+
+
 def test_what_is_not_whole_is_shown_and_not_hidden(tmp_path: Path) -> None:
     shell = filled(tmp_path / "log")
     shard = shell.shards()[0]

@@ -100,10 +100,24 @@ def _metadata_items(run: Invocation, key: str | None) -> Iterator[dict[str, Any]
     from forebay.inspection.directory import metadata_of
     from forebay.storage.directory import LogDirectory
 
+    below = _own_keys(run.settings.metadata.prefix, key or "")
     directory = LogDirectory.look(run.directory, run.disk)
     with metadata_of(directory, run.settings, run.disk, SystemClock()) as store:
-        entries = store.range(key if key is not None else "")
+        entries = store.range(below)
     return dump_metadata(entries)
+
+
+def _own_keys(prefix: str, beginning: str) -> str:
+    """What keys to show begin with: those of this installation alone, for others may share the metadata store."""
+    own = f"{prefix}/"
+    if own.startswith(beginning):
+        return own
+    if not beginning.startswith(own):
+        raise Invalid(
+            f'--key "{beginning}" is outside of metadata.prefix: keys of this installation begin with {own}; to see '
+            "those of another, name its prefix with --set metadata.prefix=…"
+        )
+    return beginning
 
 
 def _catalog_items(run: Invocation, name: str, partition: int | None) -> Iterator[dict[str, Any]]:

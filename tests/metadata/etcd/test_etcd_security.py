@@ -12,6 +12,7 @@ import httpx
 import pytest
 import trustme
 
+import forebay
 from forebay.clock import SystemClock
 from forebay.errors import Invalid, Unavailable
 from forebay.metadata import Put
@@ -20,6 +21,7 @@ from forebay.settings import MetadataSettings
 from forebay.spark.location import Location
 from forebay.spark.opening import opened as spark_opened
 from forebay.testing.contracts.metadata.calls import drain, put
+from tests.cli.rig import Shell
 from tests.metadata.etcd.cluster import Cluster, running, text
 
 PASSWORD = "correct horse"
@@ -77,6 +79,25 @@ def test_what_the_user_may_not_do_is_refused_with_the_way_out(guarded: Cluster) 
         ):
             with pytest.raises(Invalid, match="does not permit this .*grant the user of metadata.user"):
                 call()
+
+
+def test_commands_that_look_need_no_more_than_the_prefix(guarded: Cluster, tmp_path: Path) -> None:
+    """Another installation in the same etcd is neither needed nor shown."""
+    with closing(opened(guarded, user="root", password="r")) as store:
+        put(store, "/another/topics/default/t")
+    reach = {"backend": "etcd", "endpoints": ",".join(guarded.endpoints), "user": "forebay", "password": PASSWORD}
+    with forebay.open(str(tmp_path / "data"), {"metadata": reach}) as log:
+        log.create_topic("shop/orders").append(b"1")
+    words = [word for name, value in reach.items() for word in ("--set", f"metadata.{name}={value}")]
+    shell = Shell(tmp_path / "data")
+
+    dumped = [item["key"] for item in shell.ok("dump", "--json", *words).items]
+    topics = [item["key"] for item in shell.ok("dump", "--key", "/forebay/topics/", "--json", *words).items]
+
+    assert topics == ["/forebay/topics/shop/orders"] and topics[0] in dumped
+    assert all(key.startswith("/forebay/") for key in dumped)
+    for command in (["topic", "list"], ["topic", "show", "shop/orders"], ["du"], ["verify"], ["group", "list"]):
+        shell.ok(*command, *words)
 
 
 def test_a_wrong_password_is_refused_and_not_repeated_to_anybody(guarded: Cluster) -> None:
