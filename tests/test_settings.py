@@ -284,6 +284,101 @@ def test_each_mode_can_be_chosen() -> None:
     assert shared.export.interval_s == 300 and shared.retention.check_interval_s == 300
 
 
+@pytest.mark.parametrize(
+    ("backend", "root", "place"),
+    [
+        (None, "s3://bucket", ("s3", "bucket")),
+        (None, "s3://bucket/", ("s3", "bucket")),
+        (None, "s3://bucket/some/prefix/", ("s3", "bucket/some/prefix")),
+        (None, "s3a://bucket/prefix", ("s3", "bucket/prefix")),
+        (None, "S3://bucket/prefix", ("s3", "bucket/prefix")),
+        (None, "gs://bucket/prefix", ("gcs", "bucket/prefix")),
+        (None, "az://container/prefix", ("azure", "container/prefix")),
+        ("s3", "s3://bucket/prefix", ("s3", "bucket/prefix")),
+        ("gcs", "gs://bucket", ("gcs", "bucket")),
+        ("azure", "az://container", ("azure", "container")),
+        ("s3", "bucket/prefix", ("s3", "bucket/prefix")),
+        ("s3", "bucket/prefix/", ("s3", "bucket/prefix/")),  # as it stands: the catalog calls the store so
+    ],
+)
+def test_a_bucket_may_be_written_as_a_url(backend: str | None, root: str, place: tuple[str, str]) -> None:
+    store = {"root": root} | ({} if backend is None else {"backend": backend})
+
+    settings = Settings.load(overrides={"storage": {"mode": "object_store"}, "store": store})
+
+    assert (settings.store.backend, settings.store.root) == place
+    assert settings.store.name == f"{place[0]}:{place[1]}"
+    assert copy.deepcopy(settings) == settings
+
+
+@pytest.mark.parametrize(
+    ("root", "path"),
+    [
+        ("/srv/history", "/srv/history"),
+        ("/srv/history/", "/srv/history/"),
+        ("history", "history"),
+        ("file:///srv/history", "/srv/history"),
+        ("file:/srv/history", "/srv/history"),
+        ("file://localhost/srv/history", "/srv/history"),
+    ],
+)
+def test_a_directory_may_be_written_as_a_url(root: str, path: str) -> None:
+    shared = Settings.load(overrides={"storage": {"mode": "shared_fs"}, "store": {"root": root}})
+    local = Settings.load(overrides={"storage": {"handoff_root": root}})
+
+    assert (shared.store.backend, shared.store.root) == ("directory", path)
+    assert local.storage.handoff_root == path
+
+
+@pytest.mark.parametrize(
+    ("mode", "backend", "root", "message"),
+    [
+        ("object_store", "s3", "gs://b/p", """'gs://b/p' and store.backend is "s3": set store.backend to "gcs\""""),
+        ("object_store", "s3", "/", """'/', which names no bucket.*: write bucket/prefix, or s3://bucket/prefix"""),
+        ("object_store", "gcs", "/b/p", "'/b/p', which names no bucket.*gs://bucket/prefix"),
+        ("object_store", "s3", "s3:/b", "'s3:/b', which names no bucket: write s3://bucket/prefix"),
+        ("object_store", None, "s3://", "'s3://', which names no bucket: write s3://bucket/prefix"),
+        ("object_store", None, "s3:///p", "'s3:///p', which names no bucket"),
+        ("object_store", "s3", "s3:b", "'s3:b', which names no bucket"),
+        ("object_store", "s3", "https://b.s3.amazonaws.com/p", "which names no bucket"),
+        ("object_store", "azure", "abfss://c@account/p", "which names no bucket.*az://bucket/prefix"),
+        ("object_store", "s3", "file:///srv", "'file:///srv', which names no bucket"),
+        ("object_store", None, "file:///srv", 'use "s3", "gcs" or "azure", or set storage.mode to "shared_fs"'),
+        ("object_store", "s3", "", 'store.backend is "s3" without store.root: name the bucket as bucket/prefix'),
+        ("object_store", "s3", "  ", 'store.backend is "s3" without store.root'),
+        ("object_store", None, None, 'use "s3", "gcs" or "azure"'),
+        ("shared_fs", None, "s3://b/p", 'use "directory", or set storage.mode to "object_store"'),
+        ("shared_fs", None, "/", "'/', the whole file system: name a directory in it"),
+        ("shared_fs", None, "//", "'//', the whole file system"),
+        ("shared_fs", None, "file:///", "'file:///', the whole file system"),
+        ("shared_fs", None, "file://server/srv", "names no path of this machine: write file:///path"),
+        ("shared_fs", None, "hdfs://name/srv", "'hdfs://name/srv', which Forebay does not know: write a path"),
+        ("shared_fs", None, "", 'storage.mode is "shared_fs" without store.root'),
+        ("shared_fs", None, " ", 'storage.mode is "shared_fs" without store.root'),
+    ],
+)
+def test_a_store_that_could_mean_two_things_is_refused_by_its_name(
+    mode: str, backend: str | None, root: str | None, message: str
+) -> None:
+    store = {name: value for name, value in (("backend", backend), ("root", root)) if value is not None}
+
+    with pytest.raises(Invalid, match=message):
+        Settings.load(overrides={"storage": {"mode": mode}, "store": store})
+
+
+@pytest.mark.parametrize("root", ["s3://bucket/prefix", "gs://b", "/", "file:///"])
+def test_a_directory_to_hand_topics_over_in_is_a_directory(root: str) -> None:
+    with pytest.raises(Invalid, match=f"storage.handoff_root is '{root}', "):
+        Settings.load(overrides={"storage": {"handoff_root": root}})
+
+
+def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
+    with pytest.raises(Invalid, match="credentials belong into store.options") as refusal:
+        Settings.load(overrides={"storage": {"mode": "object_store"}, "store": {"root": "s3://me:hush@bucket/p"}})
+
+    assert "hush" not in str(refusal.value)
+
+
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         Settings().wal.sync_interval_ms = 2  # type: ignore[misc]

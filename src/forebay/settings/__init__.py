@@ -88,8 +88,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
                     )
         elif (mode == "shared_fs") != (store.backend == "directory"):
             fitting = '"directory"' if mode == "shared_fs" else '"s3", "gcs" or "azure"'
-            raise Invalid(f'storage.mode is "{mode}" and store.backend "{store.backend}": use {fitting}')
-        elif mode == "shared_fs" and not store.root:
+            other = "object_store" if mode == "shared_fs" else "shared_fs"
+            place = f", in {store.root}" if store.root else ""
+            raise Invalid(
+                f'storage.mode is "{mode}" and store.backend "{store.backend}"{place}: use {fitting}, or set '
+                f'storage.mode to "{other}"'
+            )
+        elif mode == "shared_fs" and not (store.root or "").strip():
             raise Invalid('storage.mode is "shared_fs" without store.root: name the directory that all share')
 
     @property

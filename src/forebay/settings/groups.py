@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from forebay.errors import Invalid
+from forebay.settings.places import directory_at, store_at
 from forebay.settings.setting import GIB, KIB, MIB, SECRET, TIB, Group, Setting, settings_of, within
 
 _ENDPOINT = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
@@ -195,6 +196,8 @@ class StorageSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             raise Invalid(
                 f'storage.handoff_root belongs to mode "local"; in "{self.mode}" topics move by the store: leave it out'
             )
+        if self.handoff_root is not None:
+            msgspec.structs.force_setattr(self, "handoff_root", directory_at("storage.handoff_root", self.handoff_root))
 
 
 class ExportSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -262,7 +265,11 @@ class StoreSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True
         Meta(description="`memory` forgets everything at the end of the process."),
     ] = "directory"
     root: Annotated[
-        str | None, Meta(description="The directory; or the bucket (Azure: the container) as `bucket/prefix`.")
+        str | None,
+        Meta(
+            description="The directory; or the bucket (Azure: the container) as `bucket/prefix`. Or either as a URL: "
+            "`file:///path`, `s3://bucket/prefix`, `gs://…`, `az://…`; a bucket's names its backend too."
+        ),
     ] = None
     options: Annotated[
         dict[str, str | int | bool],
@@ -295,7 +302,11 @@ class StoreSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.backend in ("s3", "gcs", "azure") and not self.root:
+        if self.root is not None and self.root.strip() and self.backend != "memory":
+            place = store_at(self.backend, self.root)
+            msgspec.structs.force_setattr(self, "backend", place.backend)
+            msgspec.structs.force_setattr(self, "root", place.root)
+        elif self.backend in ("s3", "gcs", "azure"):
             raise Invalid(f'store.backend is "{self.backend}" without store.root: name the bucket as bucket/prefix')
         if self.backend in ("directory", "memory") and self.options:
             raise Invalid(
