@@ -12,7 +12,7 @@ import pytest
 
 from forebay.errors import Closed, ForebayError
 from forebay.format.descriptor import DescriptorKind
-from forebay.metadata import Compare, Operation, Outcome, Put
+from forebay.metadata import Compare, Entry, Operation, Outcome, Put
 from forebay.testing.blobs import Call, Fault, plan_faults
 from forebay.testing.metadata import Fault as MetadataFault
 from forebay.testing.metadata import FaultyMetadata
@@ -133,6 +133,59 @@ class Interposed(FaultyMetadata):
             self._act = None
             act()
         return super().transaction(compares, operations)
+
+
+class Answering(FaultyMetadata):
+    """Lets something happen right after so many questions were answered."""
+
+    def __init__(self, world: World, questions: int, act: Callable[[], object]) -> None:
+        super().__init__(world.metadata)
+        self.left = questions
+        self._act = act
+
+    def get(self, key: str) -> Entry | None:
+        found = super().get(key)
+        self._answered()
+        return found
+
+    def range(self, prefix: str, *, start_after: str | None = None, limit: int | None = None) -> list[Entry]:
+        found = super().range(prefix, start_after=start_after, limit=limit)
+        self._answered()
+        return found
+
+    def _answered(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self._act()
+
+
+def swept_around_a_swap(questions: int) -> tuple[World, bool]:
+    """An owner sweeps; a compactor that had written long ago swaps and ends after so many questions of that sweep.
+
+    True if the sweep had more questions.
+    """
+    world = World()
+    going = Compactor(world).steps()
+    while next(going) != "write":
+        pass
+    answering = Answering(world, questions, lambda: list(going))
+    world.exporter = world.exporter_on(answering)
+    world.sweep()
+    is_reached = answering.left <= 0
+    list(going)
+    return world, is_reached
+
+
+def test_compactor_swaps_and_ends_between_any_two_questions_of_a_sweep(ledger: Ledger) -> None:
+    """I16: a sweep asks for compactors before it reads the catalog, so what one names meanwhile is spared."""
+    questions, is_reached = 0, True
+    while is_reached:
+        questions += 1
+        world, is_reached = swept_around_a_swap(questions)
+        world.check()
+        assert any("/compacted/" in key for key in world.blobs.contents)
+        ledger.count("swaps inside a sweep")
+    assert questions > 3, "the lease and the catalog are asked for"
 
 
 def test_swap_is_refused_if_the_lease_ends_at_the_last_moment() -> None:

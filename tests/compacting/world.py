@@ -47,13 +47,14 @@ class World:
         self.metadata = RecordingMetadata(self.house.metadata, on_commit=self._committed)
         self.deleted: set[int] = set()
         self.earliest = 0
-        self.exporter = self._exporter()
+        self.exporter = self.exporter_on(self.metadata)
         for _ in range(4):
             self.grow()
 
-    def _exporter(self) -> Exporter:
-        exporter = self.house.exporter(catalog=self.catalog())
-        exporter.compacting = lambda: self.metadata.get(LEASE) is not None
+    def exporter_on(self, metadata: MetadataStore) -> Exporter:
+        """The owner's, which asks this store."""
+        exporter = self.house.exporter(catalog=self.catalog(metadata))
+        exporter.compacting = lambda: metadata.get(LEASE) is not None
         return exporter
 
     def catalog(self, metadata: MetadataStore | None = None) -> ShardCatalog:
@@ -93,7 +94,7 @@ class World:
     def take_over(self) -> None:
         """The owner dies, and the next epoch goes on."""
         self.house.reopen()
-        self.exporter = self._exporter()
+        self.exporter = self.exporter_on(self.metadata)
 
     # What must hold
 

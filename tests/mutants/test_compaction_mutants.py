@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from types import SimpleNamespace
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +24,7 @@ from forebay.format.descriptor import SegmentDescriptor
 from forebay.format.segment import index_name
 from forebay.metadata import DeleteRange
 from forebay.sweeping import Sweep, sweep
-from tests.compacting.test_races import Interposed
+from tests.compacting.test_races import Interposed, swept_around_a_swap
 from tests.compacting.world import Compactor, World
 from tests.history.house import KEYS
 from tests.ledger import Ledger
@@ -62,6 +63,15 @@ def _lease_lost_at_the_last_moment(world: World) -> None:
         compactor.run()
 
 
+def _swapped_inside_a_sweep(world: World) -> None:
+    """The compactor swaps and ends after each question of a sweep in turn; what is broken then is noted."""
+    questions, is_reached = 0, True
+    while is_reached:
+        questions += 1
+        other, is_reached = swept_around_a_swap(questions)
+        world.violations += other.broken()
+
+
 def _lease_not_compared(patch: pytest.MonkeyPatch) -> None:
     whole = ShardCatalog.replace
 
@@ -77,6 +87,15 @@ def _sweep_spares_nobody(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(forebay.export, "sweep", swept)
     patch.setattr(forebay.compacting.swapping, "_check", lambda store, piece: None)
+
+
+def _compactors_asked_for_too_late(patch: pytest.MonkeyPatch) -> None:
+    def swept(store: BlobStore, prefix: str, catalog: ShardCatalog, by: Sweep) -> list[str]:
+        standing, pieces = catalog.pieces(), catalog.descriptors()
+        read = SimpleNamespace(keys=catalog.keys, pieces=lambda: standing, descriptors=lambda: pieces)
+        return sweep(store, prefix, cast(ShardCatalog, read), by)
+
+    patch.setattr(forebay.export, "sweep", swept)
 
 
 def _vectors_dropped(patch: pytest.MonkeyPatch) -> None:
@@ -113,6 +132,9 @@ class Mutant(NamedTuple):
 MUTANTS: Final[dict[str, Mutant]] = {
     "the lease is not compared": Mutant(_lease_not_compared, _lease_lost_at_the_last_moment, "I18"),
     "the sweep spares nobody": Mutant(_sweep_spares_nobody, _swept_between, "I18"),
+    "compactors are asked for after the catalog": Mutant(
+        _compactors_asked_for_too_late, _swapped_inside_a_sweep, "I16"
+    ),
     "the swap drops vectors": Mutant(_vectors_dropped, _deleted_between, "I23"),
     "a record is left out": Mutant(_last_row_forgotten, _undisturbed, "I6"),
     "the index is not there": Mutant(_index_never_stored, _undisturbed, "I18"),
