@@ -63,6 +63,25 @@ def test_a_table_shows_what_the_topic_shows_before_and_after_compaction(spark: S
     mixed.close()
 
 
+@pytest.mark.slow
+def test_a_table_lies_in_a_directory_of_any_name(spark: SparkSession, tmp_path: Path) -> None:
+    """Its files are not taken for a pattern, which would find none, or those of another directory."""
+    for root in (tmp_path / "abc", tmp_path / "a[b]{c,d}*?\\e"):
+        root.mkdir()
+        mixed = Mixed(local(root), partitions=1)
+        for _ in range(2):
+            mixed.filled.many(20)
+            mixed.export()
+        mixed.compact()
+        mixed.filled.many(3)
+        mixed.close()
+
+    frame = table(spark, TOPIC, **options_of(mixed))
+
+    assert natives(mixed.land) == [(40, 1)]
+    assert spark_rows(frame) == mixed.rows
+
+
 def test_what_ends_after_the_compaction_is_left_out_of_the_files_too(spark: SparkSession, tmp_path: Path) -> None:
     mixed = Mixed(shared_fs(tmp_path))
     mixed.every_tier()

@@ -5,6 +5,7 @@ Knows what the names of stores in descriptors mean for a location; opens nothing
 
 from __future__ import annotations
 
+import re
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -13,6 +14,8 @@ from forebay.spark.opening import Opened
 
 FILE: Final = "file://"
 _SCHEMES: Final = {"s3": "s3", "gcs": "gs", "azure": "abfs"}
+_PATTERN: Final = re.compile(r"[\\*?\[\]{}]")
+"""What Spark takes for more than itself in the name of a file to read."""
 
 
 def address_of(found: Opened, descriptor: SegmentDescriptor) -> str | None:
@@ -27,6 +30,11 @@ def key_of(found: Opened, address: str) -> str | None:
         if address.startswith(prefix):
             return address.removeprefix(prefix)
     return None
+
+
+def literal(address: str) -> str:
+    """The address as it is given to Spark's readers, which otherwise take some characters in it for a pattern."""
+    return _PATTERN.sub(r"\\\g<0>", address)
 
 
 def _prefixes(found: Opened) -> dict[str, str]:

@@ -21,7 +21,7 @@ from forebay.errors import DataLoss, Invalid
 from forebay.format.descriptor import DescriptorKind
 from forebay.format.offsets import OffsetSet
 from forebay.records import Gap, Reason
-from forebay.spark.addresses import FILE, address_of
+from forebay.spark.addresses import FILE, address_of, literal
 from forebay.spark.columns import SPARK_TYPES
 from forebay.spark.opening import Opened, opened
 from forebay.spark.options import FROM_EARLIEST, ReadOptions
@@ -203,7 +203,7 @@ def _scanned(spark: SparkSession, natives: Sequence[Native]) -> DataFrame:
     from pyspark.sql import functions
 
     schema = ", ".join(f"`{name}` {SPARK_TYPES[name]}" for name in _STORED)
-    files = [file for native in natives for file in native.files]
+    files = [literal(file) for native in natives for file in native.files]
     rows = spark.read.schema(schema).parquet(*files)
     cut = [native for native in natives if native.is_cut]
     for native in cut:

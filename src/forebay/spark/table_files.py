@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import Unavailable, Unsupported
-from forebay.spark.addresses import FILE
+from forebay.spark.addresses import FILE, literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,8 +34,6 @@ _PLAIN: Final = {
     "binary": "binary",
 }
 """The types of Iceberg that Spark reads from Parquet, by their names there."""
-_PATTERN: Final = frozenset("*?[]{}\\")
-"""What Spark takes for more than itself in the name of a file."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class TableFiles:
         if not chosen:
             return spark.createDataFrame([], self.ddl)
         # Looked up recursively, folders named a=b do not become columns: the files have them.
-        return spark.read.schema(self.ddl).option("recursiveFileLookup", "true").parquet(*chosen)
+        return spark.read.schema(self.ddl).option("recursiveFileLookup", "true").parquet(*map(literal, chosen))
 
 
 def files_of(table: Table) -> TableFiles:
@@ -122,7 +120,7 @@ def _check_file(table: str, file: Any) -> None:
     if str(file.file_format.value).upper() != "PARQUET":
         raise Unsupported(f"{path} of {table} is no Parquet file: rewrite the table")
     local = path.removeprefix(FILE).removeprefix("file:")
-    if not local.startswith("/") or _PATTERN & set(local):
+    if not local.startswith("/"):
         raise Unsupported(
             f"{path} of {table} is where Spark does not reach without further jars: read the table with another engine"
         )
