@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,33 @@ def test_a_file_that_comes_while_a_backfill_looks_is_another_backfills(
 
     assert again.figures == {"records": 0, "loads": 1, "loads_before": 1}
     assert _ids(location) == list(range(300))
+
+
+@pytest.mark.slow
+def test_a_remote_file_that_was_replaced_comes_and_one_that_was_not_does_not(
+    spark: SparkSession, location: Location, tmp_path: Path
+) -> None:
+    """A file system that this process does not see, with names that Spark would take for patterns."""
+    folder = tmp_path / "far"
+    folder.mkdir()
+    for name, lines in {"a b": '{"id": 1}\n', "b": "", "c[1]": '{"id": 2}\n', "c1": '{"id": 3}\n'}.items():
+        (folder / f"{name}.json").write_text(lines)
+    shop = tmp_path.name.replace("_", "-")
+    mounted = {f"fs.viewfs.mounttable.{shop}.link./old": f"file://{folder}"}
+    source = Files(paths=(f"viewfs://{shop}/old",), kind="json", options=mounted)
+
+    def run(**more: Any) -> Any:
+        return backfill.run(spark, location, "shop/orders", source, **more).figures["records"]
+
+    assert [run(), run()] == [3, 0]
+    (folder / "a b.json").write_text('{"id": 4}\n')  # as long as before
+    os.utime(folder / "a b.json", (1_800_000_000, 1_800_000_000))
+    assert run() == 3
+    os.utime(folder / "a b.json", (0, 0))  # a file system that does not tell the time
+    with pytest.raises(Invalid, match=r"cannot be seen .* give the backfill an id \(--id\)"):
+        run()
+    assert run(backfill_id="by-hand", files_each=2) == 3
+    assert _ids(location) == [1, 2, 2, 2, 3, 3, 3, 4, 4]
 
 
 def test_what_was_ended_goes_on_load_by_load(

@@ -82,7 +82,7 @@ def run(
     slices = [shaped(frame, columns or {}) for frame in seen.slices(files_each)]
     fingerprint = _fingerprint(seen.fingerprint, columns or {}, files_each)
     if fingerprint is None and backfill_id is None:
-        raise Invalid("nobody can tell whether these rows are the same next time: give the backfill an id")
+        raise Invalid("it cannot be seen whether these rows are the same next time: give the backfill an id (--id)")
     work = _Backfill(spark, target, _checked_id(backfill_id or f"files-{fingerprint}"))
     if not dry_run:
         work.record(Brought(fingerprint=fingerprint or "", loads=len(slices)))

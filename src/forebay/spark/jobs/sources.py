@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import unquote
 
 from forebay.errors import Invalid
+from forebay.spark.addresses import literal
 from forebay.spark.iceberg import look_up_table
 from forebay.spark.location import Location
 from forebay.spark.table_files import files_of
@@ -18,6 +19,7 @@ from forebay.spark.table_files import files_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+_LOCAL: Final = "file:"
 KINDS: Final = ("parquet", "json", "csv", "text", "orc")
 
 
@@ -26,7 +28,7 @@ class Seen:
     """The rows of a source at the moment when it was looked at."""
 
     fingerprint: str | None
-    """Names exactly these rows: equal if and only if they are; `None` if nobody can tell."""
+    """Names these rows: another one if a file was added, taken away or replaced; `None` if that cannot be seen."""
     files: tuple[str, ...]
     frame: Callable[[tuple[str, ...]], DataFrame]
     """The rows of some of the files."""
@@ -35,7 +37,7 @@ class Seen:
         """The rows, all together or so many files at a time, always cut in the same way."""
         if files_each is None:
             return [self.frame(self.files)]
-        if self.fingerprint is None:
+        if self.fingerprint is None and not self.files:
             raise Invalid("only files are brought some at a time: leave files_each out")
         groups = (self.files[first : first + files_each] for first in range(0, len(self.files), files_each))
         return [self.frame(group) for group in groups]
@@ -65,12 +67,32 @@ class Files:
     def look(self, spark: SparkSession) -> Seen:
         whole = self._frame(spark, self.paths)
         files = tuple(sorted(map(unquote, whole.inputFiles())))
-        facts = [f"{name} {_stamp(name)}" for name in files]
+        stamps = self._stamps(spark, files)
+        facts = [self.kind, *(f"{k}={v}" for k, v in sorted(self.options.items()))]
+        is_certain = all(stamps[name] for name in files)
         return Seen(
-            fingerprint=_digest([self.kind, *(f"{k}={v}" for k, v in sorted(self.options.items())), *facts]),
+            fingerprint=_digest([*facts, *(f"{name} {stamps[name]}" for name in files)]) if is_certain else None,
             files=files,
-            frame=lambda chosen: whole if chosen == files else self._frame(spark, chosen),
+            frame=lambda chosen: whole if chosen == files else self._frame(spark, tuple(map(literal, chosen))),
         )
+
+    def _stamps(self, spark: SparkSession, files: Sequence[str]) -> Mapping[str, str]:
+        """What tells each file from another of its name: size and time. Empty where that cannot be seen."""
+        here = {name: _stamp(name) for name in files if name.startswith(_LOCAL)}
+        away = [name for name in files if name not in here]
+        return {**here, **self._remote_stamps(spark, away)} if away else here
+
+    def _remote_stamps(self, spark: SparkSession, files: Sequence[str]) -> Mapping[str, str]:
+        """The same for files that Spark reaches and this process does not; no file is opened for it."""
+        # Looked up recursively, folders named a=b do not become columns.
+        reader = spark.read.options(**self.options).option("recursiveFileLookup", "true")
+        facts = reader.format("binaryFile").load(list(map(literal, files)))
+        rows = facts.selectExpr("path", "length", "unix_millis(modificationTime) AS modified_ms").collect()
+        found = {row.path: f"{row.length} {row.modified_ms}" if row.modified_ms else "" for row in rows}
+        if not found.keys() <= set(files):
+            return dict.fromkeys(files, "")
+        # Spark leaves files without content out.
+        return {name: found.get(name, "no content") for name in files}
 
     def _frame(self, spark: SparkSession, paths: Sequence[str]) -> DataFrame:
         from pyspark.errors import AnalysisException
@@ -118,7 +140,7 @@ class Frame:
 
 
 def _stamp(address: str) -> str:
-    """Tells a file from another of its name, where it lies on this machine."""
+    """Tells a file from another of its name, where it lies on this machine; nothing if it is not seen from here."""
     path = Path(address.removeprefix("file://"))
     try:
         found = path.stat()
