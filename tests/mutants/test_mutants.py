@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 import forebay.disk.writing
+import forebay.format.batch
 import forebay.format.control
 import forebay.format.frame
 import forebay.format.head
@@ -20,6 +21,7 @@ import forebay.wal.scan
 import forebay.wal.writer
 from forebay.disk import Disk, File
 from forebay.errors import Fenced, ForebayError
+from forebay.format.batch import RAW_BYTES_MAX
 from forebay.format.control import State
 from forebay.records import OFFSET_MAX, Bytes, Gap, Reason
 from forebay.testing.crashes import explore
@@ -46,6 +48,7 @@ from forebay.wal.upkeep import Upkeep
 from forebay.wal.window import ProducerWindow
 from forebay.wal.writer import Writer
 from tests.ledger import Ledger
+from tests.log.bombs import READERS, mined, stays_packed
 from tests.log.checks import TAKEN, lost_owners_acknowledge_nothing, recover_and_go_on
 from tests.log.rig import DIRECTORY, BareRig, Rig, Simulated, simulated
 from tests.log.scenarios import fail_next, inside_next
@@ -187,6 +190,12 @@ def _taken_over_inside_the_sync(durability: Durability) -> list[Violation]:
     inside_next(rig.disk, "sync", taken_over)
     rig.append()
     return list(lost_owners_acknowledge_nothing(rig.disk.trace.notes()))
+
+
+def _read_a_bomb() -> list[Violation]:
+    """A small frame that says truly that it unpacks beyond the limit."""
+    with pytest.MonkeyPatch.context() as patch:
+        return list(stays_packed(mined(FSYNC, patch), READERS["cold"]))
 
 
 def _retain_what_is_covered(durability: Durability) -> list[Violation]:
@@ -336,6 +345,18 @@ def _background_sync_tried_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Upkeep, "sync_failed", try_later)
 
 
+def _stored_size_limited(patch: pytest.MonkeyPatch) -> None:
+    whole = forebay.format.batch._decompress
+
+    def unpacked(buffer: Bytes, start: int, stop: int) -> bytes:
+        with pytest.MonkeyPatch.context() as inside:
+            if stop - start <= RAW_BYTES_MAX:
+                inside.setattr(forebay.format.batch, "RAW_BYTES_MAX", OFFSET_MAX)
+            return whole(buffer, start, stop)
+
+    patch.setattr(forebay.format.batch, "_decompress", unpacked)
+
+
 def _marks_not_believed(patch: pytest.MonkeyPatch) -> None:
     whole = LogScan._frames_behind
     patch.setattr(LogScan, "_frames_behind", lambda scan, *arguments: (whole(scan, *arguments)[0], 0))
@@ -386,6 +407,7 @@ MUTANTS: Final = (
         )
         for invariant in ("I1", "I4", "I12")
     ],
+    Mutant("limit of a frame compared with its stored size", _stored_size_limited, _read_a_bomb, "I30"),
     Mutant("clean mark outlives later records", _clean_mark_stays, lambda: _run_crashing(DISK, _reopens), "I4"),
 )
 
