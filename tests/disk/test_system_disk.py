@@ -7,13 +7,15 @@ import fcntl
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from forebay.disk import SystemDisk, machine
+from forebay.disk import SystemDisk, descriptors, machine
 from forebay.errors import Unsupported
+from tests.storage.rig import until
 
 
 @pytest.fixture
@@ -48,16 +50,229 @@ def test_a_handle_used_again_and_again_keeps_its_descriptor(disk: SystemDisk, ro
 
 
 def test_dirty_handles_keep_their_descriptors_until_they_are_synced(disk: SystemDisk, root: str) -> None:
-    files = [disk.create(f"{root}/{number}") for number in range(10)]
+    files = [disk.create(f"{root}/{number}") for number in range(4)]
     for file in files:
         file.write_at(b"unsynced", 0)
     disk.release_idle()
-    assert disk.descriptors_open == 10
+    assert disk.descriptors_open == 4
 
     for file in files:
         file.sync()
+    disk.release_idle()
 
-    assert disk.descriptors_open <= 4
+    assert disk.descriptors_open == 0
+
+
+class Flushes:
+    """Every sync of a file, by its path; those of `failing` fail, and `meet` is called inside each."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.paths: list[str] = []
+        self.failing: set[str] = set()
+        self.meet: Callable[[str], object] = lambda path: None
+        self._inner = machine.flush
+        monkeypatch.setattr(machine, "flush", self._flush)
+
+    def _flush(self, fd: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        self.paths.append(path)
+        is_told = path in self.failing
+        # The system tells once, the sync that came first.
+        self.failing.discard(path)
+        self.meet(path)
+        if is_told:
+            raise OSError(errno.EIO, "write-back failed")
+        self._inner(fd)
+
+
+def test_dirty_handles_beyond_the_limit_are_synced_before_their_descriptors_go(
+    disk: SystemDisk, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushes = Flushes(monkeypatch)
+    files = [disk.create(f"{root}/{number}") for number in range(20)]
+    for turn in range(3):
+        for number, file in enumerate(files):
+            file.write_at(b"%d" % (number % 10), turn)
+            assert disk.descriptors_open <= 4
+
+    assert [file.read_at(9, 0) for file in files] == [b"%d" % (number % 10) * 3 for number in range(20)]
+    assert set(flushes.paths) == {f"{root}/{number}" for number in range(20)}
+    assert len(flushes.paths) <= 3 * 20
+
+
+def test_the_error_of_a_sync_for_room_reaches_every_later_sync_of_that_handle_and_no_other(
+    disk: SystemDisk, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system tells once; so the handle keeps the error, whoever asks, until it is closed."""
+    flushes = Flushes(monkeypatch)
+    files = [disk.create(f"{root}/{number}") for number in range(4)]
+    for file in files:
+        file.write_at(b"unsynced", 0)
+    flushes.failing.add(f"{root}/0")
+
+    others = [disk.create(f"{root}/other {number}") for number in range(4)]
+
+    assert [flushes.failing, flushes.paths[0]] == [set(), f"{root}/0"]
+    for _ in range(2):
+        with pytest.raises(OSError, match="earlier sync of this file has failed: write-back failed") as raised:
+            files[0].sync()
+        assert (raised.value.errno, raised.value.filename) == (errno.EIO, f"{root}/0")
+        with pytest.raises(OSError, match="write-back failed"):
+            disk.sync_filesystem(root)
+        files[0].write_at(b"later", 0)
+    for file in [*files[1:], *others]:
+        file.sync()
+    files[0].close()
+    disk.sync_filesystem(root)
+
+
+def test_a_sync_waits_for_a_sync_for_room_of_the_same_file_and_hears_its_error(
+    disk: SystemDisk, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two syncs at once the system tells one: the owner's would have returned though the bytes are lost."""
+    flushes = Flushes(monkeypatch)
+    files = [disk.create(f"{root}/{number}") for number in range(4)]
+    for file in files:
+        file.write_at(b"unsynced", 0)
+    flushes.failing.add(f"{root}/0")
+    is_inside, may_go_on = threading.Event(), threading.Event()
+    answers: list[object] = []
+
+    def meet(path: str) -> None:
+        if path == f"{root}/0":
+            flushes.meet = lambda path: None
+            is_inside.set()
+            assert may_go_on.wait(60)
+
+    def answer(sync: Callable[[], None]) -> None:
+        try:
+            sync()
+            answers.append(None)
+        except OSError as error:
+            answers.append(error.errno)
+
+    flushes.meet = meet
+    opening = threading.Thread(target=disk.create, args=(f"{root}/other",))
+    opening.start()
+    assert is_inside.wait(60)
+    over = files[0]._cleaning
+    assert over is not None
+    owners = [
+        threading.Thread(target=answer, args=(sync,)) for sync in (files[0].sync, lambda: disk.sync_filesystem(root))
+    ]
+    for owner in owners:
+        owner.start()
+    until(lambda: answers or len(over._cond._waiters) == len(owners))  # type: ignore[attr-defined]
+    may_go_on.set()
+    for thread in (opening, *owners):
+        thread.join(60)
+
+    assert answers == [errno.EIO, errno.EIO]
+
+
+def test_a_dirty_handle_without_its_name_keeps_its_descriptor(disk: SystemDisk, root: str) -> None:
+    nameless = disk.create(f"{root}/gone")
+    nameless.write_at(b"unsynced", 0)
+    disk.unlink(f"{root}/gone")
+
+    for number in range(10):
+        disk.create(f"{root}/{number}").write_at(b"unsynced", 0)
+
+    assert nameless.read_at(9, 0) == b"unsynced"
+    assert disk.descriptors_open <= 5
+
+
+def test_a_scratch_handle_gives_its_descriptor_back_without_a_sync(
+    disk: SystemDisk, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushes = Flushes(monkeypatch)
+    for number in range(10):
+        disk.create(f"{root}/{number}").close()
+    files = [disk.open(f"{root}/{number}", writable=True, scratch=True) for number in range(10)]
+    for turn in range(2):
+        for file in files:
+            file.write_at(b"%d" % turn, turn)
+            assert disk.descriptors_open <= 4
+
+    assert [file.read_at(9, 0) for file in files] == [b"01"] * 10
+    assert flushes.paths == []
+
+
+class Shortage:
+    """The system opens no file while this disk has so many open, apart from the first few calls."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, disk: SystemDisk, number: int, allowed: int) -> None:
+        self.met = 0
+        opened = os.open
+
+        def refuse(path: str, flags: int, mode: int = 0o777) -> int:
+            if disk.descriptors_open >= allowed:
+                self.met += 1
+                raise OSError(number, os.strerror(number), path)
+            return opened(path, flags, mode)
+
+        monkeypatch.setattr(os, "open", refuse)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_where_no_more_may_be_opened_others_give_back_first(
+    root: str, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    disk = SystemDisk(descriptors_max=100)
+    disk.create(f"{root}/first").close()
+    shortage = Shortage(monkeypatch, disk, number, allowed=3)
+
+    files = [disk.create(f"{root}/{number}") for number in range(10)]
+    for file in files:
+        file.write_at(b"unsynced", 0)
+    disk.sync_directory(root)
+    lock = disk.lock(f"{root}/lock")
+
+    assert shortage.met > 0 and lock is not None and disk.is_locked(f"{root}/lock")
+    assert [file.read_at(9, 0) for file in files] == [b"unsynced"] * 10
+    monkeypatch.undo()
+    disk.close()
+
+
+def test_a_shortage_that_this_disk_cannot_end_is_waited_for_and_then_raised(
+    disk: SystemDisk, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float | None] = []
+    shortage = Shortage(monkeypatch, disk, errno.EMFILE, allowed=0)
+
+    def wait(event: threading.Event, seconds: float | None = None) -> bool:
+        waits.append(seconds)
+        if len(waits) == 3:
+            monkeypatch.undo()
+        return True
+
+    monkeypatch.setattr(threading.Event, "wait", wait)
+    disk.create(f"{root}/a").write_at(b"after the wait", 0)
+    assert len(waits) == 3 and shortage.met == 3
+
+    Shortage(monkeypatch, disk, errno.EMFILE, allowed=0)
+    monkeypatch.setattr(descriptors, "SHORTAGE_WAITS_MAX", 2)
+    with pytest.raises(OSError) as raised:
+        disk.create(f"{root}/b")
+    assert raised.value.errno == errno.EMFILE
+
+
+def test_a_shortage_does_not_give_a_mount_another_name(
+    disk: SystemDisk, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By that name an owner tells after a restart whether its unsynced records can have survived."""
+    known = disk.identity(root)
+    left = [errno.EMFILE, errno.ENFILE]
+    opened = open
+
+    def refuse(path: str, *args: Any, **kwargs: Any) -> Any:
+        if left:
+            raise OSError(left.pop(), "too many open files", path)
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr("builtins.open", refuse)
+
+    assert disk.identity(root) == known and left == []
 
 
 def test_a_truncated_handle_is_dirty_too(disk: SystemDisk, root: str) -> None:

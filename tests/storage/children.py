@@ -6,7 +6,9 @@ Each line a child writes is a fact the parent may rely on: it is written after t
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import resource
 import signal
 import sys
 import threading
@@ -275,6 +277,59 @@ def delete_and_die(path: str) -> None:
     log.delete_topic("t")
 
 
+def burst(path: str, asked: str) -> None:
+    """Append to many topics three times each, beside readers of all of them; say what was seen, as JSON."""
+    wanted = json.loads(asked)
+    if "allowed" in wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted["allowed"], wanted["allowed"]))
+    settings = {"wal": {"free_bytes_min": 0}, "runtime": {"descriptors_max": wanted["descriptors_max"]}}
+    errors: list[str] = []
+    counts: list[int] = []
+
+    def work(topics: list[forebay.Topic], turns: int) -> None:
+        for _ in range(turns):
+            for topic in topics:
+                try:
+                    topic.append(b"x" * 100)
+                    list(topic.read(EARLIEST))
+                except ForebayError as error:
+                    errors.append(f"{type(error).__name__}: {error}")
+
+    def count() -> None:
+        with contextlib.suppress(OSError):
+            counts.append(len(os.listdir("/proc/self/fd")))
+
+    def together(turns: int) -> None:
+        threads = [threading.Thread(target=work, args=(part, turns)) for part in parts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive():
+                count()
+                thread.join(0.002)
+
+    with forebay.open(path, settings) as log:
+        topics = [log.create_topic(f"t{n}", durability=wanted["durability"]) for n in range(wanted["topics"])]
+        parts = [topics[n :: wanted["threads"]] for n in range(wanted["threads"])]
+        together(1)
+        hoard = _hoard() if wanted.get("hoard") else []
+        together(2)
+        for fd in hoard:
+            os.close(fd)
+        records = [len(list(topic.read(EARLIEST))) for topic in topics]
+    say(json.dumps({"errors": errors, "most": max(counts), "records": records, "hoarded": len(hoard)}))
+
+
+def _hoard() -> list[int]:
+    """Every descriptor that the process may still open."""
+    held: list[int] = []
+    while True:
+        try:
+            held.append(os.open(os.devnull, os.O_RDONLY))
+        except OSError:
+            return held
+
+
 ACTS: dict[str, Callable[..., None]] = {
     act.__name__: act
     for act in (
@@ -288,6 +343,7 @@ ACTS: dict[str, Callable[..., None]] = {
         follow,
         open_for_writing,
         delete_and_die,
+        burst,
     )
 }
 

@@ -73,9 +73,9 @@ class WatchedDisk:
         self._met("create", path)
         return WatchedFile(self.inner.create(path), self)
 
-    def open(self, path: str, *, writable: bool = False) -> File:
+    def open(self, path: str, *, writable: bool = False, scratch: bool = False) -> File:
         self._met("open", path)
-        return WatchedFile(self.inner.open(path, writable=writable), self)
+        return WatchedFile(self.inner.open(path, writable=writable, scratch=scratch), self)
 
     def rename(self, source: str, target: str) -> None:
         self._met("rename", target)

@@ -1,12 +1,21 @@
-"""Many file handles, few open descriptors: each handle gives its own back while idle and clean.
+"""Many file handles, few open descriptors: each handle gives its own back while idle.
 
-Knows descriptors and the handles that own them, nothing of directories. A handle with unsynced
-writes keeps its descriptor, because the system reports a failed write-back to that one alone.
+Knows descriptors and the handles that own them, nothing of directories.
+
+The system reports a failed write-back to the descriptors that were open then, and once: a descriptor that is opened
+later may never see it. So a handle with unsynced writes gives its descriptor back only after a sync through that
+descriptor. The thread that needs room runs this sync, without the lock. If it fails, the descriptor stays open and
+every later sync of the handle fails with the same error. A sync by the handle's owner waits for it, because the
+system would tell only one of the two.
 
 How a call beside an eviction stays safe without a lock: a call first *pins* the handle and then
 reads `_fd`; an eviction first hides `_fd` and then looks for pins. Whichever comes second sees the
 other, so no descriptor is closed (and its number given to another file) under a running call.
-Pins are a list because `append` and `pop` are each one step of the interpreter.
+Pins are a list because `append` and `pop` are each one step of the interpreter. A sync for room uses
+the same order: it first sets `_cleaning` and then looks for pins; the owner's sync pins and then looks.
+
+Waits here end by themselves: a thread keeps a pin for one system call only, and waits for nothing while it syncs for
+room. So a thread that holds one file and asks for another cannot block a second thread that does the same.
 """
 
 from __future__ import annotations
@@ -16,17 +25,43 @@ import os
 import stat
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 from forebay.disk import machine
 from forebay.records import Bytes
+
+T = TypeVar("T")
+
+SHORTAGE = (errno.EMFILE, errno.ENFILE)
+"""How the system says that the process, or the machine, may open no more files for now."""
+SHORTAGE_WAIT_SECONDS = 0.01
+SHORTAGE_WAITS_MAX = 1000
+"""How often an opening waits for others to give a descriptor back where this disk has none to give: for 10 s."""
 
 
 class SystemFile:
     """A `File` of the machine. Made by `Descriptors.adopt` only."""
 
-    __slots__ = ("_closed", "_descriptors", "_dirty", "_fd", "_flags", "_identity", "_pins", "_used", "device", "path")
+    __slots__ = (
+        "_cleaning",
+        "_closed",
+        "_descriptors",
+        "_dirty",
+        "_failed",
+        "_fd",
+        "_flags",
+        "_identity",
+        "_is_kept",
+        "_is_nameless",
+        "_pins",
+        "_used",
+        "device",
+        "path",
+    )
 
-    def __init__(self, path: str, flags: int, fd: int, descriptors: Descriptors) -> None:
+    def __init__(self, path: str, flags: int, fd: int, descriptors: Descriptors, *, scratch: bool) -> None:
         status = os.fstat(fd)
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, "is a directory, not a file", path)
@@ -37,9 +72,16 @@ class SystemFile:
         self._fd = fd
         self._descriptors = descriptors
         self._pins: list[None] = []
+        self._is_kept = not scratch
         self._dirty = False
         self._used = False
         self._closed = False
+        self._cleaning: threading.Event | None = None
+        """Set when the sync for room that runs now has ended."""
+        self._failed: OSError | None = None
+        """Why a sync for room failed: what was written before may never reach the disk."""
+        self._is_nameless = False
+        """Its name led elsewhere when it was to give its descriptor back: it could not be opened again."""
 
     def read_at(self, length: int, position: int) -> bytes:
         pins = self._pins
@@ -69,7 +111,7 @@ class SystemFile:
             return os.pwrite(fd, data, position)
         finally:
             # After the write, while still pinned: a sync that ran beside it may have missed these bytes.
-            self._dirty = True
+            self._dirty = self._is_kept
             pins.pop()
             if self._closed:
                 self._descriptors.finish_closing(self)
@@ -79,7 +121,7 @@ class SystemFile:
         try:
             os.ftruncate(self._descriptor(), size)
         finally:
-            self._dirty = True
+            self._dirty = self._is_kept
             self._unpin()
 
     def size(self) -> int:
@@ -97,6 +139,8 @@ class SystemFile:
             if fd < 0:
                 fd = self._descriptors.reopen(self)
             self._used = True
+            self._await_cleaning()
+            self.refuse_if_failed()
             # Before the call, so that a write beside it marks the file again.
             self._dirty = False
             try:
@@ -114,7 +158,14 @@ class SystemFile:
     def expect_sync(self) -> None:
         """Before the whole file system is synced: from here on only later writes make this handle dirty."""
         self._pins.append(None)
+        self._await_cleaning()
         self._dirty = False
+
+    def refuse_if_failed(self) -> None:
+        """Raise the error of a sync for room, at every call: the owner must not take later silence for success."""
+        failed = self._failed
+        if failed is not None:
+            raise OSError(failed.errno, f"an earlier sync of this file has failed: {failed.strerror}", self.path)
 
     def end_sync(self, *, synced: bool) -> None:
         """After it: a handle whose bytes may not have arrived is dirty again."""
@@ -135,11 +186,66 @@ class SystemFile:
         if self._closed:
             self._descriptors.finish_closing(self)
 
+    def _await_cleaning(self) -> None:
+        """Return when no sync for room runs. The caller has pinned the handle, so none begins afterwards."""
+        cleaning = self._cleaning
+        if cleaning is not None:
+            cleaning.wait()
+
+    def _begin_cleaning(self) -> Callable[[], None] | None:
+        """The sync for room of this handle, which it is claimed for; `None` if it needs none or a call uses it.
+
+        The caller holds the lock of `Descriptors`, and runs the sync after it has released it.
+        """
+        if not self._dirty or self._is_nameless or self._failed is not None or self._cleaning is not None:
+            return None
+        cleaning = self._cleaning = threading.Event()
+        if self._pins:
+            self._cleaning = None
+            cleaning.set()
+            return None
+        self._pins.append(None)
+        # Read here: beside the lock an eviction that finds the pin may have hidden it for a moment.
+        return partial(self._clean, self._fd, cleaning)
+
+    def _clean(self, fd: int, cleaning: threading.Event) -> None:
+        """Sync for room, and note how it ended."""
+        try:
+            if not self._is_named():
+                self._is_nameless = True
+                return
+            # Before the call, so that a write beside it marks the file again.
+            self._dirty = False
+            try:
+                machine.flush(fd)
+            except OSError as error:
+                self._failed, self._dirty = error, True
+            except BaseException:
+                # Interrupted (Ctrl-C): whether the sync would have failed is now unknown.
+                self._failed, self._dirty = OSError(errno.EINTR, "a sync was interrupted"), True
+                raise
+        finally:
+            self._cleaning = None
+            cleaning.set()
+            self._unpin()
+
+    def _is_named(self) -> bool:
+        """Whether the name still leads to this file, so that it can be opened again."""
+        try:
+            status = os.stat(self.path)
+        except OSError:
+            return False
+        return (status.st_dev, status.st_ino) == self._identity[:2]
+
 
 class Descriptors:
-    """The open descriptors of one disk: at most `limit`, apart from those of handles that are dirty or in use.
+    """The open descriptors of one disk: at most `limit`.
 
-    The victim is the one that has not been used since the last look (second chance, close to least recently used).
+    Only descriptors that cannot be given back go beyond it: one per call that runs now, those of files whose sync
+    failed, and those of files with unsynced writes that have lost their name.
+
+    The victim is the one that has not been used since the last look (second chance, close to least recently used);
+    where all are dirty, the one that was looked at first.
     """
 
     def __init__(self, limit: int) -> None:
@@ -154,39 +260,29 @@ class Descriptors:
         """Whether more are open than there should be at rest."""
         return len(self._open) > self.limit
 
-    def adopt(self, path: str, flags: int) -> SystemFile:
-        """Open `path` with these flags for a new handle."""
-        with self._lock:
-            self._make_room(self.limit - 1)
-            fd = os.open(path, flags, 0o666)
-            try:
-                # A later reopening must neither create nor insist on creating.
-                file = SystemFile(path, flags & ~(os.O_CREAT | os.O_EXCL), fd, self)
-            except BaseException:
-                os.close(fd)
-                raise
-            self._open[file] = None
-            return file
+    def adopt(self, path: str, flags: int, *, scratch: bool = False) -> SystemFile:
+        """Open `path` with these flags for a new handle; a `scratch` one gives its descriptor back unsynced."""
+        return self.patiently(lambda: self._with_room(lambda: self._adopt(path, flags, scratch=scratch)))
 
     def reopen(self, file: SystemFile) -> int:
         """A descriptor for a pinned handle that has none; `ESTALE` if its name leads to another file by now."""
-        with self._lock:
-            if file._closed:
-                raise OSError(errno.EBADF, "this handle is closed", file.path)
-            if file._fd >= 0:
-                return file._fd
-            self._make_room(self.limit - 1)
-            fd = os.open(file.path, file._flags)
+        return self.patiently(lambda: self._with_room(lambda: self._reopen(file)))
+
+    def patiently(self, opening: Callable[[], T]) -> T:
+        """Call what opens a file; where no more may be opened now, give descriptors back and call it again.
+
+        The caller holds no lock of this disk. The shortage is raised if it lasts though this disk has none to give.
+        """
+        waits = 0
+        while True:
             try:
-                status = os.fstat(fd)
-                if (status.st_dev, status.st_ino, machine.generation(fd, status)) != file._identity:
-                    raise OSError(errno.ESTALE, "the name now belongs to another file", file.path)
-            except BaseException:
-                os.close(fd)
-                raise
-            self._open[file] = None
-            file._fd = fd
-            return fd
+                return opening()
+            except OSError as error:
+                if error.errno not in SHORTAGE or waits >= SHORTAGE_WAITS_MAX:
+                    raise
+            if not self._give_one_back():
+                waits += 1
+                threading.Event().wait(SHORTAGE_WAIT_SECONDS)
 
     def finish_closing(self, file: SystemFile) -> None:
         """Close the descriptor of a closed handle, unless a call still uses it: then that call's end does."""
@@ -203,7 +299,7 @@ class Descriptors:
     def trim(self) -> None:
         """Give back what is above the limit."""
         with self._lock:
-            self._make_room(self.limit)
+            self._evict_clean(self.limit)
 
     def release_idle(self) -> None:
         """Give back every descriptor that is clean and not in use."""
@@ -212,9 +308,13 @@ class Descriptors:
                 self._evict(file)
 
     def dirty_on(self, device: int) -> list[SystemFile]:
-        """The handles on one file system with unsynced writes."""
+        """The handles on one file system with unsynced writes, or with a sync for room that runs or failed."""
         with self._lock:
-            return [file for file in self._open if file._dirty and file.device == device]
+            return [
+                file
+                for file in self._open
+                if file.device == device and (file._dirty or file._cleaning is not None or file._failed is not None)
+            ]
 
     def close(self) -> None:
         """Close every handle; one in use gives its descriptor back when that call ends."""
@@ -233,7 +333,64 @@ class Descriptors:
             if fd >= 0:
                 os.close(fd)
 
-    def _make_room(self, target: int) -> None:
+    def _with_room(self, opening: Callable[[], T]) -> T:
+        """Call `opening` under the lock, with fewer than `limit` descriptors open. Syncs happen without the lock."""
+        cleanings = 0
+        while True:
+            with self._lock:
+                self._evict_clean(self.limit - 1)
+                is_full = len(self._open) >= self.limit and cleanings < self.limit
+                clean = self._begin_cleaning() if is_full else None
+                if clean is None:
+                    return opening()
+            cleanings += 1
+            clean()
+
+    def _give_one_back(self) -> bool:
+        """Close one descriptor, or make one clean that can be closed next; false if there is none."""
+        with self._lock:
+            before = len(self._open)
+            self._evict_clean(before - 1)
+            if len(self._open) < before:
+                return True
+            clean = self._begin_cleaning()
+        if clean is not None:
+            clean()
+        return clean is not None
+
+    def _adopt(self, path: str, flags: int, *, scratch: bool) -> SystemFile:
+        fd = os.open(path, flags, 0o666)
+        try:
+            # A later reopening must neither create nor insist on creating.
+            file = SystemFile(path, flags & ~(os.O_CREAT | os.O_EXCL), fd, self, scratch=scratch)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._open[file] = None
+        return file
+
+    def _reopen(self, file: SystemFile) -> int:
+        if file._closed:
+            raise OSError(errno.EBADF, "this handle is closed", file.path)
+        if file._fd >= 0:
+            return file._fd
+        fd = os.open(file.path, file._flags)
+        try:
+            status = os.fstat(fd)
+            if (status.st_dev, status.st_ino, machine.generation(fd, status)) != file._identity:
+                raise OSError(errno.ESTALE, "the name now belongs to another file", file.path)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._open[file] = None
+        file._fd = fd
+        return fd
+
+    def _begin_cleaning(self) -> Callable[[], None] | None:
+        """The sync of a handle that can give its descriptor back afterwards; `None` if there is none."""
+        return next((clean for file in self._open if (clean := file._begin_cleaning()) is not None), None)
+
+    def _evict_clean(self, target: int) -> None:
         """Evict until `target` are open, looking at each handle twice at most: once used, once not."""
         looks = 2 * min(len(self._open), self.limit)
         while len(self._open) > target and looks > 0:

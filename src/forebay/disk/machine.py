@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import struct
 import sys
@@ -16,6 +17,7 @@ from forebay.errors import Unsupported
 
 if sys.platform != "win32":
     import fcntl
+    import resource
 
 _GET_GENERATION = 0x80087601
 """FS_IOC_GETVERSION: `_IOR('v', 1, long)` on the 64-bit machines we know; others answer ENOTTY."""
@@ -74,6 +76,12 @@ def generation(fd: int, status: os.stat_result) -> int:
     return 0
 
 
+def descriptors_allowed() -> int:
+    """How many files this process may have open at once."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
 def boot() -> str:
     """Names this boot of the machine. Where the system does not say, a new name each time, so that none is trusted."""
     if sys.platform == "darwin":
@@ -96,7 +104,10 @@ def mount(path: str) -> str:
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
             number = mount_id(file.read(), os.path.realpath(path))
-    except OSError:
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            # Else a shortage of descriptors would give the mount another name.
+            raise
         number = None
     return f"{device}" if number is None else f"{device}.{number}"
 

@@ -51,8 +51,11 @@ class Disk(Protocol):
     def create(self, path: str) -> File:
         """A new, empty file open for reading and writing; `FileExistsError` if the name is taken."""
 
-    def open(self, path: str, *, writable: bool = False) -> File:
-        """An existing file; `FileNotFoundError` if there is none."""
+    def open(self, path: str, *, writable: bool = False, scratch: bool = False) -> File:
+        """An existing file; `FileNotFoundError` if there is none.
+
+        What is written to a `scratch` file is never synced: losing it, or an error of writing it out, loses no fact.
+        """
 
     def rename(self, source: str, target: str) -> None:
         """Atomically give `source` the name `target`, replacing what had it."""

@@ -28,12 +28,13 @@ if sys.platform != "win32":
 class SystemDisk:
     """A `Disk` on the machine's file systems; safe for threads.
 
-    At most `descriptors_max` files stay open, apart from those with unsynced writes.
+    At most `descriptors_max` files stay open, and no more than half of what the process may open. Where the process
+    or the machine may open no more for now, a call gives descriptors back, waits and tries again.
     """
 
     def __init__(self, descriptors_max: int = DESCRIPTORS_MAX) -> None:
         machine.refuse_windows()
-        self._descriptors = Descriptors(max(1, descriptors_max))
+        self._descriptors = Descriptors(max(1, min(descriptors_max, machine.descriptors_allowed() // 2)))
         self._locks: dict[int, SystemLock] = {}
         self._filesystems: dict[int, int] = {}
         self._boot = machine.boot()
@@ -47,9 +48,9 @@ class SystemDisk:
     def create(self, path: str) -> SystemFile:
         return self._writable(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
 
-    def open(self, path: str, *, writable: bool = False) -> SystemFile:
+    def open(self, path: str, *, writable: bool = False, scratch: bool = False) -> SystemFile:
         if writable:
-            return self._writable(path, os.O_RDWR | os.O_CLOEXEC)
+            return self._writable(path, os.O_RDWR | os.O_CLOEXEC, scratch=scratch)
         self._refuse_if_ended(path)
         return self._descriptors.adopt(path, os.O_RDONLY | os.O_CLOEXEC)
 
@@ -73,7 +74,7 @@ class SystemDisk:
         os.rmdir(path)
 
     def list_directory(self, path: str) -> list[str]:
-        return sorted(os.listdir(path))
+        return sorted(self._descriptors.patiently(lambda: os.listdir(path)))
 
     def exists(self, path: str) -> bool:
         # Not os.path.exists: that one takes every error for "no".
@@ -84,7 +85,7 @@ class SystemDisk:
         return True
 
     def sync_directory(self, path: str) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = self._descriptors.patiently(lambda: os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         try:
             machine.flush_directory(fd)
         finally:
@@ -100,6 +101,8 @@ class SystemDisk:
             if not machine.flush_filesystem(self._filesystem(path, device)):
                 for file in dirty:
                     file.sync()
+            for file in dirty:
+                file.refuse_if_failed()
             synced = True
         finally:
             for file in dirty:
@@ -109,9 +112,8 @@ class SystemDisk:
     def lock(self, path: str) -> SystemLock | None:
         self._refuse_if_ended(path)
         while True:
-            with _fork_gate:
-                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-                lock = SystemLock(fd, self._locks)
+            lock = self._descriptors.patiently(lambda: self._lock_file(path))
+            fd = lock.fd
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if _still_named(fd, path):
@@ -126,6 +128,9 @@ class SystemDisk:
 
     def is_locked(self, path: str) -> bool:
         self._refuse_if_ended(path)
+        return self._descriptors.patiently(lambda: self._is_locked(path))
+
+    def _is_locked(self, path: str) -> bool:
         # Held by every fork too: a child must not inherit the shared lock, nor the descriptor.
         with _fork_gate:
             try:
@@ -148,7 +153,7 @@ class SystemDisk:
         return status.f_bavail * status.f_frsize
 
     def identity(self, path: str) -> str:
-        return f"{self._boot}:{machine.mount(path)}"
+        return f"{self._boot}:{self._descriptors.patiently(lambda: machine.mount(path))}"
 
     def release_idle(self) -> None:
         """Give back every descriptor that is clean and not in use; the handles stay good."""
@@ -176,9 +181,13 @@ class SystemDisk:
             self._locks.popitem()[1].close()
         self._close_filesystems()
 
-    def _writable(self, path: str, flags: int) -> SystemFile:
+    def _lock_file(self, path: str) -> SystemLock:
+        with _fork_gate:
+            return SystemLock(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), self._locks)
+
+    def _writable(self, path: str, flags: int, *, scratch: bool = False) -> SystemFile:
         self._refuse_if_ended(path)
-        file = self._descriptors.adopt(path, flags)
+        file = self._descriptors.adopt(path, flags, scratch=scratch)
         if file.device not in self._filesystems:
             # Opened before the first write, because the system reports to a descriptor only later failures.
             self._filesystem(os.path.dirname(path) or ".", file.device)
@@ -187,7 +196,7 @@ class SystemDisk:
     def _filesystem(self, path: str, device: int) -> int:
         fd = self._filesystems.get(device)
         if fd is None:
-            opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            opened = self._descriptors.patiently(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
             fd = self._filesystems.setdefault(device, opened)
             if fd != opened:
                 os.close(opened)
@@ -206,19 +215,19 @@ class SystemLock:
     """A lock by `flock`, held by one descriptor."""
 
     def __init__(self, fd: int, registry: dict[int, SystemLock]) -> None:
-        self._fd = fd
+        self.fd = fd
         self._registry = registry
         registry[fd] = self
 
     def release(self) -> None:
-        if self._fd >= 0:
+        if self.fd >= 0:
             # Unlocked by word and not only by closing: a forked child may still share the descriptor.
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            fcntl.flock(self.fd, fcntl.LOCK_UN)
             self.close()
 
     def close(self) -> None:
         """Give the descriptor back without unlocking what a parent process may share."""
-        fd, self._fd = self._fd, -1
+        fd, self.fd = self.fd, -1
         if fd >= 0:
             self._registry.pop(fd, None)
             os.close(fd)

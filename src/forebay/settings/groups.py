@@ -372,7 +372,12 @@ class RuntimeSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     group: ClassVar[str] = "runtime"
 
     descriptors_max: Annotated[
-        int, within(8, 1_000_000, "File descriptors kept open for log files; others are opened again when used.")
+        int,
+        within(
+            8,
+            1_000_000,
+            "File descriptors kept open for log files, at most half of `ulimit -n`; others reopen when used.",
+        ),
     ] = 128
     maintenance_interval_ms: Annotated[
         int, within(1, 60_000, "How often the maintenance thread looks for work that time asks for.")

@@ -136,7 +136,7 @@ class SimulatedDisk:
     def create(self, path: str) -> SimulatedFile:
         return self.perform("create", path, lambda: self._create(path))
 
-    def open(self, path: str, *, writable: bool = False) -> SimulatedFile:
+    def open(self, path: str, *, writable: bool = False, scratch: bool = False) -> SimulatedFile:
         return self.perform(
             "open", path, lambda: SimulatedFile(self, path, self.volume.find_file(path), writable=writable)
         )

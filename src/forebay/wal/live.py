@@ -58,6 +58,8 @@ class LiveFile:
             if not self._failed:
                 logger.warning("%s cannot be written (%s): other processes do not see new records", self._path, error)
             self._failed = True
+            # Its name may lead elsewhere by now: the next publishing opens it again.
+            self.close()
 
     def close(self) -> None:
         """Give the descriptor back."""
@@ -72,9 +74,10 @@ class LiveFile:
 
     def _open(self) -> File:
         try:
-            return self._disk.open(self._path, writable=True)
+            return self._disk.open(self._path, writable=True, scratch=True)
         except FileNotFoundError:
-            return self._disk.create(self._path)
+            self._disk.create(self._path).close()
+            return self._disk.open(self._path, writable=True, scratch=True)
 
 
 def read_live(disk: Disk, directory: str) -> Live | None:

@@ -125,9 +125,7 @@ class Upkeep:
                 return None
             wal.dirty_since = None
             target = wal.writer.sync_begin()
-            if target is None:
-                wal.live.close()
-            else:
+            if target is not None:
                 wal.writer.background = BackgroundSync(target)
             return target
 
@@ -141,8 +139,6 @@ class Upkeep:
                 wal.writer.sync_end(target)
                 if not wal.closed:
                     wal.tell()
-                # Never synced, so its descriptor counts as one that must stay open: it is taken again when needed.
-                wal.live.close()
         finally:
             wal.sync_ended()
 

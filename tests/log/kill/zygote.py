@@ -97,8 +97,8 @@ class FatalDisk(SystemDisk):
     def create(self, path: str) -> FatalFile:  # type: ignore[override]
         return FatalFile(super().create(path), self)
 
-    def open(self, path: str, *, writable: bool = False) -> FatalFile:  # type: ignore[override]
-        return FatalFile(super().open(path, writable=writable), self)
+    def open(self, path: str, *, writable: bool = False, scratch: bool = False) -> FatalFile:  # type: ignore[override]
+        return FatalFile(super().open(path, writable=writable, scratch=scratch), self)
 
     def rename(self, source: str, target: str) -> None:
         self.reach("rename", source)
