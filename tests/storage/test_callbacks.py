@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import forebay
-from forebay import Ack, ForebayError, Indeterminate, Storage, Topic, Unavailable
+from forebay import Ack, Fenced, ForebayError, Full, Indeterminate, Storage, Topic, Unavailable
+from forebay.catalog import read_state
 from forebay.engines.background import Background
+from forebay.format.control import Floor
+from forebay.format.value import encode_value
+from forebay.metadata import Put
+from forebay.records import Reason
 from forebay.shard import SegmentShard
 from forebay.wal.hearing import is_inside
+from forebay.wal.removing import Removals
+from forebay.wal.turns import is_held
 from tests.storage.rig import PATIENCE, QUICK, WatchedDisk, quick, until, values, wal_of
+from tests.storage.test_workers import shared
 
 CLASSES = ("memory", "disk", "fsync")
 
@@ -204,3 +214,149 @@ def test_upkeep_calls_back_when_its_round_is_over(tmp_path: Path) -> None:
 
         until(lambda: heard)
         assert heard == [False]
+
+
+def _full(log: Storage, engine: str) -> Topic:
+    """A topic that takes two records and no more; one of them is in, by producer 1."""
+    durability = {"segment": "memory", "rocksdb": "disk"}[engine]
+    topic = log.create_topic("t", durability=durability, engine=engine, cap_records=2, on_full="reject_new")
+    assert topic.append(b"first", producer=1, sequence=0) == 0
+    # As if the thread that commits had not come to it yet.
+    topic._commit_soon = lambda _: None
+    return topic
+
+
+@pytest.mark.parametrize("engine", ["segment", "rocksdb"])
+def test_a_callback_may_append_where_an_append_at_a_cap_writes_what_waits(tmp_path: Path, engine: str) -> None:
+    """To recognise a repeat it writes the queue: it did so under the lock of the caps, which the callback took."""
+    heard: list[object] = []
+
+    def work(topic: Topic) -> None:
+        try:
+            heard.append(_in_another_thread(lambda: topic.append(b"inside")))
+        except Full as error:
+            heard.append(error)
+
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        topic = _full(log, engine)
+        if engine == "segment":
+            # Of class memory a callback would be called at once: queued, by an append that is not in the queue alone.
+            ack = Ack(0)
+            topic._appender.one_soon(0, topic._entry(b"second", None, None, None, None, None, ack.ticket))
+        else:
+            ack = topic.append_nowait(b"second")
+        ack.add_callback(lambda _: work(topic))
+        repeated: list[int] = []
+        thread = threading.Thread(
+            target=lambda: repeated.append(topic.append(b"first", producer=1, sequence=0)), daemon=True
+        )
+        thread.start()
+
+        until(lambda: heard and repeated)
+        assert repeated == [0]
+        assert isinstance(heard[0], Full)
+
+
+def _overtake(log: Storage, shard: SegmentShard) -> None:
+    """From now on the recorded state names another owner."""
+    key = shard.archive.catalog.keys.state
+    stored = read_state(log._parts.metadata, key)
+    assert stored is not None
+    state = msgspec.structs.replace(stored.state, epoch=stored.state.epoch + 1, holder="elsewhere")
+    log._parts.metadata.transaction([], [Put(key, encode_value(state))])
+
+
+def _locks(topic: Topic) -> dict[str, Callable[[], bool]]:
+    """Every lock of a shard on the segment engine, by name: whether it is taken."""
+    shard = topic._shard(0)
+    assert isinstance(shard, SegmentShard)
+    return {
+        "committing": lambda: is_held(shard.wal.committing),
+        "queue": lambda: is_held(shard.wal.staging.lock),
+        "counting": shard._evicting._counting.locked,
+        "changing": lambda: is_held(shard.deletes._changing),
+        "working": shard.archive._working.locked,
+    }
+
+
+@pytest.mark.parametrize("act", ["delete", "delete_before", "evict", "export", "retain"])
+def test_no_lock_of_the_shard_is_held_while_the_callbacks_of_a_lost_shard_run(tmp_path: Path, act: str) -> None:
+    """Another owner is found in the middle of some work: what waits is refused, and the callbacks hear of it."""
+    settings = shared(tmp_path)
+    with Storage.open(tmp_path / "log", settings) as log:
+        topic = log.create_topic("t", cap_records=4)
+        for _ in range(3):
+            topic.append(b"v")
+            topic.rotate()
+        shard = topic._shard(0)
+        assert isinstance(shard, SegmentShard)
+        if act != "export":
+            log.export_topic("t")
+        heard: list[dict[str, bool]] = []
+        locks = _locks(topic)
+        topic._commit_soon = lambda _: None
+        assert log._parts.archiving is not None and log._parts.maintenance is not None
+        log._parts.archiving.forget(shard.ref.id)
+        log._parts.maintenance.forget(shard.ref.id)
+        for _ in range(3):
+            ack = topic.append_nowait(b"waits")
+            ack.add_callback(lambda _: heard.append({name: taken() for name, taken in locks.items()}))
+        shard.wal.writer.removals.add(Removals(floor=Floor(1, 0, Reason.CAP)))  # for the work of "retain"
+        shard.upkeep.seal_rotated()
+        _overtake(log, shard)
+        works: dict[str, Callable[[], object]] = {
+            "delete": lambda: shard.deletes.delete_range(1, 2),
+            "delete_before": lambda: shard.deletes.delete_before(2),
+            "evict": lambda: shard.deletes.evict_below(2, Reason.CAP),
+            "export": shard.archive.catch_up,
+            "retain": shard.archive.retain,
+        }
+
+        with pytest.raises(Fenced):
+            works[act]()
+
+        assert heard == [dict.fromkeys(locks, False)] * 3
+        log._parts.maintenance.watch(shard)
+
+
+@pytest.mark.parametrize("engine", ["memory", "segment", "rocksdb"])
+def test_a_waker_that_raises_fails_no_append_and_the_others_are_called(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, engine: str
+) -> None:
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        topic = log.create_topic("t", engine=engine, durability="ephemeral" if engine == "memory" else None)
+        called: list[bool] = []
+        leave = [topic.on_published(lambda: 1 / 0), topic.on_published(lambda: called.append(True))]  # type: ignore[arg-type]
+
+        assert topic.append(b"v") == 0
+        assert topic.append_many([b"v", b"v"]) == range(1, 3)
+
+        assert len(called) == 2
+        assert "could not be woken" in caplog.text
+        for end in leave:
+            end()
+        assert topic.append(b"v") == 3
+        assert len(called) == 2
+
+
+@pytest.mark.parametrize("engine", ["memory", "segment", "rocksdb"])
+def test_a_waker_may_use_the_log(tmp_path: Path, engine: str) -> None:
+    """It ran under the log's lock: an append of another topic by it could wait for a thread that waited for it."""
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        durability = "ephemeral" if engine == "memory" else None
+        topic = log.create_topic("t", engine=engine, durability=durability)
+        seen: list[int] = []
+        once: list[Callable[[], None]] = []
+
+        def wake() -> None:
+            once.pop()()
+            seen.append(_in_another_thread(lambda: topic.append(b"inside")))
+
+        once.append(topic.on_published(wake))
+        assert topic.append(b"v") == 0
+        assert seen == [1]
+
+
+def _in_another_thread(work: Callable[[], int]) -> int:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result(PATIENCE)

@@ -30,7 +30,7 @@ from forebay.shard import RecoveryDecision, ShardRef, Source
 from forebay.shard.deletion import DeleteBefore, DeleteKey, DeleteRange, Deletion
 from forebay.shard.membership import Membership
 from forebay.topics import Durability, TopicSpec, shard_id
-from forebay.wal.hearing import is_inside
+from forebay.wal.hearing import is_inside, wake_all
 from forebay.wal.staging import INSIDE, Entry, Producing, Ticket
 from forebay.wal.window import ProducerWindow
 
@@ -102,8 +102,7 @@ class MemoryShard:
             self._lose(error)
             raise
         ticket.finish()
-        for waker in tuple(self.wakers):
-            waker()
+        wake_all(self.wakers, self.ref)
         return ticket
 
     def _append(self, columns: ColumnBytes, producing: Producing | None) -> int:
@@ -319,8 +318,7 @@ class MemoryShard:
             self._closed = reason
             self._held = HeldRecords(self._held.next)
             self._published.notify_all()
-        for waker in tuple(self.wakers):
-            waker()
+        wake_all(self.wakers, self.ref)
 
     def abandon(self, reason: str) -> None:
         """As `end`, in a forked child, where whoever held the lock does not exist."""

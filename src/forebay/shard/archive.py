@@ -33,6 +33,7 @@ from forebay.shard.surroundings import ShardRef, Surroundings
 from forebay.shard.tiers import PAGE_BYTES
 from forebay.tabled import Tabled
 from forebay.wal.files import SealedFile
+from forebay.wal.hearing import deferred
 from forebay.wal.log import Wal
 from forebay.wal.retention import drop_file, expired
 
@@ -89,7 +90,7 @@ class Archive:
         self._dropped = 0
         """What lies wholly below has been let go of."""
         self._working = threading.Lock()
-        """One at a time: the thread in the background, or whoever asks for it now."""
+        """One at a time: the thread in the background, or whoever asks for it now. Callbacks wait for its release."""
         self.exported_at = clock.monotonic() - settings.export.interval_s
         """When the last pass was over; the first is due at once."""
         self._local_left = self._store is not None and frontier > 0
@@ -148,7 +149,7 @@ class Archive:
 
         With `accept_damage` a file that names damaged ranges goes too.
         """
-        with self._working:
+        with deferred(), self._working:
             if self._local_left:
                 # Written in mode local: others can rely on it only once it is in the store.
                 self._noting(self._publish_before)
@@ -179,13 +180,13 @@ class Archive:
 
     def publish_local(self, on_file: Callable[[Lag], None] | None = None) -> None:
         """Put a copy of everything that is catalogued where it lies into the store, and name that copy instead."""
-        with self._working:
+        with deferred(), self._working:
             while self._publish_one(on_file):
                 pass
 
     def close_gap(self, gap: Gap) -> None:
         """Make a hole at the end of history known, where no file will name it."""
-        with self._working:
+        with deferred(), self._working:
             self._noting(lambda: self._exporter.export_gap(gap))
 
     def note_end(self, end: int) -> None:
@@ -207,7 +208,7 @@ class Archive:
         floor = min(self._floor(), self.exported)
         if floor <= self._dropped:
             return 0
-        with self._working:
+        with deferred(), self._working:
             self._noting(lambda: RecordedRemovals(self.catalog).drop_below(self.origin.epoch, floor))
             pieces = self.catalog.pieces()
             kept = min(pieces[0].descriptor.start if pieces else floor, floor)
@@ -222,7 +223,7 @@ class Archive:
 
     def _drop_copies(self, store: BlobStore) -> int:
         retention = self._settings.retention
-        with self._working:
+        with deferred(), self._working:
             chosen = expired(
                 self._wal.files.all,
                 self.exported,
@@ -243,7 +244,7 @@ class Archive:
         generation = self.catalog.frontier().cur.generation if files else 0
         if generation == self._looked_through:
             return 0
-        with self._working:
+        with deferred(), self._working:
             pieces = self.catalog.descriptors()
             # Else it could be an older one that names the files.
             self._look_anew()
@@ -273,7 +274,7 @@ class Archive:
 
     def sweep(self) -> list[str]:
         """Remove objects of this shard that nobody needs, after their grace; their keys."""
-        with self._working:
+        with deferred(), self._working:
             grace_s = self._settings.export.orphan_grace_s
             handoff = self._places.store if self._store is None else None
             return self._exporter.sweep(grace_s, self._wal.files, self._places.loads, is_private, handoff)

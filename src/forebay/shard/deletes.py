@@ -20,6 +20,7 @@ from forebay.format.offsets import WINDOW, OffsetSet
 from forebay.records import OFFSET_MAX, Reason
 from forebay.shard.extents import Extents
 from forebay.shard.visible import NOTHING, Ended, Visible
+from forebay.wal.hearing import deferred
 from forebay.wal.log import Wal
 from forebay.wal.removing import Removals, write_removals
 
@@ -51,7 +52,10 @@ class Deletes:
         self._reach = 0
         """History may end here, though nobody has said so yet."""
         self._changing = threading.RLock()
-        """Held from looking where history ends to having written what follows from it."""
+        """Held from looking where history ends to having written what follows from it.
+
+        Callbacks of appends that end meanwhile (another owner was found) are deferred until it is released.
+        """
         deleted, removals = wal.writer.removals.deletes, wal.writer.removals
         if past is not None:
             # What the log says of history is recorded already: it was, before it became history.
@@ -81,7 +85,7 @@ class Deletes:
     def delete_range(self, start: int, stop: int) -> int:
         """End the published records of `[start, stop)`; how many were live. Durable as the class asks on return."""
         head = self._begin()
-        with self._changing:
+        with deferred(), self._changing:
             return self._delete(self.live(start, min(stop, head)))
 
     def delete(self, offsets: OffsetSet) -> int:
@@ -90,14 +94,14 @@ class Deletes:
         if not windows:
             return 0
         head = self._begin()
-        with self._changing:
+        with deferred(), self._changing:
             # Both hold few windows where the other does not matter: take away what is not live.
             return self._delete(offsets - (offsets - self.live(min(offsets), min(windows[-1] + WINDOW, head))))
 
     def delete_before(self, offset: int) -> int:
         """Move `earliest` to `offset`, or to the head; how many live records that ended."""
         offset = min(offset, self._begin())
-        with self._changing:
+        with deferred(), self._changing:
             if offset <= self.floor.earliest:
                 return 0
             ended = len(self.live(0, offset))
@@ -106,12 +110,12 @@ class Deletes:
 
     def evict_below(self, offset: int, reason: Reason) -> None:
         """Move both floors to `offset`, for `reason`."""
-        with self._changing:
+        with deferred(), self._changing:
             self.move(Floor(max(offset, self.floor.earliest), max(offset, self.floor.evict_floor), reason))
 
     def move(self, floor: Floor) -> None:
         """Move the floors; on return it is durable and in effect."""
-        with self._changing:
+        with deferred(), self._changing:
             if self._past is not None and self.floor.earliest < self._reached():
                 self._record(OffsetSet(), floor)
                 self._wal.writer.removals.add(Removals(floor=floor))
@@ -122,7 +126,7 @@ class Deletes:
     @contextlib.contextmanager
     def publishing(self, end: int) -> Iterator[None]:
         """Inside, history may be extended up to `end`: what ended below it is recorded, and nothing more can end."""
-        with self._changing:
+        with deferred(), self._changing:
             self._reach = max(self._reach, end)
             removals = self._wal.writer.removals
             if removals.is_some:

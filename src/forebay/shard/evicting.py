@@ -24,6 +24,7 @@ from forebay.records import Gap
 from forebay.sealed import SealedSegment
 from forebay.shard.deletes import Deletes
 from forebay.wal.files import FileList, SealedFile
+from forebay.wal.hearing import deferred
 from forebay.wal.log import Wal
 from forebay.wal.staging import Entry, Producing, Ticket
 
@@ -147,7 +148,7 @@ class Evicting:
         if limits.cap_records is None and limits.cap_bytes is None and limits.ttl_ms is None:
             return Evicted(self._deletes.floor.evict_floor)
         self._wal.bring_up()
-        with self._counting:
+        with deferred(), self._counting:
             holding = self._holding(live=limits.ttl_ms is not None, sizes=limits.cap_bytes is not None)
             at, evicted = plan(limits, holding, lambda: self._stretches(holding.earliest, holding.head), now_ms)
             if evicted.reason is not None:
@@ -173,14 +174,15 @@ class Evicting:
 
     def stage_one(self, entry: Entry, size: int) -> Ticket:
         """As the log does, unless there is no room: `Full` then."""
-        with self._counting:
+        # To recognise a repeat it writes what waits: callbacks of that run when the lock is given back.
+        with deferred(), self._counting:
             self._check_room(1, size, entry.producing)
             return self._noted(self._wal.stage_one(entry, size), 1, size)
 
     def stage_many(self, columns: ColumnBytes, producing: Producing | None, ticket: Ticket) -> Ticket:
         """As the log does, unless there is no room: `Full` then."""
         size = int(batch_of(columns, base=0, epoch=0, appended_at=0).sizes().sum())
-        with self._counting:
+        with deferred(), self._counting:
             self._check_room(columns.count, size, producing)
             return self._noted(self._wal.stage_many(columns, producing, ticket), columns.count, size)
 

@@ -68,7 +68,7 @@ class Archiving:
 
     def alone_with(self, shard: SegmentShard, work: Callable[[SegmentShard], T]) -> T:
         """Work on a shard now, while nothing else does; `Unavailable` if it is to be left alone."""
-        with self._stepping:
+        with deferred(), self._stepping:
             if not self._attend(shard):
                 raise Unavailable(f"{shard.ref} is being given up here: try again where it is then")
             try:

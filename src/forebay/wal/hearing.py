@@ -90,8 +90,20 @@ def _emptied(due: deque[Settled]) -> None:
             continue  # another thread was quicker
 
 
+class Waking:
+    """The wakers of one shard, to be called in turn with the callbacks of appends: when no lock is held."""
+
+    def __init__(self, wakers: Iterable[Callable[[], None]], name: object) -> None:
+        self._wakers = wakers
+        self._name = name
+
+    def call_back(self) -> None:
+        """See `Settled`."""
+        wake_all(self._wakers, self._name)
+
+
 def wake_all(wakers: Iterable[Callable[[], None]], name: object) -> None:
-    """Wake readers, under whatever lock is held: wakers only wake."""
+    """Call each waker; what one raises is logged, and fails neither the append nor the others. No lock is held."""
     for waker in tuple(wakers):
         try:
             waker()

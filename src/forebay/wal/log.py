@@ -21,6 +21,7 @@ from forebay.wal.active import ActiveFile
 from forebay.wal.counters import Counters
 from forebay.wal.files import FileList
 from forebay.wal.healing import rebuild
+from forebay.wal.hearing import Waking
 from forebay.wal.live import LiveFile
 from forebay.wal.published import PublishedLog
 from forebay.wal.refusals import Refusals, check_space, fenced, refusals
@@ -63,6 +64,7 @@ class Wal(PublishedLog, CommitQueue):
         self.idle_since = writer.clock.monotonic()
         self.still_owner = still_owner
         self.trouble: BaseException | None = None
+        self._waking = Waking(self.wakers, writer.place)
         self._space_checked = float("-inf")
 
     # Appending
@@ -200,6 +202,7 @@ class Wal(PublishedLog, CommitQueue):
             self.tell()
             self.note_dirty()
         self.wake()
+        self.call_back()
 
     def fence(self, reason: str) -> None:
         """Another owner has the shard: stop for ever. What is queued fails, and so does every later append."""
@@ -294,6 +297,12 @@ class Wal(PublishedLog, CommitQueue):
         self.call_back()
 
     # Reading
+
+    def wake(self) -> None:
+        """Wake the threads that wait for more; the wakers are due at the next `call_back`, without a lock."""
+        super().wake()
+        if self.wakers:
+            self.staging.due.append(self._waking)
 
     def bring_up(self) -> None:
         """Of class memory an append is acknowledged in the queue: it is written before it is asked for."""

@@ -13,7 +13,6 @@ from forebay.errors import Closed
 from forebay.pages import Page
 from forebay.wal.cache import CachedFrame, TailCache, batches_in
 from forebay.wal.files import FileList
-from forebay.wal.hearing import wake_all
 from forebay.wal.live import LiveFile
 from forebay.wal.writer import Writer
 
@@ -31,7 +30,7 @@ class PublishedLog:
         self.head = writer.end
         """Readers see everything below."""
         self.wakers: set[Callable[[], None]] = set()
-        """Called after each publication, by the thread that published; they only wake."""
+        """Called after each publication, when no lock is held, by the thread that published."""
         self.closed = False
         self.published = Condition()
         """Notified when `head` has moved, or something else that is waited for has come."""
@@ -94,13 +93,11 @@ class PublishedLog:
             self.live.publish(self.writer.active, self.writer)
 
     def wake(self) -> None:
-        """Wake everybody who waits for more."""
-        # Who waits says so before it looks at `head`, which has moved by now: nobody is missed.
+        """Wake the threads that wait for more in `wait`."""
+        # A waiting thread says so before it looks at `head`, which has moved by now: none is missed.
         if self._waiting:
             with self.published:
                 self.published.notify_all()
-        if self.wakers:
-            wake_all(self.wakers, self.writer.place)
 
     def check_open(self) -> None:
         """`Closed` if the log is."""

@@ -81,6 +81,7 @@ def write_removals(wal: Wal, removals: Removals) -> None:
         wal.tell()
         wal.note_dirty()
     wal.wake()
+    wal.call_back()
 
 
 def _write(wal: Wal, removals: Removals) -> None:

@@ -29,7 +29,7 @@ from forebay.settings import RetentionSettings, WalSettings
 from forebay.shard import RecoveryDecision, ShardRef
 from forebay.shard.deletion import DeleteBefore, DeleteKey, DeleteTag, Deletion
 from forebay.topics import Durability, TopicSpec
-from forebay.wal.hearing import wake_all
+from forebay.wal.hearing import Waking, deferred, wake_all
 from forebay.wal.refusals import check_space
 from forebay.wal.staging import Entry as Queued
 from forebay.wal.staging import Producing, Staging, Ticket
@@ -81,9 +81,9 @@ class RocksShard:
         self._limits = Limits.of(ref.spec, retention)
         self._place = ShardPlace(database.path, ref.spec.topic_id, ref.partition, epoch, str(ref))
         self._space_checked = float("-inf")
+        self._waking = Waking(self.wakers, ref)
         self._closed: str | None = None
-        self._changing = threading.RLock()
-        self._capping = threading.RLock()
+        self._changing, self._capping = threading.RLock(), threading.RLock()
         self._admitted = stance.counters.total
         """What all records count for, with those that wait."""
         self._published = Condition()
@@ -121,7 +121,8 @@ class RocksShard:
 
     def _stage_capped(self, stage: Callable[[], Ticket], count: int, size: int, producing: Producing | None) -> Ticket:
         """Queue an append to a topic that refuses new records at its caps; a repeat needs no room."""
-        with self._capping:
+        # To recognise a repeat it writes what waits: callbacks of that run when the lock is given back.
+        with deferred(), self._capping:
             counters, staging = self.stance.counters, self._commits.staging
             if staging.next == counters.next:
                 self._admitted = counters.total
@@ -187,7 +188,9 @@ class RocksShard:
             self._published.notify_all()
         if not synced:
             self._on_dirty()
-        wake_all(self.wakers, self.ref)
+        if self.wakers:
+            # Called by `Commits.call_back`, when no lock is held.
+            self._commits.staging.due.append(self._waking)
 
     def _change(self, make: Making) -> None:
         """Write what `make` puts into a batch, beside the appends."""
@@ -285,7 +288,7 @@ class RocksShard:
         """See `LookedUpShard`."""
         # Before the lock: a delete that waits for another reaches nothing that is appended meanwhile.
         head = self.stance.counters.next
-        with self._changing:
+        with deferred(), self._changing:
             self._check_writable()
             earliest, keys = self.stance.counters.earliest, self._shelf.keys
             if isinstance(what, DeleteBefore):
@@ -299,7 +302,7 @@ class RocksShard:
 
     def evict(self, now_ms: int) -> Evicted:
         """See `LookedUpShard`."""
-        with self._changing:
+        with deferred(), self._changing:
             self._check_writable()
             stance = self.stance
             counters = stance.counters
@@ -316,7 +319,7 @@ class RocksShard:
 
     def adopt(self, spec: TopicSpec) -> None:
         """See `LookedUpShard`."""
-        with self._changing, self._capping:
+        with deferred(), self._changing, self._capping:
             self.ref, self._limits = ShardRef(spec, self.ref.partition), Limits.of(spec, self._retention)
 
     # Ending
@@ -342,7 +345,7 @@ class RocksShard:
         if self._closed is not None:
             return
         self.commit()
-        with self._changing, self._commits.committing:
+        with deferred(), self._changing, self._commits.committing:
             self._commits.staging.refuse(Closed(f"{self.ref} {reason}"))
             self._closed = reason
             if clean and self.failure is None and self._bounds.epoch == self.epoch and not self._bounds.clean:
