@@ -84,14 +84,14 @@ def test_an_empty_topic_moves(house: House) -> None:
     assert house.shown("b", "new")["shards"][0]["offsets"]["next"] == 1
 
 
-def test_the_process_that_has_the_target_open_goes_on_at_its_next_use(house: House) -> None:
+def test_the_process_that_has_the_target_open_goes_on_at_its_next_append(house: House) -> None:
     words = ("topic", "move", TOPIC, "--to", str(house.root / "b"))
     with house.open("b") as there:
         moved = house.ok("a", *words)
-        assert "goes on at its next use" in moved.out and house.shown("a")["shards"][0]["target"] == _id(house, "b")
+        assert "goes on at its next append" in moved.out and house.shown("a")["shards"][0]["target"] == _id(house, "b")
 
         assert there.topic(TOPIC).append(b"22", partition=0) == 22
-        assert there.topic(TOPIC).offsets(1).next == 0
+        there.topic(TOPIC).acquire(1)
         again = house.ok("a", *words, "--json").items[0]
 
         assert again["taken"] is True and again["left"] == []

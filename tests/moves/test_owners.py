@@ -47,7 +47,7 @@ def taken_over(log: Storage) -> Topic:
 
     def is_ours() -> bool:
         with contextlib.suppress(Unavailable):
-            log.topic(TOPIC).offsets()
+            log.topic(TOPIC).acquire()
             return True
         return False
 

@@ -97,6 +97,9 @@ def test_files_of_the_old_owner_go_only_when_the_next_has_its_epoch(land: Land) 
         topic = b.topic(TOPIC)
         assert topic.offsets().next == 22
         clear_up(a)
+        assert land.files("A") != [], "a look gives nobody an epoch"
+        topic.acquire()
+        clear_up(a)
 
         assert land.files("A") == []
         assert list((land.root / "A" / "shards").iterdir()) == []

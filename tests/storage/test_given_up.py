@@ -92,5 +92,7 @@ def test_a_reader_goes_on_in_the_shard_that_was_lost_and_taken_again(tmp_path: P
         assert values(follower) == [b"1"]
         assert values(reader) == [b"0"]
         log.seal_topic("orders")
+        assert values(follower) == []
+        assert values(topic.read(0)) == [b"0", b"1"]
         with pytest.raises(Moved):
-            next(follower)
+            topic.append(b"2")

@@ -48,6 +48,7 @@ def test_a_directory_that_changes_to_another_mode_tells_how_far_its_log_went_bef
 
     with Storage.open(tmp_path / "B", _shared(tmp_path)) as b:
         topic = b.topic("orders")
+        topic.acquire()
         gap = topic.recovery().gap
 
         assert gap is not None and (gap.start, gap.stop) == (0, 2)

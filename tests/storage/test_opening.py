@@ -252,8 +252,8 @@ def test_a_topic_with_limits_that_cannot_be_opened_is_tried_again_if_that_may_he
             raise errors[ref.spec.topic]
         return whole(engine, ref)
 
-    whole = SegmentEngine.open_shard
-    monkeypatch.setattr(SegmentEngine, "open_shard", refuse)
+    whole = SegmentEngine.open_here
+    monkeypatch.setattr(SegmentEngine, "open_here", refuse)
     with Storage.open(tmp_path / "log", settings, clock=clock) as log:
         log._keeping.step()
         assert sorted(tried) == ["broken", "fine", "slow"]

@@ -39,10 +39,14 @@ class Nothing(Following[bytes]):
 
     def __init__(self, clock: ManualClock, look_seconds: float, poll_seconds: float | None) -> None:
         super().__init__([], [], lambda batch, partition: [], _nowhere)
-        self.poll_seconds = poll_seconds
+        self._poll_seconds = poll_seconds
         self.looks = 0
         self._clock = clock
         self._look_seconds = look_seconds
+
+    @property
+    def poll_seconds(self) -> float | None:
+        return self._poll_seconds
 
     def next_page(self) -> list[bytes]:
         self.looks += 1

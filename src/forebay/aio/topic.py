@@ -207,6 +207,10 @@ class AsyncTopic:
         """See `Topic.reader`."""
         return AsyncReader(self._topic.reader(name), self._workers)
 
+    async def acquire(self, partition: int | None = None) -> None:
+        """See `Topic.acquire`."""
+        await self._run(self._topic.acquire, partition)
+
     async def offsets(self, partition: int = 0) -> Offsets:
         """See `Topic.offsets`."""
         return await self._run(self._topic.offsets, partition)

@@ -87,10 +87,8 @@ class Destination:
         begun = clock.monotonic()
         states = log.seal_topic(name, target=self.id, on_file=on_file, accept_damage=accept_damage)
         if there is not None:
-            topic = there.topic(name)
-            for partition in range(len(states)):
-                # Asking opens it: from then on the next epoch is recorded, and it takes appends.
-                topic.offsets(partition)
+            # From then on the next epoch is recorded, and the topic takes appends there.
+            there.topic(name).acquire()
         seconds = clock.monotonic() - begun
         log.clear_moved()
         found = look_at(self.run)

@@ -55,7 +55,7 @@ def register(app: typer.Typer) -> None:
 def seal(run: Invocation, *, name: TopicArgument, accept_damage: AcceptDamage = False, as_json: AsJson = False) -> None:
     """End a topic here in order: all of it becomes history, and whoever opens it next goes on exactly there.
 
-    Repeat it if it was interrupted. The next use, here or elsewhere, opens the topic again; in mode local without
+    Repeat it if it was interrupted. The next append, here or elsewhere, opens the topic again; in mode local without
     storage.handoff_root only this directory can.
     """
     with run.writer() as log:
@@ -125,7 +125,7 @@ def move(
 
     Everything that can be known is checked before anything is sealed. May be interrupted at any moment: the same
     command again finishes it. Where the other directory is open in a process, that process goes on with the topic
-    at its next use; else it is opened here for a moment.
+    at its next append; else it is opened here for a moment.
     """
     from forebay.cli.destination import Destination, check_settings
 
@@ -169,7 +169,7 @@ def _say_move(item: dict[str, Any]) -> None:
         took = f" {item['seconds']:.3f} s after the seal began" if item["seconds"] is not None else ""
         say(f"{item['topic']} is open for appends in {there}{took}")
     else:
-        say(f"{item['topic']} is promised to {there}: the process that has it open goes on at its next use")
+        say(f"{item['topic']} is promised to {there}: the process that has it open goes on at its next append")
     for path in item["left"]:
         say(f"files are left in {path}")
 

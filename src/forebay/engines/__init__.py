@@ -12,6 +12,7 @@ from forebay.engines.seam import (
     StorageEngine,
 )
 from forebay.engines.segment import SegmentEngine
+from forebay.engines.unowned import UnownedShards
 
 __all__ = [
     "FollowingEngine",
@@ -26,4 +27,5 @@ __all__ = [
     "SegmentEngine",
     "ShardStatus",
     "StorageEngine",
+    "UnownedShards",
 ]

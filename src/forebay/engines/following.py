@@ -74,7 +74,7 @@ class _Files:
 class FollowedShard:
     """A shard that another process owns, or nobody."""
 
-    failure = "opened read-only"
+    failure: str | None = "opened read-only"
     epoch = 0
     poll_seconds: float | None = POLL_SECONDS
 
@@ -174,6 +174,7 @@ class FollowedShard:
         with self._lock:
             self._check_open()
             self._look()
+            self._check_known()
             floor = self._visible.ended.floor
             return self._past.beside(self.log.offsets())._replace(
                 earliest=floor.earliest, evict_floor=floor.evict_floor
@@ -213,8 +214,7 @@ class FollowedShard:
                 # It may have ended meanwhile, and be removed for that.
                 self._look(again=True)
                 page = look()
-            if (self._past.is_elsewhere or self.log.head == 0) and not self._is_known(self.ref):
-                raise UnknownTopic(f"{self.ref}: the topic was deleted by the process that owns the directory")
+            self._check_known()
             return page
 
     def _found(self, look: Callable[[], Page]) -> Page:
@@ -254,6 +254,11 @@ class FollowedShard:
     def _check_open(self) -> None:
         if self._closed is not None:
             raise Closed(f"{self.ref} {self._closed}")
+
+    def _check_known(self) -> None:
+        """`UnknownTopic` once the topic is deleted, where an empty log or another directory may mean that."""
+        if (self._past.is_elsewhere or self.log.head == 0) and not self._is_known(self.ref):
+            raise UnknownTopic(f"{self.ref}: the topic was deleted by another process")
 
     def _refusal(self) -> Unsupported:
         return Unsupported(f"{self.ref} is opened read-only: append in the process that owns the directory")

@@ -10,13 +10,14 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
+from forebay.catalog import read_state
 from forebay.clock import Clock
 from forebay.conditions import Condition
 from forebay.engines.holding import HeldRecords
-from forebay.engines.operations import LookupEngine, joined, tombstone
+from forebay.engines.operations import LookupEngine, joined, tombstone, wanted
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
 from forebay.engines.tenure import Tenure, Tenures
-from forebay.errors import Closed, Fenced, Full, Invalid, Unavailable
+from forebay.errors import Closed, Fenced, Full, Invalid, Moved, Unavailable
 from forebay.eviction import Evicted, Holding, Limits, plan
 from forebay.format.batch import Batch, ColumnBytes, batch_of, encode_row
 from forebay.format.control import WindowEntry
@@ -345,9 +346,23 @@ class MemoryEngine(LookupEngine[MemoryShard]):
         super().__init__(ProgressStore(metadata, settings.metadata.prefix))
         self._settings = settings
         self._clock = clock
+        self._metadata = metadata
+        self._membership = membership
         self._tenures = Tenures(metadata, settings, membership) if membership is not None else None
         self.on_lost: Callable[[ShardRef], None] = lambda ref: None
         """Hears of each shard that has ended because another owner has it, or its topic was deleted elsewhere."""
+
+    def is_unowned(self, ref: ShardRef) -> bool:
+        """See `ShardedEngine`; `Moved` if another directory has the shard: its records are in memory there."""
+        if ref.id in self._shards or self._membership is None:
+            return False
+        stored = read_state(self._metadata, wanted(ref, self._settings).key)
+        if stored is not None and stored.state.holder not in (None, self._membership.holder):
+            raise Moved(
+                f"{ref} lives in the memory of its owner, last in directory {stored.state.holder}: no other process "
+                "can read it; once that owner is gone, an append here takes it over"
+            )
+        return stored is None
 
     def remove_topic(self, topic_id: str, partitions: int) -> None:
         """On return what is open of a topic that another directory has deleted has ended."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS, LookedUpShard, NewRecord, OpenShard, ShardStatus
@@ -51,13 +52,24 @@ class ShardedEngine(Generic[S]):
 
     def open_shard(self, ref: ShardRef) -> S:
         """The shard, opened once."""
+        return self._once(ref, self._open)
+
+    def open_here(self, ref: ShardRef) -> S:
+        """As `open_shard`, for a caller who only looks: nothing that another directory holds is taken over."""
+        return self._once(ref, self._open)
+
+    def is_unowned(self, ref: ShardRef) -> bool:
+        """Whether a caller who only looks goes by what is recorded of the shard: opening it would acquire it."""
+        return False
+
+    def _once(self, ref: ShardRef, opening: Callable[[ShardRef], S]) -> S:
         shard = self._shards.get(ref.id)
         if shard is None:
             with self._lock:
                 self._check_open()
                 shard = self._shards.get(ref.id)
                 if shard is None:
-                    shard = self._shards[ref.id] = self._open(ref)
+                    shard = self._shards[ref.id] = opening(ref)
         return shard
 
     def has(self, ref: ShardRef, shard: OpenShard) -> bool:

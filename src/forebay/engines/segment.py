@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import TypeAlias
 
 from forebay.catalog import ShardCatalog, StoredState, read_state
 from forebay.clock import Clock
@@ -28,6 +29,8 @@ from forebay.wal.hearing import deferred
 from forebay.wal.survey import has_log, survey, tail_bytes
 
 logger = logging.getLogger(__name__)
+
+_Check: TypeAlias = Callable[[ShardRef, ShardState | None], None]
 
 
 class SegmentEngine(LookupEngine[SegmentShard]):
@@ -82,13 +85,27 @@ class SegmentEngine(LookupEngine[SegmentShard]):
         if not self._disk.exists(self.directory_of(ref)):
             return False
         stored = self._stored(ref)
-        return stored is not None and self._is_here(stored) and stored.state.phase is Phase.OPEN
+        return stored is not None and self._is_ours(stored.state) and stored.state.phase is Phase.OPEN
+
+    def is_unowned(self, ref: ShardRef) -> bool:
+        """See `ShardedEngine`. Files without a recorded state are opened: that refuses them by name."""
+        if ref.id in self._shards:
+            return False
+        stored = self._stored(ref)
+        if stored is None:
+            return not self._disk.exists(self.directory_of(ref))
+        return not self._is_ours(stored.state)
+
+    def open_here(self, ref: ShardRef) -> SegmentShard:
+        """See `ShardedEngine`; `Unavailable` if the shard has changed hands since `is_unowned` was asked."""
+        return self._once(ref, lambda ref: self._open(ref, self._refuse_others))
 
     def open_many(self, refs: Sequence[ShardRef], on_bytes: Callable[[int], None]) -> None:
         """Open shards of this directory, acquired in few transactions; `on_bytes` hears of the bytes walked.
 
-        What another directory has, and what is sealed, is left alone: only its use asks for it here. One that
-        cannot be opened does not keep the others closed; the first error is raised when all were tried.
+        What another directory has, what is sealed and what was never used is left alone: only an append or another
+        write asks for it here. One that cannot be opened does not keep the others closed; the first error is raised
+        when all were tried.
         """
         failed: list[ForebayError | OSError] = []
         with self._lock:
@@ -97,9 +114,9 @@ class SegmentEngine(LookupEngine[SegmentShard]):
             session = self._membership.session
             owner, is_alive = Owner(session.id, self._membership.holder), cache(self._metadata.session_alive)
             for ref in refs:
-                stored = None if ref.id in self._shards else self._stored(ref)
-                if ref.id in self._shards or not self._is_here(stored):
+                if ref.id in self._shards or self.is_unowned(ref):
                     continue
+                stored = self._stored(ref)
                 try:
                     self._make_directory(ref)
                     self._refuse_contradiction(ref, stored.state if stored is not None else None)
@@ -189,11 +206,11 @@ class SegmentEngine(LookupEngine[SegmentShard]):
             if stored.state.holder not in (None, self._membership.holder):
                 clear_away(self._disk, self.directory_of(ref), self.catalog(ref), self._settings.wal)
 
-    def _open(self, ref: ShardRef) -> SegmentShard:
+    def _open(self, ref: ShardRef, check: _Check | None = None) -> SegmentShard:
         self._refuse_given_up(ref)
         self._make_directory(ref)
         session = self._membership.session
-        before, epoch = self._acquire([ref], session)[0]
+        before, epoch = self._acquire([ref], session, check)[0]
         return self._recover(ref, before, epoch, session, None)
 
     def _refuse_given_up(self, ref: ShardRef) -> None:
@@ -209,8 +226,12 @@ class SegmentEngine(LookupEngine[SegmentShard]):
             )
         self.take_back(ref)
 
-    def _acquire(self, refs: Sequence[ShardRef], session: Session) -> list[Acquired]:
-        """Own these shards. Where offsets are reserved in the log alone, not those that lie in another directory."""
+    def _acquire(self, refs: Sequence[ShardRef], session: Session, check: _Check | None = None) -> list[Acquired]:
+        """Own these shards. Where offsets are reserved in the log alone, not those that lie in another directory.
+
+        `check` refuses a shard by the state before; by default one that contradicts the local files.
+        """
+        refuse = check or self._refuse_contradiction
         owner, is_shared = Owner(session.id, self._membership.holder), self._settings.is_shared
         shards = {wanted(ref, self._settings): ref for ref in refs}
         # Else the log alone knows how far its offsets went, whenever it comes back.
@@ -222,7 +243,7 @@ class SegmentEngine(LookupEngine[SegmentShard]):
             list(shards),
             owner,
             take_over=is_shared,
-            check=lambda shard, state: self._refuse_contradiction(shards[shard], state),
+            check=lambda shard, state: refuse(shards[shard], state),
             without_log=frozenset(missing),
         )
 
@@ -238,11 +259,14 @@ class SegmentEngine(LookupEngine[SegmentShard]):
     def _stored(self, ref: ShardRef) -> StoredState | None:
         return read_state(self._metadata, wanted(ref, self._settings).key)
 
-    def _is_here(self, stored: StoredState | None) -> bool:
-        """Whether a shard so recorded is this directory's, or nobody's yet."""
-        if stored is None:
-            return True
-        return stored.state.holder in (None, self._membership.holder) and stored.state.phase is not Phase.SEALED
+    def _is_ours(self, state: ShardState) -> bool:
+        """Whether a shard so recorded is this directory's: its log goes on here, if it goes on."""
+        return state.holder == self._membership.holder and state.phase is not Phase.SEALED
+
+    def _refuse_others(self, ref: ShardRef, state: ShardState | None) -> None:
+        if state is not None and not self._is_ours(state):
+            raise Unavailable(f"{ref} changed hands while it was looked at; try again")
+        self._refuse_contradiction(ref, state)
 
     def _make_directory(self, ref: ShardRef) -> None:
         """Give a shard that is new here its directory before we own it: from then on, one that is missing was lost.

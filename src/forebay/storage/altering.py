@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from forebay.clock import Clock
 from forebay.engines import OpenShard
+from forebay.engines.unowned import UnownedShard
 from forebay.errors import Conflict, Unavailable
 from forebay.shard import ShardRef
 from forebay.storage.building import Parts
@@ -114,7 +115,15 @@ class Alterations:
                 self._check_shard(ref, tightened)
 
     def _check_shard(self, ref: ShardRef, tightened: dict[str, int]) -> None:
-        shard = offering(self._shards.open(ref), "holding")
+        found = self._shards.look(ref)
+        if isinstance(found, UnownedShard):
+            if found.holder is not None:
+                raise Conflict(
+                    f"{ref} is held by directory {found.holder} and not owned here, so what a limit would end of it is "
+                    "not known: alter the topic where it is owned, or allow it with allow_loss=True (--allow-loss)"
+                )
+            return
+        shard = offering(found, "holding")
         held = shard.holding()
         count = held.head - held.earliest
         exceeded = {

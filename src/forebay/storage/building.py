@@ -10,7 +10,7 @@ from forebay.blobs import BlobStore, Denied, DirectoryStore, open_store
 from forebay.catalog.stores import names_store
 from forebay.clock import Clock
 from forebay.disk import Disk, SystemDisk
-from forebay.engines import FollowingEngine, MemoryEngine, RocksEngine, SegmentEngine
+from forebay.engines import FollowingEngine, MemoryEngine, RocksEngine, SegmentEngine, UnownedShards
 from forebay.engines.rocksdb.database import check_installed
 from forebay.engines.rounds import Rounds
 from forebay.errors import Unavailable, Unsupported
@@ -44,6 +44,8 @@ class Parts:
     memory: MemoryEngine
     segment: SegmentEngine | FollowingEngine | None = None
     rocksdb: RocksEngine | None = None
+    unowned: UnownedShards | None = None
+    """Shards that are looked at and not owned here; `None` where nothing else than this process can own one."""
     membership: Membership | None = None
     maintenance: Maintenance | None = None
     sealing: Sealing | None = None
@@ -160,6 +162,7 @@ def owner_parts(directory: LogDirectory, settings: Settings, disk: Disk, clock: 
                 metadata=metadata,
                 membership=membership,
             ),
+            unowned=_unowned(Surroundings(metadata, settings, places, directory.id, lambda: False), disk, clock),
             membership=membership,
             maintenance=maintenance,
             sealing=sealing,
@@ -179,6 +182,11 @@ def _metadata(directory: LogDirectory, settings: Settings, disk: Disk, clock: Cl
     if settings.metadata.backend == "sqlite":
         refuse_lost_metadata(directory.shards, path, disk)
     return open_metadata(settings.metadata, path, disk=disk, clock=clock)
+
+
+def _unowned(around: Surroundings, disk: Disk, clock: Clock) -> UnownedShards:
+    definitions = Definitions(around.metadata, around.settings.metadata.prefix, clock)
+    return UnownedShards(around, disk=disk, clock=clock, is_known=lambda ref: definitions.is_current(ref.spec))
 
 
 def _places(

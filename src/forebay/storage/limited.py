@@ -46,7 +46,7 @@ class Limited:
     def _is_seen_to(self, ref: ShardRef) -> bool:
         try:
             if self._shards.find(ref.spec.topic_id, ref.partition) is None and self.was_here(ref):
-                self._shards.open(ref)
+                self._shards.open_here(ref)
         except (Closed, Moved, UnknownTopic):
             return True
         except (ForebayError, OSError) as error:

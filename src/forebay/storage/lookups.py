@@ -48,6 +48,9 @@ class Lookups:
 
     spec: TopicSpec
     _shard: Callable[[int], OpenShard]
+    """The shard of a partition, owned by this process."""
+    _look: Callable[[int], OpenShard]
+    """The shard of a partition for a caller who only looks: nothing is acquired that another directory holds."""
     _partitioner: Partitioner
 
     def read_by_key(self, key: bytes, *, history: bool = False, partition: int | None = None) -> Stream[Record]:
@@ -63,8 +66,8 @@ class Lookups:
             places.reverse()
         return Stream(
             _Found(
-                [(place, self._ask(place, "read_by_key", _published)) for place in places],
-                lambda place, start: self._ask(
+                [(place, self._found_in(place, "read_by_key", _published)) for place in places],
+                lambda place, start: self._found_in(
                     place, "read_by_key", lambda shard: shard.read_by_key(wanted, start, history=history)
                 ),
                 one=not history,
@@ -76,8 +79,10 @@ class Lookups:
         wanted = _checked_tag(tag)
         return Stream(
             _Found(
-                [(place, self._ask(place, "read_by_tag", _published)) for place in self._places(partition)],
-                lambda place, start: self._ask(place, "read_by_tag", lambda shard: shard.read_by_tag(wanted, start)),
+                [(place, self._found_in(place, "read_by_tag", _published)) for place in self._places(partition)],
+                lambda place, start: self._found_in(
+                    place, "read_by_tag", lambda shard: shard.read_by_tag(wanted, start)
+                ),
             )
         )
 
@@ -110,22 +115,28 @@ class Lookups:
         for place in places:
             offering(self._shard(place), "delete")
         try:
-            return sum(self._ask(place, "delete", lambda shard: shard.delete(what)) for place in places)
+            return sum(
+                self._tried(self._shard, place, lambda shard: offering(shard, "delete").delete(what))
+                for place in places
+            )
         except Unavailable as error:
             if isinstance(error.__cause__, OSError):
                 raise Indeterminate(f"{error}: what was deleted stays so; repeat it") from error
             raise
 
-    def _ask(self, partition: int, ability: str, call: Callable[[LookedUpShard], T]) -> T:
-        shard = self._shard(partition)
+    def _found_in(self, partition: int, ability: str, call: Callable[[LookedUpShard], T]) -> T:
+        return self._tried(self._look, partition, lambda shard: call(offering(shard, ability)))
+
+    def _tried(self, find: Callable[[int], OpenShard], partition: int, call: Callable[[OpenShard], T]) -> T:
+        shard = find(partition)
         try:
-            return call(offering(shard, ability))
+            return call(shard)
         except Closed:
-            # Moved, deleted, or lost and taken again: asking for it anew says why, or gives the one to use now.
-            found = self._shard(partition)
+            # Moved, deleted, lost, or owned here since: asking for it again says why, or gives the one to use now.
+            found = find(partition)
             if found is shard:
                 raise
-            return call(offering(found, ability))
+            return call(found)
         except OSError as error:
             raise Unavailable(f"{shard.ref} cannot be searched: {error}; try again") from error
 

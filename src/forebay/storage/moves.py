@@ -8,7 +8,7 @@ from functools import partial
 from forebay.catalog import read_state
 from forebay.engines.operations import wanted
 from forebay.engines.segment import SegmentEngine
-from forebay.errors import Unavailable, Unsupported
+from forebay.errors import Moved, Unavailable, Unsupported
 from forebay.format.descriptor import Phase, ShardState
 from forebay.settings import Settings
 from forebay.shard import ShardRef
@@ -77,7 +77,10 @@ class Moves:
         engine = self._engine(topic.spec)
         topic.rotate()
         for ref in refs_of(topic.spec):
-            shard = engine.open_shard(ref)
+            if engine.is_unowned(ref):
+                self._refuse_held_elsewhere(ref)
+                continue
+            shard = engine.open_here(ref)
             rotated = shard.upkeep.rotated()
             shard.upkeep.seal_rotated(accept_damage=accept_damage)
             stopped = shard.upkeep.stopped
@@ -89,6 +92,12 @@ class Moves:
             if left:
                 why = f"{ref}: {left[0]} could not be sealed yet; see the log for why, and try again"
                 raise stopped or Unavailable(why)
+
+    def _refuse_held_elsewhere(self, ref: ShardRef) -> None:
+        """A partition that was sealed or never used has nothing to export; what another directory holds it has."""
+        stored = read_state(self._parts.metadata, wanted(ref, self._settings).key)
+        if stored is not None and stored.state.phase is not Phase.SEALED:
+            raise Moved(f"{ref} is held by directory {stored.state.holder}, which alone can export it: export it there")
 
     def _is_done(self, state: ShardState, target: str | None) -> bool:
         """Whether the shard is sealed for the target already, or has arrived there."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
-from forebay.engines import OpenShard, RocksEngine, SegmentEngine
+from forebay.engines import FollowingEngine, MemoryEngine, OpenShard, RocksEngine, SegmentEngine
 from forebay.errors import Unavailable, UnknownTopic
 from forebay.shard import ShardRef
 from forebay.storage.building import Parts
@@ -13,6 +14,7 @@ from forebay.storage.definitions import Definitions
 from forebay.topics import Engine
 
 Progress = Callable[[float], None]
+_Engine: TypeAlias = MemoryEngine | RocksEngine | SegmentEngine | FollowingEngine
 
 
 class OpenShards:
@@ -42,27 +44,68 @@ class OpenShards:
         return list(self._opened.copy().values())
 
     def open(self, ref: ShardRef) -> OpenShard:
-        """The shard, opened by the definition that its topic has now."""
-        place = _place(ref)
+        """The shard, owned by this process and opened by the definition that its topic has now.
+
+        Acquires the shard if this process does not own it, which takes it over from an owner that is gone: for
+        appends, other writes, and callers who ask for it by name.
+        """
         with self.changing:
-            self._check_open()
-            # A handle may outlive its topic: what it names must not come to life again by being used.
-            spec = self._definitions.current(ref.spec)
-            if spec is None:
-                raise UnknownTopic(f"topic {ref.spec.name} was deleted: this handle has ended")
-            ref = ShardRef(spec, ref.partition)
-            engine = self._parts.engine_of(spec)
-            while True:
-                try:
-                    shard = engine.open_shard(ref)
-                except OSError as error:
-                    raise Unavailable(f"{ref} cannot be opened: {error}; once the disk works, try again") from error
-                self.on_opened(shard)
-                self._opened[place] = shard
-                # Whoever gives a shard up lets go of it in the engine first: then it is seen here, or taken out there.
-                if engine.has(ref, shard):
-                    return shard
-                self._opened.pop(place, None)
+            ref, engine = self._current(ref)
+            return self._opened_in(ref, engine, engine.open_shard)
+
+    def open_here(self, ref: ShardRef) -> OpenShard:
+        """As `open`, for background work: `Unavailable` if another directory holds the shard."""
+        with self.changing:
+            ref, engine = self._current(ref)
+            return self._opened_in(ref, engine, engine.open_here)
+
+    def look(self, ref: ShardRef) -> OpenShard:
+        """The shard for a caller who only looks: opened if it is this directory's, else as it is recorded.
+
+        Acquires nothing that another directory holds, that was sealed or that was never used. A shard that is
+        recorded as this directory's is acquired and recovered: only its log says where it ends.
+        """
+        unowned = self._parts.unowned
+        if unowned is None:
+            return self.open(ref)
+        found = unowned.found(ref)
+        if found is not None:
+            return found
+        with self.changing:
+            ref, engine = self._current(ref)
+            if unowned.found(ref) is None:
+                unowned.leave(ref, None)
+            if engine.is_unowned(ref):
+                return unowned.open_shard(ref)
+            return self._opened_in(ref, engine, engine.open_here)
+
+    def _current(self, ref: ShardRef) -> tuple[ShardRef, _Engine]:
+        """The shard by the present definition of its topic, and the engine that has it."""
+        self._check_open()
+        # A handle may outlive its topic: what it names must not come to life again by being used.
+        spec = self._definitions.current(ref.spec)
+        if spec is None:
+            raise UnknownTopic(f"topic {ref.spec.name} was deleted: this handle has ended")
+        return ShardRef(spec, ref.partition), self._parts.engine_of(spec)
+
+    def _opened_in(self, ref: ShardRef, engine: _Engine, opening: Callable[[ShardRef], OpenShard]) -> OpenShard:
+        place = _place(ref)
+        while True:
+            try:
+                shard = opening(ref)
+            except OSError as error:
+                raise Unavailable(f"{ref} cannot be opened: {error}; once the disk works, try again") from error
+            self.on_opened(shard)
+            self._opened[place] = shard
+            # Whoever gives a shard up lets go of it in the engine first: then it is seen here, or taken out there.
+            if engine.has(ref, shard):
+                self._leave_unowned(ref, shard)
+                return shard
+            self._opened.pop(place, None)
+
+    def _leave_unowned(self, ref: ShardRef, owned: OpenShard | None) -> None:
+        if self._parts.unowned is not None:
+            self._parts.unowned.leave(ref, owned)
 
     def take_in(self, engine: SegmentEngine | RocksEngine) -> None:
         """Count the shards that are open in an engine as used: their limits are applied from now on."""
@@ -71,12 +114,15 @@ class OpenShards:
             if self._opened.get(place) is not shard:
                 self.on_opened(shard)
                 self._opened[place] = shard
-                if not engine.has(shard.ref, shard):
+                if engine.has(shard.ref, shard):
+                    self._leave_unowned(shard.ref, shard)
+                else:
                     self._opened.pop(place, None)
 
     def let_go(self, ref: ShardRef) -> None:
         """The next use of the shard opens it anew."""
         self._opened.pop(_place(ref), None)
+        self._leave_unowned(ref, None)
 
     def drop_closed(self, ref: ShardRef) -> None:
         """Take out a shard that was closed, where somebody was quick enough to find it before that.

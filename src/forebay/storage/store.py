@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
+from functools import partial
 from pathlib import PurePath
 from types import TracebackType
 from typing import NamedTuple, Self, Unpack
@@ -99,7 +100,7 @@ class Storage:
             )
             parts.maintenance.on_kept = self._after_upkeep
             parts.archiving.chores = self._chores.step
-            self._chores.hear, self._chores.open_shard = self._keeping.hear, self._shards.open
+            self._chores.hear, self._chores.open_shard = self._keeping.hear, self._shards.open_here
             self._moves.on_moved = self._chores.look_for_moved
 
     @classmethod
@@ -270,7 +271,7 @@ class Storage:
         removed = Retained(0, 0, 0)
         for ref in [ref for spec in specs for ref in refs_of(spec)]:
             if self._shards.find(ref.spec.topic_id, ref.partition) is not None or self._limited.was_here(ref):
-                one = self._retain(self._shards.open(ref))
+                one = self._retain(self._shards.open_here(ref))
                 removed = Retained(*(sum(pair) for pair in zip(removed, one, strict=True)))
         return removed
 
@@ -332,6 +333,7 @@ class Storage:
     def recover(self, on_progress: Progress | None = None) -> None:
         """Open every shard of this directory now rather than at its first use, and apply its limits from now on.
 
+        Shards that another directory holds, that were sealed or that were never used are left as they are.
         `on_progress` hears 0.0 to 1.0, by bytes walked.
         """
         self._check_open()
@@ -363,7 +365,15 @@ class Storage:
         parts = self._parts
         with ExitStack() as last_first:
             last_first.callback(closed, self)
-            for part in (parts.directory, parts.metadata, parts.places, parts.memory, parts.rocksdb, parts.segment):
+            for part in (
+                parts.directory,
+                parts.metadata,
+                parts.places,
+                parts.unowned,
+                parts.memory,
+                parts.rocksdb,
+                parts.segment,
+            ):
                 if part is not None:
                     last_first.callback(part.release if isinstance(part, LogDirectory) else part.close)
             last_first.callback(self._commits.end)
@@ -409,7 +419,7 @@ class Storage:
         for thread in (parts.maintenance, parts.sealing, parts.archiving, parts.reserving):
             if thread is not None:
                 thread.abandon()
-        for engine in (parts.segment, parts.rocksdb, parts.memory):
+        for engine in (parts.segment, parts.rocksdb, parts.memory, parts.unowned):
             if engine is not None:
                 engine.abandon()
         for held in (parts.membership, parts.directory, parts.disk):
@@ -428,11 +438,17 @@ class Storage:
             found = find(topic_id, partition)
             return found if found is not None else self._shards.open(ShardRef(topic.spec, partition))
 
+        def look(partition: int) -> OpenShard:
+            found = find(topic_id, partition)
+            return found if found is not None else self._shards.look(ShardRef(topic.spec, partition))
+
         topic = Topic(
             spec,
             self.settings.wal,
             clock=self._clock,
             shard=shard,
+            look=look,
+            shard_if_open=partial(find, topic_id),
             commit_soon=self._committer.ask,
             progress=self._progress,
         )

@@ -119,9 +119,11 @@ class Following(Generic[T]):
         self._shown = shown
         self._shard = shard
         self._turn = 0
-        polls = [shard.poll_seconds for shard in shards if shard.poll_seconds is not None]
-        self.poll_seconds = min(polls, default=None)
+
+    @property
+    def poll_seconds(self) -> float | None:
         """How often to look where not every shard can wake; `None` where all can."""
+        return min((shard.poll_seconds for shard in self._shards if shard.poll_seconds is not None), default=None)
 
     def next_page(self) -> list[T]:
         """What there is of the next partition that has something; empty if none has. Never waits."""

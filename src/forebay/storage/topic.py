@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from forebay.clock import Clock
 from forebay.engines import OpenShard
 from forebay.engines.operations import check_offset
-from forebay.errors import Invalid, Unavailable
+from forebay.errors import Invalid
 from forebay.format.batch import Batch, Columns
 from forebay.partitioning import Partitioner
 from forebay.progress import ProgressStore
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 Start: TypeAlias = Position | int | Mapping[int, Position | int]
 """Where to begin: in every partition, or in each named one at a place of its own."""
 
+T = TypeVar("T")
+
 _NEW: Final = tuple.__new__
 """Half the cost of calling a named tuple's class."""
 
@@ -63,12 +65,16 @@ class Topic(Lookups):
         *,
         clock: Clock,
         shard: Callable[[int], OpenShard],
+        look: Callable[[int], OpenShard],
+        shard_if_open: Callable[[int], OpenShard | None],
         commit_soon: Callable[[OpenShard], None],
         progress: ProgressStore,
     ) -> None:
         self.spec = spec
         self._clock = clock
         self._shard = shard
+        self._look = look
+        self._shard_if_open = shard_if_open
         self._commit_soon = commit_soon
         self._progress = progress
         self._partitioner = Partitioner(spec.partitions)
@@ -219,7 +225,7 @@ class Topic(Lookups):
         A lost or damaged range raises `DataLoss` at its place, unless `on_gap(partition, gap)` takes it; the
         stream may be asked again and goes on behind it.
         """
-        return Stream(Bounded(self._parts(start, stop, partition, on_gap), _records, self._shard))
+        return Stream(Bounded(self._parts(start, stop, partition, on_gap), _records, self._look))
 
     def read_arrow(
         self,
@@ -230,7 +236,7 @@ class Topic(Lookups):
         on_gap: OnGap | None = None,
     ) -> Stream[pa.RecordBatch]:
         """As `read`, as record batches, without a Python object per record."""
-        return Stream(Bounded(self._parts(start, stop, partition, on_gap), _arrow, self._shard))
+        return Stream(Bounded(self._parts(start, stop, partition, on_gap), _arrow, self._look))
 
     def follow(
         self,
@@ -257,36 +263,46 @@ class Topic(Lookups):
     ) -> Following[Record]:
         """What `follow` asks again and again, for callers who wait in their own way."""
         cursors = [self._cursor(number, start, on_gap) for number in self._chosen(start, partition)]
-        shards = [self._shard(cursor.partition) for cursor in cursors]
-        return Following(cursors, shards, _records, self._shard)
+        shards = [self._look(cursor.partition) for cursor in cursors]
+        return Following(cursors, shards, _records, self._look)
 
     def on_published(self, waker: Callable[[], None]) -> Callable[[], None]:
         """Call `waker`, which must be quick, after each publication in the topic, until the result is called."""
-        return wake([self._shard(number) for number in range(self.spec.partitions)], waker)
+        return wake([self._look(number) for number in range(self.spec.partitions)], waker)
+
+    def acquire(self, partition: int | None = None) -> None:
+        """Own a partition, or all of them, in this process from now on, as the first append to each would.
+
+        This takes a partition over from an owner that is gone. What that owner had not exported is then lost here:
+        see "What you must know about losing a machine" in the README. `Moved` if another process owns one.
+        """
+        for number in self._places(partition):
+            self._shard(number)
 
     def offsets(self, partition: int = 0) -> Offsets:
-        """The watermarks of a partition: earliest, evict_floor, durable, exported, next."""
-        return self._one(partition).offsets()
+        """The watermarks of a partition: earliest, evict_floor, durable, exported, next.
+
+        Where another directory holds the partition they are those of its history: `next` and `durable` are
+        `exported`, for what lies above is known to the holder alone. Asking takes nothing over.
+        """
+        return self._asked(partition, lambda shard: shard.offsets())
 
     def offset_at_time(self, timestamp: int, partition: int = 0) -> int | None:
         """The offset of the first record at or after the time (ms); `None` if there is none."""
-        shard = self._one(partition)
-        try:
-            return shard.offset_at_time(checked_timestamp(timestamp))
-        except OSError as error:
-            raise Unavailable(f"{shard.ref} cannot be searched: {error}; try again") from error
+        at = checked_timestamp(timestamp)
+        return self._asked(partition, lambda shard: shard.offset_at_time(at))
 
     def last_sequence(self, producer: int, partition: int = 0) -> int | None:
         """The newest acknowledged sequence of an idempotent producer; `None` if it is not known here."""
-        return self._one(partition).last_sequence(producer)
+        return self._asked(partition, lambda shard: shard.last_sequence(producer))
 
     def recovery(self, partition: int = 0) -> RecoveryDecision:
-        """How the partition was recovered when it was opened."""
-        return self._one(partition).decision
+        """How the partition was recovered when it was opened; where it is not owned here, where its history ends."""
+        return self._asked(partition, lambda shard: shard.decision)
 
     def epoch(self, partition: int = 0) -> int:
-        """Counts the owners of the partition; 0 beside the owner."""
-        return self._one(partition).epoch
+        """Counts the owners of the partition; 0 where this process does not own it."""
+        return self._asked(partition, lambda shard: shard.epoch)
 
     def reader(self, name: str) -> Reader:
         """A reader of this name, whose place in the topic survives restarts and moves."""
@@ -294,28 +310,28 @@ class Topic(Lookups):
 
     def failure(self, partition: int = 0) -> str | None:
         """Why the partition refuses appends, if it does."""
-        return self._one(partition).failure
+        return self._asked(partition, lambda shard: shard.failure)
 
     def export_failure(self, partition: int = 0) -> str | None:
         """Why no more of the partition becomes history, with the next step; `None` while nothing keeps it from that.
 
         Only the owner of a topic on engine `segment` has an answer.
         """
-        shard = self._one(partition)
-        return shard.export_failure if isinstance(shard, SegmentShard) else None
+        return self._asked(partition, lambda shard: shard.export_failure if isinstance(shard, SegmentShard) else None)
 
     def flush(self) -> None:
         """On return everything appended so far is synced, whatever the durability class."""
         for number in range(self.spec.partitions):
-            self._shard(number).flush()
+            self._asked(number, lambda shard: shard.flush())
 
     def rotate(self) -> None:
         """Begin a new log file in each partition that has records in its present one."""
         for number in range(self.spec.partitions):
-            self._shard(number).rotate()
+            self._asked(number, lambda shard: shard.rotate())
 
-    def _one(self, partition: int) -> OpenShard:
-        return self._shard(self._partitioner.choose(None, partition=checked_partition(partition)))
+    def _asked(self, partition: int, call: Callable[[OpenShard], T]) -> T:
+        """What a shard answers to a caller who only looks."""
+        return self._tried(self._look, self._place(partition), call)
 
     def _entry(
         self,
@@ -362,7 +378,7 @@ class Topic(Lookups):
         parts = []
         for number in self._chosen(start, partition, stop):
             cursor = self._cursor(number, start, on_gap)
-            end = self._shard(number).offsets().next
+            end = self.offsets(number).next
             parts.append((cursor, end if stop is None else min(end, stop)))
         return parts
 
@@ -370,7 +386,7 @@ class Topic(Lookups):
         name = f"{self.name}[{partition}]"
         place = start.get(partition, EARLIEST) if isinstance(start, Mapping) else start
         first = self.resolve(place, partition)
-        return Cursor(self._shard(partition), first, name=name, partition=partition, on_gap=on_gap)
+        return Cursor(self._look(partition), first, name=name, partition=partition, on_gap=on_gap)
 
     def resolve(self, position: Position | int, partition: int = 0) -> int:
         """The offset that a position means in this partition now."""
@@ -378,10 +394,10 @@ class Topic(Lookups):
         if position == EARLIEST:
             return self.offsets(partition).earliest
         if position == LATEST:
-            return self._one(partition).published()
+            return self._asked(partition, lambda shard: shard.published())
         if position.kind == "time":
             found = self.offset_at_time(position.value, partition)
-            return found if found is not None else self._one(partition).published()
+            return found if found is not None else self._asked(partition, lambda shard: shard.published())
         return position.value
 
 

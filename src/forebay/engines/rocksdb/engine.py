@@ -86,15 +86,22 @@ class RocksEngine(LookupEngine[RocksShard]):
         stored = read_state(self._metadata, wanted(ref, self._settings).key)
         return stored is not None and stored.state.holder == self._membership.holder
 
+    def is_unowned(self, ref: ShardRef) -> bool:
+        """See `ShardedEngine`. What another directory holds is not unowned: opening it refuses it by name."""
+        if ref.id in self._shards or read_state(self._metadata, wanted(ref, self._settings).key) is not None:
+            return False
+        return not self._database.is_made or self._bounds(Keys(ref.spec.topic_id, ref.partition)) is None
+
     def open_many(self, refs: Sequence[ShardRef]) -> None:
-        """Open shards of this directory; those that another one has are left alone.
+        """Open shards of this directory; those that another one has, and those never used, are left alone.
 
         One that cannot be opened does not keep the others closed; the first error is raised when all were tried.
         """
         failed: list[ForebayError | OSError] = []
         for ref in refs:
             stored = read_state(self._metadata, wanted(ref, self._settings).key)
-            if stored is None or stored.state.holder in (None, self._membership.holder):
+            is_other = stored is not None and stored.state.holder not in (None, self._membership.holder)
+            if not is_other and not self.is_unowned(ref):
                 try:
                     self.open_shard(ref)
                 except (ForebayError, OSError) as error:

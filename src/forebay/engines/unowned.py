@@ -1,0 +1,154 @@
+"""Shards that this process does not own, read by what the metadata store and history say of them.
+
+An owner's log looks at such a shard here: one that another directory holds, that was sealed, or that was never
+used. Opening one acquires nothing and writes nothing. Its records end where history ends: what the holder has not
+exported lies on the holder's disk alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeAlias
+
+from forebay.clock import Clock
+from forebay.disk import Disk
+from forebay.engines.following import FollowedShard
+from forebay.engines.operations import ShardedEngine
+from forebay.engines.seam import OpenShard
+from forebay.errors import Unsupported
+from forebay.shard import ShardRef, Surroundings
+from forebay.shard.inheritance import inherited_window
+from forebay.shard.recorded import Recorded
+from forebay.topics import Engine
+from forebay.wal.follow import FollowedLog
+
+IsKnown: TypeAlias = Callable[[ShardRef], bool]
+NO_HOLDER = ""
+"""The id of no directory: for a reader of history alone every holder is another one."""
+
+
+class _NoLog(FollowedLog):
+    """The log of a shard whose files lie elsewhere, or that has none: nothing is ever read from it."""
+
+    def refresh(self) -> None:
+        """There is nothing to look at, whatever lies in this directory from earlier."""
+
+
+class UnownedShard(FollowedShard):
+    """A shard seen by its history, until this process owns it."""
+
+    failure = None
+
+    def __init__(
+        self, ref: ShardRef, past: Recorded, around: Surroundings, *, disk: Disk, clock: Clock, is_known: IsKnown
+    ) -> None:
+        log = _NoLog(disk, clock, "", around.settings.wal, lambda: True)
+        super().__init__(ref, log, past, clock=clock, is_known=is_known)
+        self._around = around
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every call is refused: then the shard is to be asked for again."""
+        return self._closed is not None
+
+    @property
+    def holder(self) -> str | None:
+        """The directory that holds the shard; `None` if it was never used."""
+        stored = self._around.catalog(self.ref).state()
+        return stored.state.holder if stored is not None else None
+
+    def last_sequence(self, producer: int) -> int | None:
+        """The newest sequence of a producer that is in history, from which the next owner goes on."""
+        around = self._around
+        window = inherited_window(around.catalog(self.ref), around.places, around.settings.wal)
+        return window.last_sequence(producer)
+
+    def flush(self) -> None:
+        """Nothing: this process has appended nothing to the shard."""
+
+    def rotate(self) -> None:
+        """Nothing: the shard has no file here."""
+
+    def wake_from(self, owned: OpenShard) -> None:
+        """Those who wait for records of this shard are woken by `owned` from now on, and need not poll."""
+        owned.wakers.update(self.wakers)
+        self.wakers = owned.wakers
+        self.poll_seconds = owned.poll_seconds
+
+    def _check_known(self) -> None:
+        super()._check_known()
+        if self._past.is_elsewhere and self.ref.spec.engine is not Engine.SEGMENT:
+            # Such a shard has no history: once it is used elsewhere, nothing recorded tells of its records.
+            self._closed = "is used by another directory now: ask for it again"
+            self._check_open()
+
+    def refuse(self, reason: str) -> None:
+        """Refuse every later call. Waits for no reader: where one is inside, its present page is the last."""
+        self._closed = reason
+
+    def end_if_idle(self) -> bool:
+        """Give descriptors back, unless a reader is inside; whether that is done. Called after `refuse`."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        self._lock.release()
+        # A reader that comes now is refused at once.
+        self.end(self._closed or "is closed")
+        return True
+
+
+class UnownedShards(ShardedEngine[UnownedShard]):
+    """The shards that are looked at, each opened once."""
+
+    def __init__(self, around: Surroundings, *, disk: Disk, clock: Clock, is_known: IsKnown) -> None:
+        super().__init__()
+        self._disk = disk
+        self._clock = clock
+        self._around = around
+        self._is_known = is_known
+        self._left_lock = threading.Lock()
+        self._left: list[UnownedShard] = []
+        """Shards that are read elsewhere by now, and that a reader was inside when they were left."""
+
+    def found(self, ref: ShardRef) -> UnownedShard | None:
+        """The shard, if it is looked at already and can go on."""
+        shard = self._shards.get(ref.id)
+        return shard if shard is not None and not shard.is_over else None
+
+    def leave(self, ref: ShardRef, owned: OpenShard | None) -> None:
+        """Readers of this shard ask again from now on, and find the one that this process owns, if it does.
+
+        Called by the thread that has opened or given up the shard. Waits for no reader.
+        """
+        shard = self._shards.pop(ref.id, None)
+        if shard is None:
+            return
+        if owned is not None:
+            shard.wake_from(owned)
+        shard.refuse("has changed hands: ask for it again")
+        with self._left_lock:
+            self._left = [left for left in (*self._left, shard) if not left.end_if_idle()]
+
+    def close(self) -> None:
+        """See `StorageEngine`. Waits for readers that are inside."""
+        super().close()
+        for shard in self._left:
+            shard.end("is closed")
+
+    def abandon(self) -> None:
+        """See `StorageEngine`."""
+        super().abandon()
+        self._left_lock = threading.Lock()
+
+    def _open(self, ref: ShardRef) -> UnownedShard:
+        past = Recorded(self._around.catalog(ref), self._around.places, NO_HOLDER, self._clock)
+        return UnownedShard(ref, past, self._around, disk=self._disk, clock=self._clock, is_known=self._is_known)
+
+    def _close(self, shard: UnownedShard) -> None:
+        shard.end("is closed")
+
+    def _abandon(self, shard: UnownedShard) -> None:
+        shard.abandon("was opened before a fork: open it anew in the child")
+
+    def _remove(self, ref: ShardRef, shard: UnownedShard | None) -> None:
+        raise Unsupported(f"{ref} is not owned here: delete it through the engine that has it")

@@ -1,0 +1,400 @@
+"""Looking never acquires: what another directory holds is read as it is recorded, whether its owner lives or not."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import forebay
+from forebay import EARLIEST, LATEST, DataLoss, Gap, Moved, Reason, Record, Storage, Topic
+from forebay.aio import AsyncLog, AsyncStream, AsyncTopic
+from forebay.catalog import StoredState
+from forebay.engines.segment import SegmentEngine
+from forebay.shard import ShardRef
+from forebay.storage.archiving import Archiving
+from forebay.storage.streams import Stream
+from tests.looking import EXPORTED, GROUP, TOPIC, UNUSED, VALUES, begin_owner, end_owner, recorded, settings_of
+from tests.storage.rig import until, values
+
+
+@pytest.fixture(scope="module", params=["wait", "die"], ids=["owner alive", "owner killed"])
+def root(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where an owner has left, or still holds, three exported records and two that are on its disk alone."""
+    root = tmp_path_factory.mktemp("root")
+    owner = begin_owner(root, request.param)
+    yield root
+    end_owner(owner)
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Path:
+    end_owner(begin_owner(tmp_path, "die"))
+    return tmp_path
+
+
+def opened(root: Path, name: str) -> Storage:
+    return forebay.open(root / name, settings_of(root))
+
+
+def states(root: Path) -> tuple[StoredState | None, StoredState | None]:
+    return recorded(root), recorded(root, UNUSED)
+
+
+def follow_and_stop(topic: Topic) -> list[bytes | None]:
+    return values(topic.follow(EARLIEST, timeout=0))
+
+
+def archiving_of(log: Storage) -> Archiving:
+    archiving = log._parts.archiving
+    assert archiving is not None
+    return archiving
+
+
+def wake_and_leave(topic: Topic) -> None:
+    topic.on_published(lambda: None)()
+
+
+LOOKS: dict[str, Callable[[Topic], object]] = {
+    "offsets": lambda topic: topic.offsets(),
+    "read": lambda topic: list(topic.read()),
+    "read_arrow": lambda topic: list(topic.read_arrow()),
+    "follow": follow_and_stop,
+    "follow the latest": lambda topic: list(topic.follow(timeout=0)),
+    "read_by_key": lambda topic: list(topic.read_by_key(b"k", history=True)),
+    "read_by_tag": lambda topic: list(topic.read_by_tag("t")),
+    "offset_at_time": lambda topic: topic.offset_at_time(0),
+    "resolve": lambda topic: topic.resolve(LATEST),
+    "on_published": wake_and_leave,
+    "last_sequence": lambda topic: topic.last_sequence(7),
+    "recovery": lambda topic: topic.recovery(),
+    "epoch": lambda topic: topic.epoch(),
+    "failure": lambda topic: topic.failure(),
+    "flush": lambda topic: topic.flush(),
+    "rotate": lambda topic: topic.rotate(),
+    "reader": lambda topic: (list(topic.reader(GROUP).read()), list(topic.reader("new").follow(timeout=0))),
+    "ack": lambda topic: topic.reader("acking").ack_up_to(0),
+    "reset": lambda topic: topic.reader("acking").reset(EARLIEST),
+}
+
+LOOKS_OF_A_LOG: dict[str, Callable[[Storage], object]] = {
+    "topics": lambda log: log.topics(),
+    "groups": lambda log: log.groups(),
+    "lag": lambda log: log.group(GROUP).offsets(),
+    "fetch": lambda log: log.group(GROUP).fetch(TOPIC),
+    "commit": lambda log: log.group("committing").commit(TOPIC, 0),
+    "cached commit": lambda log: log.group("committing").commit(TOPIC, 0, ack="cached"),
+    "reset": lambda log: log.group("committing").reset(TOPIC, LATEST),
+    "recover": lambda log: log.recover(),
+    "limits in the background": lambda log: log._keeping.step(),
+    "history in the background": lambda log: archiving_of(log).step(),
+    "clear_moved": lambda log: log.clear_moved(),
+}
+
+AWAITED_LOOKS: dict[str, Callable[[AsyncTopic], Awaitable[object]]] = {
+    "offsets": lambda topic: topic.offsets(),
+    "read": lambda topic: collected(topic.read()),
+    "follow": lambda topic: collected(topic.follow(EARLIEST, timeout=0)),
+    "read_by_key": lambda topic: collected(topic.read_by_key(b"k", history=True)),
+    "offset_at_time": lambda topic: topic.offset_at_time(0),
+    "reader": lambda topic: collected(topic.reader(GROUP).read()),
+}
+
+
+async def collected(stream: AsyncStream[forebay.Record]) -> list[forebay.Record]:
+    return [record async for record in stream]
+
+
+@pytest.mark.parametrize("name", [TOPIC, UNUSED])
+@pytest.mark.parametrize("look", LOOKS)
+def test_looking_at_a_topic_changes_no_epoch_and_no_state(root: Path, look: str, name: str) -> None:
+    before = states(root)
+
+    with opened(root, "b") as log:
+        for _ in range(2):
+            LOOKS[look](log.topic(name))
+
+    assert states(root) == before
+
+
+@pytest.mark.parametrize("look", LOOKS_OF_A_LOG)
+def test_looking_at_a_log_changes_no_epoch_and_no_state(root: Path, look: str) -> None:
+    before = states(root)
+
+    with opened(root, "b") as log:
+        for _ in range(2):
+            LOOKS_OF_A_LOG[look](log)
+
+    assert states(root) == before
+
+
+@pytest.mark.parametrize("look", AWAITED_LOOKS)
+def test_looking_in_an_event_loop_changes_no_epoch_and_no_state(root: Path, look: str) -> None:
+    before = states(root)
+
+    async def main() -> None:
+        async with AsyncLog(root / "b", settings_of(root)) as log:
+            for name in (TOPIC, UNUSED):
+                await AWAITED_LOOKS[look](await log.topic(name))
+            await log.group(GROUP).offsets()
+
+    asyncio.run(main())
+
+    assert states(root) == before
+
+
+def test_a_reader_elsewhere_sees_history_up_to_its_end_and_nothing_is_called_lost(root: Path) -> None:
+    with opened(root, "b") as log:
+        topic = log.topic(TOPIC)
+
+        assert values(topic.read()) == VALUES[:EXPORTED]
+        assert values(topic.read_by_key(b"k")) == VALUES[EXPORTED - 1 : EXPORTED]
+        assert topic.offsets() == (0, 0, EXPORTED, EXPORTED, EXPORTED)
+        assert topic.last_sequence(7) == EXPORTED - 1
+        assert topic.last_sequence(8) is None
+        lag = log.group(GROUP).offsets()[0]
+        assert (lag.offset, lag.end, lag.lag) == (len(VALUES), EXPORTED, 0)
+
+
+def test_what_the_holder_alone_can_do_is_refused_by_name_and_takes_nothing_over(root: Path) -> None:
+    before = states(root)
+
+    with opened(root, "b") as log:
+        with pytest.raises(Moved, match="export it there"):
+            log.export_topic(TOPIC)
+        log.export_topic(UNUSED)
+        with pytest.raises(forebay.Conflict, match="not owned here"):
+            log.alter_topic(TOPIC, cap_records=2)
+        assert log.alter_topic(UNUSED, cap_records=900).cap_records == 900
+
+    assert states(root) == before
+
+
+def test_asking_for_the_lag_of_a_killed_owner_loses_no_record_of_it(killed: Path) -> None:
+    """Seen from outside: the question took the topic over, and its owner found a hole where its records had been."""
+    with opened(killed, "b") as log:
+        log.group(GROUP).offsets()
+
+    with opened(killed, "a") as owner:
+        assert values(owner.topic(TOPIC).read()) == VALUES
+        assert owner.topic(TOPIC).append(b"5") == len(VALUES)
+
+
+def test_the_old_owner_comes_back_beside_those_who_look_and_they_go_on_with_what_it_exports(killed: Path) -> None:
+    with opened(killed, "b") as log:
+        stream = log.topic(TOPIC).follow(EARLIEST, timeout=60)
+        assert [next(stream).value for _ in range(EXPORTED)] == VALUES[:EXPORTED]
+
+        with opened(killed, "a") as owner:
+            assert values(owner.topic(TOPIC).read()) == VALUES
+            owner.topic(TOPIC).append(b"5")
+            owner.export_topic(TOPIC)
+            assert [next(stream).value for _ in range(3)] == [b"3", b"4", b"5"]
+
+
+def test_an_append_takes_over_with_its_gap_and_streams_that_looked_go_on_in_the_new_owner(killed: Path) -> None:
+    before = recorded(killed)
+    assert before is not None
+    gaps: list[Gap] = []
+    with opened(killed, "b") as log:
+        topic = log.topic(TOPIC)
+        following = topic.follow(EARLIEST, timeout=60, on_gap=lambda _, gap: gaps.append(gap))
+        bounded = topic.read()
+        assert [next(following).value for _ in range(EXPORTED)] == VALUES[:EXPORTED]
+        assert next(bounded).value == VALUES[0]
+
+        taken_at = topic.append(b"new")
+
+        after = recorded(killed)
+        assert after is not None
+        assert after.state.epoch == before.state.epoch + 1
+        assert taken_at == before.state.reserved_end
+        assert next(following).value == b"new"
+        assert gaps == [Gap(EXPORTED, taken_at, Reason.LOST)]
+        assert values(bounded) == VALUES[1:EXPORTED]
+        assert topic.offsets().next == taken_at + 1
+    with opened(killed, "a") as owner:
+        with pytest.raises(DataLoss):
+            list(owner.topic(TOPIC).read())
+        assert owner.topic(TOPIC).offsets().next >= taken_at
+
+
+@pytest.mark.parametrize("write", ["delete", "acquire", "seal"])
+def test_other_writes_and_asking_by_name_take_over_too(killed: Path, write: str) -> None:
+    before = recorded(killed)
+    with opened(killed, "b") as log:
+        if write == "delete":
+            assert log.topic(TOPIC).delete_by_key(b"k") == EXPORTED
+        elif write == "acquire":
+            log.topic(TOPIC).acquire()
+        else:
+            log.seal_topic(TOPIC)
+
+        after = recorded(killed)
+        assert before is not None and after is not None
+        assert after.state.epoch == before.state.epoch + 1
+        assert after.state.holder == log.directory_id
+
+
+def test_an_append_to_what_a_living_owner_has_is_refused_and_looking_goes_on(tmp_path: Path) -> None:
+    owner = begin_owner(tmp_path, "wait")
+    before = states(tmp_path)
+    with opened(tmp_path, "b") as log:
+        topic = log.topic(TOPIC)
+        assert values(topic.read()) == VALUES[:EXPORTED]
+        with pytest.raises(Moved):
+            topic.append(b"5")
+        with pytest.raises(Moved):
+            topic.acquire()
+        assert values(topic.read()) == VALUES[:EXPORTED]
+    assert states(tmp_path) == before
+    end_owner(owner)
+
+
+def test_looking_at_an_unused_topic_leaves_it_to_the_first_that_appends(tmp_path: Path) -> None:
+    with opened(tmp_path, "a") as a, opened(tmp_path, "b") as b:
+        a.create_topic(TOPIC)
+        a.create_topic("rocks", engine="rocksdb")
+        a.create_topic("memory", durability="ephemeral")
+        streams: list[Stream[Record]] = []
+        for name in (TOPIC, "rocks", "memory"):
+            there = b.topic(name)
+            assert there.offsets() == (0, 0, 0, 0, 0)
+            assert list(there.read()) == list(there.follow(timeout=0)) == []
+            assert there.offset_at_time(0) is None
+            streams.append(there.follow(EARLIEST, timeout=0))
+
+            assert a.topic(name).append(b"0") == 0
+
+        assert b.topic(TOPIC).offsets().next == 0
+        with pytest.raises(Moved):
+            b.topic(TOPIC).append(b"1")
+        refusals = [("rocks", Moved, "living session"), ("memory", Moved, "memory of its owner")]
+        for (name, kind, said), follower in zip(refusals, streams[1:], strict=True):
+            until(partial(_raises, kind, partial(list, follower)))
+            with pytest.raises(kind, match=said):
+                list(b.topic(name).read())
+            with pytest.raises(Moved):
+                b.topic(name).append(b"1")
+        assert list(streams[0]) == []
+
+
+def test_a_follower_of_an_unused_topic_is_woken_by_the_appends_that_follow(tmp_path: Path) -> None:
+    with opened(tmp_path, "a") as log:
+        topic = log.create_topic(TOPIC, partitions=2)
+        rung = threading.Event()
+        leave = topic.on_published(rung.set)
+        following = topic.following(EARLIEST)
+        assert following.poll_seconds is not None
+        assert following.next_page() == []
+
+        topic.append(b"0", partition=0)
+        assert rung.is_set()
+        topic.append(b"1", partition=1)
+
+        assert values([*following.next_page(), *following.next_page()]) == [b"0", b"1"]
+        assert following.poll_seconds is None
+        rung.clear()
+        leave()
+        topic.append(b"2", partition=0)
+        assert not rung.is_set()
+
+
+def test_readers_in_other_threads_go_on_while_the_topic_is_taken_over(killed: Path) -> None:
+    taken = threading.Event()
+    found: list[list[bytes | None]] = []
+    failed: list[BaseException] = []
+
+    def read(topic: Topic) -> None:
+        try:
+            while not taken.is_set():
+                read = values(topic.read(on_gap=lambda *_: None))
+                assert read[:EXPORTED] == VALUES[:EXPORTED]
+                assert topic.offsets().next >= EXPORTED
+            found.append(values(topic.read(on_gap=lambda *_: None)))
+        except BaseException as error:
+            failed.append(error)
+            raise
+
+    with opened(killed, "b") as log:
+        threads = [threading.Thread(target=read, args=(log.topic(TOPIC),)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        log.topic(TOPIC).append(b"new")
+        taken.set()
+        for thread in threads:
+            thread.join()
+
+    assert failed == []
+    assert found == [[*VALUES[:EXPORTED], b"new"]] * 3
+
+
+def test_a_shard_that_changes_hands_between_the_look_and_the_opening_is_not_taken(
+    killed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only this directory's own shard is opened by looking, also where that stops being so in between."""
+    is_unowned = SegmentEngine.is_unowned
+    taken: list[StoredState | None] = []
+
+    def late(engine: SegmentEngine, ref: ShardRef) -> bool:
+        found = is_unowned(engine, ref)
+        if not taken:
+            taken.append(None)
+            with opened(killed, "b") as other:
+                other.topic(TOPIC).append(b"new")
+            taken[0] = recorded(killed)
+        return found
+
+    with opened(killed, "a") as owner:
+        monkeypatch.setattr(SegmentEngine, "is_unowned", late)
+        with pytest.raises(forebay.Unavailable, match="changed hands"):
+            owner.topic(TOPIC).offsets()
+        assert owner.topic(TOPIC).offsets().next >= EXPORTED
+
+    assert recorded(killed) == taken[0]
+
+
+def test_a_stream_goes_on_from_history_after_its_topic_was_sealed_here(tmp_path: Path) -> None:
+    with opened(tmp_path, "a") as a, opened(tmp_path, "b") as b:
+        topic = a.create_topic(TOPIC)
+        topic.append_many(VALUES)
+        stream = topic.follow(EARLIEST, timeout=60)
+        assert next(stream).value == VALUES[0]
+
+        a.seal_topic(TOPIC, target=b.directory_id)
+        before = recorded(tmp_path)
+
+        assert [next(stream).value for _ in VALUES[1:]] == VALUES[1:]
+        assert values(topic.read()) == VALUES
+        assert recorded(tmp_path) == before
+        with pytest.raises(Moved):
+            topic.append(b"5")
+        assert b.topic(TOPIC).append(b"5") == 5
+        b.export_topic(TOPIC)
+        assert next(stream).value == b"5"
+
+
+def test_a_topic_that_is_deleted_elsewhere_is_unknown_to_those_who_look(tmp_path: Path) -> None:
+    with opened(tmp_path, "a") as a, opened(tmp_path, "b") as b:
+        a.create_topic(TOPIC).append_many(VALUES)
+        a.export_topic(TOPIC)
+        there = b.topic(TOPIC)
+        assert values(there.read()) == VALUES
+
+        a.delete_topic(TOPIC)
+
+        until(lambda: _raises(forebay.UnknownTopic, lambda: list(there.read())))
+        with pytest.raises(forebay.UnknownTopic):
+            b.topic(TOPIC)
+
+
+def _raises(kind: type[Exception], call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except kind:
+        return True
+    return False
