@@ -9,6 +9,8 @@ from typing import Final
 
 import pytest
 
+from bench.cases import CASES
+
 _ROOT: Final = Path(__file__).parents[2]
 _PAGES: Final = (_ROOT / "README.md", _ROOT / "CHANGELOG.md", *sorted((_ROOT / "docs").rglob("*.md")))
 _LINK: Final = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
@@ -29,6 +31,22 @@ def test_tests_that_a_page_names_exist(page: Path) -> None:
     unknown = [name for path, name in named if name and f"def {name}(" not in (_ROOT / path).read_text()]
 
     assert (missing, unknown) == ([], [])
+
+
+def test_the_page_of_decisions_lists_each_record_by_its_title() -> None:
+    records = sorted((_ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+    titles = [record.read_text().partition("\n")[0].removeprefix("# ") for record in records]
+
+    listed = re.findall(r"^- \[(.*)\]\((.*)\)$", (_ROOT / "docs" / "decisions" / "README.md").read_text(), re.MULTILINE)
+
+    assert listed == [(title, record.name) for title, record in zip(titles, records, strict=True)]
+
+
+def test_the_page_on_performance_names_every_case_of_the_bench() -> None:
+    named = re.search(r"prints one case:\n(.*?)\.\n", (_ROOT / "docs" / "performance.md").read_text(), re.DOTALL)
+
+    assert named is not None
+    assert sorted(re.findall(r"`(\w+)`", named[1])) == sorted(CASES)
 
 
 def _broken(page: Path) -> Iterator[str]:

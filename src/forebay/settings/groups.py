@@ -205,7 +205,14 @@ class ExportSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     group: ClassVar[str] = "export"
 
-    interval_s: Annotated[int, within(1, 7 * 86_400, "How often each shard's sealed files are exported.")] = 300
+    interval_s: Annotated[
+        int,
+        within(
+            1,
+            7 * 86_400,
+            "How often each shard's sealed files are exported. After it was opened, the first does not wait.",
+        ),
+    ] = 300
     bytes_min: Annotated[
         int, within(0, TIB, "Sealed files of a shard that together have this size are exported at once.")
     ] = 64 * MIB
