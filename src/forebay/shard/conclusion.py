@@ -1,6 +1,7 @@
-"""The end of a life in order, where another directory may go on: the tail becomes history, the reservation ends.
+"""Clean shutdown in the shared modes: exports the tail and gives unused offsets back.
 
-Best effort, within a time: whatever is left undone is what an unclean stop would have left, no more.
+So the next owner starts without a gap. Best effort, within a time: what is left undone is what an unclean stop would
+have left, no more.
 """
 
 from __future__ import annotations

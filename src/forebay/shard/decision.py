@@ -79,7 +79,7 @@ class RecoveryDecision:
     """Bytes behind the last whole frame, never acknowledged, set aside."""
     damage: tuple[Gap, ...] = ()
     undone: tuple[Blind, ...] = ()
-    """Where frames without records are damaged: what they alone told of deletes and floors is undone."""
+    """Damaged control frames. Deletes and floor moves recorded only there are lost: those records are visible again."""
 
     def __str__(self) -> str:
         parts = [f"next offset {self.next_offset} by {self.source}"]

@@ -1,4 +1,4 @@
-"""Shards whose records end by themselves, and that nobody has used since the directory was opened."""
+"""Opens idle shards of topics with caps, a time to live or key compaction, so that their limits are enforced."""
 
 from __future__ import annotations
 

@@ -188,8 +188,9 @@ def _pages(cursor: Cursor, end: int | None, shard: Callable[[int], OpenShard]) -
     try:
         return cursor.pull(end)
     except Closed:
-        # Asking for the shard anew says why: moved, deleted, the log closed as a whole. Or it was lost and taken again,
-        # as when a lease had ended: then the stream goes on there. It wakes nobody here, who looks now and then anyway.
+        # Asking for the shard again says why: moved, deleted, the log closed as a whole. Or the shard was lost and
+        # opened again, as after a lost lease: then the stream goes on there. The re-opened shard has no waker of this
+        # stream; the poll in `Waiting` covers that.
         if not cursor.goes_on_in(shard(cursor.partition)):
             raise
         return cursor.pull(end)

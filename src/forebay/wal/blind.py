@@ -1,4 +1,4 @@
-"""Places of a log where frames without records are not whole: no offset is missing that would tell what stood there.
+"""Finds damaged control frames. They use up no offset, so a lost one leaves no gap in the sequence.
 
 Deletes and floors are written twice, all frames of one change and then all of them again, so most such places lose
 nothing. Knows frames; reads no file.

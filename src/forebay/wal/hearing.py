@@ -1,7 +1,7 @@
-"""Whoever wanted to hear of an append is called here: after the log's lock was given back, so that it may use the log.
+"""Runs append callbacks after the log's locks are released, so that a callback may use the log.
 
-Knows tickets, nothing of what was written. A ticket stays in its queue until it has called back: cut short (Ctrl-C),
-the rest is called by whoever comes next.
+Knows tickets, nothing of what was written. A ticket stays in its queue until its callback has run: if the thread is
+interrupted (Ctrl-C), the next thread that comes here runs the rest.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from forebay.wal.hearing import call_back, is_inside
 from forebay.wal.staging import INSIDE, Staging, Ticket
 
 FOLLOW_SECONDS = 1.0
-"""How long a follower trusts its leader: one that died (Ctrl-C) between its steps leaves it waiting."""
+"""After this many seconds a follower assumes that the leader was interrupted (Ctrl-C), and commits itself."""
 
 
 class Turns:

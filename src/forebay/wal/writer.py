@@ -102,7 +102,7 @@ class Writer:
         self.background: BackgroundSync | None = None
         """The sync that runs beside other work, from its begin until its outcome was acted on."""
         self._stray: str | None = None
-        """A new file that may have its name without being part of the log."""
+        """Path of a segment whose creation failed, perhaps after the rename; unlinked before the active file grows."""
         self._reopened_clean = False
         """The file ends in a clean mark, which must not outlive what is written behind it."""
         self._identity: str | None = None
