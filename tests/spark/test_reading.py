@@ -1,19 +1,22 @@
-"""Reading in Spark over all tiers and modes: its rows equal a plain computation, and filters are seen to be pushed."""
+"""Reading in Spark over all tiers and modes: its rows equal a plain computation, with `where` and without."""
 
 from __future__ import annotations
 
-import inspect
 import json
 import pickle
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import Filter, LessThan
 
+from forebay.errors import Invalid
+from forebay.spark import read
 from forebay.spark.options import ReadOptions
-from forebay.spark.reader import PUSHDOWN, ForebayReader, Loaded, reader_for
+from forebay.spark.reader import Loaded, PushedReader, reader_for
 from tests.history.test_servers_killed import Bucket
 from tests.moves import rig
 from tests.spark.mixed import TOPIC, Mixed, folder_of
@@ -58,76 +61,99 @@ def test_rows_of_all_tiers_mixed_equal_a_plain_computation(spark: SparkSession, 
     frame = _load(spark, mixed)
 
     assert spark_rows(frame) == mixed.rows
-    keyed = frame.where("key = cast('key-3' as binary)")
+    keyed = _load(spark, mixed, where="key = 'key-3'")
     assert spark_rows(keyed) == [row for row in mixed.rows if row["key"] == b"key-3"]
 
 
-_FILTERS: list[tuple[str, str, Callable[[Row], bool]]] = [
-    ("offset >= 3000 AND offset < 3300", "offset", lambda row: 3000 <= row["offset"] < 3300),
-    (
-        "partition = 1 AND offset IN (0, 3000)",
-        "partition",
-        lambda row: (row["partition"], row["offset"]) in ((1, 0), (1, 3000)),
-    ),
-    (f"timestamp > timestamp_millis({TIME + 4_000_000})", "timestamp", lambda row: row["timestamp"] > TIME + 4_000_000),
-    ("key = cast('key-5' as binary)", "key", lambda row: row["key"] == b"key-5"),
-    ("key IS NULL AND tag = 'tag-4-é'", "tag", lambda row: row["key"] is None and row["tag"] == "tag-4-é"),
-    ("tag LIKE 'tag-2%'", "tag", lambda row: (row["tag"] or "").startswith("tag-2")),
-    (f"topic = '{TOPIC}' AND offset < 5", "topic", lambda row: row["offset"] < 5),
+_CONDITIONS: list[tuple[str, Callable[[Row], bool]]] = [
+    ("offset >= 3000 AND offset < 3300", lambda row: 3000 <= row["offset"] < 3300),
+    ("partition = 1 AND offset IN (0, 3000)", lambda row: (row["partition"], row["offset"]) in ((1, 0), (1, 3000))),
+    (f"timestamp > timestamp_millis({TIME + 4_000_000})", lambda row: row["timestamp"] > TIME + 4_000_000),
+    ("key = 'key-5'", lambda row: row["key"] == b"key-5"),
+    ("key IS NULL AND tag = 'tag-4-é'", lambda row: row["key"] is None and row["tag"] == "tag-4-é"),
+    ("tag LIKE 'tag-2%'", lambda row: (row["tag"] or "").startswith("tag-2")),
+    (f"topic = '{TOPIC}' AND offset < 5", lambda row: row["offset"] < 5),
 ]
 
 
-@pytest.mark.parametrize(("where", "column", "test"), _FILTERS, ids=[each[0] for each in _FILTERS])
-def test_filters_are_pushed_and_change_no_result(
-    spark: SparkSession,
-    shared: Mixed,
-    capsys: pytest.CaptureFixture[str],
-    where: str,
-    column: str,
-    test: Callable[[Row], bool],
+@pytest.mark.parametrize(("where", "test"), _CONDITIONS, ids=[each[0] for each in _CONDITIONS])
+def test_where_shows_what_a_filter_of_sparks_shows(
+    spark: SparkSession, shared: Mixed, where: str, test: Callable[[Row], bool]
 ) -> None:
-    frame = _load(spark, shared).where(where)
+    expected = [row for row in shared.rows if test(row)]
 
-    frame.explain("formatted")
-
-    told = capsys.readouterr().out
-    pushed = told.partition("PushedFilters: ")[2].partition("\n")[0]
-    assert column in pushed
-    assert ") Filter" not in told
-    assert spark_rows(frame) == [row for row in shared.rows if test(row)]
+    assert spark_rows(_load(spark, shared, where=where)) == expected
+    assert spark_rows(_load(spark, shared).where(where)) == expected
 
 
-def test_filters_that_are_not_pushed_are_applied_by_spark(
-    spark: SparkSession, shared: Mixed, capsys: pytest.CaptureFixture[str]
-) -> None:
-    frame = _load(spark, shared).where("offset > 3000 AND length(value) = 5 AND NOT tag <=> 'tag-2-é'")
+def test_where_and_columns_together(spark: SparkSession, shared: Mixed) -> None:
+    """The column that is compared need not be among those that are shown."""
+    place = {name: text for name, text in shared.options.items() if name != "topic"}
 
-    frame.explain("formatted")
+    frame = read(spark, TOPIC, where="tag = 'tag-2-é' AND offset < 3300", columns="value,offset", **place)
 
-    assert "Filter" in capsys.readouterr().out
+    assert frame.columns == ["value", "offset"]
+    wanted = [row for row in shared.rows if row["tag"] == "tag-2-é" and row["offset"] < 3300]
+    found = Counter((None if row.value is None else bytes(row.value), row.offset) for row in frame.collect())
+    assert found == Counter((row["value"], row["offset"]) for row in wanted)
+
+
+def test_where_leaves_out_what_need_not_be_read(spark: SparkSession, shared: Mixed) -> None:
+    """Tasks are planned for the tier that may have such rows alone."""
+    place = {name: text for name, text in shared.options.items() if name != "topic"}
+
+    assert read(spark, TOPIC, minPartitions="4", **place).rdd.getNumPartitions() == 4
+    assert read(spark, TOPIC, where="offset = 3000", minPartitions="4", **place).rdd.getNumPartitions() == 2
+    assert read(spark, TOPIC, where="offset IS NULL", **place).count() == 0
+
+
+def test_a_where_that_cannot_be_applied_is_refused(spark: SparkSession, shared: Mixed) -> None:
+    place = {name: text for name, text in shared.options.items() if name != "topic"}
+    wrong = "offset = 1 OR offset = 2"
+
+    with pytest.raises(Invalid, match="OR stands where AND should"):
+        read(spark, TOPIC, where=wrong, **place)
+    with pytest.raises(PySparkException, match="OR stands where AND should"):
+        _load(spark, shared, where=wrong)
+    with pytest.raises(PySparkException, match='option "where" is for spark.read: filter the stream itself'):
+        stream = spark.readStream.format("forebay").options(**shared.options, where="offset = 1").load()
+        stream.writeStream.format("noop").trigger(availableNow=True).start().awaitTermination()
+
+
+def test_any_other_filter_is_sparks_own(spark: SparkSession, shared: Mixed) -> None:
+    frame = _load(spark, shared, where="offset > 3000").where("length(value) = 5 AND NOT tag <=> 'tag-2-é'")
+
     wanted = [row for row in shared.rows if row["offset"] > 3000 and len(row["value"] or b"") == 5]
     assert spark_rows(frame) == [row for row in wanted if row["tag"] != "tag-2-é"]
 
 
-def test_without_push_down_spark_applies_the_filters(spark: SparkSession, shared: Mixed) -> None:
-    spark.conf.set(PUSHDOWN, "false")
-    try:
-        assert _load(spark, shared).where("offset < 3").count() == 6
-    finally:
-        spark.conf.set(PUSHDOWN, "true")
+@pytest.mark.parametrize(
+    ("version", "option", "takes"),
+    [
+        ("4.3.0", "true", False),
+        ("4.3.7", "true", False),
+        ("3.5.1", "true", False),
+        ("unknown", "true", False),
+        ("4.4.0", "false", False),
+        ("4.4.0", "true", True),
+        ("5.0.0.dev1", "true", True),
+    ],
+)
+def test_filters_are_taken_only_from_a_spark_that_is_new_and_was_seen_to_keep_plans_apart(
+    shared: Mixed, version: str, option: str, takes: object
+) -> None:
+    options = ReadOptions.parse({**shared.options, "where": "partition = 1", "pushFilters": option})
 
+    reader = reader_for(options, Loaded.now(options), ("offset",), version)
 
-def test_without_push_down_it_is_said_how_to_enable_it(shared: Mixed, caplog: pytest.LogCaptureFixture) -> None:
-    """As Spark's planning calls it, which has the setting at hand."""
-    options = ReadOptions.parse(shared.options)
-    enable_pushdown = False
-
-    reader = reader_for(inspect.currentframe(), options, Loaded.now(options), ("value",))
-
-    assert enable_pushdown is False
+    assert isinstance(reader, PushedReader) == takes
+    asked: list[Filter] = [LessThan(("offset",), 3), LessThan(("value",), b"3")]
+    assert list(reader.pushFilters(asked)) == (asked[1:] if takes else asked)
+    read = [batch for split in reader.partitions() for batch in reader.read(split)]
+    stop = 3 if takes else max(row["offset"] for row in shared.rows) + 1
+    wanted = [row["offset"] for row in shared.rows if row["partition"] == 1 and row["offset"] < stop]
+    assert [offset for batch in read for offset in batch.column(0).to_pylist()] == wanted
     assert len(pickle.dumps(reader)) < 200, "it goes to every task: what was planned stays behind"
-    assert type(reader) is ForebayReader
-    assert f"set {PUSHDOWN} to true" in caplog.text
 
 
 def test_every_option_together(spark: SparkSession, shared: Mixed) -> None:
@@ -169,6 +195,8 @@ def test_several_topics_are_one_frame(spark: SparkSession, shared: Mixed) -> Non
     counts = {row["topic"]: row["count"] for row in frame.groupBy("topic").count().collect()}
     assert counts == {TOPIC: len(shared.rows), "shop/returns": 50}
     assert frame.where("topic = 'shop/returns'").count() == 50
+    chosen = spark.read.format("forebay").options(topicPattern="shop/.*", where="topic LIKE 'shop/r%'", **options)
+    assert chosen.load().count() == 50
 
 
 def test_history_alone_needs_no_directory(spark: SparkSession, tmp_path: Path) -> None:

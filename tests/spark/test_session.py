@@ -6,7 +6,8 @@ import logging
 
 import pytest
 
-from forebay.spark.session import WANTED, _tell, session
+from forebay.spark.pushing import SETTING
+from forebay.spark.session import SETTINGS, WANTED, _tell, session
 
 
 class _Session:
@@ -16,13 +17,7 @@ class _Session:
         self.conf = conf
 
 
-@pytest.mark.parametrize(
-    ("off", "effect"),
-    [
-        ("spark.python.unix.domain.socket.enabled", "rows reach Spark over TCP"),
-        ("spark.sql.python.filterPushdown.enabled", "filters run after all rows have reached Spark"),
-    ],
-)
+@pytest.mark.parametrize(("off", "effect"), [("spark.python.unix.domain.socket.enabled", "rows reach Spark over TCP")])
 def test_running_session_is_taken_and_what_it_lacks_is_told_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, off: str, effect: str
 ) -> None:
@@ -38,3 +33,9 @@ def test_running_session_is_taken_and_what_it_lacks_is_told_once(
         f"this Spark session was started without {off}=true: {WANTED[off]}"
     ]
     assert effect in caplog.text
+
+
+def test_push_down_is_left_as_spark_has_it() -> None:
+    """Spark shares the plan of a push-down between the scans of one DataFrame: see `forebay.spark.pushing`."""
+    assert SETTING not in SETTINGS
+    assert SETTING not in WANTED

@@ -112,6 +112,30 @@ def test_filters_and_columns_reach_sparks_own_scan(spark: SparkSession, tmp_path
     mixed.close()
 
 
+def test_where_reaches_both_parts_and_any_column(spark: SparkSession, tmp_path: Path) -> None:
+    """The column that is compared need not be among those that are shown."""
+    mixed = Mixed(shared_fs(tmp_path))
+    mixed.every_tier()
+    compacted(mixed.land, [TOPIC])
+    ends = [stop for stop, _ in natives(mixed.land)]
+    assert all(3000 < stop < 3400 for stop in ends)
+
+    where = "key IN (X'6B65792D34', 'key-5') AND offset >= 3000 AND topic LIKE 'shop/%'"
+    frame = table(spark, TOPIC, columns="partition,offset", where=where, **options_of(mixed))
+
+    plan = str(frame._jdf.queryExecution().executedPlan().toString())
+    assert "GreaterThanOrEqual(offset,3000)" in plan
+    found = sorted((row.partition, row.offset) for row in frame.collect())
+    wanted = [row for row in mixed.rows if row["offset"] >= 3000 and row["key"] in (b"key-4", b"key-5")]
+    assert found == [(row["partition"], row["offset"]) for row in wanted]
+    assert {offset < ends[partition] for partition, offset in found} == {True, False}, "both parts have some"
+    other = table(spark, TOPIC, where="topic = 'shop/other'", **options_of(mixed))
+    assert other.count() == 0
+    with pytest.raises(Invalid, match="OR stands where AND should"):
+        table(spark, TOPIC, where="offset = 1 OR offset = 2", **options_of(mixed))
+    mixed.close()
+
+
 def test_a_loss_inside_compacted_history_is_named(spark: SparkSession, tmp_path: Path) -> None:
     land = local(tmp_path)
     with land.open("one") as log:
@@ -134,6 +158,6 @@ def test_a_loss_inside_compacted_history_is_named(spark: SparkSession, tmp_path:
     assert spark_rows(table(spark, TOPIC, failOnDataLoss="false", **options)) == in_order(filled.rows)
 
 
-def test_offsets_are_chosen_by_filters_alone(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(Invalid, match="startingOffsets.*filter the table"):
+def test_offsets_are_chosen_by_where_alone(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match="startingOffsets.*choose by where"):
         table(spark, TOPIC, path=str(tmp_path), startingOffsets="earliest")

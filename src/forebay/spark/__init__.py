@@ -4,7 +4,8 @@ The only room that knows Spark. `forebay.spark.session()` gives a session to beg
 source by the name "forebay" once the package is installed.
 """
 
+from forebay.spark.frames import read
 from forebay.spark.session import session
 from forebay.spark.table import table
 
-__all__ = ["session", "table"]
+__all__ = ["read", "session", "table"]

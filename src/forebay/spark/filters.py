@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property, reduce
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -129,6 +129,10 @@ class Filters:
 
     conditions: tuple[Condition, ...] = ()
 
+    def also(self, other: Filters) -> Filters:
+        """These conditions, and those."""
+        return Filters((*self.conditions, *other.conditions))
+
     def offsets(self, start: int, stop: int) -> tuple[int, int]:
         """The part of `[start, stop)` that may pass."""
         low, high = self._span("offset")
@@ -230,9 +234,13 @@ def _plain(value: object, kind: type) -> Any:
     if isinstance(value, datetime):
         if value.tzinfo is None:
             return None
-        since = value - _EPOCH
-        return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+        return micros_of(value)
     return value
+
+
+def micros_of(moment: datetime) -> int:
+    """A time with its zone, in microseconds since 1970."""
+    return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
 def _micros(stamps: npt.NDArray[np.int64]) -> pa.Array:

@@ -17,8 +17,10 @@ import msgspec
 from forebay.errors import Invalid
 from forebay.records import OFFSET_MAX
 from forebay.spark.columns import SPARK_TYPES
+from forebay.spark.filters import NO_FILTERS, Filters
 from forebay.spark.location import NAMES as PLACE_NAMES
 from forebay.spark.location import Location, is_about_place
+from forebay.spark.where import parse_where
 from forebay.topics import TopicName
 
 FROM_LATEST: Final = -1
@@ -38,8 +40,10 @@ NAMES: Final = (
     "startingOffsetsByTimestamp",
     *ENDING_NAMES,
     "columns",
+    "where",
     "minPartitions",
     "failOnDataLoss",
+    "pushFilters",
     *STREAM_NAMES,
 )
 _OTHER_WORDS: Final = {
@@ -94,8 +98,12 @@ class ReadOptions:
     starting: Limit = Limit(option="startingOffsets", everywhere=FROM_EARLIEST)
     ending: Limit = Limit(option="endingOffsets", everywhere=FROM_LATEST)
     columns: tuple[str, ...] = tuple(SPARK_TYPES)
+    where: Filters = NO_FILTERS
+    """Conditions that every row meets that is shown."""
     partitions_min: int = 1
     fail_on_data_loss: bool = True
+    push_filters: bool = False
+    """Whether the session was seen to keep the plans of its scans apart: see `forebay.spark.pushing`."""
     offsets_max: int | None = None
     bytes_max: int | None = None
 
@@ -118,8 +126,10 @@ class ReadOptions:
             starting=starting,
             ending=ending,
             columns=parse_columns(given.get("columns", ",".join(SPARK_TYPES))),
+            where=parse_where(given["where"]) if "where" in given else NO_FILTERS,
             partitions_min=_number(given, "minPartitions", PARTITIONS_MIN_MAX) or 1,
-            fail_on_data_loss=_truth(given.get("failondataloss", "true")),
+            fail_on_data_loss=_truth(given, "failOnDataLoss", "true"),
+            push_filters=_truth(given, "pushFilters", "false"),
             offsets_max=_number(given, "maxOffsetsPerTrigger", OFFSET_MAX),
             bytes_max=_number(given, "maxBytesPerTrigger", OFFSET_MAX),
         )
@@ -132,6 +142,8 @@ def _refuse_unknown(given: Mapping[str, str], *, streaming: bool) -> None:
         every = f"the options are {', '.join(NAMES)}"
         way_out = _OTHER_WORDS.get(name, f"did you mean {known[near[0]]}? {every}" if near else every)
         raise Invalid(f'option "{name}" is not known to the forebay source: {way_out}')
+    if streaming and "where" in given:
+        raise Invalid('option "where" is for spark.read: filter the stream itself, with its own .where(…)')
     for name in ENDING_NAMES if streaming else STREAM_NAMES:
         if name.lower() in given:
             raise Invalid(
@@ -250,9 +262,9 @@ def is_for_stream(options: Mapping[str, str]) -> bool:
 
 
 def is_for_batch(options: Mapping[str, str]) -> bool:
-    """Whether these options make sense for a batch read alone: a stream has no end."""
+    """Whether these options make sense for a batch read alone: a stream has no end, and no `where`."""
     given = {name.lower() for name in options}
-    return any(name.lower() in given for name in ENDING_NAMES)
+    return any(name.lower() in given for name in (*ENDING_NAMES, "where"))
 
 
 def parse_columns(text: str) -> tuple[str, ...]:
@@ -280,8 +292,9 @@ def _number(given: Mapping[str, str], option: str, most: int) -> int | None:
     return int(text)
 
 
-def _truth(text: str) -> bool:
+def _truth(given: Mapping[str, str], option: str, default: str) -> bool:
+    text = given.get(option.lower(), default)
     word = text.strip().lower()
     if word not in ("true", "false"):
-        raise Invalid(f'option "failOnDataLoss" is {text!r}: write true or false')
+        raise Invalid(f'option "{option}" is {text!r}: write true or false')
     return word == "true"

@@ -1,4 +1,4 @@
-"""A batch read inside Spark: what was loaded, the filters that came with the query, and its tasks.
+"""A batch read inside Spark: what was loaded, the conditions that its rows must meet, and its tasks.
 
 Spark makes a reader where it plans, asks it for its tasks there, and sends it to every one of them: what only the
 planning needs stays behind.
@@ -6,26 +6,20 @@ planning needs stays behind.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
-from pathlib import PurePath
-from types import FrameType
 from typing import Any
 
 import pyarrow as pa
+import pyspark
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from forebay.spark.filters import NO_FILTERS, pushed
+from forebay.spark.filters import pushed
 from forebay.spark.options import ReadOptions
 from forebay.spark.planning import Range
+from forebay.spark.pushing import is_old
 from forebay.spark.scan import read_split
 from forebay.spark.snapshot import Snapshot, fix, load, load_or_look, plan
-
-logger = logging.getLogger(__name__)
-
-PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +52,18 @@ def loaded_or_seen(options: ReadOptions) -> Loaded | Snapshot:
 
 
 class ForebayReader(DataSourceReader):
-    """One planned read. Pickled to the executors without what was planned: a split says all that a task needs."""
+    """One planned read. Pickled to the executors without what was planned: a split says all that a task needs.
+
+    Takes no filters from Spark: all of them come back, and the plan does not depend on them, so it does no harm that
+    Spark shares it between the scans of one DataFrame. A reader that has no `pushFilters` of its own works whether
+    Spark's push-down is on or off.
+    """
 
     def __init__(self, options: ReadOptions, loaded: Loaded, columns: tuple[str, ...]) -> None:
         self._options = options
         self._loaded = loaded
         self._columns = columns
-        self._filters = NO_FILTERS
+        self._filters = options.where
 
     def partitions(self) -> list[InputPartition]:
         """One for each task."""
@@ -86,29 +85,19 @@ class ForebayReader(DataSourceReader):
         return {}
 
 
-class FilteringReader(ForebayReader):
-    """The same for a query with filters. Spark refuses a reader that takes filters where it is not to push any."""
+class PushedReader(ForebayReader):
+    """The same for a Spark that keeps the plans of its scans apart: a query's filters narrow what is planned."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         """Take the filters that are applied here; the others are given back."""
-        self._filters, left = pushed(filters)
+        taken, left = pushed(filters)
+        self._filters = self._options.where.also(taken)
         return left
 
 
 def reader_for(
-    caller: FrameType | None, options: ReadOptions, loaded: Loaded, columns: tuple[str, ...]
+    options: ReadOptions, loaded: Loaded, columns: tuple[str, ...], version: str = pyspark.__version__
 ) -> ForebayReader:
-    """The reader that Spark's planning, which is the caller, can use."""
-    if caller is not None and PurePath(caller.f_code.co_filename).stem == "data_source_pushdown_filters":
-        return FilteringReader(options, loaded, columns)
-    if caller is not None and caller.f_locals.get("enable_pushdown") is False:
-        _log_pushdown()
-    return ForebayReader(options, loaded, columns)
-
-
-@cache
-def _log_pushdown() -> None:
-    logger.warning(
-        "filters run in Spark, after all rows have reached it: set %s to true, as forebay.spark.session() does",
-        PUSHDOWN,
-    )
+    """A reader that takes Spark's filters only if the session was seen to keep plans apart and is new enough for it."""
+    kind = PushedReader if options.push_filters and not is_old(version) else ForebayReader
+    return kind(options, loaded, columns)

@@ -29,7 +29,6 @@ QUIET: Final = Path(__file__).with_name("log4j2.properties")
 SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "spark.python.unix.domain.socket.enabled": "true",  # rows reach Spark a quarter faster than over TCP
-        "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -45,7 +44,6 @@ REMOTE: Final = "sc://"
 WANTED: Final[Mapping[str, str]] = MappingProxyType(
     {
         "spark.python.unix.domain.socket.enabled": "rows reach Spark over TCP, a quarter slower",
-        "spark.sql.python.filterPushdown.enabled": "filters run after all rows have reached Spark",
     }
 )
 """Settings that a session of somebody else's should have, and what it is like without."""

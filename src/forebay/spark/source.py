@@ -6,7 +6,6 @@ plain values only.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -72,8 +71,7 @@ class ForebayDataSource(DataSource):
         loaded, self._loaded = self._loaded or Loaded.now(options), None
         if isinstance(loaded, Snapshot):
             loaded = Loaded.of(loaded, options)
-        caller = inspect.currentframe()
-        return reader_for(caller.f_back if caller is not None else None, options, loaded, columns)
+        return reader_for(options, loaded, columns)
 
     def streamReader(self, schema: StructType) -> ForebayStreamReader:  # noqa: N802 - Spark's name
         """A stream of these columns."""

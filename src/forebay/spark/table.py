@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -23,6 +24,7 @@ from forebay.format.offsets import OffsetSet
 from forebay.records import Gap, Reason
 from forebay.spark.addresses import FILE, address_of, literal
 from forebay.spark.columns import SPARK_TYPES
+from forebay.spark.filters import Condition, Filters
 from forebay.spark.opening import Opened, opened
 from forebay.spark.options import FROM_EARLIEST, ReadOptions
 from forebay.spark.pieces import Piece
@@ -37,6 +39,13 @@ LOOKS_MAX: Final = 4
 """A topic that changes while it is looked at is looked at again, so often; then the source reads all of it."""
 _STORED: Final = ("offset", "timestamp", "key", "value", "tag", "headers", "partition")
 _LIMITS: Final = ("starting", "ending")
+_COMPARED: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
+    "=": operator.eq,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 _OFFSETS: Final = pa.schema([pa.field("partition", pa.int32()), pa.field("offset", pa.int64())])
 
 
@@ -57,11 +66,12 @@ def table(spark: SparkSession, topic: str, **options: str) -> DataFrame:
     """The whole topic as it is now, with the columns and options of `spark.read.format("forebay")`.
 
     Say where it is as for the source: `path`, or `settings`, or `store` and `metadata`; settings with a dot go into
-    `**{…}`. Offsets are chosen by filters on `offset`, `partition` or `timestamp`, which reach both parts.
+    `**{…}`. Rows are chosen by `where`, which reaches both parts. Filters on the DataFrame are Spark's own: they reach
+    the Parquet files too, and what comes from the source after it was read.
     """
     for name in options:
         if name.lower().startswith(_LIMITS):
-            raise Invalid(f'option "{name}" is for spark.read: filter the table on offset or timestamp instead')
+            raise Invalid(f'option "{name}" is for spark.read: choose by where, as in "offset >= 10", instead')
     wanted = ReadOptions.parse({**options, "topic": topic})
     made = _Table(spark, wanted, options)
     with contextlib.closing(Viewer(wanted.location)) as viewer:
@@ -77,9 +87,11 @@ class _Table:
     """One call of `table`."""
 
     def __init__(self, spark: SparkSession, wanted: ReadOptions, options: Mapping[str, str]) -> None:
+        from forebay.spark.pushing import push_options
+
         self._spark = spark
         self._wanted = wanted
-        self._options = {**options, "topic": str(wanted.topics.names[0])}
+        self._options = {**push_options(spark), **options, "topic": str(wanted.topics.names[0])}
 
     def source(self, limits: Mapping[str, str]) -> DataFrame:
         """What the source reads between these limits."""
@@ -112,7 +124,8 @@ class _Table:
     def _both(self, views: Sequence[ShardView], natives: Sequence[Native], same: Mapping[str, str]) -> DataFrame:
         """What Spark reads by itself, and what is left for the source."""
         shown = [_shown(column, self._options["topic"]) for column in self._wanted.columns]
-        compacted = _without_deleted(self._spark, _scanned(self._spark, natives), natives).select(*shown)
+        rows = _matching(_scanned(self._spark, natives), self._options["topic"], self._wanted.where)
+        compacted = _without_deleted(self._spark, rows, natives).select(*shown)
         if all(native.stop == view.next for native, view in zip(natives, views, strict=True)):
             return compacted
         return compacted.unionByName(self.source({**same, **_limits(views, natives)}))
@@ -210,6 +223,39 @@ def _scanned(spark: SparkSession, natives: Sequence[Native]) -> DataFrame:
         below = (functions.col("partition") == native.partition) & (functions.col("offset") < native.start)
         rows = rows.where(~below)
     return rows
+
+
+def _matching(rows: DataFrame, topic: str, where: Filters) -> DataFrame:
+    """The rows that meet the conditions, by filters of Spark's own. No file has the topic: it is one for all rows."""
+    from pyspark.sql import functions
+
+    for condition in where.conditions:
+        own = condition.column == "topic"
+        rows = rows.where(functions.lit(condition.passed_by(topic)) if own else _as_spark_asks(condition))
+    return rows
+
+
+def _as_spark_asks(condition: Condition) -> Column:
+    from pyspark.sql import functions
+
+    def literal(value: Any) -> Column:
+        if condition.column == "timestamp":
+            return functions.timestamp_micros(functions.lit(value))
+        return functions.lit(value)
+
+    column = functions.col(condition.column)
+    match condition.name:
+        case "is null":
+            return column.isNull()
+        case "is not null":
+            return column.isNotNull()
+        case "in":
+            return column.isin(*map(literal, condition.value))
+        case "starts with":
+            return column.startswith(condition.value)
+        case _:
+            compared: Column = _COMPARED[condition.name](column, literal(condition.value))
+            return compared
 
 
 def _without_deleted(spark: SparkSession, rows: DataFrame, natives: Sequence[Native]) -> DataFrame:

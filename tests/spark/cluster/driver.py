@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
+from forebay.spark import read
 from forebay.spark.java import find_java
 from forebay.spark.jobs import scrub
 from forebay.spark.location import Location
@@ -76,6 +77,9 @@ def rows_of(frame: DataFrame) -> list[list[Any]]:
 def _drive(spark: SparkSession, orders: Orders) -> None:
     frame = spark.read.format("forebay").options(**orders.read).load()
     Path(orders.seen).write_text(json.dumps(rows_of(frame)))
+    place = {name: text for name, text in orders.read.items() if name != "topic"}
+    some = read(spark, orders.read["topic"], where="offset BETWEEN 2 AND 4 AND partition = 0", **place)
+    assert rows_of(some) == [row for row in rows_of(frame) if row[0] == 0 and 2 <= row[1] <= 4] != []
     scrubbed = scrub.run(spark, Location.parse(orders.read), [orders.read["topic"]])
     assert scrubbed.is_clean and scrubbed.figures["sound"], scrubbed.lines()
     if orders.loaded:
