@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
 import os
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,11 +40,14 @@ from forebay.sealed import SealedSegment
 from forebay.spark.columns import SPARK_TYPES
 from forebay.spark.filters import Filters, pushed
 from forebay.spark.location import Location
+from forebay.spark.narrowing import wanted_runs
+from forebay.spark.opening import opened
 from forebay.spark.options import ReadOptions
-from forebay.spark.pieces import Piece
+from forebay.spark.pieces import Piece, PieceReader
 from forebay.spark.planning import Range
 from forebay.spark.scan import read_split
 from forebay.spark.snapshot import ShardView, Snapshot, Split, load, plan
+from forebay.spark.where import parse_where
 from tests.moves import rig
 from tests.spark.mixed import TOPIC, Mixed
 from tests.spark.topics import SETTINGS, TIME, Filled, Row, rows_in, skip_offsets
@@ -180,14 +186,90 @@ def test_partitions_offsets_and_times_leave_whole_pieces_out(
     assert never == []
 
 
-def test_first_and_last_times_of_segments_and_frames_are_found(
-    mixed: Mixed, loaded: tuple[Snapshot, tuple[Range, ...]]
-) -> None:
-    found = [piece.descriptor for view in loaded[0].shards for piece in view.pieces if piece.descriptor is not None]
-    for moment in {time for descriptor in found for time in (descriptor.time_min, descriptor.time_max)}:
-        filters, _ = pushed([EqualTo(("timestamp",), _time(moment))])
+@pytest.fixture(scope="module")
+def edged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mixed]:
+    """One partition without deletes: a Parquet segment, a segment and a sealed file of three frames each; a tail."""
+    wal = msgspec.structs.replace(rig.WAL, reframe_bytes_min=0)
+    edged = Mixed(rig.shared_fs(tmp_path_factory.mktemp("edged"), wal=wal), partitions=1)
+    for _ in range(2):
+        edged.filled.many(30)
+        edged.filled.many(20)
+        edged.export()
+    edged.compact()
+    for export in (True, False):
+        for _ in range(3):
+            edged.filled.many(10)
+        if export:
+            edged.export()
+        else:
+            edged.filled.seal()
+    edged.filled.many(5)
+    yield edged
+    edged.close()
 
-        assert _read(loaded, filters) == _expected(mixed.rows, "timestamp", moment.__eq__)
+
+def _edges(snapshot: Snapshot) -> dict[int, set[int]]:
+    """The first and the last time of each segment or file, and of each frame in its index, by where it starts."""
+    moments: dict[int, set[int]] = {}
+    (view,) = snapshot.shards
+    with opened(snapshot.location) as found:
+        for piece in view.pieces:
+            reader = PieceReader(found, view.shard, view.pieces, str(view), lambda start, stop: [])
+            with contextlib.closing(reader):
+                segment = reader.segment(piece)
+                entries = segment.index().entries if segment is not None else None
+            own = moments.setdefault(piece.start, set())
+            if piece.descriptor is not None:
+                own |= {piece.descriptor.time_min, piece.descriptor.time_max}
+            if entries is not None:
+                own |= {*entries["time_min"].tolist(), *entries["time_max"].tolist()}
+    return moments
+
+
+_AROUND: list[tuple[str, int, Callable[[int, int], bool]]] = [
+    ("=", 0, operator.eq),
+    ("<", 0, operator.lt),
+    ("<=", 0, operator.le),
+    (">", 0, operator.gt),
+    (">=", 0, operator.ge),
+    ("<", 1, operator.le),
+    (">", -1, operator.ge),
+    ("=", 1, lambda stamp, moment: False),
+]
+"""How a time is compared, by how many microseconds the compared value lies behind a moment, and what passes."""
+
+
+def test_first_and_last_times_of_segments_and_frames_are_found(edged: Mixed) -> None:
+    """A row lies at every moment that is tried: one that is left out by a slip of `>` for `>=` is missed."""
+    loaded = load(ReadOptions.parse(edged.options))
+    edges = _edges(loaded[0])
+    moments = sorted(set().union(*edges.values()))
+    assert [len(edges[start]) for start in (0, 100, 130)] == [2, 6, 6], "a Parquet segment, and two of three frames"
+    assert edges[160] == set(), "the tail, which has no index"
+
+    for moment in moments:
+        assert [row["timestamp"] for row in edged.rows].count(moment) == 1
+        for name, later, passes in _AROUND:
+            filters = parse_where(f"timestamp {name} timestamp_micros({moment * 1000 + later})")
+
+            expected = [row for row in edged.rows if passes(row["timestamp"], moment)]
+            assert _read(loaded, filters) == expected, (name, later, moment)
+
+
+def test_times_leave_out_the_segments_and_frames_that_cannot_match(edged: Mixed) -> None:
+    """Each frame is found by its own times alone, so that the comparisons above have something to leave out."""
+    loaded = load(ReadOptions.parse(edged.options))
+    row = next(row for row in edged.rows if row["offset"] == 119)
+
+    filters = parse_where(f"timestamp = timestamp_millis({row['timestamp']})")
+    (part,) = [part for split in _splits(loaded, filters) for part in split.parts]
+
+    assert part.start == 100, "not the Parquet segment"
+    with opened(loaded[0].location) as found:
+        reader = PieceReader(found, part.shard, part.pieces, str(part), lambda start, stop: [])
+        with contextlib.closing(reader):
+            runs = [(run.start, run.stop) for run in wanted_runs(reader, part, filters)]
+    assert runs == [(110, 120), (160, 165)], "one frame, and the tail, which has no index"
 
 
 def test_a_loss_is_told_where_the_filters_let_nothing_through(tmp_path: Path) -> None:
