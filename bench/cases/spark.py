@@ -95,13 +95,16 @@ def _load(rows: DataFrame, place: Path) -> None:
 
 @dataclass(frozen=True)
 class Query:
-    """What is asked, which columns it needs, what comes out for `count` rows, and which aims it has."""
+    """What is asked, which columns it needs, what comes out for `count` rows, which aims it has, and which rows it is
+    about: Forebay is given that as `where`, the others as a filter.
+    """
 
     name: str
     columns: str
     ask: Callable[[DataFrame], DataFrame]
     answer: int
     aims: tuple[tuple[str, Limit], ...] = ()
+    where: str | None = None
 
 
 def _queries(count: int) -> list[Query]:
@@ -113,7 +116,8 @@ def _queries(count: int) -> list[Query]:
     def times(share: float) -> tuple[str, int]:
         rows = max(1, int(count * share))
         first = count // 2
-        begin, end = (f"timestamp_seconds({BEGUN_S} + {at} / {RECORDS_PER_S})" for at in (first, first + rows))
+        micros = [BEGUN_S * 1_000_000 + at * 1_000_000 // RECORDS_PER_S for at in (first, first + rows)]
+        begin, end = (f"timestamp_micros({at})" for at in micros)
         return f"timestamp >= {begin} and timestamp < {end}", rows
 
     found = [
@@ -128,16 +132,18 @@ def _queries(count: int) -> list[Query]:
         Query(
             "one key",
             "key,offset",
-            lambda rows: rows.where(f"key = X'{key.hex()}'").selectExpr("count(offset)"),
+            lambda rows: rows.selectExpr("count(offset)"),
             with_key,
             filters,
+            f"key = X'{key.hex()}'",
         ),
         Query(
             "one offset",
             "offset",
-            lambda rows: rows.where(f"offset = {count // 3}").selectExpr("count(offset)"),
+            lambda rows: rows.selectExpr("count(offset)"),
             1,
             filters,
+            f"offset = {count // 3}",
         ),
     ]
     for share in (0.001, 0.1):
@@ -146,9 +152,10 @@ def _queries(count: int) -> list[Query]:
             Query(
                 f"{share:.1%} by time",
                 "timestamp,value",
-                lambda frame, condition=condition: frame.where(condition).selectExpr("sum(length(value))"),  # type: ignore[misc]
+                lambda rows: rows.selectExpr("sum(length(value))"),
                 rows * payload.VALUE_BYTES,
                 filters,
+                condition,
             )
         )
     group = Query(
@@ -160,27 +167,31 @@ def _queries(count: int) -> list[Query]:
     return [*found, group]
 
 
-def _frames(spark: SparkSession, place: Path, columns: str) -> dict[str, Callable[[], DataFrame]]:
-    """How everybody is read."""
-    from forebay.spark import table
+def _frames(spark: SparkSession, place: Path, query: Query) -> dict[str, Callable[[], DataFrame]]:
+    """How everybody is read, and is told which rows are wanted."""
+    from forebay.spark import read, table
 
-    source = spark.read.format("forebay").option("path", str(place / "frames")).option("topic", TOPIC)
+    frames, where = str(place / "frames"), query.where
+    chosen = {} if where is None else {"where": where}
+
+    def filtered(rows: DataFrame) -> DataFrame:
+        return rows if where is None else rows.where(where)
+
+    types = "key string, value string, offset bigint, timestamp timestamp, tag string"
     return {
-        SOURCE: lambda: spark.read.format("forebay").options(path=str(place / "frames"), topic=TOPIC).load(),
-        NARROW: lambda: source.option("columns", columns).load(),
-        TABLE: lambda: table(spark, TOPIC, path=str(place / "compacted")),
-        PLAIN: lambda: spark.read.parquet(str(place / PLAIN)),
-        ZSTD: lambda: spark.read.parquet(str(place / ZSTD)),
-        JSON: lambda: spark.read.schema(
-            "key string, value string, offset bigint, timestamp timestamp, tag string"
-        ).json(str(place / JSON)),
+        SOURCE: lambda: read(spark, TOPIC, where=where, path=frames),
+        NARROW: lambda: read(spark, TOPIC, where=where, columns=query.columns, path=frames),
+        TABLE: lambda: table(spark, TOPIC, path=str(place / "compacted"), **chosen),
+        PLAIN: lambda: filtered(spark.read.parquet(str(place / PLAIN))),
+        ZSTD: lambda: filtered(spark.read.parquet(str(place / ZSTD))),
+        JSON: lambda: filtered(spark.read.schema(types).json(str(place / JSON))),
     }
 
 
 def _scans(plan: Plan, spark: SparkSession, place: Path) -> Iterator[Result]:
     count = plan.sizes.spark_records
     for query in _queries(count):
-        frames = _frames(spark, place, query.columns)
+        frames = _frames(spark, place, query)
         if query.name == "one key":
             del frames[JSON]  # its keys are no bytes
         figures = plan.compare({name: _timed(make, query, count) for name, make in frames.items()})
