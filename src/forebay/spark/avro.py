@@ -29,7 +29,8 @@ class AvroValues:
             record, error = self._decoded(value) if value is not None else (None, None)
             records.append(record)
             errors.append(error)
-        return pa.array(records, self._kind), pa.array(errors, pa.string())
+        made = self._placed(records, errors, 0, len(records))
+        return made if made is not None else pa.array(records, self._kind), pa.array(errors, pa.string())
 
     def _decoded(self, value: bytes) -> tuple[dict[str, Any] | None, str | None]:
         import fastavro
@@ -43,8 +44,22 @@ class AvroValues:
         if left:
             return None, f"not Avro of this schema: {left} bytes are left behind the record"
         assert isinstance(record, dict), "the schema is one of a record"
-        try:
-            pa.array([record], self._kind)
-        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-            return None, f"has no place in its column: {error}"
         return record, None
+
+    def _placed(
+        self, records: list[dict[str, Any] | None], errors: list[str | None], start: int, stop: int
+    ) -> pa.StructArray | None:
+        """The records `[start, stop)` as columns; `None` if some have no place there: each gets its error instead.
+
+        All are tried together, then each half of those that fail: a batch of good records is one array.
+        """
+        try:
+            return pa.array(records[start:stop], self._kind)
+        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+            if stop - start == 1:
+                records[start], errors[start] = None, f"has no place in its column: {error}"
+                return None
+        middle = (start + stop) // 2
+        self._placed(records, errors, start, middle)
+        self._placed(records, errors, middle, stop)
+        return None
