@@ -84,6 +84,9 @@ def _properties(location: Location) -> dict[str, str]:
     settings = location.settings().table
     warehouse = warehouse_of(location)
     properties = {"type": settings.catalog, **file_properties(location)}
+    if settings.catalog == "sql":
+        # A stream keeps its connection for as long as it runs: one that the server has ended meanwhile is replaced.
+        properties = {"pool_pre_ping": "true", **properties}
     if warehouse is not None:
         properties["warehouse"] = warehouse
     uri = settings.uri or _database(settings.catalog, warehouse)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,9 +13,9 @@ from pyiceberg.table import Table
 import forebay
 from forebay.spark.iceberg import look_up_table
 from forebay.spark.location import Location
-from forebay.spark.pipelines import open_tables
+from forebay.spark.pipelines import open_tables, running
 from forebay.spark.pipelines.open_tables import FOLDER, OpenTable
-from forebay.spark.pipelines.running import into_table
+from forebay.spark.pipelines.running import TableBatches
 from forebay.spark.upkeep import named_files, own_folder
 from tests.spark.pipelines.files import pipeline_of, running_of
 from tests.spark.topics import SETTINGS
@@ -81,17 +82,19 @@ def test_a_stream_tidies_up_once_and_expires_many_at_a_time(
     started: Future[str] = Future()
     started.set_result("query")
     rows = spark.createDataFrame([(1,)], "id BIGINT")
-    into_table(place, "shop.copy", started)(rows, 0)
+    with contextlib.closing(TableBatches(place, "shop.copy", started)) as first:
+        first.put(rows, 0)
     stray = _stray(home)
 
-    put = into_table(place, "shop.copy", started)
+    batches = TableBatches(place, "shop.copy", started)
     counted = []
     for number in range(1, 6):
-        put(rows, number)
+        batches.put(rows, number)
         assert stray not in _present(home)
         counted.append(len(_table(home).snapshots()))
     _stray(home)
-    put(rows, 6)
+    batches.put(rows, 6)
+    batches.close()
 
     assert counted == [2, 3, 1, 2, 3]
     assert stray in _present(home), "only the first batch looks through the folder"
@@ -110,6 +113,33 @@ def test_rows_that_are_in_are_no_failure_though_old_snapshots_cannot_be_expired(
     table = OpenTable(Location.of(home / "data"), "shop.copy")
 
     table.put(spark.createDataFrame([(1,)], "id BIGINT"))
+    table.close()
 
     assert _table(home).scan().to_arrow().num_rows == 1
     assert "shop.copy: old snapshots are left to the next run: the catalog does not answer" in caplog.text
+
+
+def test_runs_open_a_table_once_and_close_it(spark: SparkSession, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[OpenTable] = []
+    closed: list[OpenTable] = []
+
+    class Noted(OpenTable):
+        def __init__(self, location: Location, name: str) -> None:
+            super().__init__(location, name)
+            opened.append(self)
+
+        def close(self) -> None:
+            closed.append(self)
+            super().close()
+
+    monkeypatch.setattr(running, "OpenTable", Noted)
+    running_of(pipeline_of(home, PIPELINE)).run(spark)
+    assert len(opened) == 1
+
+    stream = PIPELINE.replace("name: p\n", "name: p\nmode: streaming\ncheckpoint: state\ntrigger: availableNow\n")
+    stream = stream.replace("{name: orders,", "{name: orders, options: {maxOffsetsPerTrigger: 1},")
+    running_of(pipeline_of(home, stream.replace(", write: overwrite", ""))).run(spark)
+
+    assert len(opened) == 2, "not once for each batch"
+    assert closed == opened
+    assert _table(home).scan().to_arrow().num_rows == 4

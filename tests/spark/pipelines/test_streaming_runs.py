@@ -191,6 +191,7 @@ def test_a_table_takes_a_batch_once_and_rows_of_a_run_as_a_whole(spark: SparkSes
     assert len(_rows(home)) == 3
     with pytest.raises(Invalid, match=r"shop.copy has the columns id, name, the rows have id: name another table"):
         table.put(rows.select("id"))
+    table.close()
 
     flaws = (
         ("name: p\nmode: batch", "is there already: write `write: append` or `write: overwrite`"),

@@ -44,7 +44,7 @@ class Batch(NamedTuple):
 
 
 class OpenTable:
-    """A table by its name, `NAMESPACE.NAME`."""
+    """A table by its name, `NAMESPACE.NAME`. Holds a connection to its catalog: `close` it. One call at a time."""
 
     def __init__(self, location: Location, name: str) -> None:
         self.location = location
@@ -74,6 +74,10 @@ class OpenTable:
             grace_s = settings.table.orphan_grace_s
             remove_strays(table, own_folder(table, FOLDER), grace_s=grace_s, now_ms=now_ms)
 
+    def close(self) -> None:
+        """Give the connection to the catalog back."""
+        self._catalog.close()
+
     def _made(self, schema: pa.Schema) -> Table:
         self._catalog.create_namespace_if_not_exists(self.name.rpartition(".")[0])
         table = self._catalog.create_table_if_not_exists(self.name, schema)
@@ -99,7 +103,8 @@ class OpenTable:
                     if overwrite:
                         transaction.delete(AlwaysTrue())
                     if files:
-                        transaction.add_files(files)
+                        # Their names are random: none is in the table, and no manifest is read to see that.
+                        transaction.add_files(files, check_duplicate_files=False)
                     noted = {f"{BATCH}{batch.query_id}": str(batch.number)} if batch is not None else {}
                     transaction.set_properties({**properties_of(table), **noted})
         except CommitFailedException as error:

@@ -127,9 +127,9 @@ class Running:
             rows.write.format("forebay").options(**write_options(sink, self.place)).mode("append").save()
             return
         if sink.format is TableFormat.ICEBERG:
-            open_table = OpenTable(Location.parse(self.place), str(sink.path))
-            open_table.tidy()
-            open_table.put(rows, overwrite=sink.overwrite is Overwrite.OVERWRITE)
+            with contextlib.closing(OpenTable(Location.parse(self.place), str(sink.path))) as open_table:
+                open_table.tidy()
+                open_table.put(rows, overwrite=sink.overwrite is Overwrite.OVERWRITE)
             return
         table = StagedTable(self.pipeline.path_of(sink.path))
         names = [str(name) for name in sink.partition_by]
@@ -141,10 +141,11 @@ class Running:
 
     def _run_stream(self, outlets: Sequence[Outlet]) -> None:
         queries: dict[str, StreamingQuery] = {}
-        with self._stopping(queries):
+        # Tables are closed behind the queries that write into them.
+        with contextlib.ExitStack() as tables, self._stopping(queries):
             for outlet in outlets:
                 with self.guard():
-                    queries[str(outlet.sink.name)] = self._start(outlet)
+                    queries[str(outlet.sink.name)] = self._start(outlet, tables)
             while not self._ended(queries):
                 self.clock.sleep(POLL_SECONDS)
 
@@ -161,7 +162,7 @@ class Running:
                     logger.info("stopping the query of sink %s", name)
                     query.stop()
 
-    def _start(self, outlet: Outlet) -> StreamingQuery:
+    def _start(self, outlet: Outlet, tables: contextlib.ExitStack) -> StreamingQuery:
         from pyspark.errors import PySparkException
         from pyspark.sql import functions as f
 
@@ -176,7 +177,8 @@ class Running:
             # Spark lets no source in Python take updates itself.
             writer = writer.foreachBatch(into_topic(write_options(sink, self.place), started)).outputMode("update")
         elif sink.format is TableFormat.ICEBERG:
-            writer = writer.foreachBatch(into_table(self.place, str(sink.path), started)).outputMode("append")
+            table = tables.enter_context(contextlib.closing(TableBatches(self.place, str(sink.path), started)))
+            writer = writer.foreachBatch(table.put).outputMode("append")
         else:
             names = [str(name) for name in sink.partition_by]
             writer = writer.format("parquet").option("path", pipeline.path_of(sink.path)).outputMode("append")
@@ -224,19 +226,32 @@ def into_topic(options: Mapping[str, str], started: Future[str]) -> Callable[[Da
     return put
 
 
-def into_table(place: Mapping[str, str], name: str, started: Future[str]) -> Callable[[DataFrame, int], None]:
-    """The same for a table, which is tidied before the first."""
-    tidied: list[bool] = []
+class TableBatches:
+    """Brings each batch of a query into a table once, over one connection to its catalog. `close` it behind the query.
 
-    def put(rows: DataFrame, number: int) -> None:
-        batch = Batch(started.result(START_SECONDS), number)
-        table = OpenTable(Location.parse(place), name)
-        if not tidied:
-            table.tidy()
-            tidied.append(True)
-        table.put(rows, batch=batch)
+    Spark calls `put` for one batch after the other, in threads of its own.
+    """
 
-    return put
+    def __init__(self, place: Mapping[str, str], name: str, started: Future[str]) -> None:
+        """`started` gives the query's id, once it has started."""
+        self._location = Location.parse(place)
+        self._name = name
+        self._started = started
+        self._table: OpenTable | None = None
+
+    def put(self, rows: DataFrame, number: int) -> None:
+        """Add the rows of a batch; the table is opened, and tidied, for the first."""
+        batch = Batch(self._started.result(START_SECONDS), number)
+        if self._table is None:
+            self._table = OpenTable(self._location, self._name)
+            self._table.tidy()
+        self._table.put(rows, batch=batch)
+
+    def close(self) -> None:
+        """Give the connection back."""
+        table, self._table = self._table, None
+        if table is not None:
+            table.close()
 
 
 def target_of(pipeline: Pipeline, sink: Sink) -> str:

@@ -1,0 +1,163 @@
+"""What a commit of rows to an Iceberg table asks of its catalog and its manifests. No Spark runs here."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.manifest import ManifestFile
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+import forebay
+from forebay.errors import Conflict
+from forebay.spark.iceberg import DATABASE, look_up_table
+from forebay.spark.lake.files import Written, write_rows
+from forebay.spark.lake.tables import TableTarget
+from forebay.spark.lake.targets import Batch as LakeBatch
+from forebay.spark.location import Location
+from forebay.spark.pipelines.open_tables import Batch, OpenTable
+from forebay.spark.pipelines.running import TableBatches
+from tests.spark.topics import SETTINGS
+
+NAME = "shop.copy"
+
+
+class Rows:
+    """A DataFrame as far as a table asks: its columns, and tasks over its rows."""
+
+    def __init__(self, **columns: pa.Array) -> None:
+        self._rows = pa.RecordBatch.from_pydict(columns)
+        self.schema: StructType = from_arrow_schema(self._rows.schema)
+
+    def mapInArrow(self, task: Callable[[Iterator[Any]], Iterable[Any]], _: str) -> Rows:  # noqa: N802 - Spark's name
+        made = pa.Table.from_batches(task(iter([self._rows])))
+        return Rows(**{name: made.column(name).combine_chunks() for name in made.column_names})
+
+    def collect(self) -> list[Any]:
+        return [type("Row", (), row) for row in self._rows.to_pylist()]
+
+
+@pytest.fixture
+def location(tmp_path: Path) -> Location:
+    with forebay.open(str(tmp_path / "data"), SETTINGS):
+        pass
+    return Location.of(tmp_path / "data")
+
+
+def _ids(*numbers: int) -> Any:
+    return Rows(id=pa.array(numbers, pa.int64()))
+
+
+def _found(location: Location) -> list[Any]:
+    table = look_up_table(location, NAME)
+    assert table is not None
+    return sorted(table.scan().to_arrow().column(0).to_pylist())
+
+
+def _connections() -> int:
+    """How often this process has the database of the catalog open."""
+    opened = [link.readlink() for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return sum(path.name.startswith(DATABASE) for path in opened)
+
+
+def test_a_stream_has_one_connection_and_gives_it_back(location: Location) -> None:
+    started: Future[str] = Future()
+    started.set_result("query")
+    gc.disable()
+    try:
+        with closing(TableBatches({"path": str(location.path)}, NAME, started)) as batches:
+            for number in (*range(10), 3, 9):
+                batches.put(_ids(number), number)
+                assert _connections() <= 1
+        assert _connections() == 0
+    finally:
+        gc.enable()
+
+    assert _found(location) == list(range(10))
+
+
+def test_a_table_that_was_never_written_into_is_closed_too(location: Location) -> None:
+    TableBatches({"path": str(location.path)}, NAME, Future()).close()
+    OpenTable(location, NAME).close()
+
+    assert _connections() == 0
+
+
+@pytest.fixture
+def manifests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The manifests that were opened."""
+    opened: list[str] = []
+    really = ManifestFile.fetch_manifest_entry
+
+    def fetch(manifest: ManifestFile, *args: Any, **more: Any) -> Any:
+        opened.append(manifest.manifest_path)
+        return really(manifest, *args, **more)
+
+    monkeypatch.setattr(ManifestFile, "fetch_manifest_entry", fetch)
+    return opened
+
+
+def test_a_batch_opens_no_manifest_of_the_table_and_comes_once(location: Location, manifests: list[str]) -> None:
+    counts = []
+    with closing(OpenTable(location, NAME)) as table:
+        for number in range(8):
+            manifests.clear()
+            table.put(_ids(number), batch=Batch("query", number))
+            counts.append(len(manifests))
+        for number in (7, 0, 5):
+            table.put(_ids(number), batch=Batch("query", number))
+
+    assert set(counts) == {0}
+    assert _found(location) == list(range(8))
+
+
+def test_of_two_who_commit_at_once_one_is_refused(location: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are not looked for in the table: that each batch comes once rests on its note and on the commit alone."""
+    with closing(OpenTable(location, NAME)) as one, closing(OpenTable(location, NAME)) as other:
+        one.put(_ids(0), batch=Batch("query", 0))
+        commit = one._commit
+
+        def behind_the_other(*args: Any, **more: Any) -> None:
+            other.put(_ids(1), batch=Batch("query", 1))
+            commit(*args, **more)
+
+        monkeypatch.setattr(one, "_commit", behind_the_other)
+        with pytest.raises(Conflict, match="was changed by another meanwhile: run it again"):
+            one.put(_ids(1), batch=Batch("query", 1))
+        monkeypatch.undo()
+        one.put(_ids(1), batch=Batch("query", 1))
+
+    assert _found(location) == [0, 1]
+
+
+class _Held:
+    """A lease that lasts."""
+
+    def check(self) -> None:
+        pass
+
+
+def test_a_topic_in_a_table_opens_no_manifest_and_comes_once(location: Location, manifests: list[str]) -> None:
+    schema, lease = pa.schema([("id", pa.int64())]), _Held()
+    counts = []
+    with closing(TableTarget(location, NAME, schema)) as target:
+        target.recover()
+        for number in range(6):
+            rows = pa.RecordBatch.from_pydict({"id": [number]}, schema=schema)
+            (told,) = write_rows(location, target.folders()[0], schema, [rows])
+            files = tuple(Written(**row) for row in told.to_pylist())
+            batch = LakeBatch(topic="shop/orders", topic_id="t", offsets={0: (number, number + 1)}, files=files)
+            manifests.clear()
+            target.commit(batch, lease)  # type: ignore[arg-type]
+            counts.append(len(manifests))
+            target.commit(batch, lease)  # type: ignore[arg-type]
+
+    assert set(counts) == {0}
+    assert _found(location) == list(range(6))
