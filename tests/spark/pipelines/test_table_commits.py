@@ -1,4 +1,4 @@
-"""What a commit of rows to an Iceberg table asks of its catalog and its manifests. No Spark runs here."""
+"""What a commit of rows to an Iceberg table asks of its catalog, its manifests and its columns. No Spark runs here."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg.io.pyarrow import _check_pyarrow_schema_compatible
 from pyiceberg.manifest import ManifestFile
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 import forebay
-from forebay.errors import Conflict
+from forebay.errors import Conflict, Invalid
 from forebay.spark.iceberg import DATABASE, look_up_table
 from forebay.spark.lake.files import Written, write_rows
 from forebay.spark.lake.tables import TableTarget
@@ -161,3 +162,73 @@ def test_a_topic_in_a_table_opens_no_manifest_and_comes_once(location: Location,
 
     assert set(counts) == {0}
     assert _found(location) == list(range(6))
+
+
+INNER = pa.struct([("a", pa.int32())])
+COLUMNS: dict[str, pa.DataType] = {
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "boolean": pa.bool_(),
+    "date": pa.date32(),
+    "timestamptz": pa.timestamp("us", "UTC"),
+    "decimal(9, 2)": pa.decimal128(9, 2),
+    "decimal(12, 2)": pa.decimal128(12, 2),
+    "struct": INNER,
+    "struct, wider": pa.struct([("a", pa.int64())]),
+    "struct, other": pa.struct([("a", pa.string())]),
+    "struct, more": pa.struct([("a", pa.int32()), ("b", pa.int32())]),
+    "list": pa.list_(pa.int32()),
+    "list, other": pa.list_(pa.string()),
+    "map": pa.map_(pa.string(), pa.int64()),
+    "map, other": pa.map_(pa.string(), pa.bool_()),
+}
+
+
+def test_a_column_of_another_type_is_refused_by_table_column_and_both_types(location: Location) -> None:
+    with closing(OpenTable(location, NAME)) as table:
+        table.put(Rows(id=pa.array([1], pa.int64()), name=pa.array(["a"])))  # type: ignore[arg-type]
+
+        for _ in range(2):
+            with pytest.raises(
+                Invalid,
+                match=r"column id of the table shop\.copy is long, and the rows have string: cast it, or name another",
+            ):
+                table.put(Rows(id=pa.array(["x"]), name=pa.array(["a"])))  # type: ignore[arg-type]
+        # In another order, and narrower: it fits.
+        table.put(Rows(name=pa.array(["b"]), id=pa.array([2], pa.int32())))  # type: ignore[arg-type]
+
+    assert _found(location) == [1, 2]
+
+
+@pytest.mark.parametrize("theirs", COLUMNS)
+def test_what_is_refused_is_what_pyiceberg_would_refuse(location: Location, theirs: str) -> None:
+    """Only then: what a table takes, it goes on taking."""
+    with closing(OpenTable(location, NAME)) as opened:
+        table = opened._made(pa.schema([("x", COLUMNS[theirs])]))
+
+        refused = [ours for ours, kind in COLUMNS.items() if not _takes(opened, kind)]
+
+    expected = [ours for ours, kind in COLUMNS.items() if not _would_take(table, kind)]
+    assert refused == expected
+    assert theirs not in refused
+
+
+def _takes(table: OpenTable, kind: pa.DataType) -> bool:
+    try:
+        table._made(pa.schema([("x", kind)]))
+    except Invalid as error:
+        assert f"column x of the table {NAME} is" in str(error)
+        return False
+    return True
+
+
+def _would_take(table: Any, kind: pa.DataType) -> bool:
+    try:
+        _check_pyarrow_schema_compatible(table.schema(), pa.schema([("x", kind)]))
+    except ValueError:
+        return False
+    return True

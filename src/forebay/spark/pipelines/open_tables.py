@@ -24,6 +24,7 @@ from forebay.spark.upkeep import expire, own_folder, properties_of, remove_stray
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
+    from pyiceberg.types import IcebergType, NestedField
     from pyspark.sql import DataFrame
 
 logger = logging.getLogger(__name__)
@@ -88,7 +89,25 @@ class OpenTable:
                 f"the table {self.name} has the columns {', '.join(known)}, the rows have {', '.join(schema.names)}: "
                 "name another table, or make them equal"
             )
+        for field in schema:
+            self._check_type(table, field)
         return table
+
+    def _check_type(self, table: Table, field: pa.Field) -> None:
+        """`Invalid` if the table has the column as a type that the rows' type does not fit into."""
+        from pyiceberg.io.pyarrow import pyarrow_to_schema
+
+        known, version = table.schema(), table.metadata.format_version
+        theirs = known.find_field(field.name)
+        try:
+            ours = pyarrow_to_schema(pa.schema([field]), known.name_mapping, format_version=version).fields[0]
+        except ValueError:  # a field inside of it is not in the table
+            ours = None
+        if ours is None or not _fits(ours, theirs):
+            raise Invalid(
+                f"column {field.name} of the table {self.name} is {_shown(theirs)}, and the rows have "
+                f"{field.type if ours is None else _shown(ours)}: cast it, or name another table"
+            )
 
     def _commit(self, table: Table, files: list[str], batch: Batch | None, *, overwrite: bool) -> None:
         from pyiceberg.exceptions import CommitFailedException
@@ -120,6 +139,39 @@ def schema_of(rows: DataFrame) -> pa.Schema:
         return to_arrow_schema(rows.schema, timezone="UTC")
     except PySparkException as error:
         raise Invalid(f"a table cannot have these columns: {error}") from error
+
+
+def _fits(ours: NestedField, theirs: NestedField) -> bool:
+    """Whether a table takes files with such a column."""
+    return (ours.required or theirs.optional) and _type_fits(ours.field_type, theirs.field_type)
+
+
+def _type_fits(ours: IcebergType, theirs: IcebergType) -> bool:
+    from pyiceberg.exceptions import ResolveError
+    from pyiceberg.schema import promote
+    from pyiceberg.types import ListType, MapType, StructType
+
+    if ours == theirs:
+        return True
+    if isinstance(ours, StructType) and isinstance(theirs, StructType):
+        there = {field.field_id: field for field in ours.fields}
+        return all(
+            _fits(there[field.field_id], field) if field.field_id in there else field.optional
+            for field in theirs.fields
+        )
+    if isinstance(ours, ListType) and isinstance(theirs, ListType):
+        return _fits(ours.element_field, theirs.element_field)
+    if isinstance(ours, MapType) and isinstance(theirs, MapType):
+        return _fits(ours.key_field, theirs.key_field) and _fits(ours.value_field, theirs.value_field)
+    try:
+        promote(ours, theirs)
+    except ResolveError:
+        return False
+    return True
+
+
+def _shown(column: NestedField) -> str:
+    return f"{column.field_type}{' not null' if column.required else ''}"
 
 
 def _task(
