@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import pytest
@@ -17,8 +18,10 @@ import forebay.shard.reservation
 import forebay.shard.segment
 import forebay.storage.deletions
 import forebay.wal.begin
-from forebay.catalog import ShardCatalog, read_state
+from forebay.blobs import BlobStore, Stat
+from forebay.catalog import ShardCatalog, StoredState, read_state
 from forebay.errors import ForebayError
+from forebay.export import Exporter
 from forebay.format.descriptor import LoadStatus, Phase, ShardState
 from forebay.history import History
 from forebay.metadata import MetadataStore, SessionEnded
@@ -35,7 +38,7 @@ from tests.mutants.test_mutants import Mutant
 from tests.protocol.consuming import missed_by_consumers
 from tests.protocol.judging import check_world
 from tests.protocol.scenarios import SCENARIOS
-from tests.protocol.test_exhaustive import Zombies, judge, owner
+from tests.protocol.test_exhaustive import SAME_DIRECTORY, Zombies, judge, owner
 from tests.protocol.test_schedules import Play
 from tests.protocol.world import World
 
@@ -46,6 +49,13 @@ def _all_orders() -> list[Violation]:
     """Two owners, one lease that ends, every order."""
     owners = {"A": owner("a", "A", exports=False), "B": owner("b", "B", exports=False, seals=False)}
     exploration = Exploration(owners, judge, Zombies().heard)
+    exploration.explore(faults=0, endings=1)
+    return [Violation(*text.split(": ", 1)) for text in exploration.violations]
+
+
+def _all_orders_of_one_directory() -> list[Violation]:
+    """Two processes of one directory: the first loses its lease and goes on, in every order."""
+    exploration = Exploration(dict(zip("AB", SAME_DIRECTORY, strict=True)), judge, Zombies().heard)
     exploration.explore(faults=0, endings=1)
     return [Violation(*text.split(": ", 1)) for text in exploration.violations]
 
@@ -90,6 +100,37 @@ def _seal_without_an_object() -> list[Violation]:
         pass
     files = world.log_files("a") | world.log_files("b")
     return list(every_record_has_a_copy(world.history(), world.catalog.descriptors(), world.fetch, files))
+
+
+def _seal_and_look_later() -> list[Violation]:
+    """As above, but nothing else happens: what was recorded at the seal must be true at that moment."""
+    blobs = SimulatedBlobs(clock=ManualClock())
+    world = World(blobs=blobs)
+    node = world.node("a")
+    node.append(3)
+    node.export()
+    for key in blobs.contents:
+        blobs.delete(key)
+    with contextlib.suppress(ForebayError):
+        node.seal()
+    return world.uncovered
+
+
+def _export_over_an_object() -> list[Violation]:
+    """Under the name of what is to be exported lies something else of its size, as a failing store may leave it."""
+    twin = World(blobs=SimulatedBlobs(clock=ManualClock()))
+    node = twin.node("a")
+    node.append(3)
+    node.export()
+    blobs = SimulatedBlobs(clock=ManualClock())
+    for key, content in twin.objects().items():
+        blobs.upload(key, [bytes(len(content))])
+    world = World(blobs=blobs)
+    node = world.node("a")
+    node.append(3)
+    node.export()
+    assert blobs.contents.keys() == twin.objects().keys(), "the same names, for the same bytes"
+    return list(objects_are_whole(world.catalog.descriptors(), world.fetch))
 
 
 def _retain_without_an_object() -> list[Violation]:
@@ -206,6 +247,48 @@ def _coverage_not_checked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(forebay.shard.handover, "_check_coverage", lambda *_: None)
 
 
+def _coverage_checked_too_late(patch: pytest.MonkeyPatch) -> None:
+    check, change = forebay.shard.handover._check_coverage, forebay.shard.ownership.change_state
+    waiting: list[Callable[[], None]] = []
+
+    def changed(*arguments: Any) -> ShardState:
+        state = change(*arguments)
+        while waiting:
+            waiting.pop()()
+        return state
+
+    patch.setattr(forebay.shard.handover, "_check_coverage", lambda *args: waiting.append(lambda: check(*args)))
+    patch.setattr(forebay.shard.handover, "change_state", changed)
+
+
+def _objects_taken_unread(patch: pytest.MonkeyPatch) -> None:
+    place = Exporter._place
+
+    def unread(exporter: Exporter, store: BlobStore, key: str, file: Any, footer: Any) -> Stat:
+        return store.stat(key) or place(exporter, store, key, file, footer)
+
+    patch.setattr(Exporter, "_place", unread)
+
+
+def _epochs_of_one_directory_not_compared(patch: pytest.MonkeyPatch) -> None:
+    change_state = forebay.shard.ownership.change_state
+
+    def changed(store: MetadataStore, key: str, epoch: int, change: Callable[[ShardState], ShardState]) -> ShardState:
+        stored = read_state(store, key)
+        is_ours = stored is not None and stored.state.holder_since <= epoch
+        return change_state(store, key, stored.state.epoch if stored is not None and is_ours else epoch, change)
+
+    owned = ShardCatalog.owned
+
+    def found(catalog: ShardCatalog, epoch: int) -> StoredState:
+        stored = catalog.state()
+        return stored if stored is not None and stored.state.holder_since <= epoch else owned(catalog, epoch)
+
+    patch.setattr(ShardCatalog, "owned", found)
+    for module in (forebay.shard.reservation, forebay.shard.handover):
+        patch.setattr(module, "change_state", changed)
+
+
 def _deleted_before_it_says_so(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(forebay.storage.deletions, "mark_deleting", lambda *_: None)
 
@@ -232,6 +315,14 @@ def _loads_passed_over(patch: pytest.MonkeyPatch) -> None:
 
 MUTANTS: Final = (
     Mutant("epoch not compared by an export", _epoch_not_compared, _all_orders, "I20"),
+    Mutant(
+        "epochs compared only where the holder changed",
+        _epochs_of_one_directory_not_compared,
+        _all_orders_of_one_directory,
+        "I20",
+    ),
+    Mutant("sealed before coverage is checked", _coverage_checked_too_late, _seal_and_look_later, "I17"),
+    Mutant("an object that is there taken unread", _objects_taken_unread, _export_over_an_object, "I16"),
     Mutant("reservation outlives a seal", _reservation_outlives_a_seal, _all_orders, "I21"),
     Mutant("a living session is taken over", _living_sessions_ignored, _all_orders, "I19"),
     Mutant("epoch not compared by a reservation or a seal", _epoch_not_compared_in_the_state, _some_schedules, "I20"),

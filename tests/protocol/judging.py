@@ -79,6 +79,7 @@ def check_world(world: World, reading: Reading) -> list[Violation]:
     catalog = world.catalog
     local = {f"{n}/{path}": content for n in "abc" for path, content in world.log_files(n).items()}
     return [
+        *world.uncovered,
         *check_log(history, reading),
         *(holes_are_accounted_for(reading, passed) if world.durability is Durability.FSYNC else ()),
         *check_history(history, catalog.descriptors(), catalog.frontier().next, world.fetch, local),

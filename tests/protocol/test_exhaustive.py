@@ -88,7 +88,7 @@ class Shard:
         self.next += 1
         self.writer.next = self.next
 
-    def catch_up(self, _: object = None) -> None:
+    def catch_up(self, _: object = None, *, accept_damage: bool = False) -> None:
         """Everything written becomes history, as one file."""
         if self.exported < self.next:
             piece = SegmentDescriptor(
@@ -111,7 +111,7 @@ class Shard:
 
     def rotate(self) -> None: ...
 
-    def seal_rotated(self) -> None: ...
+    def seal_rotated(self, *, accept_damage: bool = False) -> None: ...
 
     def rotated(self) -> list[object]:
         return []
@@ -238,10 +238,18 @@ class Bound(NamedTuple):
     endings: int
 
 
+SAME_DIRECTORY: Final = (owner("a", "A", seals=False), owner("a", "B", seals=False))
+"""Two processes of one data directory: their holder is the same, only the epoch tells them apart."""
+
+
 def _bounds() -> dict[str, Bound]:
     brief = (owner("a", "A", exports=False), owner("b", "B", exports=False, seals=False))
     whole = (owner("a", "A"), owner("b", "B"))
-    bounds = {"two owners, a fault": Bound(brief, 1, 1), "two that export and seal": Bound(whole, 0, 1)}
+    bounds = {
+        "two owners, a fault": Bound(brief, 1, 1),
+        "two that export and seal": Bound(whole, 0, 1),
+        "two of one directory": Bound(SAME_DIRECTORY, 0, 1),
+    }
     if SOAK:
         three = tuple(owner(name, name.upper(), exports=False, seals=name == "a") for name in "abc")
         bounds |= {

@@ -6,7 +6,7 @@ The trace of their disk tells what callers heard, too.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from forebay.blobs import BlobStore
@@ -28,7 +28,8 @@ from forebay.testing.catalogs import Fetch
 from forebay.testing.crashes import CrashState
 from forebay.testing.disk import SimulatedDisk
 from forebay.testing.history import NOTE, Begun, Event, History, Outcome, Reading, Told, read_everything
-from forebay.testing.moves import Operations, replayed
+from forebay.testing.invariants import Violation
+from forebay.testing.moves import Operations, commits_of, replayed
 from forebay.topics import Durability, TopicSpec
 from tests.log.rig import history_of, stage, value_of
 from tests.protocol.consuming import Consumer
@@ -80,6 +81,8 @@ class World(Ground):
         super().__init__(settings_of(mode), disk=disk, metadata=metadata, blobs=blobs, seed=seed)
         self.durability = durability
         self.ref = ShardRef(spec_of(durability), 0)
+        self.uncovered: list[Violation] = []
+        """Seals that were recorded when the store lacked an object."""
         self.openings: dict[int, RecoveryDecision] = {}
         """How the shard was opened in each epoch."""
         self.on_commit: Callable[[Operations], None] = lambda _: None
@@ -106,7 +109,16 @@ class World(Ground):
 
     def _committed(self, operations: Operations) -> None:
         super()._committed(operations)
+        for commit in commits_of(KEYS, [operations]):
+            if commit.state is not None and commit.state.phase is Phase.SEALED and commit.state.owner is None:
+                self.uncovered += self._seal_lacks()
         self.on_commit(operations)
+
+    def _seal_lacks(self) -> Iterator[Violation]:
+        """I17: a shard is given up when every object of its history is there, for its local files may go then."""
+        for piece in self.catalog.descriptors():
+            if piece.object_key and self.fetch(piece, piece.object_key) is None:
+                yield Violation("I17", f"sealed while {piece.object_key} of [{piece.start}, {piece.end}) was missing")
 
     # Looking, without a call that could fail or count
 
