@@ -154,6 +154,17 @@ class History:
                 found.append(Stretch(low, high, partial(self._segment, piece), waits))
         return found
 
+    def gaps(self, start: int, stop: int) -> list[Gap]:
+        """The gaps that the catalog names between segments, of `[start, stop)`, in order."""
+        if stop > self.end:
+            self.refresh()
+        with self._lock:
+            pieces = [piece for piece in self._descriptors if piece.end > start and piece.start < stop]
+        given_up = [Gap(piece.start, piece.end, Reason.SKIPPED) for piece in pieces if self._is_given_up(piece)]
+        named = [piece.gap for piece in pieces if piece.gap is not None and not self._is_given_up(piece)]
+        found = sorted([*given_up, *named])
+        return [Gap(max(start, gap.start), min(stop, gap.stop), gap.reason) for gap in found]
+
     def covers(self, offset: int) -> bool:
         """Whether some piece of history answers for this offset, as far as is known here."""
         return self._covering(offset) is not None

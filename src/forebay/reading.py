@@ -18,6 +18,8 @@ OnGap: TypeAlias = Callable[[int, Gap], None]
 """Called with the partition and the hole, at its place in the stream."""
 
 PAGE_BYTES = 1024 * 1024
+LOSS = (Reason.LOST, Reason.DAMAGED, Reason.HISTORY)
+"""Gaps in which records were that are gone, or cannot be read now."""
 
 
 class Readable(Protocol):
@@ -80,11 +82,8 @@ class Cursor:
             return
         if self._on_gap is not None:
             self._on_gap(self.partition, gap)
-        elif gap.reason in (Reason.LOST, Reason.DAMAGED, Reason.HISTORY):
-            raise DataLoss(
-                f"{self.name}: offsets {gap} cannot be read: pass on_gap to hear of such ranges and go on, "
-                'or start behind it; "forebay verify" says more'
-            )
+        elif gap.reason in LOSS:
+            raise _data_loss(self.name, gap)
 
     def _check(self, page: Page) -> None:
         expected = self.next
@@ -95,6 +94,23 @@ class Cursor:
             expected = stop
         if expected != page.next:
             raise Corrupt(f"{self.name}: a page ends at {expected} but says {page.next}")
+
+
+def report_gap(topic: str, on_gap: OnGap | None, partition: int, gap: Gap) -> None:
+    """What a reader does at a gap: `on_gap` takes it, else a lost or damaged range is `DataLoss`."""
+    if gap.reason is Reason.DELETED:
+        return
+    if on_gap is not None:
+        on_gap(partition, gap)
+    elif gap.reason in LOSS:
+        raise _data_loss(f"{topic}[{partition}]", gap)
+
+
+def _data_loss(name: str, gap: Gap) -> DataLoss:
+    return DataLoss(
+        f"{name}: offsets {gap} cannot be read: pass on_gap to hear of such ranges and go on, "
+        'or start behind it; "forebay verify" says more'
+    )
 
 
 def in_order(page: Page) -> Iterator[Batch | Gap]:

@@ -75,6 +75,9 @@ class SealedIndex(NamedTuple):
         return SealedIndex(footer, entries, gaps)
 
 
+UNREADABLE = (Reason.HISTORY, Reason.DAMAGED)
+"""Gaps of one copy in which there may be records all the same, that another copy has or that are damaged."""
+
 Sections: TypeAlias = dict[int, index_format.Section]
 """The sections of an index by kind."""
 
@@ -108,6 +111,8 @@ class SealedSegment:
         self._salt_crc: int | None = None
         self._index: tuple[SealedIndex, Sections] | None = None
         self._postings: dict[SectionKind, Postings | HeldPostings] = {}
+        self._unscanned: dict[SectionKind, list[Gap]] = {}
+        """Damage that was met where the segment had to be read for its postings."""
         self._postings_source: IndexSource | None = None
 
     @property
@@ -218,6 +223,12 @@ class SealedSegment:
         for records in found.find(wanted, max(start, self.start) - origin):
             yield from self._own(records.astype(np.int64) + origin)
 
+    def unsearched(self, kind: SectionKind) -> list[Gap]:
+        """The damaged ranges in which `find` cannot see: those the index names, and what a scan for postings met."""
+        self._found(kind)
+        named = [gap for gap in self.index().gaps if gap.reason in UNREADABLE]
+        return sorted({*named, *self._unscanned.get(kind, ())})
+
     def find_backwards(self, kind: SectionKind, wanted: int) -> Iterator[Places]:
         """All of them, the newest piece first; inside each piece they rise."""
         found, origin = self._found(kind)
@@ -242,12 +253,15 @@ class SealedSegment:
 
     def _scanned(self, kind: SectionKind) -> HeldPostings:
         found = HeldPostings(kind, self.index().footer.start)
+        missed: list[Gap] = []
         offset = self.start
         while offset < self.end:
             page = self.read(offset, SCAN_BYTES)
             for batch in page.batches:
                 found.add(batch)
+            missed += [gap for gap in page.events if gap.reason is Reason.DAMAGED]
             offset = page.next
+        self._unscanned[kind] = missed
         return found
 
     def _read_postings(self, position: int, length: int) -> bytes:

@@ -178,14 +178,19 @@ class AsyncTopic:
         begin = partial(self._topic.following, start, partition=partition, on_gap=on_gap)
         return AsyncStream(Followed(self._workers, begin, timeout))
 
-    def read_by_key(self, key: bytes, *, history: bool = False, partition: int | None = None) -> AsyncStream[Record]:
-        """See `Topic.read_by_key`."""
-        begin = partial(self._topic.read_by_key, key, history=history, partition=partition)
+    def read_by_key(
+        self, key: bytes, *, history: bool = False, partition: int | None = None, on_gap: OnGap | None = None
+    ) -> AsyncStream[Record]:
+        """See `Topic.read_by_key`. `on_gap` is called in another thread."""
+        begin = partial(self._topic.read_by_key, key, history=history, partition=partition, on_gap=on_gap)
         return AsyncStream(Paged(self._workers, begin))
 
-    def read_by_tag(self, tag: str, *, partition: int | None = None) -> AsyncStream[Record]:
-        """See `Topic.read_by_tag`."""
-        return AsyncStream(Paged(self._workers, partial(self._topic.read_by_tag, tag, partition=partition)))
+    def read_by_tag(
+        self, tag: str, *, partition: int | None = None, on_gap: OnGap | None = None
+    ) -> AsyncStream[Record]:
+        """See `Topic.read_by_tag`. `on_gap` is called in another thread."""
+        begin = partial(self._topic.read_by_tag, tag, partition=partition, on_gap=on_gap)
+        return AsyncStream(Paged(self._workers, begin))
 
     async def delete_by_key(self, key: bytes, *, partition: int | None = None) -> int:
         """See `Topic.delete_by_key`."""

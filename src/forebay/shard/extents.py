@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from forebay.catalog import ShardCatalog
 from forebay.format.descriptor import DescriptorKind, LoadStatus, SegmentDescriptor
 from forebay.format.offsets import OffsetSet
-from forebay.records import Gap
+from forebay.records import Gap, Reason
 from forebay.shard.places import Places
 from forebay.shard.tiers import ELSEWHERE
 from forebay.wal.files import FileList, LogFile, SealedFile
@@ -25,7 +25,10 @@ class Extents:
         self._places = places
 
     def within(self, start: int, stop: int) -> OffsetSet:
-        """Which offsets of `[start, stop)` stand for records, deleted ones included."""
+        """Which offsets of `[start, stop)` stand for records, deleted ones included.
+
+        Damaged ones count as if they did: what is deleted there stays so if the bytes are restored.
+        """
         found = EMPTY
         begins = self._files.begins
         elsewhere = [] if begins is None or begins <= start else [(start, min(begins, stop))]
@@ -35,7 +38,8 @@ class Extents:
             if file.previous_end >= stop or file.end <= start:
                 continue
             gaps = _gaps_of(file)
-            found |= _without(OffsetSet.of_range(max(file.start, start), min(file.end, stop)), gaps)
+            empty = [gap for gap in gaps if gap.reason is not Reason.DAMAGED]
+            found |= _without(OffsetSet.of_range(max(file.start, start), min(file.end, stop)), empty)
             elsewhere += [(gap.start, gap.stop) for gap in gaps if gap.reason in ELSEWHERE]
         if self._catalog is not None and any(low < high for low, high in elsewhere):
             found |= self._in_history(self._catalog, elsewhere).clipped(start, stop)
@@ -59,7 +63,11 @@ class Extents:
         if piece.records == piece.end - piece.start or self._places is None:
             return OffsetSet.of_range(piece.start, piece.end)
         with contextlib.closing(self._places.segment(piece)) as segment:
-            return segment.held(piece.start, piece.end)
+            held = segment.held(piece.start, piece.end)
+            for gap in segment.index().gaps:
+                if gap.reason is Reason.DAMAGED:
+                    held |= OffsetSet.of_range(max(gap.start, piece.start), min(gap.stop, piece.end))
+            return held
 
 
 def _gaps_of(file: LogFile | SealedFile) -> list[Gap]:

@@ -6,7 +6,7 @@ is only a hint: the key or tag itself is compared on the record. What cannot be 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -21,7 +21,8 @@ from forebay.format.offsets import OffsetSet
 from forebay.history import SPOT
 from forebay.pages import Page
 from forebay.records import Gap, Reason
-from forebay.shard.tiers import ELSEWHERE, PAGE_BYTES, Past
+from forebay.sealed import UNREADABLE
+from forebay.shard.tiers import PAGE_BYTES, Past
 from forebay.shard.visible import Ended
 from forebay.wal.files import READ_ATTEMPTS, Attempts, FileList, LogFile, SealedFile
 
@@ -82,6 +83,9 @@ class Searched(Protocol):
     def find_backwards(self, kind: SectionKind, wanted: int) -> Iterator[Places]:
         """All offsets, the newest piece first."""
 
+    def unsearched(self, kind: SectionKind) -> list[Gap]:
+        """The ranges of which `find` does not know what is in them."""
+
 
 class _Tract(NamedTuple):
     """Offsets `[start, stop)`, and who tells what is where in them."""
@@ -95,6 +99,15 @@ class _Tract(NamedTuple):
         """Those of this tract from `start` on."""
         low, high = np.searchsorted(offsets, [max(start, self.start), self.stop])
         return offsets[low:high]
+
+
+class _Span(NamedTuple):
+    """Offsets `[start, stop)` of one local file, or of none; `is_due` says that then history must have them."""
+
+    start: int
+    stop: int
+    file: LogFile | SealedFile | None
+    is_due: bool = False
 
 
 class _Waiting(Exception):  # no error: readers stand here until a bulk load is committed
@@ -141,15 +154,19 @@ class Lookups:
         sought = Sought.of_tag(tag)
         return self._tried(lambda: self._page(sought, start, records_max, bytes_max))
 
-    def offsets(self, sought: Sought) -> OffsetSet:
-        """Where all live records that match are, of those published before the call."""
+    def offsets(self, sought: Sought) -> tuple[OffsetSet, list[Gap]]:
+        """Where all live records that match are, of those published before the call; and where others may be.
+
+        The gaps are ranges that cannot be read and that may hold a match.
+        """
         # Before the first look: one that is repeated, because files were replaced under it, looks no further.
         head, _ = self._now()
 
-        def found() -> OffsetSet:
-            matches = self._matches(sought, self._ended(), 0, head, waiting=False)
+        def found() -> tuple[OffsetSet, list[Gap]]:
+            matches = list(self._matches(sought, self._ended(), 0, head, waiting=False))
             runs = [np.arange(run.base, run.end) for run in matches if isinstance(run, Batch)]
-            return OffsetSet.of(np.concatenate(runs)) if runs else OffsetSet()
+            unread = [match for match in matches if isinstance(match, Gap)]
+            return OffsetSet.of(np.concatenate(runs)) if runs else OffsetSet(), unread
 
         return self._tried(found)
 
@@ -199,8 +216,8 @@ class Lookups:
         head, ended = self._now()
         events: list[Gap] = []
         batches: list[Batch] = []
-        for offset in self._backwards(sought, ended, start, head):
-            match = next(self._verified(sought, np.array([offset])), None)
+        for found in self._backwards(sought, ended, start, head):
+            match = found if isinstance(found, Gap) else next(self._verified(sought, np.array([found])), None)
             if isinstance(match, Batch):
                 batches.append(match)
                 break
@@ -212,9 +229,15 @@ class Lookups:
     # Where matches are
 
     def _matches(self, sought: Sought, ended: Ended, start: int, head: int, *, waiting: bool) -> Iterator[Match]:
-        """The live matches of `[start, head)` in order; with `waiting` raises `_Waiting` before a load."""
+        """The live matches of `[start, head)` in order, and the ranges that may hold one and cannot be searched.
+
+        With `waiting` raises `_Waiting` before a load.
+        """
         start = max(start, ended.floor.earliest)
-        for tract in self._tracts(start, head):
+        for tract in self._tracts(sought.kind, start, head):
+            if isinstance(tract, Gap):
+                yield from self._read_through(sought, tract, ended.deleted)
+                continue
             if tract.waits:
                 if waiting:
                     raise _Waiting(tract.start)
@@ -225,54 +248,103 @@ class Lookups:
                 if len(own) < len(piece):
                     break
 
-    def _backwards(self, sought: Sought, ended: Ended, start: int, head: int) -> Iterator[int]:
-        """The offsets of live records that may match, the newest first."""
+    def _backwards(self, sought: Sought, ended: Ended, start: int, head: int) -> Iterator[int | Gap]:
+        """The offsets of live records that may match, the newest first, and ranges that cannot be searched."""
         start = max(start, ended.floor.earliest)
-        for tract in self._tracts(start, head, backwards=True):
+        for tract in self._tracts(sought.kind, start, head, backwards=True):
+            if isinstance(tract, Gap):
+                for match in reversed(self._read_through(sought, tract, ended.deleted)):
+                    yield from [match] if isinstance(match, Gap) else reversed(range(match.base, match.end))
+                continue
             for piece in () if tract.waits else tract.searched().find_backwards(sought.kind, sought.hash):
                 own = tract.own(piece, start)
                 yield from reversed(_live(own, ended.deleted).tolist())
                 if len(piece) and int(piece[0]) < max(start, tract.start):
                     break
 
-    def _tracts(self, start: int, head: int, *, backwards: bool = False) -> Iterator[_Tract]:
-        """Everything of `[start, head)`, in order or from its end; nothing is read before it is come to."""
-        spans: list[tuple[int, int, LogFile | SealedFile | None]] = []
+    def _tracts(self, kind: SectionKind, start: int, head: int, *, backwards: bool = False) -> Iterator[_Tract | Gap]:
+        """Everything of `[start, head)`, in order or from its end; nothing is read before it is come to.
+
+        A gap is a range that no copy can be searched in.
+        """
+        for span in reversed(self._spans(start, head)) if backwards else self._spans(start, head):
+            tracts = self._of_span(span, kind)
+            for tract in reversed(tracts) if backwards else tracts:
+                parts = [tract] if isinstance(tract, Gap) or span.file is not None else _parted(tract, kind)
+                yield from reversed(parts) if backwards else parts
+
+    def _spans(self, start: int, head: int) -> list[_Span]:
+        """The local files of `[start, head)`, and what lies before, between and behind them."""
+        spans: list[_Span] = []
         at = start
         for file in self._log.files.all:
-            if file.start > at:
-                spans.append((at, min(file.start, head), None))
-            spans.append((max(at, file.start), min(file.end, head), file))
+            # The gap that a file begins with is named; offsets before it must be in history.
+            named = max(at, min(file.previous_end, file.start)) if file.start > at else at
+            spans += [_Span(at, named, None, is_due=True), _Span(named, file.start, None)]
+            spans.append(_Span(max(at, file.start), file.end, file))
             at = max(at, file.end)
-        spans.append((at, head, None))
-        for low, high, holder in reversed(spans) if backwards else spans:
-            if low < high:
-                tracts = self._of_history(low, high) if holder is None else self._of_file(holder, low, high)
-                yield from reversed(tracts) if backwards else tracts
+        spans.append(_Span(at, head, None))
+        cut = [span._replace(stop=min(span.stop, head)) for span in spans]
+        return [span for span in cut if span.start < span.stop]
 
-    def _of_file(self, file: LogFile | SealedFile, start: int, stop: int) -> list[_Tract]:
-        """A local file, and history where the file has a hole that it may fill, or cannot be looked into."""
-        found: list[_Tract] = []
+    def _of_span(self, span: _Span, kind: SectionKind) -> Sequence[_Tract | Gap]:
+        if span.file is None:
+            return self._of_history(span.start, span.stop, is_due=span.is_due) if self._past is not None else []
+        return self._of_file(span.file, span.start, span.stop, kind)
+
+    def _of_file(self, file: LogFile | SealedFile, start: int, stop: int, kind: SectionKind) -> Sequence[_Tract | Gap]:
+        """A local file, and history where the file has a gap that it may fill, or cannot be looked into."""
+        found: list[_Tract | Gap] = []
         try:
-            gaps = file.gaps if isinstance(file, LogFile) else file.index().gaps
+            gaps = file.unsearched(kind)
         except (Corrupt, OSError):
             if self._past is None or stop > self._past.exported:
                 raise
-            return self._of_history(start, stop)
-        for gap in sorted(gap for gap in gaps if gap.reason in ELSEWHERE and gap.stop > start and gap.start < stop):
+            return self._of_history(start, stop, is_due=True)
+        for gap in gaps:
+            if gap.stop <= start or gap.start >= stop:
+                continue
             if gap.start > start:
                 found.append(_Tract(start, gap.start, lambda: file))
-            found += self._of_history(max(start, gap.start), min(stop, gap.stop))
+            for tract in self._of_history(max(start, gap.start), min(stop, gap.stop), is_due=True):
+                found += [tract] if isinstance(tract, Gap) else _parted(tract, kind)
             start = gap.stop
         return [*found, _Tract(start, stop, lambda: file)] if start < stop else found
 
-    def _of_history(self, start: int, stop: int) -> list[_Tract]:
+    def _of_history(self, start: int, stop: int, *, is_due: bool = False) -> Sequence[_Tract | Gap]:
+        """What history has of `[start, stop)`; where it must have all of that, also what it does not have."""
         if self._past is None:
-            return []
-        stretches = self._past.history.stretches(start, stop)
-        return [_Tract(low, high, segment, waits) for low, high, segment, waits in stretches]
+            return [Gap(start, stop, Reason.DAMAGED)] if is_due else []
+        history = self._past.history
+        found: list[_Tract | Gap] = [_Tract(*stretch) for stretch in history.stretches(start, stop)]
+        found += history.gaps(start, stop)
+        pieces: list[_Tract | Gap] = []
+        for piece in sorted(found, key=lambda piece: piece.start):
+            if is_due and piece.start > start:
+                pieces.append(Gap(start, piece.start, Reason.DAMAGED))
+            if isinstance(piece, _Tract) or piece.reason is Reason.DAMAGED:
+                pieces.append(piece)
+            start = max(start, piece.stop)
+        return [*pieces, Gap(start, stop, Reason.DAMAGED)] if is_due and start < stop else pieces
 
     # What is there
+
+    def _read_through(self, sought: Sought, gap: Gap, deleted: OffsetSet) -> list[Match]:
+        """What matches in a range that no postings tell about, read record by record, and what cannot be read of it.
+
+        Memory may hold what is damaged in a file.
+        """
+        found: list[Match] = []
+        at = gap.start
+        while at < gap.stop:
+            page = self._read(at, PAGE_BYTES).clipped(gap.stop)
+            if page.next == at:
+                break
+            found += [event for event in page.events if event.reason in UNREADABLE and not _is_deleted(event, deleted)]
+            for batch in page.batches:
+                found += _matching(sought, batch, _live(_with_entry(sought, batch), deleted))
+            at = page.next
+        return sorted(found, key=_first)
 
     def _verified(self, sought: Sought, offsets: Places) -> Iterator[Match]:
         """The records at these rising offsets that do match, in order, and holes where some cannot be read."""
@@ -322,6 +394,33 @@ class _Found:
     def page(self, told: Iterable[Gap], following: int) -> Page:
         """What was found; `following` is where to go on."""
         return Page(self._batches, [*told, *(gap for gap in self._events if gap.start < following)], following)
+
+
+def _parted(tract: _Tract, kind: SectionKind) -> list[_Tract | Gap]:
+    """A tract of history as what can be searched of it and what cannot."""
+    if tract.waits:
+        return [tract]
+    parts: list[_Tract | Gap] = []
+    start = tract.start
+    for gap in tract.searched().unsearched(kind):
+        if gap.stop > start and gap.start < tract.stop:
+            if gap.start > start:
+                parts.append(tract._replace(start=start, stop=gap.start))
+            parts.append(Gap(max(start, gap.start), min(tract.stop, gap.stop), Reason.DAMAGED))
+            start = gap.stop
+    return [*parts, tract._replace(start=start)] if start < tract.stop else parts
+
+
+def _is_deleted(gap: Gap, deleted: OffsetSet) -> bool:
+    """Whether all that may have stood in the gap was deleted."""
+    return deleted.count_in(gap.start, gap.stop) == gap.stop - gap.start
+
+
+def _with_entry(sought: Sought, batch: Batch) -> Places:
+    """The offsets of the records of a batch that have any key, or any tag."""
+    entries = (batch.keys() if sought.kind is SectionKind.KEY_POSTINGS else batch.tags()) or []
+    rows = [row for row, entry in enumerate(entries) if entry is not None]
+    return np.array(rows, dtype=np.int64) + batch.base
 
 
 def _tombstone(start: int, floor: Floor) -> list[Gap]:

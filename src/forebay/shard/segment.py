@@ -10,9 +10,10 @@ from forebay.catalog import ShardCatalog
 from forebay.catalog.removals import RecordedRemovals
 from forebay.clock import Clock
 from forebay.disk import Disk
-from forebay.errors import Corrupt, Fenced, Unavailable, Unsupported
+from forebay.errors import Corrupt, DataLoss, Fenced, Unavailable, Unsupported
 from forebay.eviction import Limits
 from forebay.format.descriptor import ShardState, gap_descriptor
+from forebay.format.offsets import OffsetSet
 from forebay.records import Gap, Offsets
 from forebay.settings import RetentionSettings, WalSettings
 from forebay.shard.archive import Archive
@@ -167,9 +168,24 @@ class SegmentShard:
             case DeleteBefore(offset):
                 return self.deletes.delete_before(offset)
             case DeleteKey(key):
-                return self.deletes.delete(self.lookups.offsets(Sought.of_key(key)))
+                return self.deletes.delete(self._sought(Sought.of_key(key), "this key"))
             case DeleteTag(tag):
-                return self.deletes.delete(self.lookups.offsets(Sought.of_tag(tag)))
+                return self.deletes.delete(self._sought(Sought.of_tag(tag), "this tag"))
+
+    def _sought(self, sought: Sought, what: str) -> OffsetSet:
+        """Where the records are that a delete means; `DataLoss` if some of them may lie where nothing can be read.
+
+        A delete names offsets: it would not hold for a damaged frame whose file is restored later.
+        """
+        offsets, unread = self.lookups.offsets(sought)
+        if unread:
+            ranges = ", ".join(f"[{gap.start}, {gap.stop})" for gap in unread)
+            raise DataLoss(
+                f"{self.ref}: offsets {ranges} are damaged and may hold records with {what}: nothing is deleted. "
+                'Restore the file or object ("forebay verify" names it), or delete these offsets first with '
+                f"delete_by_offset({unread[0].start}, {unread[0].stop}); then repeat it"
+            )
+        return offsets
 
     @property
     def export_failure(self) -> str | None:

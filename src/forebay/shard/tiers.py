@@ -13,6 +13,7 @@ from forebay.errors import Corrupt, Unavailable
 from forebay.history import History
 from forebay.pages import Page
 from forebay.records import Gap, Reason
+from forebay.sealed import UNREADABLE
 from forebay.wal.files import BelowFiles, FileList
 
 logger = logging.getLogger(__name__)
@@ -20,8 +21,8 @@ logger = logging.getLogger(__name__)
 PAGE_BYTES = 1024 * 1024
 TOLD_MAX = 64
 """So many flaws of local files are remembered, so that each is said once and not for every page."""
-ELSEWHERE = (Reason.HISTORY, Reason.DAMAGED)
-"""Holes of the local log that history may fill."""
+ELSEWHERE = UNREADABLE
+"""Gaps of the local log that history may fill."""
 
 
 class LocalLog(Protocol):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TypeVar, cast
 
 from forebay.engines import OpenShard
 from forebay.engines.operations import check_offset
 from forebay.engines.seam import LookedUpShard
 from forebay.errors import Closed, Indeterminate, Invalid, Unavailable, Unsupported
+from forebay.format.batch import Batch
 from forebay.pages import Page
 from forebay.partitioning import Partitioner, partition_of_key
-from forebay.records import Record
+from forebay.reading import OnGap, in_order, report_gap
+from forebay.records import Gap, Record
 from forebay.shard.deletion import DeleteBefore, DeleteKey, DeleteRange, DeleteTag, Deletion
 from forebay.storage.checks import checked_bytes, checked_partition, checked_tag
 from forebay.storage.streams import Stream
@@ -53,12 +57,17 @@ class Lookups:
     """The shard of a partition for a caller who only looks: nothing is acquired that another directory holds."""
     _partitioner: Partitioner
 
-    def read_by_key(self, key: bytes, *, history: bool = False, partition: int | None = None) -> Stream[Record]:
+    def read_by_key(
+        self, key: bytes, *, history: bool = False, partition: int | None = None, on_gap: OnGap | None = None
+    ) -> Stream[Record]:
         """The newest live record with exactly this key, or nothing; with `history` all of them, oldest first.
 
         They are looked for where the hash of the key puts them, today and before partitions were added: partition
         after partition, today's last. Records that were appended to a partition of the caller's choice are found by
         naming it.
+
+        A damaged range that may hold a record of the key, for the newest one above what is found, raises `DataLoss`
+        at its place, unless `on_gap(partition, gap)` takes it; the next step goes on behind it.
         """
         wanted = _checked_key(key)
         places = partitions_of(self.spec, wanted) if partition is None else [self._place(partition)]
@@ -70,12 +79,16 @@ class Lookups:
                 lambda place, start: self._found_in(
                     place, "read_by_key", lambda shard: shard.read_by_key(wanted, start, history=history)
                 ),
+                partial(report_gap, str(self.spec.name), on_gap),
                 one=not history,
             )
         )
 
-    def read_by_tag(self, tag: str, *, partition: int | None = None) -> Stream[Record]:
-        """The live records with exactly this tag, up to the end as it is now; partition after partition."""
+    def read_by_tag(self, tag: str, *, partition: int | None = None, on_gap: OnGap | None = None) -> Stream[Record]:
+        """The live records with exactly this tag, up to the end as it is now; partition after partition.
+
+        For damaged ranges and `on_gap` see `read_by_key`.
+        """
         wanted = _checked_tag(tag)
         return Stream(
             _Found(
@@ -83,13 +96,15 @@ class Lookups:
                 lambda place, start: self._found_in(
                     place, "read_by_tag", lambda shard: shard.read_by_tag(wanted, start)
                 ),
+                partial(report_gap, str(self.spec.name), on_gap),
             )
         )
 
     def delete_by_key(self, key: bytes, *, partition: int | None = None) -> int:
         """Delete every record with exactly this key that is there now, in all partitions; how many there were.
 
-        On return it holds by the durability class of the topic. If it fails, some may be deleted: repeat it.
+        On return it holds by the durability class of the topic. If it fails, some may be deleted: repeat it. It is
+        refused with `DataLoss` where a damaged range may hold such a record.
         """
         return self._delete(self._places(partition), DeleteKey(_checked_key(key)))
 
@@ -159,34 +174,61 @@ class _Found:
     """The pages of a look-up, partition after partition; each `(partition, end)` up to where it ended at first."""
 
     def __init__(
-        self, places: Sequence[tuple[int, int]], look_up: Callable[[int, int], Page], *, one: bool = False
+        self,
+        places: Sequence[tuple[int, int]],
+        look_up: Callable[[int, int], Page],
+        report: Callable[[int, Gap], None],
+        *,
+        one: bool = False,
     ) -> None:
         self._places = list(places)
         self._look_up = look_up
+        self._report = report
         self._start = 0
         self._one = one
+        self._found: deque[tuple[int, Gap | Batch]] = deque()
+        """What was found and not given yet, with its partition."""
 
     def next_page(self) -> list[Record]:
         """See `Source`."""
-        while self._places:
-            place, end = self._places[0]
-            page = self._look_up(place, self._start)
-            # The newest record may have been appended meanwhile: it is the answer all the same.
-            batches = page.batches if self._one else page.clipped(end).batches
-            self._start = page.next
-            if page.next >= end:
-                self._places.pop(0)
-                self._start = 0
-            records = [record for batch in batches for record in batch.records(place)]
+        while self._found or self._places:
+            if not self._found:
+                self._look()
+            records: list[Record] = []
+            while self._found and (not records or isinstance(self._found[0][1], Batch)):
+                place, piece = self._found.popleft()
+                if isinstance(piece, Gap):
+                    self._report(place, piece)
+                else:
+                    records += piece.records(place)
             if records:
-                if self._one:
-                    self._places.clear()
                 return records
         return []
+
+    def _look(self) -> None:
+        """Ask for the next page."""
+        place, end = self._places[0]
+        page = self._look_up(place, self._start)
+        if not self._one:
+            # The newest record may have been appended meanwhile, and is the answer all the same; others are not.
+            page = page.clipped(end)
+        self._found.extend((place, piece) for piece in _in_order(page, newest=self._one))
+        self._start = page.next
+        if page.next >= end:
+            self._places.pop(0)
+            self._start = 0
+        if self._one and page.batches:
+            self._places.clear()
 
     def close(self) -> None:
         """See `Source`."""
         self._places.clear()
+        self._found.clear()
+
+
+def _in_order(page: Page, *, newest: bool) -> Iterator[Gap | Batch]:
+    """What was found; of a look-up for the newest record, first the ranges above it that cannot be read."""
+    return iter([*page.events, *page.batches]) if newest else in_order(page)
 
 
 def _published(shard: OpenShard) -> int:

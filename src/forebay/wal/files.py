@@ -28,7 +28,7 @@ from forebay.format.segment import HEADER_BYTES, SegmentHeader, index_name
 from forebay.format.stretch import batches_of
 from forebay.pages import Page
 from forebay.records import Gap, Reason
-from forebay.sealed import FRAME_BYTES_LIMIT, Gathered, SealedSegment, first_at_time
+from forebay.sealed import FRAME_BYTES_LIMIT, UNREADABLE, Gathered, SealedSegment, first_at_time
 from forebay.wal.scan import CHUNK_BYTES, OFFSETS_AHEAD, LogScan, Piece, is_bare, pieces_of
 from forebay.wal.sparse import SparseIndex
 
@@ -71,6 +71,8 @@ class LogFile:
         self.indexing = threading.Lock()
         """Held while `index` and `limit` move together."""
         self._postings: dict[SectionKind, HeldPostings] = {}
+        self._unposted: dict[SectionKind, list[Gap]] = {}
+        """Damage that was met while the file was read for its postings."""
         self._posting = threading.Lock()
 
     @property
@@ -147,23 +149,40 @@ class LogFile:
             found = list(self._posted(kind).find_backwards(wanted))
         return (records + self.start for records in found)
 
+    def unsearched(self, kind: SectionKind) -> list[Gap]:
+        """The ranges in which `find` cannot see: damaged now or when the file was opened, or held by history."""
+        with self._posting:
+            self._posted(kind)
+            missed = self._unposted.get(kind, [])
+        return sorted({*missed, *(gap for gap in self.gaps if gap.reason in UNREADABLE)})
+
     def know_postings_of(self, shorter: LogFile) -> None:
         """Take over what was read for look-ups in the same file, when it was shorter. Nobody may use that one then."""
-        self._postings = shorter._postings
+        self._postings, self._unposted = shorter._postings, shorter._unposted
 
     def _posted(self, kind: SectionKind) -> HeldPostings:
         """The postings of everything published. The caller holds `_posting`."""
         # In this order: a file that grows meanwhile has moved its limit before its end.
         end, limit = self.end, self.limit
+        if any(not self._is_damaged(gap.start) for gap in self._unposted.get(kind, ())):
+            # The sound bytes were restored meanwhile.
+            del self._postings[kind], self._unposted[kind]
         held = self._postings.setdefault(kind, HeldPostings(kind, self.start))
         if held.end < end:
+            missed = self._unposted.setdefault(kind, [])
             position = self.index.position_of(held.end) or HEADER_BYTES
             for step in self._steps(position, limit):
-                for batch in _stretched(step) if isinstance(step, Piece) else ():
+                if isinstance(step, Gap):
+                    missed += [step] if step.stop > step.start else []
+                    continue
+                for batch in _stretched(step):
                     held.add(batch)
             # Behind the last record there may be a hole.
             held.end = max(held.end, end)
         return held
+
+    def _is_damaged(self, offset: int) -> bool:
+        return any(gap.reason is Reason.DAMAGED and gap.start <= offset for gap in self.read(offset, 1).events)
 
     def _steps(self, position: int, limit: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Piece | Gap]:
         """The frames of `[position, limit)` and, where some are not whole, the damaged ranges between them."""
