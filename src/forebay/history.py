@@ -130,6 +130,16 @@ class History:
         self.refresh()
         return self._tried(f"time {timestamp}", lambda: self._offset_at_time(timestamp))
 
+    def damage_at(self, offset: int) -> Gap | None:
+        """The range that covers `offset` and was damaged before it became history; its times are not known."""
+        found = self._covering(offset)
+        if found is None or found.kind not in READABLE:
+            gap = found.gap if found is not None else None
+            return gap if gap is not None and gap.reason is Reason.DAMAGED else None
+        if found.records == found.end - found.start or self._is_given_up(found):
+            return None
+        return self._tried(f"offset {offset}", lambda: self._segment(found).damage_at(offset))
+
     def _offset_at_time(self, timestamp: int) -> int | None:
         for descriptor in self._descriptors:
             if descriptor.kind in READABLE and descriptor.records and descriptor.time_max >= timestamp:

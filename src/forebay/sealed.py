@@ -199,6 +199,11 @@ class SealedSegment:
         page = self.read(first, 1)
         return first_at_time(page.batches, timestamp) if page.batches else first
 
+    def damage_at(self, offset: int) -> Gap | None:
+        """The damaged range that covers `offset`, of those that the index names: no times are known of it."""
+        named = (gap for gap in self.index().gaps if gap.reason is Reason.DAMAGED)
+        return next((gap for gap in named if gap.start <= offset < gap.stop), None)
+
     def held(self, start: int, stop: int) -> OffsetSet:
         """The offsets of `[start, stop)` that have a record here."""
         found = OffsetSet.of_range(max(start, self.start), min(stop, self.end))

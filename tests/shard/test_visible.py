@@ -27,6 +27,9 @@ class Removed:
     def offset_at_time(self, timestamp: int) -> int | None:
         raise AssertionError("nobody asks for a time here")
 
+    def damage_at(self, offset: int) -> Gap | None:
+        raise AssertionError("nobody asks for a time here")
+
 
 @pytest.mark.parametrize(
     "before", [NOTHING, Ended(OffsetSet.of([20]), NOTHING.floor), Ended(OffsetSet(), Floor(1, 0, None))]

@@ -247,3 +247,32 @@ def test_the_same_in_asyncio(tmp_path: Path) -> None:
         return found, heard
 
     assert asyncio.run(look()) == ([OLD, OLD], [Gap(1, 2, Reason.DAMAGED)] * 2)
+
+
+@pytest.mark.parametrize("where", ["file", "accepted", "read only"])
+def test_a_time_in_a_damaged_range_leads_to_it(tmp_path: Path, where: str) -> None:
+    """The first record at or after the time may have stood there: a reader that begins there is told."""
+    settings = _settings(tmp_path)
+    with Storage.open(tmp_path / "a", settings) as log:
+        topic = log.create_topic(NAME, durability="fsync")
+        for number in range(5):
+            value = NEW if number in (2, 4) else OTHER
+            topic.append_many([value] * 2, timestamps=[1_000 * number] * 2)
+    (file,) = (tmp_path / "a").glob("shards/*/*.seg")
+    _flip(file, _place(file, NEW))
+    _flip(file, file.read_bytes().rindex(NEW) + 1_000)
+    if where == "accepted":
+        with Storage.open(tmp_path / "a", settings) as log:
+            log.seal_topic(NAME, accept_damage=True)
+
+    name = "b" if where == "accepted" else "a"
+    with Storage.open(tmp_path / name, settings, read_only=where == "read only") as log:
+        topic = log.topic(NAME)
+        for _ in range(2):
+            assert [topic.offset_at_time(time) for time in (0, 1_000, 1_001, 2_000, 3_000)] == [0, 2, 4, 4, 4]
+            assert topic.offset_at_time(4_000) == topic.offset_at_time(9_000) == 8
+        with pytest.raises(DataLoss, match=r"offsets \[4, 6\)"):
+            next(topic.read(topic.offset_at_time(2_000) or 0))
+        if where == "file":
+            topic.delete_by_offset(4, 6)
+            assert [topic.offset_at_time(time) for time in (1_001, 2_000, 3_000, 4_000)] == [6, 6, 6, 8]

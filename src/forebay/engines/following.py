@@ -17,7 +17,7 @@ from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
 from forebay.errors import Closed, Unavailable, UnknownTopic, Unsupported
 from forebay.format.batch import ColumnBytes
 from forebay.pages import Page
-from forebay.records import Offsets, Reason
+from forebay.records import Gap, Offsets, Reason
 from forebay.settings import Settings
 from forebay.shard import RecoveryDecision, ShardRef, Source, Surroundings
 from forebay.shard.lookups import Lookups
@@ -43,6 +43,10 @@ class _Sources:
     def offset_at_time(self, timestamp: int) -> int | None:
         """The first record at or after the time."""
         return (self._past.history if self._past.is_elsewhere else self._tiers).offset_at_time(timestamp)
+
+    def damage_at(self, offset: int) -> Gap | None:
+        """The damaged range that covers `offset`, if one does."""
+        return (self._past.history if self._past.is_elsewhere else self._tiers).damage_at(offset)
 
 
 class _Files:

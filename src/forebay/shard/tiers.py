@@ -93,6 +93,10 @@ class Tiers:
                 return found
             # What was not history yet at the first look may have gone from here before the second.
 
+    def damage_at(self, offset: int) -> Gap | None:
+        """The damaged range of the tier that answers for the time of `offset`, if one covers it."""
+        return self._history.damage_at(offset) if offset < self._past.exported else self._log.files.damage_at(offset)
+
     def _instead(self, error: Corrupt | OSError, offset: int, bytes_max: int) -> Page:
         """What history has where a local file, or its index, cannot be read; raises why not if it has nothing."""
         if offset >= self._past.exported:

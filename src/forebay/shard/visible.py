@@ -28,6 +28,9 @@ class Stream(Protocol):
     def offset_at_time(self, timestamp: int) -> int | None:
         """The first record at or after the time."""
 
+    def damage_at(self, offset: int) -> Gap | None:
+        """The damaged range that covers `offset`, if one does whose times are not known."""
+
 
 class Ended(NamedTuple):
     """What ended, as of one moment. No offset below `floor.earliest` needs to be in `deleted`."""
@@ -65,7 +68,21 @@ class Visible:
                 return _shown(page, offset, start, deleted)
 
     def offset_at_time(self, timestamp: int) -> int | None:
-        """The first live record at or after the time; `None` if there is none."""
+        """The first live record at or after the time; `None` if there is none.
+
+        Where a damaged range lies right before it, the start of that: the record may have stood there, and a reader
+        that begins there is told.
+        """
+        found = self._live_at_time(timestamp)
+        end = found if found is not None else self._head()
+        deleted, floor = self.ended
+        gap = self._stream.damage_at(end - 1) if end > floor.earliest else None
+        if gap is None:
+            return found
+        start = run_end(deleted, max(gap.start, floor.earliest))
+        return start if start < end else found
+
+    def _live_at_time(self, timestamp: int) -> int | None:
         found = self._stream.offset_at_time(timestamp)
         deleted, floor = self.ended
         if found is None or (found >= floor.earliest and found not in deleted):

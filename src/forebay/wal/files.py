@@ -121,6 +121,14 @@ class LogFile:
             return None
         return first_at_time((batch for batch, _ in self._batches(position, self.limit)), timestamp)
 
+    def damage_at(self, offset: int) -> Gap | None:
+        """The damaged range that covers `offset`; `None` if its record can be read, or was none."""
+        if not self._is_damaged(offset):
+            return None
+        found = [step for step in self._steps(HEADER_BYTES, self.limit) if isinstance(step, Gap)]
+        found += [gap for gap in self.gaps if gap.reason is Reason.DAMAGED]
+        return next((gap for gap in found if gap.start <= offset < gap.stop), None)
+
     def _index_times(self) -> None:
         index, position = SparseIndex(), HEADER_BYTES
         while True:
@@ -381,6 +389,24 @@ class FileList:
         """Whatever took a file's name is listed on return."""
         with self.replacing:
             pass
+
+    def damage_at(self, offset: int) -> Gap | None:
+        """The damaged or missing range that covers `offset`, as far as the files answer for it."""
+        attempts = Attempts(self)
+        while True:
+            try:
+                return self._damage_at(offset)
+            except OSError as error:
+                if not attempts.again(error):
+                    raise
+
+    def _damage_at(self, offset: int) -> Gap | None:
+        files = self.all
+        place = bisect_right(files, offset, key=_start) - 1
+        if place < 0 or offset < files[place].end:
+            return files[place].damage_at(offset) if place >= 0 else None
+        missing = (gap for gap in self._read(offset, 1).events if gap.reason is Reason.DAMAGED)
+        return next((gap._replace(start=files[place].end) for gap in missing), None)
 
     def offset_at_time(self, timestamp: int, start: int = 0) -> int | None:
         """The offset of the first record at or after the time, over all files that reach beyond `start`."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from forebay.conditions import Condition
 from forebay.errors import Closed
 from forebay.pages import Page
+from forebay.records import Gap
 from forebay.wal.cache import CachedFrame, TailCache, batches_in
 from forebay.wal.files import FileList
 from forebay.wal.live import LiveFile
@@ -76,6 +77,10 @@ class PublishedLog:
         self.bring_up()
         found = self.files.offset_at_time(timestamp, start)
         return found if found is not None and found < self.head else None
+
+    def damage_at(self, offset: int) -> Gap | None:
+        """The damaged range of the files that covers `offset`, if one does."""
+        return self.files.damage_at(offset)
 
     def publish(self, made: Sequence[CachedFrame]) -> None:
         """Show what is written, and durable if the class asks for that, to every reader."""
