@@ -26,12 +26,14 @@ from forebay.format.descriptor import LoadStatus, Phase, ShardState
 from forebay.history import History
 from forebay.metadata import MetadataStore, SessionEnded
 from forebay.records import Gap
+from forebay.shard.inheritance import KnownProducers
 from forebay.testing.blobs import SimulatedBlobs
 from forebay.testing.catalogs import every_record_has_a_copy, objects_are_whole
 from forebay.testing.clock import ManualClock
 from forebay.testing.interleavings import Exploration
 from forebay.testing.invariants import Violation, names_of
 from forebay.testing.metadata import Fault
+from forebay.wal.window import ProducerWindow
 from tests.history.attached import Land, values
 from tests.ledger import Ledger
 from tests.mutants.test_mutants import Mutant
@@ -302,7 +304,7 @@ def _cursors_go_back(patch: pytest.MonkeyPatch) -> None:
 
 
 def _repeats_forgotten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(forebay.shard.segment, "inherited_window", lambda *_: None)
+    patch.setattr(forebay.shard.segment, "known_in_history", lambda *_: KnownProducers(ProducerWindow(1, 1), 0))
 
 
 def _loads_passed_over(patch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from forebay.shard.membership import Membership
 from forebay.shard.ownership import Acquired, Owner, give_back, is_promised, refuse_if_owned
 from forebay.shard.places import Places
 from forebay.shard.remains import clear_away, drop_history, remove_files
+from forebay.shard.reservation import tell_unknown
 from forebay.topics import TopicSpec
 from forebay.wal.hearing import deferred
 from forebay.wal.survey import has_log, survey, tail_bytes
@@ -165,6 +166,8 @@ class SegmentEngine(LookupEngine[SegmentShard]):
         closed, and whoever uses it next takes the seal back.
         """
         shard = self.open_shard(ref)
+        if accept_damage:
+            self.accept_unknown_producers(shard)
         around = self._around(self._membership.session)
         try:
             begin_seal(shard, around, target)
@@ -182,6 +185,16 @@ class SegmentEngine(LookupEngine[SegmentShard]):
         """See `StorageEngine`."""
         super().delete_shard(ref)
         self._given_up.pop(ref.id, None)
+
+    def accept_unknown_producers(self, shard: SegmentShard) -> None:
+        """From now on producers that are not known count as new ones, though damage may have taken their appends."""
+        ref = shard.ref
+        if shard.wal.writer.window.is_partial:
+            tell_unknown(self._metadata, wanted(ref, self._settings).key, shard.epoch, 0)
+            shard.wal.writer.window.is_partial = False
+            logger.warning(
+                "%s: producers that are not known here are taken for new ones: a repeat is stored again", ref
+            )
 
     def take_back(self, ref: ShardRef) -> None:
         """A shard that was sealed here may be opened here again."""

@@ -18,7 +18,7 @@ from forebay.engines.operations import ShardedEngine
 from forebay.engines.seam import OpenShard
 from forebay.errors import Unsupported
 from forebay.shard import ShardRef, Surroundings
-from forebay.shard.inheritance import inherited_window
+from forebay.shard.inheritance import known_in_history
 from forebay.shard.recorded import Recorded
 from forebay.topics import Engine
 from forebay.wal.follow import FollowedLog
@@ -61,8 +61,8 @@ class UnownedShard(FollowedShard):
     def last_sequence(self, producer: int) -> int | None:
         """The newest sequence of a producer that is in history, from which the next owner goes on."""
         around = self._around
-        window = inherited_window(around.catalog(self.ref), around.places, around.settings.wal)
-        return window.last_sequence(producer)
+        known = known_in_history(around.catalog(self.ref), around.places, around.settings.wal, 0)
+        return known.window.last_sequence(producer)
 
     def flush(self) -> None:
         """Nothing: this process has appended nothing to the shard."""

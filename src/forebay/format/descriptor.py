@@ -169,8 +169,9 @@ class ShardState(msgspec.Struct, frozen=True, kw_only=True):
     seal ended. A sealed shard with a `target` is promised to the directory of that name. With `reserved_in_log` only
     the holder's log tells how far its offsets went, and `reserved_end` does not. The floors are at least as far as
     they reach into history, `floor_reason` is why `evict_floor` moved last. `deletes` counts the changes to the
-    deletion vectors; 0 if there are none. `held_before` are the other directories that had the shard at any time, which
-    is told only if there are some.
+    deletion vectors; 0 if there are none. `unknown_below` is told only if appends of producers below that offset may be
+    unknown to the owner, because of damage. `held_before` are the other directories that had the shard at any time,
+    which is told only if there are some.
     """
 
     incarnation: str
@@ -190,6 +191,12 @@ class ShardState(msgspec.Struct, frozen=True, kw_only=True):
     floor_reason: int = 0
     deletes: int = 0
     held_before: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    unknown_below: int | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def producers_unknown_below(self) -> int:
+        """Appends of producers below this offset may be unknown; 0 if none are."""
+        return 0 if isinstance(self.unknown_below, msgspec.UnsetType) else self.unknown_below
 
     @property
     def holders(self) -> set[str]:

@@ -1,4 +1,4 @@
-"""Offsets reserved in a shard's recorded state, for logs whose own disk may not be there next time."""
+"""What the owner of a shard notes in its recorded state: reserved offsets, and where producers are not known."""
 
 from __future__ import annotations
 
@@ -34,5 +34,14 @@ def tell_reserved(store: MetadataStore, key: str, epoch: int, end: int) -> None:
 
     def told(state: ShardState) -> ShardState:
         return msgspec.structs.replace(state, reserved_end=max(end, state.reserved_end), reserved_in_log=False)
+
+    change_state(store, key, epoch, told)
+
+
+def tell_unknown(store: MetadataStore, key: str, epoch: int, below: int) -> None:
+    """Appends of producers below this offset may be unknown; 0 if none are. On return the state says so."""
+
+    def told(state: ShardState) -> ShardState:
+        return msgspec.structs.replace(state, unknown_below=below or msgspec.UNSET)
 
     change_state(store, key, epoch, told)

@@ -22,10 +22,10 @@ from forebay.shard.deletes import Deletes, PastRemovals
 from forebay.shard.deletion import DeleteBefore, DeleteKey, DeleteRange, DeleteTag, Deletion
 from forebay.shard.evicting import Evicting, Read, Weights
 from forebay.shard.extents import Extents
-from forebay.shard.inheritance import inherited_window
+from forebay.shard.inheritance import known_in_history, known_in_log
 from forebay.shard.lookups import Lookups, Sought
 from forebay.shard.places import is_local
-from forebay.shard.reservation import reserve_in_state, tell_reserved
+from forebay.shard.reservation import reserve_in_state, tell_reserved, tell_unknown
 from forebay.shard.surroundings import ShardRef, Surroundings
 from forebay.shard.tiers import Tiers
 from forebay.shard.visible import Visible
@@ -268,7 +268,7 @@ class SegmentShard:
             durability=ref.spec.durability,
             zstd_level=zstd_level,
             reserved_end=before.reserved_end if before is not None else 0,
-            **_of_surroundings(around, ref, epoch, before, decision, new=facts.is_empty or decision.set_aside),
+            **_of_surroundings(around, ref, epoch, before, decision, facts),
         )
         is_whole = decision.exact and not decision.damage and not decision.undone
         level = logging.INFO if is_whole else logging.WARNING
@@ -305,8 +305,7 @@ def _of_surroundings(
     epoch: int,
     before: ShardState | None,
     decision: RecoveryDecision,
-    *,
-    new: bool,
+    facts: Survey,
 ) -> _Ties:
     """What the log needs of its surroundings. A log that is new here inherits what it must recognise as repeats."""
     if around is None:
@@ -315,9 +314,16 @@ def _of_surroundings(
     shared = around.settings.is_shared
     if shared and before is not None and before.reserved_in_log:
         tell_reserved(around.metadata, catalog.keys.state, epoch, decision.next_offset)
+    unknown_below = before.producers_unknown_below if before is not None else 0
+    if facts.is_empty or decision.set_aside:
+        known = known_in_history(catalog, around.places, around.settings.wal, unknown_below)
+    else:
+        known = known_in_log(facts, unknown_below)
+    if known.unknown_below != unknown_below:
+        tell_unknown(around.metadata, catalog.keys.state, epoch, known.unknown_below)
     return {
         "reserve": reserve_in_state(around.metadata, catalog.keys.state, epoch) if shared else None,
-        "window": inherited_window(catalog, around.places, around.settings.wal) if new else None,
+        "window": known.window,
         "still_owner": around.still_owner,
     }
 

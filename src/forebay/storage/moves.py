@@ -81,6 +81,8 @@ class Moves:
                 self._refuse_held_elsewhere(ref)
                 continue
             shard = engine.open_here(ref)
+            if accept_damage:
+                engine.accept_unknown_producers(shard)
             rotated = shard.upkeep.rotated()
             shard.upkeep.seal_rotated(accept_damage=accept_damage)
             stopped = shard.upkeep.stopped

@@ -276,6 +276,7 @@ class LogScan:
         base = HEADER.unpack_from(buffer, found)[0]
         if base > expected:
             self.gaps.append(Gap(expected, base, Reason.DAMAGED))
+            self.window.lose()
         self.end = base
         return position + found
 
@@ -289,6 +290,7 @@ class LogScan:
     def _end_at(self, proof: int) -> None:
         """Offsets up to `proof` had been durable and are not here."""
         self.gaps.append(Gap(self.end, proof, Reason.DAMAGED))
+        self.window.lose()
         self.end = proof
         self.ends_damaged = True
         self.clean = False

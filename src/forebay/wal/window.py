@@ -75,6 +75,8 @@ class ProducerWindow:
         self._producers: OrderedDict[int, Producer] = OrderedDict()
         self._producers_max = producers_max
         self._appends_max = appends_max
+        self.is_partial = False
+        """Appends may be missing, of producers that are not known here: damage has taken them."""
 
     def expect(self, producer: int, sequence: int, last_queued: int | None, count: int = 1) -> int | None:
         """`None` if this is the producer's next append, the original offset if it is a remembered repeat.
@@ -83,6 +85,14 @@ class ProducerWindow:
         `Conflict`: accepting it could store a record twice or hide that one is missing.
         """
         known = self._producers.get(producer)
+        if known is None and last_queued is None and self.is_partial:
+            raise Conflict(
+                f"whether producer {producer} repeats sequence {sequence} is not known, because the log or its history "
+                'is damaged where its appends may be: nothing is stored. Run "forebay verify", put right what it names '
+                "and open the log again before more is appended; or go on with "
+                '"forebay topic export NAME --accept-damage" (accept_damage=True): then producers that are not known '
+                "begin at 0, and a repeat of theirs is stored again"
+            )
         last = last_queued if last_queued is not None else (known.last() if known else -1)
         if sequence == last + 1:
             return None
@@ -122,6 +132,11 @@ class ProducerWindow:
     def producers(self) -> int:
         """How many producers are known."""
         return len(self._producers)
+
+    def lose(self) -> None:
+        """Appends cannot be read: forget all before them, and refuse producers that do not appear behind them."""
+        self._producers.clear()
+        self.is_partial = True
 
     def clear(self) -> None:
         """Forget everything."""
