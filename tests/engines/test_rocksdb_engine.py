@@ -115,6 +115,30 @@ def test_damaged_files_are_named_and_never_served(tmp_path: Path, kind: str) -> 
     engine.close()
 
 
+def test_look_ups_and_deletes_name_damage_too(tmp_path: Path) -> None:
+    """Nothing is found or deleted in part, as on the other engines."""
+    home = rocks_home(str(tmp_path / "rocksdb"), "disk")
+    engine, ref = home.open(), home.ref()
+    for number in range(500):
+        engine.write(ref, NewRecord(b"%d" % number * 50, 1, b"k", "t"))
+    engine.close()
+    file = max((tmp_path / "rocksdb").glob("*.sst"), key=lambda path: path.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    file.write_bytes(content)
+
+    engine = home.open()
+    for look in (
+        lambda: engine.read_by_key(ref, b"k", history=True),
+        lambda: engine.read_by_tag(ref, "t"),
+        lambda: engine.delete_by_key(ref, b"k"),
+        lambda: engine.delete_by_tag(ref, "t"),
+    ):
+        with pytest.raises(Corrupt, match="database is damaged.*restore"):
+            look()
+    engine.close()
+
+
 def test_two_engines_on_one_database_are_refused(tmp_path: Path) -> None:
     home = rocks_home(str(tmp_path / "rocksdb"), "disk")
     engine = home.open()
