@@ -91,6 +91,28 @@ def test_what_is_not_there_is_told_with_its_line(case: str, home: Path) -> None:
     assert any(flaw.startswith(f"p.yml:{place}: ") and text in flaw for flaw in flaws), flaws
 
 
+def test_a_stream_that_has_begun_needs_its_start_no_more(home: Path) -> None:
+    """A partition was added since: the offsets of its file do not name it, and its checkpoint counts."""
+    text = SOUND.replace(
+        "    format: json\n", '    startingOffsets: {shop/orders: {"0": 0, "1": 0}}\n    format: json\n', 1
+    )
+    assert [extent.partition for extent in outline(pipeline_of(home, text)).sources[0].extents] == [0, 1]
+    with forebay.open(str(home / "data"), SETTINGS) as log:
+        log.alter_topic("shop/orders", partitions=3)
+    with pytest.raises(Invalid, match='option "startingOffsets" leaves out partition 2'):
+        outline(pipeline_of(home, text))
+
+    begun = home / "state" / "by_topic" / "offsets"
+    begun.mkdir(parents=True)
+    (begun / "0").write_text("v1\n{}\n{}\n")
+
+    assert outline(pipeline_of(home, text)).sources[0].extents == ()
+    elsewhere = text.replace("checkpoint: state", "checkpoint: s3a://state/of/others")
+    assert outline(pipeline_of(home, elsewhere)).sources[0].extents == ()
+    with pytest.raises(Invalid, match='option "startingOffsets" leaves out partition 2'):
+        outline(pipeline_of(home, text.replace("mode: streaming\ntrigger: availableNow\ncheckpoint: state\n", "")))
+
+
 def test_a_table_that_is_there_is_not_touched_unless_told(home: Path) -> None:
     (home / "out" / "revenue").mkdir(parents=True)
     (home / "out" / "revenue" / "part-0.parquet").touch()

@@ -34,6 +34,11 @@ def standing(checkpoint: str) -> Standing | None:
     return Standing(begun[-1], bool(done) and done[-1] == begun[-1], offsets)
 
 
+def may_have_begun(checkpoint: str) -> bool:
+    """Whether a sink goes on from its checkpoint, as far as is seen from this machine: another may know of one."""
+    return not Path(checkpoint).is_absolute() or standing(checkpoint) is not None
+
+
 def points_of(told: Any) -> dict[str, dict[int, int]]:
     """The offsets by topic and partition, if they are ours, as JSON or as what it stands for; else nothing."""
     with contextlib.suppress(msgspec.MsgspecError, ForebayError):

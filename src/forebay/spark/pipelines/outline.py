@@ -9,7 +9,7 @@ import msgspec
 
 from forebay.spark.options import ReadOptions
 from forebay.spark.pipelines.checking import check_pipeline, unused
-from forebay.spark.pipelines.checkpoints import standing
+from forebay.spark.pipelines.checkpoints import may_have_begun, standing
 from forebay.spark.pipelines.ddl import Column
 from forebay.spark.pipelines.model import (
     FileSource,
@@ -22,7 +22,7 @@ from forebay.spark.pipelines.model import (
 )
 from forebay.spark.pipelines.queries import references
 from forebay.spark.pipelines.surroundings import check_surroundings, place_of, read_options
-from forebay.spark.snapshot import load
+from forebay.spark.snapshot import load, load_or_look
 
 
 class Extent(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,10 +152,14 @@ def _source(
 
 
 def _extents(pipeline: Pipeline, source: TopicSource, place: Mapping[str, str]) -> tuple[Extent, ...]:
-    options = ReadOptions.parse(read_options(pipeline, source, place), streaming=pipeline.mode is Mode.STREAMING)
-    snapshot, ranges = load(options)
+    """What there is to read by the options; nothing where a stream goes on elsewhere and the topics lack that start."""
+    streams = pipeline.mode is Mode.STREAMING
+    options = ReadOptions.parse(read_options(pipeline, source, place), streaming=streams)
+    # A sink that begins only now is refused by its query, if the start is not there.
+    begun = streams and any(may_have_begun(pipeline.checkpoint_of(sink)) for sink in pipeline.sinks)
+    snapshot, ranges = load_or_look(options) if begun else load(options)
     extents = []
-    for shard, start, stop in ranges:
+    for shard, start, stop in ranges or ():
         view = snapshot.shards[shard]
         weight = sum(
             piece.bytes * (min(stop, piece.stop) - max(start, piece.start)) // (piece.stop - piece.start)
