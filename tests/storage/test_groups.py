@@ -91,6 +91,28 @@ def test_cached_commits_are_read_back_at_once_and_durable_soon(tmp_path: Path) -
         until(lambda: topic.reader("billing").offset() == 6)
 
 
+def test_a_cached_commit_never_goes_behind_what_is_stored(tmp_path: Path) -> None:
+    """Found by review: until the next flush, the group stood where an older cached commit had put it."""
+    with forebay.open(tmp_path / "log", SLOW) as log:
+        topic = _topic(log)
+        group = log.group("billing")
+        group.commit("shop/orders", 8, note="stored")
+
+        assert group.commit("shop/orders", 5, ack="cached", note="late") == 8
+
+        assert (group.fetch("shop/orders"), group.note("shop/orders")) == (8, "stored")
+        assert group.offsets()[0].offset == 8
+        assert group.commit("shop/orders", 9, ack="cached") == 9
+        # By another member, while the cached one waits.
+        topic.reader("billing").ack_up_to(10, note="other")
+        assert (group.fetch("shop/orders"), group.note("shop/orders")) == (10, "other")
+        assert group.commit("shop/orders", 9, ack="cached") == 10
+        group.reset("shop/orders", 2)
+        assert group.fetch("shop/orders") == 2
+        assert group.commit("shop/orders", 4, ack="cached") == 4
+        assert group.fetch("shop/orders") == 4
+
+
 def test_closing_writes_what_is_cached(tmp_path: Path) -> None:
     with forebay.open(tmp_path / "log", SLOW) as log:
         topic = _topic(log)

@@ -35,8 +35,14 @@ class CachedCommits:
         self._thread = Background("forebay-commits", self._run)
 
     def commit(self, name: ReaderName, partition: int, progress: Progress) -> int:
-        """Note a place; where it stands on return, in memory. It never goes back."""
+        """Note a place; where it stands on return, in memory. It never goes back, nor behind what is stored.
+
+        Called by the committing thread; reads the metadata store before it takes the lock.
+        """
         place = (name, partition)
+        stored = self._store.get(name, partition, progress.incarnation)
+        if stored is not None and stored.offset >= progress.offset:
+            return self._further(stored, self.get(name, partition, progress.incarnation)).offset
         with self._changed:
             known = self._pending.get(place)
             if known is not None and known.incarnation == progress.incarnation and known.offset >= progress.offset:
@@ -47,6 +53,16 @@ class CachedCommits:
         if moved >= self._settings.flush_records_min:
             self.flush()
         return progress.offset
+
+    def found(self, name: ReaderName, partition: int, incarnation: str) -> Progress | None:
+        """The place as stored, or as noted last if that is further."""
+        stored = self._store.get(name, partition, incarnation)
+        noted = self.get(name, partition, incarnation)
+        return noted if stored is None else self._further(stored, noted)
+
+    @staticmethod
+    def _further(stored: Progress, noted: Progress | None) -> Progress:
+        return noted if noted is not None and noted.offset > stored.offset else stored
 
     def get(self, name: ReaderName, partition: int, incarnation: str) -> Progress | None:
         """The place as noted last, if it is not in the store yet."""

@@ -127,8 +127,7 @@ class Group:
 
     def _found(self, topic: Topic, partition: int) -> Progress | None:
         check_partition(checked_partition(partition), topic.partitions)
-        name, incarnation = self._name(topic), topic.spec.topic_id
-        return self._commits.get(name, partition, incarnation) or self._store.get(name, partition, incarnation)
+        return self._commits.found(self._name(topic), partition, topic.spec.topic_id)
 
     def _place(self, topic: Topic, offset: int, partition: int, note: str) -> tuple[ReaderName, Progress]:
         return self._name(topic), topic.reader(self.name).place(offset, partition, note)
