@@ -7,7 +7,7 @@ import gc
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pytest
@@ -17,6 +17,8 @@ import forebay.aio
 from forebay import EARLIEST, Closed, Conflict, DataLoss, Invalid, Record, Storage, Unavailable, UnknownTopic
 from forebay.aio import AsyncLog, AsyncTopic
 from forebay.aio.workers import WORKERS
+from forebay.engines import MemoryEngine, SegmentEngine
+from forebay.shard import SegmentShard, ShardRef
 from tests.storage.rig import QUICK, WatchedDisk, quick, values
 
 T = TypeVar("T")
@@ -30,6 +32,15 @@ def run(path: Path | str, use: Callable[[AsyncLog], Awaitable[T]], settings: obj
             return await use(log)
 
     return asyncio.run(whole())
+
+
+def _shared(root: Path) -> dict[str, dict[str, object]]:
+    return {
+        **QUICK,
+        "storage": {"mode": "shared_fs"},
+        "store": {"root": f"{root}/history"},
+        "metadata": {"path": f"{root}/meta.sqlite"},
+    }
 
 
 async def collected(stream: forebay.aio.AsyncStream[T]) -> list[T]:
@@ -73,7 +84,7 @@ def test_the_surface_is_that_of_the_embedded_log(tmp_path: Path) -> None:
 def test_every_method_of_the_embedded_log_is_there() -> None:
     for plain, other in ((Storage, AsyncLog), (forebay.Topic, AsyncTopic)):
         offered = {name for name in dir(plain) if not name.startswith("_")}
-        inside = {"open", "read_only", "append_nowait", "following", "on_published", "loads", "adopt"}
+        inside = {"open", "read_only", "append_nowait", "append_if_open", "following", "on_published", "loads", "adopt"}
         inside |= {"before_fork", "after_fork_in_parent", "after_fork_in_child"}
         assert offered - inside <= {name for name in vars(other) if not name.startswith("_")} | {"spec"}
 
@@ -390,3 +401,54 @@ def test_an_opening_that_is_cancelled_leaves_no_complaint(tmp_path: Path, caplog
     gc.collect()
 
     assert not caplog.records
+
+
+@pytest.mark.parametrize("durability", ["disk", "ephemeral"])
+def test_an_append_never_acquires_a_shard_in_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: str
+) -> None:
+    """Found by review: the first append after a lost lease acquired and recovered the shard in the loop's thread."""
+    threads: list[threading.Thread] = []
+    for engine in (SegmentEngine, MemoryEngine):
+
+        def watched(
+            self: Any, ref: ShardRef, *rest: object, plain: Callable[..., object] = engine._open, **options: object
+        ) -> object:
+            threads.append(threading.current_thread())
+            return plain(self, ref, *rest, **options)
+
+        monkeypatch.setattr(engine, "_open", watched)
+
+    async def use(log: AsyncLog) -> None:
+        topic = await log.create_topic("t", durability=durability, partitions=2)
+        storage = log._log
+        for given_up in range(3):
+            acked = await asyncio.gather(*(topic.append(b"%d" % n, partition=n % 2) for n in range(20)))
+            assert acked == [given_up * 10 + n // 2 for n in range(20)], "as their tasks were started"
+            for shard in storage._shards.all():
+                # As after a lost lease: one is gone, the other is still found, and is closed.
+                if shard.ref.partition == 0:
+                    storage._shards.let_go(shard.ref)
+                if isinstance(shard, SegmentShard):
+                    assert storage._parts.owned is not None
+                    storage._parts.owned.retire(shard.ref)
+
+    run(tmp_path / "log", use)
+
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+def test_what_keeps_a_shard_from_being_acquired_is_told_to_every_append_that_waits(tmp_path: Path) -> None:
+    async def use(log: AsyncLog) -> None:
+        with forebay.open(tmp_path / "other", _shared(tmp_path)) as other:
+            other.create_topic("t").append(b"0")
+            topic = await log.topic("t")
+
+            found = await asyncio.gather(*(topic.append(b"v") for _ in range(5)), return_exceptions=True)
+
+            assert [type(error) for error in found] == [forebay.Moved] * 5
+            other.seal_topic("t")
+        assert await asyncio.gather(*(topic.append(b"v") for _ in range(3))) == [1, 2, 3]
+
+    run(tmp_path / "log", use, _shared(tmp_path))

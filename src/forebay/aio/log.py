@@ -124,6 +124,11 @@ class AsyncLog:
         await self._workers.run(self._log.clear_moved)
 
     @property
+    def path(self) -> str | None:
+        """See `Storage.path`."""
+        return self._log.path
+
+    @property
     def directory_id(self) -> str | None:
         """See `Storage.directory_id`."""
         return self._log.directory_id
@@ -191,7 +196,7 @@ class AsyncLog:
 
 
 def _with_shards(find: Callable[[], Topic]) -> Topic:
-    """The topic with every shard open, for opening one later, at its first append, would block the loop."""
+    """The topic with every shard of this directory open, so that the first append need not wait for a worker."""
     topic = find()
     for partition in range(topic.partitions):
         topic.offsets(partition)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,8 @@ class AsyncTopic:
         self._workers = workers
         self._timeout = settings.wal.append_timeout_ms / 1000
         self._room = Published(topic)
+        self._opening: dict[int, asyncio.Future[None]] = {}
+        """Partitions that a worker is acquiring. Touched in the loop alone."""
 
     @property
     def name(self) -> str:
@@ -67,7 +69,7 @@ class AsyncTopic:
         Cancelled, it may still become visible, once. While the queue is full it waits without blocking.
         """
         queue = partial(
-            self._topic.append_nowait,
+            self._topic.append_if_open,
             value,
             key=key,
             tag=tag,
@@ -78,19 +80,40 @@ class AsyncTopic:
             sequence=sequence,
         )
         try:
-            ack = queue()
+            ack = await self._queued(queue)
         except QueueFull as full:
             ack = await self._patiently(queue, full)
         return await ack
 
-    async def _patiently(self, queue: Callable[[], Ack], full: QueueFull) -> Ack:
+    async def _queued(self, queue: partial[Ack | int]) -> Ack:
+        """Queue the append in the loop; where its shard is not open, a worker acquires and recovers it first."""
+        queued = queue()
+        if isinstance(queued, int):
+            partition = queued
+            await self._acquired(partition)
+            queued = queue(partition=partition)
+            if isinstance(queued, int):
+                # Lost again at once: the worker waits for it, not the loop.
+                options = {**queue.keywords, "partition": partition}
+                return await self._workers.run_append(partial(self._topic.append_nowait, *queue.args, **options))
+        return queued
+
+    async def _acquired(self, partition: int) -> None:
+        """Return once the partition is open here. Tasks that wait for the same one go on in the order they came."""
+        opening = self._opening.get(partition)
+        if opening is None:
+            opening = self._opening[partition] = self._workers.start(self._topic.acquire, partition)
+            opening.add_done_callback(lambda _: self._opening.pop(partition, None))
+        await asyncio.shield(opening)
+
+    async def _patiently(self, queue: partial[Ack | int], full: QueueFull) -> Ack:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout
         with self._room as room:
             while (left := deadline - loop.time()) > 0:
                 published = room.next()
                 try:
-                    return queue()
+                    return await self._queued(queue)
                 except QueueFull as still:
                     full = still
                 await asyncio.wait([published], timeout=min(left, LOOK_SECONDS))

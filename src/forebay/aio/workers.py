@@ -71,7 +71,7 @@ class Published:
     def __enter__(self) -> Self:
         self._users += 1
         if self._leave is None:
-            self._leave = self._topic.on_published(self._wake)
+            self._leave = self._topic.on_published(self._wake, open_only=True)
         return self
 
     def __exit__(

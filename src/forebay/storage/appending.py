@@ -86,6 +86,17 @@ class Appender:
             shard.stage_one(entry, size)
         return shard
 
+    def one_in(self, shard: OpenShard, entry: Entry) -> bool:
+        """Queue a record in this shard; false if the shard is closed. `Unavailable` at once if there is no room."""
+        size = record_bytes(*entry[:4])
+        if size > self._bytes_max:
+            self.checked_size(size)
+        try:
+            shard.stage_one(entry, size)
+        except Closed:
+            return False
+        return True
+
     def _next_after(self, partition: int, shard: OpenShard, ended: Closed) -> OpenShard:
         """The shard as it is open now, where one was let go of before it was used; raises why, if it has moved."""
         found = self._shard(partition)

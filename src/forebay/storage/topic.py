@@ -139,13 +139,53 @@ class Topic(Lookups):
 
         Raises `Unavailable` at once if the queue is full.
         """
+        chosen, ack, entry = self._queueable(value, key, tag, headers, timestamp, partition, producer, sequence)
+        return self._soon(self._appender.one_soon(chosen, entry), ack)
+
+    def append_if_open(
+        self,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        tag: str | None = None,
+        headers: HeadersLike | None = None,
+        timestamp: int | None = None,
+        partition: int | None = None,
+        producer: int | None = None,
+        sequence: int | None = None,
+    ) -> Ack | int:
+        """As `append_nowait`, for event loops: opens no shard, and returns the partition that is to be acquired first.
+
+        Then nothing was queued: repeat it for that partition once `acquire` has returned in another thread.
+        """
+        chosen, ack, entry = self._queueable(value, key, tag, headers, timestamp, partition, producer, sequence)
+        shard = self._shard_if_open(chosen)
+        if shard is None or not self._appender.one_in(shard, entry):
+            return chosen
+        return self._soon(shard, ack)
+
+    def _queueable(
+        self,
+        value: bytes | None,
+        key: bytes | None,
+        tag: str | None,
+        headers: HeadersLike | None,
+        timestamp: int | None,
+        partition: int | None,
+        producer: int | None,
+        sequence: int | None,
+    ) -> tuple[int, Ack, Entry]:
+        """A record that can be queued, with its acknowledgement, and the partition it goes to."""
         producing = None if producer is None and sequence is None else checked_producing(producer, sequence)
         if partition is not None:
             checked_partition(partition)
         hashed = key if key is None else checked_bytes("key", key)
         chosen = self._partitioner.choose(hashed, partition=partition, producer=producer or 0)
         ack = Ack(chosen)
-        shard = self._appender.one_soon(chosen, self._entry(value, key, tag, headers, timestamp, producing, ack.ticket))
+        return chosen, ack, self._entry(value, key, tag, headers, timestamp, producing, ack.ticket)
+
+    def _soon(self, shard: OpenShard, ack: Ack) -> Ack:
+        """See that what was queued is committed."""
         if shard.is_held(ack.ticket):
             ack.ticket.finish()
         else:
@@ -266,9 +306,14 @@ class Topic(Lookups):
         shards = [self._look(cursor.partition) for cursor in cursors]
         return Following(cursors, shards, _records, self._look)
 
-    def on_published(self, waker: Callable[[], None]) -> Callable[[], None]:
-        """Call `waker`, which must be quick, after each publication in the topic, until the result is called."""
-        return wake([self._look(number) for number in range(self.spec.partitions)], waker)
+    def on_published(self, waker: Callable[[], None], *, open_only: bool = False) -> Callable[[], None]:
+        """Call `waker`, which must be quick, after each publication in the topic, until the result is called.
+
+        With `open_only` of the partitions that this process has open: then nothing is read for it.
+        """
+        find = self._shard_if_open if open_only else self._look
+        found = [find(number) for number in range(self.spec.partitions)]
+        return wake([shard for shard in found if shard is not None], waker)
 
     def acquire(self, partition: int | None = None) -> None:
         """Own a partition, or all of them, in this process from now on, as the first append to each would.
