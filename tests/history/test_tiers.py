@@ -170,26 +170,28 @@ def test_what_history_has_in_other_bytes_never_leaves_the_disk(log: Storage) -> 
     assert told(topic.read()) == numbers(0, 30)
 
 
-def test_a_follower_at_the_head_hears_of_a_seal(log: Storage) -> None:
+def test_a_follower_at_the_head_goes_on_through_a_seal_and_its_taking_back(log: Storage) -> None:
     topic = log.create_topic(TOPIC)
     append(topic, 5)
-    heard: list[Exception] = []
+    stop = threading.Event()
     seen: list[tuple[int, bytes | None]] = []
 
     def follow() -> None:
-        try:
-            seen.extend((record.offset, record.value) for record in topic.follow(0))
-        except Moved as error:
-            heard.append(error)
+        seen.extend((record.offset, record.value) for record in topic.follow(0, stop=stop))
 
     thread = threading.Thread(target=follow)
     thread.start()
     until(lambda: len(seen) == 5)
     log.seal_topic(TOPIC)
+    with pytest.raises(Moved, match="was sealed here at offset 5: use it where it is now"):
+        topic.append(b"refused")
+    log.unseal_topic(TOPIC)
+    topic.append(b"5")
+    until(lambda: len(seen) == 6)
+    stop.set()
     thread.join(30)
 
-    assert seen == numbers(0, 5)
-    assert "was sealed here at offset 5: use it where it is now" in str(heard[0])
+    assert seen == [*numbers(0, 5), (5, b"5")]
 
 
 def test_a_reader_beside_the_owner_finds_in_the_store_what_left_the_disk(land: Land, log: Storage) -> None:

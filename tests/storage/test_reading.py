@@ -24,8 +24,8 @@ def test_reading_starts_at_either_end_at_an_offset_or_at_a_time(log: Storage) ->
     topic = log.create_topic("t")
     topic.append_many([b"%d" % n for n in range(10)], timestamps=[100, 101, 105, 103, 104, 105, 106, 107, 108, 109])
 
-    starts = (EARLIEST, LATEST, 7, Position.at_offset(7), Position.at_time(105), Position.at_time(999), 10, 10_000)
-    assert [values(topic.read(start))[:1] for start in starts] == [[b"0"], [], [b"7"], [b"7"], [b"2"], [], [], []]
+    starts = (EARLIEST, LATEST, 7, Position.at_offset(7), Position.at_time(105), Position.at_time(999), 10)
+    assert [values(topic.read(start))[:1] for start in starts] == [[b"0"], [], [b"7"], [b"7"], [b"2"], [], []]
     assert values(topic.read(3, stop=6)) == [b"3", b"4", b"5"]
     assert values(topic.read(3, stop=3)) == []
     assert len(values(topic.read(stop=1_000_000))) == 10

@@ -188,6 +188,12 @@ class FollowedShard:
         """See `OpenShard`."""
         return self.offsets().next
 
+    def end_at_most(self) -> int:
+        """Where the shard ends; if another directory has it, where it ends at most, by what is reserved there."""
+        end = self.offsets().next
+        with self._lock:
+            return max(end, self._past.reserved_end) if self._past.is_elsewhere else end
+
     def flush(self) -> None:
         """Refused: see `OpenShard`."""
         raise self._refusal()

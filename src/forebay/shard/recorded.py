@@ -9,7 +9,7 @@ from forebay.catalog.removals import RecordedRemovals, higher
 from forebay.clock import Clock
 from forebay.format.descriptor import ShardState
 from forebay.history import History
-from forebay.records import Offsets
+from forebay.records import OFFSET_MAX, Offsets
 from forebay.shard.places import Places
 from forebay.shard.visible import NOTHING, Ended
 
@@ -29,6 +29,8 @@ class Recorded:
         self.ended = NOTHING
         """What ended in history, as of the last look."""
         self._deletes = 0
+        self.reserved_end = 0
+        """No offset at or above was ever given out, as of the last look; the highest of all where a log alone knows."""
 
     @cached_property
     def history(self) -> History:
@@ -68,6 +70,7 @@ class Recorded:
         self._is_elsewhere = stored is not None and stored.state.holder not in (None, self._holder)
         if stored is not None:
             self._take(stored.state)
+            self.reserved_end = OFFSET_MAX if stored.state.reserved_in_log else stored.state.reserved_end
         self.history.refresh()
         self._looked_at = self._clock.monotonic()
 

@@ -163,6 +163,12 @@ def checked_partition(partition: object) -> int:
     return partition
 
 
+class StoredOffset(int):
+    """An offset as a reader has stored it. Unlike a caller's number it may lie behind the end, and waits there."""
+
+    __slots__ = ()
+
+
 def checked_position(start: object) -> Position:
     """Where to start: an offset stands for its position."""
     if isinstance(start, int) and not isinstance(start, bool):

@@ -13,6 +13,7 @@ from typing import NamedTuple, Self
 from forebay.errors import Conflict, Invalid
 from forebay.partitioning import partition_of_key
 from forebay.records import Gap, Record
+from forebay.storage.checks import StoredOffset
 from forebay.storage.readers import Reader
 from forebay.storage.topic import Topic
 from forebay.wal.staging import record_bytes
@@ -122,7 +123,7 @@ class _PartitionCopy:
         def on_gap(partition: int, gap: Gap) -> None:
             self._gaps.append((partition, gap))
 
-        return iter(self._source.read(start, stop=stop, partition=self._partition, on_gap=on_gap))
+        return iter(self._source.read(StoredOffset(start), stop=stop, partition=self._partition, on_gap=on_gap))
 
     def _batches(self, start: int, stop: int) -> Iterator[list[Record]]:
         batch: list[Record] = []

@@ -14,7 +14,7 @@ from forebay.partitioning import check_partition
 from forebay.progress import Progress, ProgressStore, ReaderName, check_progress
 from forebay.reading import OnGap
 from forebay.records import EARLIEST, Position, Record
-from forebay.storage.checks import checked_partition
+from forebay.storage.checks import StoredOffset, checked_partition
 from forebay.storage.streams import Following, Stream
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Reader:
         places: dict[int, Position | int] = {}
         for partition in range(self.topic.partitions):
             done = self.offset(partition)
-            places[partition] = start if done is None else done
+            places[partition] = start if done is None else StoredOffset(done)
         return places
 
     def _progress(self, partition: int) -> Progress | None:

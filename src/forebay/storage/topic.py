@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from forebay.clock import Clock
 from forebay.engines import OpenShard
+from forebay.engines.following import FollowedShard
 from forebay.engines.operations import check_offset
 from forebay.errors import Invalid
 from forebay.format.batch import Batch, Columns
@@ -21,6 +22,7 @@ from forebay.storage.acks import Ack
 from forebay.storage.appending import Appender
 from forebay.storage.checks import (
     HeadersLike,
+    StoredOffset,
     checked_arrow,
     checked_bytes,
     checked_column,
@@ -261,7 +263,8 @@ class Topic(Lookups):
     ) -> Stream[Record]:
         """The records from `start` up to the end as it is now, or to offset `stop`; partition after partition.
 
-        `start` is a position, or one per partition, as in `{0: 14, 2: EARLIEST}`; others are then left out.
+        `start` is a position, or one per partition, as in `{0: 14, 2: EARLIEST}`; others are then left out. An offset
+        behind the end is `Invalid`.
         A lost or damaged range raises `DataLoss` at its place, unless `on_gap(partition, gap)` takes it; the
         stream may be asked again and goes on behind it.
         """
@@ -431,7 +434,18 @@ class Topic(Lookups):
         name = f"{self.name}[{partition}]"
         place = start.get(partition, EARLIEST) if isinstance(start, Mapping) else start
         first = self.resolve(place, partition)
+        if not isinstance(place, StoredOffset) and checked_position(place).kind == "offset":
+            self._check_start(first, partition)
         return Cursor(self._look(partition), first, name=name, partition=partition, on_gap=on_gap)
+
+    def _check_start(self, offset: int, partition: int) -> None:
+        """`Invalid` for an offset that a caller has named and that lies behind the end of the partition."""
+        end = self._asked(partition, _end_at_most)
+        if offset > end:
+            raise Invalid(
+                f"{self.name}[{partition}] ends at offset {end}, and start is {offset}: start at most there, "
+                "or at LATEST"
+            )
 
     def resolve(self, position: Position | int, partition: int = 0) -> int:
         """The offset that a position means in this partition now."""
@@ -444,6 +458,10 @@ class Topic(Lookups):
             found = self.offset_at_time(position.value, partition)
             return found if found is not None else self._asked(partition, lambda shard: shard.published())
         return position.value
+
+
+def _end_at_most(shard: OpenShard) -> int:
+    return shard.end_at_most() if isinstance(shard, FollowedShard) else shard.offsets().next
 
 
 def _records(batch: Batch, partition: int) -> Sequence[Record]:
