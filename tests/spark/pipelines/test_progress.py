@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import pytest
 
 from forebay.spark.pipelines.progress import RunReport, SinkProgress
+from forebay.spark.pipelines.running import Running
 from forebay.spark.pipelines.watching import Tasks, beside, tasks_of
+from tests.spark.pipelines.files import BATCH, pipeline_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _ID: Final = "0" * 32
+
+
+class _Enough(Exception):
+    """Ends a run where the test has seen enough."""
 
 
 def _told(batch: int, rows: int, end: dict[str, int], latest: dict[str, int] | None) -> dict[str, Any]:
@@ -59,6 +71,27 @@ def test_a_batch_of_spark_connect_counts_as_any_other() -> None:
     sink.take({"batchId": 0, "observedMetrics": {"forebay_rows": counted}, "sources": [source, source]})
 
     assert (sink.rows, sink.read, sink.rows_per_second) == (500, 600, 151.0)
+
+
+def test_the_session_of_a_run_is_begun_inside_the_guard(tmp_path: Path) -> None:
+    """A signal that comes between must not cut a call into Spark in two."""
+    held, seen = [False], []
+
+    @contextlib.contextmanager
+    def guard() -> Iterator[None]:
+        held[0] = True
+        yield
+        held[0] = False
+
+    def new_session() -> Any:
+        seen.append(held[0])
+        raise _Enough
+
+    running = Running(pipeline=pipeline_of(tmp_path, BATCH), place={}, guard=guard)
+    with pytest.raises(_Enough):
+        running.run(cast("SparkSession", SimpleNamespace(newSession=new_session)))
+
+    assert seen == [True]
 
 
 def test_a_report_is_lines_for_a_person_and_plain_for_a_program() -> None:

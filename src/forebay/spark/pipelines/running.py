@@ -71,8 +71,9 @@ class Running:
     def run(self, spark: SparkSession) -> RunReport:
         """Analyse everything, then run it to its end. Interrupted, a stream stops its queries in order."""
         try:
-            with own_session(spark, self.pipeline.spark) as session:
+            with contextlib.ExitStack() as stack:
                 with self.guard():
+                    session = stack.enter_context(own_session(spark, self.pipeline.spark))
                     outlets = build(session, self.pipeline, self.place)
                 if self.pipeline.mode is Mode.BATCH:
                     self._run_batch(spark, outlets)
