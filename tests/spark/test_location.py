@@ -41,6 +41,7 @@ def test_relative_paths_are_settled_where_the_options_are_read(tmp_path: Path, m
     ("store", "metadata", "root", "backend", "place"),
     [
         ("s3://bucket/a/b/", "sqlite:///meta.db", "bucket/a/b", "s3", "/meta.db"),
+        ("s3a://bucket/a", "sqlite:///meta.db", "bucket/a", "s3", "/meta.db"),
         ("gs://bucket", "sqlite:///meta.db", "bucket", "gcs", "/meta.db"),
         ("az://box/p", "etcd://one:2379, two:2379/prod", "box/p", "azure", None),
         ("file:///history", "etcd://one:2379", "/history", "directory", None),

@@ -15,7 +15,8 @@ from forebay.errors import Invalid
 
 BACKENDS: Final = {"s3": "s3", "s3a": "s3", "gs": "gcs", "az": "azure"}
 """The schemes of URLs of object stores, and the `store.backend` that each stands for."""
-_SCHEMES: Final = {"s3": "s3", "gcs": "gs", "azure": "az"}
+SCHEMES: Final = {"s3": "s3", "gcs": "gs", "azure": "az"}
+"""The scheme that messages write for each backend."""
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(/.*)", re.DOTALL)
 _USER: Final = re.compile(r"//[^/]*@")
 
@@ -49,7 +50,7 @@ def store_at(backend: str, root: str) -> StorePlace:
         if backend not in ("directory", named):
             raise Invalid(
                 f'store.root is {_shown(root)} and store.backend is "{backend}": set store.backend to "{named}", or '
-                f"write {_SCHEMES[backend]}://bucket/prefix"
+                f"write {SCHEMES[backend]}://bucket/prefix"
             )
         return StorePlace(named, _bucket_of(root, found[2], f"{found[1].lower()}://bucket/prefix"))
     if backend == "directory":
@@ -63,7 +64,7 @@ def store_at(backend: str, root: str) -> StorePlace:
     if not bucket or ":" in bucket:
         raise Invalid(
             f'store.root is {_shown(root)}, which names no bucket, and store.backend is "{backend}": write '
-            f"bucket/prefix, or {_SCHEMES[backend]}://bucket/prefix"
+            f"bucket/prefix, or {SCHEMES[backend]}://bucket/prefix"
         )
     return StorePlace(backend, root)
 

@@ -18,6 +18,7 @@ from typing import Final
 from forebay.blobs.objects.options import CONNECTION, OPEN
 from forebay.errors import Invalid, Unsupported
 from forebay.settings import Setting, Settings, all_settings
+from forebay.settings.places import BACKENDS
 from forebay.settings.sources import environment_tree, expand, parse_yaml, read_file, variables_in
 from forebay.storage.building import IN_MEMORY
 
@@ -29,7 +30,6 @@ _TABLE_OPTIONS: Final = "table.options"
 _SECRET_WORDS: Final = ("credential", "key", "password", "sas", "secret", "token")
 """An option of a catalog of tables with one of these in its name is taken for a secret."""
 _FILE: Final = "the settings file"
-_SCHEMES: Final = {"s3": "s3", "gs": "gcs", "az": "azure"}
 _USER: Final = re.compile(r"://[^/]*@")
 _SETTINGS: Final[Mapping[str, Setting]] = MappingProxyType({setting.path: setting for setting in all_settings()})
 _STORE: Final = "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or file:///directory"
@@ -223,11 +223,11 @@ def _store(scheme: str, rest: str) -> list[tuple[str, str]] | None:
     if scheme == "file":
         chosen = [("storage.mode", "shared_fs"), ("store.backend", "directory"), ("store.root", rest)]
         return chosen if posixpath.isabs(rest) else None
-    if scheme not in _SCHEMES:
+    if scheme not in BACKENDS:
         return None
     return [
         ("storage.mode", "object_store"),
-        ("store.backend", _SCHEMES[scheme]),
+        ("store.backend", BACKENDS[scheme]),
         ("store.root", rest.strip("/")),
     ]
 

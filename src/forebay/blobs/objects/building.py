@@ -18,11 +18,11 @@ from forebay.blobs.objects.refusals import LIBRARY_ERRORS, told_by
 from forebay.blobs.seam import check_key
 from forebay.errors import Invalid
 from forebay.settings import StoreSettings
+from forebay.settings.places import SCHEMES
 
 Library: TypeAlias = AzureStore | GCSStore | MemoryStore | S3Store
 
 _SERVICES: Mapping[str, Any] = {"s3": S3Store, "gcs": GCSStore, "azure": AzureStore}
-_SCHEMES = {"s3": "s3", "gcs": "gs", "azure": "az"}
 _ADDRESS = re.compile(r"(?:\w+_)?(?:endpoint|endpoint_url|endpoint_url_s3|base_url)(?<!use_fabric_endpoint)")
 _SECRET_LENGTH_MIN = 4
 CONNECT_TIMEOUT_MS_MAX = 5_000
@@ -86,7 +86,7 @@ def name_of(settings: StoreSettings) -> str:
     """The store as it is called in messages."""
     if settings.backend == "memory":
         return "memory store"
-    return f"{_SCHEMES[settings.backend]}://{'/'.join(part for part in place(settings) if part)}"
+    return f"{SCHEMES[settings.backend]}://{'/'.join(part for part in place(settings) if part)}"
 
 
 def secrets_of(settings: StoreSettings) -> tuple[str, ...]:
