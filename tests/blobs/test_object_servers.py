@@ -70,6 +70,16 @@ def test_a_large_upload_and_its_reading_hold_a_few_parts_in_memory(seaweed_serve
     store.delete("large.seg")
 
 
+def test_a_bucket_that_is_named_by_its_url_is_the_same_store(seaweed_server: Server, folder: str) -> None:
+    named = s3_settings(seaweed_server.endpoint, folder)
+    by_url = StoreSettings(root=f"s3://{BUCKET}/{folder}/", options=named.options)
+
+    opened(by_url).put_if_absent("first", b"1")
+
+    assert by_url.name == named.name
+    assert opened(named).get_range("first", 0, 1) == b"1"
+
+
 def test_a_large_upload_to_a_directory_holds_a_few_pieces_in_memory(tmp_path: Path) -> None:
     store = opened(StoreSettings(root=str(tmp_path)))
     tracemalloc.start()
