@@ -37,6 +37,7 @@ if _typing.TYPE_CHECKING:
     from forebay.format.descriptor import ShardState
     from forebay.inspection.calls import PartitionSalvage, repair, salvage, verify
     from forebay.inspection.findings import Finding, Report
+    from forebay.inspection.moves import TopicMove, move_topic
     from forebay.inspection.steps import Step
     from forebay.records import EARLIEST, LATEST, Gap, Offsets, Position, Reason, Record
     from forebay.settings import Settings
@@ -80,6 +81,7 @@ __all__ = [
     "Storage",
     "Stream",
     "Topic",
+    "TopicMove",
     "TopicName",
     "TopicSpec",
     "Unavailable",
@@ -87,6 +89,7 @@ __all__ = [
     "Unsupported",
     "UnsupportedFormat",
     "__version__",
+    "move_topic",
     "open",
     "repair",
     "salvage",
@@ -97,6 +100,7 @@ _HOMES = {
     "forebay.format.descriptor": ("ShardState",),
     "forebay.inspection.calls": ("PartitionSalvage", "repair", "salvage", "verify"),
     "forebay.inspection.findings": ("Finding", "Report"),
+    "forebay.inspection.moves": ("TopicMove", "move_topic"),
     "forebay.inspection.steps": ("Step",),
     "forebay.records": ("EARLIEST", "Gap", "LATEST", "Offsets", "Position", "Reason", "Record"),
     "forebay.settings": ("Settings",),

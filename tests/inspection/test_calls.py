@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import forebay
-from forebay import Invalid, UnknownTopic, Unsupported
+from forebay import Invalid, Moved, UnknownTopic, Unsupported
 from forebay.inspection import Action
 from tests.cli.house import TOPIC, House
 from tests.cli.rig import filled, flip, snapshot
@@ -87,3 +87,46 @@ def test_a_log_in_memory_has_nothing_to_salvage() -> None:
 
         with pytest.raises(Unsupported, match="memory"):
             forebay.salvage(log, "shop/orders")
+
+
+@pytest.mark.parametrize("mode", ["shared_fs", "local"])
+def test_a_topic_moves_to_another_directory_and_back(tmp_path: Path, mode: str) -> None:
+    house = House(tmp_path, mode)
+    steps: list[int] = []
+    with house.open("a") as log:
+        topic = log.create_topic(TOPIC, partitions=2)
+        topic.append_many([b"0", b"1"], partition=0)
+        topic.append(b"x", partition=1)
+
+        there = forebay.move_topic(log, topic.spec.name, tmp_path / "b", on_file=lambda lag: steps.append(lag.bytes))
+
+        assert (there.topic, there.source, there.target) == (TOPIC, str(tmp_path / "a"), str(tmp_path / "b"))
+        assert (there.next_offsets, there.is_taken, there.left) == ((2, 1), True, ())
+        assert there.seconds is not None and steps
+        with pytest.raises(Moved, match="was sealed here at offset 2"):
+            topic.append(b"2", partition=0)
+        again = forebay.move_topic(log, TOPIC, tmp_path / "b")
+        assert (again.next_offsets, again.is_taken, again.seconds) == ((None, None), True, None)
+    with house.open("b") as log:
+        assert log.topic(TOPIC).append(b"2", partition=0) == 2
+        back = forebay.move_topic(log, TOPIC, tmp_path / "a")
+        assert (back.next_offsets, back.is_taken) == ((3, 1), True)
+    with house.open("a") as log:
+        assert [record.value for record in log.topic(TOPIC).read(partition=0)] == [b"0", b"1", b"2"]
+
+
+def test_a_move_that_cannot_end_well_changes_nothing(tmp_path: Path) -> None:
+    house = House(tmp_path, "shared_fs")
+    with house.open("a") as log:
+        topic = log.create_topic(TOPIC)
+        topic.append(b"0")
+
+        with pytest.raises(Invalid, match="is to leave"):
+            forebay.move_topic(log, TOPIC, tmp_path / "a")
+        with pytest.raises(UnknownTopic):
+            forebay.move_topic(log, "shop/other", tmp_path / "b")
+
+        assert topic.append(b"1") == 1 and not (tmp_path / "b").exists()
+    with forebay.open(":memory:") as log, pytest.raises(Unsupported):
+        log.create_topic("t")
+        forebay.move_topic(log, "t", tmp_path / "b")

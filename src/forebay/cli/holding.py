@@ -8,7 +8,6 @@ from forebay.errors import Moved
 
 if TYPE_CHECKING:
     from forebay.cli.invocation import Invocation
-    from forebay.format.descriptor import ShardState
     from forebay.inspection import Inspected
     from forebay.topics import TopicSpec
 
@@ -19,11 +18,6 @@ def look_at(run: Invocation, path: str | None = None) -> Inspected:
     from forebay.inspection.directory import look
 
     return look(run.directory if path is None else path, run.settings, run.disk, SystemClock())
-
-
-def states_of(found: Inspected, spec: TopicSpec) -> list[ShardState | None]:
-    """The recorded state of each partition; `None` for one that was never used."""
-    return [found.state(spec, partition) for partition in range(spec.partitions)]
 
 
 def frontier_of(found: Inspected, spec: TopicSpec, partition: int) -> int:
@@ -40,7 +34,7 @@ def check_held_here(found: Inspected, spec: TopicSpec) -> None:
     """Raise `Moved` if another directory has some of the topic: acting on it here would be a take-over."""
     from forebay.format.descriptor import Phase
 
-    for partition, state in enumerate(states_of(found, spec)):
+    for partition, state in enumerate(found.states(spec)):
         if state is None:
             continue
         if state.phase is Phase.SEALED:

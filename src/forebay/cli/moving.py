@@ -17,6 +17,7 @@ from forebay.errors import Moved
 if TYPE_CHECKING:
     from forebay.export import Lag
     from forebay.format.descriptor import ShardState
+    from forebay.inspection.moves import TopicMove
     from forebay.shard.handover import OnFile
     from forebay.storage import Storage
     from forebay.topics import TopicSpec
@@ -72,13 +73,13 @@ def seal(run: Invocation, *, name: TopicArgument, accept_damage: AcceptDamage = 
 
 def unseal(run: Invocation, *, name: TopicArgument) -> None:
     """Take a sealed topic back into this directory, unless another has opened it by now."""
-    from forebay.cli.holding import look_at, states_of
+    from forebay.cli.holding import look_at
     from forebay.format.descriptor import Phase
 
     with run.writer() as log:
         spec = log.topic(name).spec
         found = look_at(run)
-        for partition, state in enumerate(states_of(found, spec)):
+        for partition, state in enumerate(found.states(spec)):
             if state is not None and state.phase is not Phase.SEALED and state.holder not in (None, found.id):
                 raise Moved(
                     f"{spec.name}[{partition}] has arrived in {found.directory_name(state.holder)}: seal it there, or "
@@ -95,12 +96,12 @@ def export(
     run: Invocation, *, name: TopicArgument, accept_damage: AcceptDamage = False, as_json: AsJson = False
 ) -> None:
     """Make everything appended so far history now, rather than at the next interval; say how far it reaches."""
-    from forebay.cli.holding import frontier_of, look_at, states_of
+    from forebay.cli.holding import frontier_of, look_at
     from forebay.format.descriptor import Phase
 
     with run.writer() as log:
         spec = _spec_held_here(run, log, name)
-        states = states_of(look_at(run), spec)
+        states = look_at(run).states(spec)
         if not all(state is not None and state.phase is Phase.SEALED for state in states):
             with _progress(f"export {spec.name}") as on_file:
                 log.export_topic(name, on_file, accept_damage=accept_damage)
@@ -127,14 +128,11 @@ def move(
     command again finishes it. Where the other directory is open in a process, that process goes on with the topic
     at its next append; else it is opened here for a moment.
     """
-    from forebay.cli.destination import Destination, check_settings
+    from forebay.inspection.moves import move_topic
 
-    check_settings(run.settings)
-    with run.writer() as log:
-        spec = log.topic(name).spec
-        destination = Destination.checked(run, spec, to)
-        with destination.opened() as there, _progress(f"move {spec.name}") as on_file:
-            item = destination.move(log, there, on_file, accept_damage=accept_damage)
+    with run.writer() as log, _progress(f"move {log.topic(name).name}") as on_file:
+        moved = move_topic(log, name, to, on_file=on_file, accept_damage=accept_damage)
+    item = _moved_item(moved)
     if as_json:
         say_json(item)
     else:
@@ -158,6 +156,19 @@ def _sealed_line(item: dict[str, Any]) -> str:
     by = f"by directory {item['sealed_by']} at {readable_time(item['sealed_at'])}"
     bound = f", for directory {item['target']}" if item["target"] is not None else ""
     return f"{item['topic']}[{item['partition']}]: sealed at next offset {item['next']} {by}{bound}"
+
+
+def _moved_item(moved: TopicMove) -> dict[str, Any]:
+    return {
+        "topic": moved.topic,
+        "from": moved.source,
+        "to": moved.target,
+        "target": moved.target_id,
+        "shards": [{"partition": partition, "next": next_} for partition, next_ in enumerate(moved.next_offsets)],
+        "taken": moved.is_taken,
+        "seconds": moved.seconds,
+        "left": list(moved.left),
+    }
 
 
 def _say_move(item: dict[str, Any]) -> None:

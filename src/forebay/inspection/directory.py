@@ -65,6 +65,10 @@ class Inspected:
             return None
         return decode_value(entry.value, ShardState)[0]
 
+    def states(self, spec: TopicSpec) -> list[ShardState | None]:
+        """The recorded state of each partition; `None` for one that was never used."""
+        return [self.state(spec, partition) for partition in range(spec.partitions)]
+
     def entry(self, key: str) -> Entry | None:
         """What is stored with this key."""
         return next((entry for entry in self.below(key) if entry.key == key), None)
