@@ -121,7 +121,7 @@ def test_words_that_do_not_fit_are_told_with_their_line(tmp_path: Path, before: 
     assert [one for one in flaws if one.startswith(flaw)] != [], flaws
 
 
-def test_what_spark_would_read_otherwise_is_refused_by_name(home: Path, catalog: Catalog, tmp_path: Path) -> None:
+def test_what_spark_would_read_otherwise_is_refused_by_name(home: Path, catalog: Catalog) -> None:
     renamed = catalog.create_table("shop.renamed", ROWS.schema)
     with renamed.update_schema() as update:
         update.rename_column("name", "title")
@@ -134,21 +134,28 @@ def test_what_spark_would_read_otherwise_is_refused_by_name(home: Path, catalog:
     gone = catalog.create_table("shop.gone", ROWS.schema)
     gone.append(ROWS)
     Path(next(iter(gone.scan().plan_files())).file.file_path.removeprefix("file://")).unlink()
-    odd = catalog.create_table("shop.odd", ROWS.schema)
-    (tmp_path / "od*d").mkdir()
-    pq.write_table(ROWS, tmp_path / "od*d" / "a.parquet")
-    odd.add_files([f"file://{tmp_path}/od*d/a.parquet"])
 
     for name, message in {
         "renamed": "column title of shop.renamed was renamed",
         "again": "column name of shop.again was renamed, or its name was given again",
         "timed": "column at of shop.timed is time, which Spark does not read",
         "gone": "is not there, seen from this machine",
-        "odd": "is where Spark does not reach",
     }.items():
         text = PIPELINE.replace("shop.typed", f"shop.{name}").replace(", key: name", "")
         flaws = flaws_of(home, text, outline)
         assert len(flaws) == 1 and flaws[0].startswith("p.yml:5:12: source orders: ") and message in flaws[0], flaws
+
+
+@pytest.mark.spark
+def test_files_whose_names_look_like_patterns_are_read(spark: SparkSession, catalog: Catalog, tmp_path: Path) -> None:
+    table = catalog.create_table("shop.odd", ROWS.schema)
+    for folder in ("od*d", "odd", "o[d]{d,e}"):
+        (tmp_path / folder).mkdir()
+        pq.write_table(ROWS, tmp_path / folder / "a.parquet")
+        if folder != "odd":  # which is what a pattern would find
+            table.add_files([f"file://{tmp_path}/{folder}/a.parquet"])
+
+    assert files_of(table).frame(spark).count() == 2 * ROWS.num_rows
 
 
 def test_deletes_and_other_formats_are_refused(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
