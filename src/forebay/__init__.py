@@ -128,12 +128,13 @@ def __dir__() -> list[str]:
 
 
 def open(
-    path: str | PurePath, settings: Settings | Mapping[str, object] | None = None, *, read_only: bool = False
+    path: str | PurePath | None, settings: Settings | Mapping[str, object] | None = None, *, read_only: bool = False
 ) -> Storage:
     """Open the data directory `path`, made if it does not exist, for this process alone; or `:memory:`.
 
-    With `read_only`, open it beside whoever owns it, to read and follow. `settings` are a `Settings`, or a
-    mapping such as `{"wal": {"sync_interval_ms": 200}}`.
+    With `read_only`, open it beside whoever owns it, to read, to follow and to acknowledge; `path` may then be `None`
+    if metadata and history are shared. `settings` are a `Settings`, or a mapping such as
+    `{"wal": {"sync_interval_ms": 200}}`.
     """
     from forebay.settings import Settings  # noqa: PLC0415 - loaded when first used, as __getattr__ says
     from forebay.storage import Storage  # noqa: PLC0415

@@ -27,7 +27,7 @@ __all__ = ["AsyncGroup", "AsyncLog", "AsyncReader", "AsyncStream", "AsyncTopic",
 
 
 def open(
-    path: str | PurePath, settings: Settings | Mapping[str, object] | None = None, *, read_only: bool = False
+    path: str | PurePath | None, settings: Settings | Mapping[str, object] | None = None, *, read_only: bool = False
 ) -> AsyncLog:
     """A log to be opened by `async with` or `await`; see `forebay.open`."""
     if not isinstance(settings, Settings):

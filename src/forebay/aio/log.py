@@ -25,7 +25,7 @@ from forebay.topics import TopicChanges, TopicLimits, TopicName, TopicSpec
 class AsyncLog:
     """Topics in one place, for one event loop."""
 
-    def __init__(self, path: str | PurePath, settings: Settings, *, read_only: bool = False) -> None:
+    def __init__(self, path: str | PurePath | None, settings: Settings, *, read_only: bool = False) -> None:
         self._open = partial(Storage.open, path, settings, read_only=read_only)
         self._storage: Storage | None = None
         self._workers = Workers()

@@ -10,7 +10,6 @@ import contextlib
 import logging
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import NamedTuple
 
 from forebay.blobs import BlobMissing, BlobStore, DirectoryStore, open_store
 from forebay.catalog import ShardCatalog, ShardKeys
@@ -28,21 +27,12 @@ from forebay.shard.places import Places
 from forebay.spark.location import Location
 from forebay.storage.building import history_store
 from forebay.storage.definitions import Definitions
-from forebay.storage.directory import LogDirectory, is_owned
+from forebay.storage.directory import LogDirectory, NoDirectory, is_owned
 from forebay.storage.loads import LoadStore
 from forebay.topics import Engine, TopicName, TopicSpec
 from forebay.wal.follow import FollowedLog
 
 logger = logging.getLogger(__name__)
-
-
-class _Nowhere(NamedTuple):
-    """The directory of a location that has none: no descriptor of history leads there."""
-
-    path: str = "/nonexistent"
-    id: str = ""
-    shards: str = "/nonexistent"
-    loads: str = "/nonexistent"
 
 
 class Opened:
@@ -165,16 +155,16 @@ class Opened:
         self._held.close()
 
     @cached_property
-    def _home(self) -> LogDirectory | _Nowhere:
+    def _home(self) -> LogDirectory | NoDirectory:
         """The data directory for those who read history."""
         try:
-            return self.directory or _Nowhere()
+            return self.directory or NoDirectory()
         except (Invalid, Unavailable) as error:
             if not self.settings.is_shared and self.settings.storage.handoff_root is None:
                 raise
             # History in a store is read by machines too that do not see the directory.
             logger.info("%s", error)
-            return _Nowhere()
+            return NoDirectory()
 
 
 class _NamedStores(Stores):
@@ -182,7 +172,7 @@ class _NamedStores(Stores):
 
     def __init__(
         self,
-        home: LogDirectory | _Nowhere,
+        home: LogDirectory | NoDirectory,
         settings: Settings,
         *,
         disk: SystemDisk,

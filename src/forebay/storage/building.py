@@ -21,8 +21,9 @@ from forebay.shard import SegmentShard, Surroundings
 from forebay.shard.membership import Membership
 from forebay.shard.places import Places
 from forebay.storage.archiving import Archiving
+from forebay.storage.consumer_metadata import ConsumerMetadata
 from forebay.storage.definitions import Definitions
-from forebay.storage.directory import LogDirectory, is_owned, refuse_lost_metadata
+from forebay.storage.directory import LogDirectory, NoDirectory, is_owned, refuse_lost_metadata
 from forebay.storage.sealing import Sealing
 from forebay.storage.threads import Maintenance
 from forebay.topics import Engine, TopicSpec
@@ -95,12 +96,11 @@ def memory_parts(settings: Settings, clock: Clock) -> Parts:
 
 
 def beside_parts(
-    directory: LogDirectory, settings: Settings, disk: Disk, clock: Clock, own: SystemDisk | None
+    directory: LogDirectory | NoDirectory, settings: Settings, disk: Disk, clock: Clock, own: SystemDisk | None
 ) -> Parts:
-    """The directory seen beside whoever owns it."""
-    path = directory.metadata_at(settings.metadata.path)
+    """The directory seen beside whoever owns it; or what is shared, seen by a process without a directory."""
     with ExitStack() as undo:
-        metadata = open_metadata(settings.metadata, path, disk=disk, clock=clock, read_only=True)
+        metadata = _consumer_metadata(directory, settings, disk, clock)
         undo.callback(metadata.close)
         places = _places(directory, settings, disk, clock)
         definitions = Definitions(metadata, settings.metadata.prefix, clock)
@@ -113,15 +113,29 @@ def beside_parts(
                 disk=disk,
                 clock=clock,
                 around=Surroundings(metadata, settings, places, directory.id, lambda: False),
-                is_owned=lambda: is_owned(directory.path, disk),
+                is_owned=lambda: isinstance(directory, LogDirectory) and is_owned(directory.path, disk),
                 is_known=lambda ref: definitions.is_current(ref.spec),
             ),
             places=places,
-            directory=directory,
+            directory=directory if isinstance(directory, LogDirectory) else None,
             disk=own,
         )
         undo.pop_all()
     return parts
+
+
+def _consumer_metadata(
+    directory: LogDirectory | NoDirectory, settings: Settings, disk: Disk, clock: Clock
+) -> ConsumerMetadata:
+    path = directory.metadata_at(settings.metadata.path)
+    reading = open_metadata(settings.metadata, path, disk=disk, clock=clock, read_only=True)
+
+    def writable() -> MetadataStore:
+        if settings.metadata.backend == "etcd":
+            return reading
+        return open_metadata(settings.metadata, path, disk=disk, clock=clock)
+
+    return ConsumerMetadata(reading, settings.metadata.prefix, writable)
 
 
 def owner_parts(directory: LogDirectory, settings: Settings, disk: Disk, clock: Clock, own: SystemDisk | None) -> Parts:
@@ -190,7 +204,7 @@ def _unowned(around: Surroundings, disk: Disk, clock: Clock) -> UnownedShards:
 
 
 def _places(
-    directory: LogDirectory,
+    directory: LogDirectory | NoDirectory,
     settings: Settings,
     disk: Disk,
     clock: Clock,

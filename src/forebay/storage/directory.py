@@ -14,6 +14,7 @@ import posixpath
 import re
 from contextlib import ExitStack
 from pathlib import PurePath
+from typing import NamedTuple
 
 import msgspec
 
@@ -47,6 +48,19 @@ class Claim(msgspec.Struct, frozen=True):
 
     id: str
     directory: str
+
+
+class NoDirectory(NamedTuple):
+    """In place of a data directory, for a process that has none: nothing recorded leads here."""
+
+    path: str = "/nonexistent"
+    id: str = ""
+    shards: str = "/nonexistent"
+    loads: str = "/nonexistent"
+
+    def metadata_at(self, configured: str | None) -> str:
+        """Where the metadata store lies, if it is a file."""
+        return posixpath.abspath(configured) if configured is not None else ""
 
 
 class LogDirectory:

@@ -14,7 +14,7 @@ from forebay.disk import Disk, SystemDisk
 from forebay.disk.machine import host
 from forebay.engines import OpenShard
 from forebay.engines.rounds import Rounds
-from forebay.errors import Closed, Unsupported
+from forebay.errors import Closed, Invalid, Unsupported
 from forebay.format.descriptor import ShardState
 from forebay.lifecycle import close_with_process, closed
 from forebay.progress import ProgressStore
@@ -30,7 +30,7 @@ from forebay.storage.copying import Copied, OnRecords, copy_records
 from forebay.storage.creating import Creations
 from forebay.storage.definitions import Definitions, refs_of
 from forebay.storage.deletions import Deletions
-from forebay.storage.directory import LogDirectory
+from forebay.storage.directory import LogDirectory, NoDirectory
 from forebay.storage.groups import Group
 from forebay.storage.keeping import Keeping
 from forebay.storage.limited import Limited
@@ -106,7 +106,7 @@ class Storage:
     @classmethod
     def open(
         cls,
-        path: str | PurePath,
+        path: str | PurePath | None,
         settings: Settings,
         *,
         read_only: bool = False,
@@ -115,9 +115,12 @@ class Storage:
     ) -> Storage:
         """Open the data directory `path` for this process alone, or `:memory:`. Made if it does not exist.
 
-        With `read_only`, beside whoever owns it: reading and following only.
+        With `read_only`, beside whoever owns it: to read, to follow, and to keep the places of readers and groups.
+        Then `path` may be `None` where metadata and history are shared: a consumer needs no directory of its own.
         """
         clock = clock or SystemClock()
+        if path is None:
+            _check_shared(settings, read_only=read_only)
         if path == IN_MEMORY:
             if read_only:
                 raise Unsupported(f'"{IN_MEMORY}" is a log of this process alone: there is nothing to read beside it')
@@ -135,8 +138,10 @@ class Storage:
             if own is not None:
                 undo.callback(own.close)
             if read_only:
-                parts = beside_parts(LogDirectory.look(path, used), settings, used, clock, own)
+                seen = NoDirectory() if path is None else LogDirectory.look(path, used)
+                parts = beside_parts(seen, settings, used, clock, own)
             else:
+                assert path is not None
                 directory = LogDirectory.take(path, used, clock, settings.wal.dir)
                 undo.callback(directory.release)
                 parts = owner_parts(directory, settings, used, clock, own)
@@ -515,3 +520,15 @@ class Storage:
     def _check_open(self) -> None:
         if self._ended is not None:
             raise Closed(f"this log {self._ended}")
+
+
+def _check_shared(settings: Settings, *, read_only: bool) -> None:
+    """`Invalid` unless a process without a data directory can read topics by these settings."""
+    if not read_only:
+        raise Invalid("path is None, and a log that is written needs a data directory: name one, or say read_only=True")
+    if not settings.is_shared:
+        raise Invalid(
+            f'path is None, and storage.mode "{settings.storage.mode}" keeps history in data directories: name one'
+        )
+    if settings.metadata.backend == "sqlite" and settings.metadata.path is None:
+        raise Invalid("path is None, and so is metadata.path: name the shared metadata file, or a data directory")
