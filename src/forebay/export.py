@@ -21,7 +21,7 @@ from forebay.catalog import ShardCatalog
 from forebay.catalog.replaced import Replaced
 from forebay.clock import Clock
 from forebay.disk import Disk
-from forebay.errors import Corrupt, DataLoss
+from forebay.errors import DataLoss
 from forebay.format.checksum import ContentHash, content_hash, crc32
 from forebay.format.descriptor import (
     DAMAGED_RANGES_MAX,
@@ -31,7 +31,7 @@ from forebay.format.descriptor import (
     gap_descriptor,
     sparse_index,
 )
-from forebay.format.index import Footer
+from forebay.format.index import Footer, find_offset
 from forebay.format.segment import COMPACTED, SEGMENT_SUFFIX, index_name
 from forebay.records import Gap, Reason
 from forebay.sweeping import Sweep, sweep
@@ -239,22 +239,27 @@ class Exporter:
         found = store.stat(key)
         if found is not None and content_hash(store.read(key, 0, found.size)) == footer.content_hash:
             return found
-        return store.upload(key, self._verified(file.path, footer))
+        return store.upload(key, self._verified(file, footer))
 
     def _place_index(self, store: BlobStore, key: str, index: bytes) -> None:
         put = store.put_if_absent(key, index)
         if not put.created and store.get_range(key, 0, put.stat.size) != index:
             store.upload(key, [index])
 
-    def _verified(self, path: str, footer: Footer) -> Iterator[bytes]:
+    def _verified(self, file: SealedFile, footer: Footer) -> Iterator[bytes]:
         """The sealed bytes; raises before the end if they have changed: damage must not become the only copy."""
         crc, digest = 0, ContentHash()
-        for chunk in self._chunks(path, footer.segment_bytes):
+        for chunk in self._chunks(file.path, footer.segment_bytes):
             crc = crc32(chunk, crc)
             digest.update(chunk)
             yield chunk
         if crc != footer.segment_crc or digest.digest() != footer.content_hash:
-            raise Corrupt(f'{path} is not what was sealed (crc {crc:08x}): not exported; run "forebay verify"')
+            keys = self._catalog.keys
+            raise DataLoss(
+                f"{keys}: {file.path} is not what was sealed (crc {crc:08x}), {_changed(file)}: not exported. Restore "
+                'the file from a backup, or go on without what is damaged: "forebay topic export '
+                f'{keys.namespace}/{keys.topic} --accept-damage", or accept_damage=True'
+            )
 
     def _chunks(self, path: str, size: int) -> Iterator[bytes]:
         file = self._disk.open(path)
@@ -303,6 +308,20 @@ class Exporter:
             sparse=sparse_index(file.index().entries, file.start),
             damaged=tuple((gap.start, gap.stop) for gap in _damaged(file)[:DAMAGED_RANGES_MAX]),
         )
+
+
+def _changed(file: SealedFile) -> str:
+    """Where a file is damaged since it was sealed, by byte and offsets; the first such place of many."""
+    entries, at = file.index().entries, file.start
+    while at < file.end:
+        page = file.read(at, CHUNK_BYTES)
+        found = next((gap for gap in page.events if gap.reason is Reason.DAMAGED), None)
+        if found is not None:
+            place = find_offset(entries, found.start)
+            byte = int(entries["position"][place]) if place < len(entries) else 0
+            return f"damaged at byte {byte} (offsets [{found.start}, {found.stop}))"
+        at = page.next
+    return "damaged in a frame without records"
 
 
 def _damaged(file: SealedFile) -> list[Gap]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay import DataLoss
+from forebay import Corrupt, DataLoss
 from forebay.records import Gap, Offsets, Reason
 from forebay.settings import Settings
 from forebay.shard import SegmentShard
@@ -78,6 +78,15 @@ def _shard(topic: Topic) -> SegmentShard:
 def _read(topic: Topic) -> tuple[list[bytes | None], list[Gap]]:
     gaps: list[Gap] = []
     return values(topic.read(0, on_gap=lambda _, gap: gaps.append(gap))), gaps
+
+
+def _stopped(log: Storage) -> Archiving:
+    """The thread that exports is stopped: the test does its work, or nothing does."""
+    history = log._parts.archiving
+    assert history is not None
+    history.end()
+    history._ended = False
+    return history
 
 
 def _stepped(history: Archiving, topic: Topic) -> Offsets:
@@ -184,10 +193,7 @@ def test_the_background_stops_at_damage_and_goes_on_by_itself(
     file, found = _written(tmp_path)
     sound = _flip(file, found[1])
     with Storage.open(tmp_path / "a", _settings(tmp_path, export={"bytes_min": 1})) as log:
-        history = log._parts.archiving
-        assert history is not None
-        history.end()
-        history._ended = False
+        history = _stopped(log)
         topic, other = log.topic(NAME), log.create_topic("shop/other")
         tries: list[LogFile] = []
         _note_tries(_shard(topic), tries, monkeypatch)
@@ -214,6 +220,7 @@ def test_a_damaged_header_is_not_exported(tmp_path: Path) -> None:
     """The file is not even listed then: what is missing before the next file is found by the export."""
     file, found = _written(tmp_path)
     with Storage.open(tmp_path / "a", _settings(tmp_path)) as log:
+        _stopped(log)
         topic = log.topic(NAME)
         topic.rotate()
         topic.append(b"more")
@@ -236,6 +243,7 @@ def test_a_damaged_header_is_not_exported(tmp_path: Path) -> None:
 def test_a_file_that_lost_all_its_frames_stops_too(tmp_path: Path) -> None:
     file, found = _written(tmp_path)
     with Storage.open(tmp_path / "a", _settings(tmp_path)) as log:
+        _stopped(log)
         log.topic(NAME).rotate()
         log.topic(NAME).append(b"more")
     for index in file.parent.glob("*.idx"):
@@ -268,6 +276,34 @@ def test_the_newest_file_with_nothing_whole_in_it_is_kept(tmp_path: Path) -> Non
 
     with Storage.open(tmp_path / "b", _settings(tmp_path)) as log:
         assert _read(log.topic(NAME)) == ([found, b"more"], [])
+
+
+@pytest.mark.parametrize("what", ["segment", "index"])
+def test_damage_after_the_seal_is_named_and_accepted_too(tmp_path: Path, what: str) -> None:
+    file, found = _written(tmp_path)
+    with Storage.open(tmp_path / "a", _settings(tmp_path)) as log:
+        _stopped(log)
+        topic = log.topic(NAME)
+        topic.rotate()
+        topic.append(b"more")
+        _shard(topic).upkeep.seal_rotated()
+        if what == "segment":
+            _flip(file, found[4])
+        else:
+            file.with_suffix(".idx").write_bytes(bytes(100))
+
+        with pytest.raises(Corrupt) as told:
+            log.export_topic(NAME)
+        log.export_topic(NAME, accept_damage=True)
+        log.seal_topic(NAME)
+
+    if what == "segment":
+        assert isinstance(told.value, DataLoss)
+        assert f"{NAME}[0]: {file} is not what was sealed" in str(told.value)
+        assert "damaged at byte" in str(told.value) and "(offsets [3, 6))" in str(told.value)
+    with Storage.open(tmp_path / "b", _settings(tmp_path)) as log:
+        kept = found if what == "index" else [*found[:3], *found[6:]]
+        assert _read(log.topic(NAME)) == ([*kept, b"more"], [] if what == "index" else [Gap(3, 6, Reason.DAMAGED)])
 
 
 def test_the_opening_state_is_needed_too(tmp_path: Path) -> None:

@@ -113,7 +113,12 @@ def _drained(shard: SegmentShard, *, accept_damage: bool) -> int:
 
 
 def seal_files(shard: SegmentShard, *, accept_damage: bool) -> None:
-    """Seal every file that is no longer written; raises why one is not, `DataLoss` if it is damaged."""
+    """Seal every file that is no longer written; raises why one is not, `DataLoss` if it is damaged.
+
+    With `accept_damage` also those that are damaged since they were sealed, with their damage named.
+    """
+    if accept_damage:
+        shard.upkeep.unseal_damaged(shard.archive.exported)
     shard.upkeep.seal_rotated(accept_damage=accept_damage)
     unsealed = [file.path for file in shard.upkeep.rotated()]
     if unsealed and shard.upkeep.stopped is not None:

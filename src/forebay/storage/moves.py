@@ -84,6 +84,8 @@ class Moves:
             if accept_damage:
                 engine.accept_unknown_producers(shard)
             rotated = shard.upkeep.rotated()
+            if accept_damage:
+                shard.upkeep.unseal_damaged(shard.archive.exported)
             shard.upkeep.seal_rotated(accept_damage=accept_damage)
             stopped = shard.upkeep.stopped
             try:

@@ -19,14 +19,14 @@ from forebay.format.control import State, decode_gap, decode_state
 from forebay.format.frame import FrameHead, Kind, Verdict, read_frame, runs_of
 from forebay.format.lookups import LookupSections
 from forebay.format.scan import FrameTable
-from forebay.format.segment import HEADER_BYTES, encode_header, index_name
+from forebay.format.segment import HEADER_BYTES, decode_header, encode_header, index_name
 from forebay.format.stretch import batches_of
 from forebay.format.times import timed
 from forebay.records import Gap, Reason, Run
 from forebay.sealed import FRAME_BYTES_LIMIT
 from forebay.settings import WalSettings
 from forebay.wal.cache import CachedFrame
-from forebay.wal.files import LogFile, SealedFile
+from forebay.wal.files import LogFile, SealedFile, walked
 from forebay.wal.scan import LogScan, pieces_of
 from forebay.wal.window import ProducerWindow
 
@@ -93,6 +93,26 @@ class Sealer:
         # Commit point: with the index under its name the file is sealed; its bytes were durable before.
         replace_file(self._disk, index_name(log.path), content)
         return SealedFile(self._disk, log.path, footer.start, footer.end), damage
+
+    def unsealed(self, sealed: SealedFile) -> LogFile | None:
+        """A sealed file whose bytes or index have changed since, as one that waits to be sealed.
+
+        `None` if all is as it was sealed. Raises `Corrupt` if its header is damaged: then nothing of it can be read.
+        """
+        file = self._disk.open(sealed.path)
+        try:
+            if _is_as_sealed(sealed, file):
+                file.close()
+                return None
+            header = decode_header(file.read_at(HEADER_BYTES, 0))
+            if isinstance(header, Verdict):
+                raise Corrupt(f"{sealed.path} has a {header.value} header: restore it from a backup")
+            scan = LogScan(file, header, ProducerWindow(1, 1))
+            scan.run(file.size(), proof=sealed.end)
+        except BaseException:
+            file.close()
+            raise
+        return walked(scan)
 
     def wants_reframing(self, log: LogFile) -> bool:
         """Whether the file has many small frames, all of them whole as far as anyone knows."""
@@ -331,6 +351,16 @@ def _walk(log: LogFile) -> _Walk:
             position = resumed
     walk.lose(log, log.end, log.limit)
     return walk
+
+
+def _is_as_sealed(sealed: SealedFile, file: File) -> bool:
+    """Whether the index is whole, and the bytes are those that it was made of."""
+    sealed.close()
+    try:
+        footer = sealed.index().footer
+        return _sums(file, footer.segment_bytes) == (footer.segment_crc, footer.content_hash)
+    except Corrupt:
+        return False
 
 
 def _no_opening(log: LogFile) -> Damage:

@@ -174,6 +174,19 @@ class Upkeep:
                 if self._wal.fenced is not None or not self._seal(file, accept_damage=accept_damage):
                     return
 
+    def unseal_damaged(self, exported: int) -> None:
+        """Take files that are damaged since they were sealed for unsealed ones, as far as history does not have them.
+
+        Reads all of these files. `seal_rotated` then fills what memory has, and names the rest.
+        """
+        with self._sealing:
+            for file in self._wal.files.all:
+                if isinstance(file, SealedFile) and file.end > exported:
+                    unsealed = self._sealer.unsealed(file)
+                    if unsealed is not None:
+                        self._wal.files.replace(file, unsealed)
+                        file.close()
+
     def close(self) -> None:
         """Seal what can be sealed and close the log in order; on return there is nothing to replay."""
         if not self._wal.closed:
