@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from forebay.errors import Invalid, Unavailable
-from forebay.metadata import MemoryMetadata
+from forebay.metadata import Compare, MemoryMetadata, Operation, Outcome
 from forebay.progress import Progress, ProgressStore, ReaderName
 from forebay.testing.metadata import Fault, FaultyMetadata
 
@@ -35,6 +36,32 @@ def test_a_late_acknowledgement_does_not_move_a_cursor_back() -> None:
     standing = progress.ack_up_to(BILLING, {0: at(9), 1: at(3)})
 
     assert standing == {0: 14, 1: 3}
+
+
+class Meeting(FaultyMetadata):
+    """Lets another member act once, after the first has looked and before it commits."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        super().__init__(MemoryMetadata())
+        self._acts = [act]
+
+    def transaction(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Outcome:
+        if self._acts:
+            self._acts.pop()()
+        return super().transaction(compares, operations)
+
+
+@pytest.mark.parametrize("before", [None, 2])
+def test_an_acknowledgement_between_look_and_commit_is_not_undone(before: int | None) -> None:
+    """I25: of two members that move a cursor at once, the one that was further wins."""
+    store = Meeting(lambda: ProgressStore(store.inner, "/forebay").ack_up_to(BILLING, {0: at(14)}))
+    if before is not None:
+        ProgressStore(store.inner, "/forebay").ack_up_to(BILLING, {0: at(before)})
+    progress = ProgressStore(store, "/forebay")
+
+    assert progress.ack_up_to(BILLING, {0: at(9)}) == {0: 14}
+
+    assert progress.get(BILLING, 0, TOPIC) == at(14)
 
 
 def test_a_reset_may_go_back() -> None:

@@ -25,8 +25,10 @@ from forebay.export import Exporter
 from forebay.format.descriptor import LoadStatus, Phase, ShardState
 from forebay.history import History
 from forebay.metadata import MetadataStore, SessionEnded
+from forebay.progress import Progress, ProgressStore, ReaderName
 from forebay.records import Gap
 from forebay.shard.inheritance import KnownProducers
+from forebay.storage.commits import CachedCommits
 from forebay.testing.blobs import SimulatedBlobs
 from forebay.testing.catalogs import every_record_has_a_copy, objects_are_whole
 from forebay.testing.clock import ManualClock
@@ -43,6 +45,7 @@ from tests.protocol.scenarios import SCENARIOS
 from tests.protocol.test_exhaustive import SAME_DIRECTORY, Zombies, judge, owner
 from tests.protocol.test_schedules import Play
 from tests.protocol.world import World
+from tests.storage.cursor_sequences import broken_by_some_sequence
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 
@@ -303,6 +306,21 @@ def _cursors_go_back(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(forebay.progress, "_moves", lambda *_: True)
 
 
+def _cached_commits_compared_among_themselves(patch: pytest.MonkeyPatch) -> None:
+    commit = CachedCommits.commit
+
+    def blindly(commits: CachedCommits, name: ReaderName, partition: int, progress: Progress) -> int:
+        with pytest.MonkeyPatch.context() as inside:
+            inside.setattr(ProgressStore, "get", lambda *_: None)
+            return commit(commits, name, partition, progress)
+
+    def found(commits: CachedCommits, name: ReaderName, partition: int, incarnation: str) -> Progress | None:
+        return commits.get(name, partition, incarnation) or commits._store.get(name, partition, incarnation)
+
+    patch.setattr(CachedCommits, "commit", blindly)
+    patch.setattr(CachedCommits, "found", found)
+
+
 def _repeats_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(forebay.shard.segment, "known_in_history", lambda *_: KnownProducers(ProducerWindow(1, 1), 0))
 
@@ -333,6 +351,12 @@ MUTANTS: Final = (
     Mutant("coverage not checked at a seal", _coverage_not_checked, _seal_without_an_object, "I17"),
     Mutant("local copies go, those in the store are lost", _copies_not_looked_for, _retain_without_an_object, "I17"),
     Mutant("a late acknowledgement moves a cursor back", _cursors_go_back, _some_schedules, "I25"),
+    Mutant(
+        "a cached commit moves a cursor back",
+        _cached_commits_compared_among_themselves,
+        lambda: list(broken_by_some_sequence()),
+        "I25",
+    ),
     Mutant("repeats are not known after a move", _repeats_forgotten, _repeat_after_a_move, "I26"),
     Mutant("a load that is not committed is passed over", _loads_passed_over, _consume_beside_a_load, "I25"),
     Mutant("deleted before it says so", _deleted_before_it_says_so, _delete_and_fail, "I16"),

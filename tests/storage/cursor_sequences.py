@@ -1,0 +1,79 @@
+"""Every short sequence of what members of a group do to its cursor: durable and cached commits, flushes, resets."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Final, TypeAlias
+
+from forebay.metadata import MemoryMetadata
+from forebay.progress import Progress, ProgressStore, ReaderName
+from forebay.settings import ProgressSettings
+from forebay.storage.commits import CachedCommits
+from forebay.testing.clock import ManualClock
+from forebay.testing.cursors import Acked, Cursor, Event, Found, Reset, cursors_hold
+from forebay.testing.invariants import Violation
+
+NAME: Final = ReaderName("shop", "orders", "billing")
+CURSOR: Final = Cursor("billing", 0, "0" * 32)
+STEPS_MAX: Final = 3
+
+
+class Member:
+    """A process of the group. Nothing is written in the background: a flush is a step of its own."""
+
+    def __init__(self) -> None:
+        self.store = ProgressStore(MemoryMetadata(), "/forebay")
+        settings = ProgressSettings(flush_interval_ms=600_000, flush_records_min=1_000_000)
+        self.commits = CachedCommits(self.store, settings, ManualClock())
+        self.commits._ended = True
+        self.events: list[Event] = []
+
+    def durable(self, offset: int) -> None:
+        """As another member: what is cached here it cannot know, so its answer is not compared with that."""
+        self.store.ack_up_to(NAME, {0: _at(offset)})
+        self.events.append(Acked(CURSOR, offset, None))
+
+    def cached(self, offset: int) -> None:
+        self.events.append(Acked(CURSOR, offset, self.commits.commit(NAME, 0, _at(offset))))
+
+    def flush(self, _: int) -> None:
+        self.commits.flush()
+
+    def reset(self, offset: int) -> None:
+        self.commits.forget(NAME)
+        self.store.reset(NAME, 0, _at(offset))
+        self.events.append(Reset(CURSOR, offset, done=True))
+
+    def look(self) -> None:
+        found = self.commits.found(NAME, 0, CURSOR.incarnation)
+        self.events.append(Found(CURSOR, found.offset if found is not None else 0))
+
+
+def _at(offset: int) -> Progress:
+    return Progress(offset=offset, incarnation=CURSOR.incarnation)
+
+
+Step: TypeAlias = tuple[Callable[[Member, int], None], int]
+STEPS: Final[tuple[Step, ...]] = (
+    (Member.durable, 4),
+    (Member.durable, 8),
+    (Member.cached, 4),
+    (Member.cached, 6),
+    (Member.cached, 8),
+    (Member.flush, 0),
+    (Member.reset, 2),
+)
+
+
+def broken_by_some_sequence() -> Iterator[Violation]:
+    """I25 after each step of every sequence; the first that breaks it ends the search."""
+    for steps in itertools.product(STEPS, repeat=STEPS_MAX):
+        member = Member()
+        for step, offset in steps:
+            step(member, offset)
+            member.look()
+        broken = list(cursors_hold(member.events))
+        if broken:
+            yield from broken
+            return
