@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 from typing import Final
 
@@ -14,8 +14,10 @@ from forebay.errors import Closed, ForebayError
 from forebay.format.descriptor import DescriptorKind
 from forebay.metadata import Compare, Entry, Operation, Outcome, Put
 from forebay.testing.blobs import Call, Fault, plan_faults
+from forebay.testing.invariants import Violation
 from forebay.testing.metadata import Fault as MetadataFault
 from forebay.testing.metadata import FaultyMetadata
+from forebay.testing.moves import Commit, commits_of
 from tests.compacting.world import LEASE, Compactor, World
 from tests.history.house import KEYS
 from tests.ledger import Ledger
@@ -123,9 +125,9 @@ def test_compactor_that_lost_its_lease_changes_nothing(at: int, ledger: Ledger) 
 class Interposed(FaultyMetadata):
     """Lets something happen right before the swap is committed."""
 
-    def __init__(self, world: World, act: Callable[[], None]) -> None:
+    def __init__(self, world: World, act: Callable[[], object]) -> None:
         super().__init__(world.metadata)
-        self._act: Callable[[], None] | None = act
+        self._act: Callable[[], object] | None = act
 
     def transaction(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Outcome:
         act = self._act
@@ -186,6 +188,31 @@ def test_compactor_swaps_and_ends_between_any_two_questions_of_a_sweep(ledger: L
         assert any("/compacted/" in key for key in world.blobs.contents)
         ledger.count("swaps inside a sweep")
     assert questions > 3, "the lease and the catalog are asked for"
+
+
+def exported_around_a_swap() -> list[Violation]:
+    """An owner adds to history; a compactor swaps after the owner has looked and before it commits."""
+    world = World()
+    going = Compactor(world).steps()
+    while next(going) != "write":
+        pass
+    world.exporter = world.exporter_on(Interposed(world, lambda: list(going)))
+    world.grow()
+    return [*world.broken(), *generations_rise(commits_of(KEYS, world.metadata.committed))]
+
+
+def generations_rise(commits: Iterable[Commit]) -> Iterator[Violation]:
+    """I32: a change of history by compaction has a generation of its own, which nothing takes back."""
+    generation = 0
+    for commit in commits:
+        if commit.cur is not None:
+            if commit.cur.generation < generation:
+                yield Violation("I32", f"generation {generation} of the catalog went back to {commit.cur.generation}")
+            generation = commit.cur.generation
+
+
+def test_compactor_swaps_inside_an_export() -> None:
+    assert exported_around_a_swap() == []
 
 
 def test_swap_is_refused_if_the_lease_ends_at_the_last_moment() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from forebay.errors import Unavailable
 from forebay.records import Gap, Reason
-from forebay.testing.crashes import explore
+from forebay.testing.crashes import crash_states, explore
 from forebay.testing.damage import Damage
 from forebay.testing.invariants import promises_follow_syncs
 from forebay.topics import Durability
@@ -103,3 +103,19 @@ def test_a_background_sync_that_failed_promises_nothing_of_that_file(rounds: int
     assert list(promises_follow_syncs(rig.disk.trace)) == []
     for state in explore(rig.disk.trace, damages=[Damage.OLD, Damage.CUT], states_max=2, names_max=2):
         assert recover_and_go_on(state, Durability.DISK) == []
+
+
+@pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.DISK])
+def test_the_mark_of_an_idle_log_becomes_durable_too(durability: Durability) -> None:
+    """I12: without it a power loss that takes `live` leaves no proof that the last record had been durable."""
+    rig = Rig(simulated(), durability).open()
+    rig.append()
+    for _ in range(3):
+        rig.clock.advance(2)
+        rig.shard.upkeep.maintain()
+    active = rig.wal.writer.active
+    assert active is not None and active.marked == 1
+
+    (state,) = crash_states(rig.disk.trace, damages=[Damage.OLD], states_max=1)
+
+    assert state.files()[active.path] == active.file.read_at(active.position, 0)

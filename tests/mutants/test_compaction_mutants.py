@@ -22,9 +22,9 @@ from forebay.compacting.shard import ShardCompaction
 from forebay.errors import ForebayError
 from forebay.format.descriptor import SegmentDescriptor
 from forebay.format.segment import index_name
-from forebay.metadata import DeleteRange
+from forebay.metadata import Compare, DeleteRange, Operation
 from forebay.sweeping import Sweep, sweep
-from tests.compacting.test_races import Interposed, swept_around_a_swap
+from tests.compacting.test_races import Interposed, exported_around_a_swap, swept_around_a_swap
 from tests.compacting.world import Compactor, World
 from tests.history.house import KEYS
 from tests.ledger import Ledger
@@ -72,6 +72,10 @@ def _swapped_inside_a_sweep(world: World) -> None:
         world.violations += other.broken()
 
 
+def _swapped_inside_an_export(world: World) -> None:
+    world.violations += exported_around_a_swap()
+
+
 def _lease_not_compared(patch: pytest.MonkeyPatch) -> None:
     whole = ShardCatalog.replace
 
@@ -96,6 +100,15 @@ def _compactors_asked_for_too_late(patch: pytest.MonkeyPatch) -> None:
         return sweep(store, prefix, cast(ShardCatalog, read), by)
 
     patch.setattr(forebay.export, "sweep", swept)
+
+
+def _end_of_history_not_compared(patch: pytest.MonkeyPatch) -> None:
+    whole = ShardCatalog.done
+
+    def done(catalog: ShardCatalog, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
+        return whole(catalog, [one for one in compares if getattr(one, "key", None) != catalog.keys.cur], operations)
+
+    patch.setattr(ShardCatalog, "done", done)
 
 
 def _vectors_dropped(patch: pytest.MonkeyPatch) -> None:
@@ -135,6 +148,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "compactors are asked for after the catalog": Mutant(
         _compactors_asked_for_too_late, _swapped_inside_a_sweep, "I16"
     ),
+    "the end of history is not compared": Mutant(_end_of_history_not_compared, _swapped_inside_an_export, "I32"),
     "the swap drops vectors": Mutant(_vectors_dropped, _deleted_between, "I23"),
     "a record is left out": Mutant(_last_row_forgotten, _undisturbed, "I6"),
     "the index is not there": Mutant(_index_never_stored, _undisturbed, "I18"),

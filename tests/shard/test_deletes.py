@@ -74,6 +74,24 @@ def test_deleted_records_are_gone_before_and_behind_the_frontier(node: Node) -> 
     assert state is not None and state.deletes > 0
 
 
+@pytest.mark.parametrize("fault", [Fault.FAIL_BEFORE, Fault.TIME_OUT])
+def test_a_delete_in_history_takes_effect_once_it_is_recorded_and_not_before(node: Node, fault: Fault) -> None:
+    """I23: a reader that misses a record would find it again, if the delete never becomes durable."""
+    node.export()
+    world = node.world
+    seen: list[list[int]] = []
+    world.on_commit = lambda _: seen.append(live(node))
+
+    node.shard.deletes.delete_range(0, 2)
+    world.on_commit = lambda _: None
+    world.faulty.inject(fault, count=1_000)
+    with pytest.raises(ForebayError):
+        node.shard.deletes.delete_range(4, 6)
+
+    assert seen[0] == list(range(12)), "when the transaction is committed, nobody has missed a record yet"
+    assert live(node) == list(range(2, 12))
+
+
 def test_a_page_goes_over_deleted_records_in_one_step_and_leads_on(node: Node) -> None:
     node.shard.deletes.delete_range(2, 11)
 
