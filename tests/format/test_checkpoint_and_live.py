@@ -5,11 +5,12 @@ from __future__ import annotations
 import struct
 import zlib
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.format.checkpoint import Checkpoint, CheckpointFile, decode_checkpoint, encode_checkpoint
+from forebay.format.checkpoint import Checkpoint, CheckpointFile, CleanFile, decode_checkpoint, encode_checkpoint
 from forebay.format.frame import Verdict
 from forebay.format.live import LIVE_BYTES, Live, decode_live, encode_live
 from tests.format.samples import CHECKPOINT, LIVE
@@ -29,6 +30,31 @@ def test_checkpoint_is_exactly_these_bytes() -> None:
     )
 
     assert encode_checkpoint(CHECKPOINT) == _checkpoint(body)
+
+
+def test_what_is_told_of_the_newest_file_is_exactly_these_bytes_and_older_readers_pass_over_it() -> None:
+    last = CleanFile(
+        start=153,
+        epoch=3,
+        salt=bytes(16),
+        mark=b"mark",
+        end=160,
+        frames=2,
+        control=b"frames",
+        offsets=(153,),
+        positions=(128,),
+    )
+    told = (
+        b',"last":{"start":153,"epoch":3,"salt":"AAAAAAAAAAAAAAAAAAAAAA==","mark":"bWFyaw==","end":160,"frames":2,'
+        b'"control":"ZnJhbWVz","offsets":[153],"positions":[128]}}'
+    )
+    encoded = encode_checkpoint(msgspec.structs.replace(CHECKPOINT, last=last))
+
+    assert encoded == _checkpoint(encode_checkpoint(CHECKPOINT)[16:-1] + told)
+    assert decode_checkpoint(encoded) == msgspec.structs.replace(CHECKPOINT, last=last)
+    body = msgspec.json.decode(encoded[16:])
+    known = {name: body[name] for name in msgspec.json.decode(encode_checkpoint(CHECKPOINT)[16:])}
+    assert msgspec.convert(known, Checkpoint) == CHECKPOINT
 
 
 @given(st.lists(st.builds(CheckpointFile, _U64, _U32, _U64), max_size=4).map(tuple), _U64, st.booleans(), _U64)

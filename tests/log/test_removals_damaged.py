@@ -21,9 +21,10 @@ from forebay.testing.disk import ROOMY, SimulatedDisk
 from forebay.testing.trace import Image, Trace
 from forebay.topics import Durability
 from forebay.wal.removing import KINDS, Removals, write_removals
+from forebay.wal.survey import CHECKPOINT_NAME
 from tests.ledger import Ledger
 from tests.log.removals import delete, move_floor
-from tests.log.rig import DIRECTORY, Rig, simulated
+from tests.log.rig import DIRECTORY, Rig, Simulated, simulated
 
 FLIPS: Final = (0x01, 0xFF)
 DELETED: Final = {1, 3, 4, 7}
@@ -95,10 +96,21 @@ def _without(image: Image, inode: int, *places: int) -> SimulatedDisk:
     return SimulatedDisk.restored(changed, Trace(start=changed), free=ROOMY, next_inode=1_000)
 
 
+def _opened(image: Image, inode: int) -> Simulated:
+    return Rig(_without(image, inode), Durability.FSYNC, epoch=5).open()
+
+
+def _ended(rig: Simulated) -> tuple[Floor, list[int]]:
+    return rig.shard.deletes.floor, sorted(rig.shard.deletes.deleted)
+
+
 @pytest.mark.parametrize("closed", [False, True])
 @pytest.mark.parametrize("restated", [False, True])
 def test_a_delete_of_which_both_copies_are_damaged_is_named(*, restated: bool, closed: bool, ledger: Ledger) -> None:
-    """Never in silence: at the opening and by `verify`, once anything proves that it had been durable."""
+    """Never in silence: at the opening and by `verify`, once anything proves that it had been durable.
+
+    The checkpoint of a clean stop tells of deletes, too: with it they hold, and only `verify` names the damage.
+    """
     image, inode = _image(restated=restated, closed=closed)
     frames = _places(image, inode)
     told = [(at, stop) for at, stop, head in frames if head.kind in KINDS]
@@ -117,6 +129,10 @@ def test_a_delete_of_which_both_copies_are_damaged_is_named(*, restated: bool, c
             file, header, size=file.size(), proof=0, published=False
         )
         file.close()
+        if closed:
+            trusting = Rig(_without(image, inode, one[0], other[0]), Durability.FSYNC, epoch=5).open()
+            assert not trusting.shard.decision.undone and _ended(trusting) == _ended(_opened(image, inode))
+            disk.unlink(f"{DIRECTORY}/{CHECKPOINT_NAME}")
         rig = Rig(disk, Durability.FSYNC, epoch=5).open()
 
         if ends:

@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from forebay import Conflict
+from forebay import Conflict, DataLoss
 from forebay.settings import Settings
 from forebay.storage import Storage, Topic
 from tests.storage.rig import QUICK, values
@@ -130,6 +130,8 @@ def test_a_damaged_log_file_refuses_repeats_until_it_is_put_right(tmp_path: Path
         _produce(log.create_topic(NAME, durability="disk"), 30)
     (file,) = (tmp_path / "a").glob("shards/*/*.seg")
     _flip(file)
+    # Else it would tell of producers, and nothing would have to be read for that.
+    (file.parent / "checkpoint").unlink()
     with _open(tmp_path, "a") as log:
         topic = log.topic(NAME)
         assert _repeat(topic, 29) == 29, "known from frames behind the damage"
@@ -143,3 +145,19 @@ def test_a_damaged_log_file_refuses_repeats_until_it_is_put_right(tmp_path: Path
 
     with _open(tmp_path, "a") as log, pytest.raises(Conflict, match="is not known, because"):
         _repeat(log.topic(NAME), producer=8)
+
+
+def test_a_log_that_was_closed_in_order_knows_its_producers_whatever_becomes_of_the_file(tmp_path: Path) -> None:
+    """The checkpoint of a clean stop tells of them: a repeat gets its offset though its record cannot be read."""
+    with _open(tmp_path, "a") as log:
+        _produce(log.create_topic(NAME, durability="disk"), 30)
+    (file,) = (tmp_path / "a").glob("shards/*/*.seg")
+    _flip(file)
+
+    for _ in range(2):
+        with _open(tmp_path, "a") as log:
+            topic = log.topic(NAME)
+            assert [_repeat(topic, sequence) for sequence in range(30)] == list(range(30))
+            assert topic.offsets().next == 30
+            with pytest.raises(DataLoss):
+                list(topic.read())

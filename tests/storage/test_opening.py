@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 import forebay
 from forebay import EARLIEST, Closed, Conflict, Settings, Storage, Unavailable, Unsupported
+from forebay.disk.descriptors import SystemFile
 from forebay.engines import SegmentEngine
 from forebay.metadata import Change, Compacted
 from forebay.shard import SegmentShard, ShardRef
@@ -411,6 +413,39 @@ def test_a_store_that_topics_would_not_use_is_refused(tmp_path: Path) -> None:
         forebay.open(tmp_path / "log", {"store": {"backend": "directory", "root": str(tmp_path / "store")}})
 
     assert not (tmp_path / "log").exists()
+
+
+@pytest.mark.parametrize("mode", ["local", "shared_fs"])
+def test_after_a_clean_stop_nothing_is_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    """Counted in bytes read of log files: by opening, recovering everything, offsets and the first append."""
+    settings: dict[str, dict[str, object]] = {**QUICK, "storage": {"mode": mode}}
+    if mode == "shared_fs":
+        settings["store"] = {"root": str(tmp_path / "store")}
+    with forebay.open(tmp_path / "log", settings) as log:
+        topic = log.create_topic("t")
+        for number in range(64):
+            topic.append(b"%d" % number + b"x" * 65_536)
+    counts = Counter[str]()
+    inner = SystemFile.read_at
+
+    def read_at(file: SystemFile, length: int, position: int) -> bytes:
+        data = inner(file, length, position)
+        counts[file.path] += len(data)
+        return data
+
+    monkeypatch.setattr(SystemFile, "read_at", read_at)
+    for again in range(2):
+        counts.clear()
+        with forebay.open(tmp_path / "log", settings) as log:
+            log.recover()
+            topic = log.topic("t")
+            assert topic.recovery().clean
+            assert topic.offsets().next == 64 + again
+            topic.append(b"more")
+            assert sum(count for path, count in counts.items() if path.endswith(".seg")) < 65_536
+            assert [bytes(value or b"")[:2].strip(b"x") for value in values(topic.read())][:10] == [
+                b"%d" % number for number in range(10)
+            ]
 
 
 def test_offsets_written_long_ago_are_no_rate_to_reserve_by(tmp_path: Path) -> None:

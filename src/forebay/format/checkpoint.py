@@ -33,14 +33,38 @@ class CheckpointFile(msgspec.Struct, frozen=True, array_like=True):
     end: int
 
 
+class CleanFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest segment file at a clean stop: what a walk over all of it would tell. Bytes are base64."""
+
+    start: int
+    epoch: int
+    salt: bytes
+    """As in its header: another file of the same name has another."""
+    mark: bytes
+    """The frame that says so, which is the last of the file."""
+    end: int
+    """Its records lie below."""
+    frames: int
+    """How many frames have records."""
+    control: bytes
+    """Frames as in the file: a state that restates everything with its window, the gaps, the deletes and floors."""
+    offsets: tuple[int, ...]
+    positions: tuple[int, ...]
+    """Some frames with records, in order: first offset, and byte of the file."""
+
+
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The files in order; `clean_position` is the byte behind the mark of a clean stop in the last of them."""
+    """The files in order; `clean_position` is the byte behind the mark of a clean stop in the newest file.
+
+    `last` tells of that file. It may be missing, and readers that do not know it pass over it.
+    """
 
     files: tuple[CheckpointFile, ...]
     durable: int
     rotated_at: int
     clean: bool = False
     clean_position: int = 0
+    last: CleanFile | msgspec.UnsetType = msgspec.UNSET
 
 
 _ENCODER: Final = msgspec.json.Encoder()

@@ -27,6 +27,14 @@ class ActiveFile(LogFile):
         self.marked = scan.durable
         """The highest durable mark that stands in the file."""
         self.created = created
+        self.state_epoch = scan.state_epoch
+        """The epoch of the newest state in the file."""
+        self.clean_mark = b""
+        """The frame that ends a log which was closed in order."""
+        self.opened_behind = scan.previous_end
+        """Where the file before it ended, as its first state says."""
+        self.has_blind = bool(scan.blind)
+        """Damaged places may have told of deletes: each opening walks the file and says so."""
         self.written: list[tuple[int, int, int]] = []
         """Base, position and highest time of frames that are not published yet."""
 

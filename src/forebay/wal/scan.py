@@ -15,6 +15,7 @@ import numpy as np
 
 from forebay.disk import File
 from forebay.errors import Corrupt, UnsupportedFormat
+from forebay.format.checkpoint import CleanFile
 from forebay.format.checksum import salted
 from forebay.format.control import State, WindowEntry, decode_gap, decode_mark, decode_state
 from forebay.format.frame import HEADER, FrameHead, Kind, Scan, Verdict, resync, runs_of, scan_frames
@@ -190,6 +191,22 @@ class LogScan:
             position = resumed
         if self.end < proof:
             self._end_at(proof)
+
+    def recall(self, last: CleanFile, position: int) -> None:
+        """Know what was told of this file at a clean stop, as if it had been walked up to byte `position`.
+
+        Raises `Corrupt` or `UnsupportedFormat` if what was told is not whole.
+        """
+        told = scan_frames(last.control, 0, self._salt_crc, FRAME_BYTES_LIMIT)
+        if told.verdict is not Verdict.WHOLE or told.stop != len(last.control):
+            raise Corrupt(f"{self.file.path}: what its checkpoint tells of it is not whole")
+        for head, place in zip(told.heads, told.positions, strict=True):
+            self._take_control(head, last.control, place)
+        for offset, place in zip(last.offsets, last.positions, strict=True):
+            self.index.add(offset, place, None)
+        self.frames, self.end, self.durable = last.frames, last.end, last.end
+        self.stop = self.size = position
+        self.clean = self.closed = True
 
     def _take(self, piece: Piece) -> None:
         buffer, origin = piece.buffer, piece.origin

@@ -46,6 +46,16 @@ class SparseIndex:
         self._positions += positions[rows].tolist()
         self._times += [self._times[-1] if self._times else 0] * len(rows)
 
+    def thinned(self, step_bytes: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Offsets and positions of entries that lie at least so many bytes apart."""
+        offsets: list[int] = []
+        positions: list[int] = []
+        for offset, position in zip(self._offsets, self._positions, strict=True):
+            if not positions or position - positions[-1] >= step_bytes:
+                offsets.append(offset)
+                positions.append(position)
+        return tuple(offsets), tuple(positions)
+
     def position_of(self, offset: int) -> int | None:
         """A position at or before the frame that covers `offset`; `None` before the first frame."""
         index = bisect_right(self._offsets, offset) - 1

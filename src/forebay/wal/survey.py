@@ -2,6 +2,7 @@
 
 Changes nothing, so it may be run by anyone at any time. Names and the checkpoint tell of sealed files,
 the bytes of the last file are walked in full, and so are those of files that were not sealed in time.
+An owner may trust what the checkpoint tells of a log that was closed in order, and walk nothing.
 Knows frames and the disk; knows nothing of topics, metadata or what is to be done about it.
 """
 
@@ -26,6 +27,7 @@ from forebay.format.segment import (
 from forebay.records import Gap, Reason
 from forebay.settings import WalSettings
 from forebay.wal.blind import Blind
+from forebay.wal.clean import recalled
 from forebay.wal.files import SealedFile, read_footer
 from forebay.wal.live import LIVE_NAME, read_live
 from forebay.wal.scan import LogScan
@@ -105,8 +107,13 @@ def survey(
     on_bytes: Progress | None = None,
     *,
     writable: bool = True,
+    trusting: bool = False,
 ) -> Survey:
-    """State what is there. `on_bytes` hears of the bytes walked; with `writable` the newest file is open for it."""
+    """State what is there. `on_bytes` hears of the bytes walked; with `writable` the newest file is open for it.
+
+    With `trusting`, a log that was closed in order is not walked: its newest file is as it was told of then. Damage
+    inside it shows when it is read.
+    """
     window = ProducerWindow(settings.producers_max, settings.producer_appends_max)
     facts = Survey(directory=directory, window=window)
     names = disk.list_directory(directory) if disk.exists(directory) else []
@@ -118,7 +125,8 @@ def survey(
     newest_file = disk.open(f"{directory}/{segments[-1]}", writable=writable)
     checkpoint = read_checkpoint(disk, directory) if CHECKPOINT_NAME in names else None
     proof = max(live.durable if live else 0, checkpoint.durable if checkpoint else 0)
-    newest = _scan_newest(newest_file, window, proof, on_bytes)
+    told = recalled(newest_file, window, checkpoint, live) if trusting else None
+    newest = told or _scan_newest(newest_file, window, proof, on_bytes)
     if live is not None and live.doubtful and live.file_start == newest.start:
         facts.doubtful, facts.is_short = True, newest.end < live.end
     files: list[SealedFile | LogScan] = [newest]

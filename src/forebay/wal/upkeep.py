@@ -11,6 +11,8 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
+from msgspec import UNSET
+
 from forebay.disk import replace_file
 from forebay.errors import Corrupt, DataLoss
 from forebay.format.checkpoint import Checkpoint, CheckpointFile, encode_checkpoint
@@ -18,6 +20,7 @@ from forebay.format.segment import parse_segment_name
 from forebay.records import Gap
 from forebay.wal.active import BackgroundSync, SyncTarget
 from forebay.wal.cache import CachedFrame
+from forebay.wal.clean import clean_file
 from forebay.wal.files import LogFile, SealedFile
 from forebay.wal.log import Wal
 from forebay.wal.sealing import Sealer, listed
@@ -340,6 +343,7 @@ class Upkeep:
             rotated_at=writer.clock.now_ms(),
             clean=clean,
             clean_position=writer.active.position if clean and writer.active is not None else 0,
+            last=clean_file(writer) if clean else UNSET,
         )
         path = f"{writer.place.directory}/{CHECKPOINT_NAME}"
         try:

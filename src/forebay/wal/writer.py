@@ -194,8 +194,10 @@ class Writer:
         active = self.active
         assert active is not None
         self.drop_stray()
-        self._put(active, [encode_mark(clean=clean, **self.stamp(active.salt_crc))])
+        mark = encode_mark(clean=clean, **self.stamp(active.salt_crc))
+        self._put(active, [mark])
         active.marked = self.durable
+        active.clean_mark = mark if clean else b""
 
     def remove(self, removals: Removals) -> ActiveFile:
         """Write down what ended; in which file. On return the operating system has it."""
@@ -290,6 +292,7 @@ class Writer:
         reserved_end = end + self._step() if needed or early else self.reserved_end
         self._put(active, self._state(active.salt_crc, reserved_end))
         self.state_written = True
+        active.state_epoch = self.place.epoch
         if needed or early:
             self._reserving = (reserved_end, active.position)
             self._reserved_at = (self.clock.monotonic(), end)
