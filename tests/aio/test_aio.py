@@ -14,7 +14,7 @@ import pytest
 
 import forebay
 import forebay.aio
-from forebay import EARLIEST, Closed, Conflict, DataLoss, Invalid, Record, Storage, Unavailable, UnknownTopic
+from forebay import EARLIEST, Closed, Conflict, DataLoss, Invalid, Record, Storage, Topic, Unavailable, UnknownTopic
 from forebay.aio import AsyncLog, AsyncTopic
 from forebay.aio.workers import WORKERS
 from forebay.engines import MemoryEngine, SegmentEngine
@@ -117,6 +117,32 @@ def test_appends_of_many_tasks_are_acknowledged_once_each(tmp_path: Path) -> Non
             offsets = await asyncio.gather(*(topic.append(b"%d" % n) for n in range(500)))
             assert offsets == list(range(500))
             assert values(await collected(topic.read())) == [b"%d" % n for n in range(500)]
+
+    run(tmp_path / "log", use)
+
+
+def test_an_append_does_not_overtake_those_that_wait_for_their_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shard that a worker opens while tasks are still being started once let the later ones go first."""
+
+    async def use(log: AsyncLog) -> None:
+        topic = await log.create_topic("t")
+        opened = threading.Event()
+        acquire = Topic.acquire
+
+        def acquired(of: Topic, partition: int | None = None) -> None:
+            acquire(of, partition)
+            opened.set()
+
+        monkeypatch.setattr(Topic, "acquire", acquired)
+
+        async def append(number: int) -> int:
+            if number == 5:
+                assert opened.wait(60)  # the loop stands still, and the shard is open when the next tasks begin
+            return await topic.append(b"%d" % number)
+
+        assert await asyncio.gather(*(append(number) for number in range(10))) == list(range(10))
 
     run(tmp_path / "log", use)
 

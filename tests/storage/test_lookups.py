@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 import forebay
-from forebay import Conflict, Full, Gap, Invalid, Reason, Storage, Topic, Unsupported
+from forebay import LATEST, Conflict, Full, Gap, Invalid, Position, Reason, Storage, Topic, Unsupported
 from forebay.partitioning import partition_of_key
 from forebay.settings import Settings
 from forebay.storage import compaction
@@ -514,3 +514,49 @@ def test_retention_leaves_what_another_directory_has(tmp_path: Path) -> None:
     with forebay.open(tmp_path / "a", settings) as a:
         assert a.topic("t").epoch() == epoch + 1
         assert a.run_retention("t").evicted == 7
+
+
+# From a place on, and no more than so many
+
+
+def test_look_ups_begin_where_they_are_asked_to_and_end_after_so_many(log: Storage, engine: str) -> None:
+    topic = log.create_topic("t", engine=engine)
+    for number in range(12):
+        topic.append(
+            b"%d" % number, key=b"k" if number % 2 else b"other", tag="eu" if number % 3 else "us", timestamp=number
+        )
+    keyed, tagged = [1, 3, 5, 7, 9, 11], [1, 2, 4, 5, 7, 8, 10, 11]
+
+    def offsets(records: Iterable[forebay.Record]) -> list[int]:
+        return [record.offset for record in records]
+
+    for start in range(13):
+        for limit in (None, 0, 1, 2, 100):
+            by_key = topic.read_by_key(b"k", history=True, start=start, limit=limit)
+            by_tag = topic.read_by_tag("eu", start=start, limit=limit)
+            assert offsets(by_key) == [offset for offset in keyed if offset >= start][:limit], (start, limit)
+            assert offsets(by_tag) == [offset for offset in tagged if offset >= start][:limit], (start, limit)
+            assert offsets(by_key) == offsets(by_tag) == [], "a stream that has ended stays so"
+        assert offsets(topic.read_by_key(b"k", start=start)) == ([11] if start <= 11 else [])
+    assert offsets(topic.read_by_tag("eu", start=Position.at_time(6))) == [7, 8, 10, 11]
+    assert offsets(topic.read_by_key(b"k", history=True, start=LATEST)) == []
+    assert offsets(topic.read_by_key(b"k", limit=0)) == []
+    with pytest.raises(Invalid, match="ends at offset 12, and start is 13"):
+        topic.read_by_tag("eu", start=13)
+    for bad in (-1, True, 1.0, "1"):
+        with pytest.raises(Invalid, match="limit is"):
+            topic.read_by_tag("eu", limit=bad)  # type: ignore[arg-type]
+
+
+def test_look_ups_over_partitions_begin_in_each_where_they_are_asked_to(log: Storage, engine: str) -> None:
+    topic = log.create_topic("t", engine=engine, partitions=3)
+    for number in range(9):
+        topic.append(b"%d" % number, tag="eu", partition=number % 3)
+
+    assert values(topic.read_by_tag("eu", start={0: 1, 2: 2})) == [b"3", b"6", b"8"]
+    assert values(topic.read_by_tag("eu", start=2, partition=1)) == [b"7"]
+    assert values(topic.read_by_tag("eu", limit=4)) == [b"0", b"3", b"6", b"1"]
+    with pytest.raises(Invalid, match="name the partition"):
+        topic.read_by_tag("eu", start=1)
+    with pytest.raises(Invalid, match="name the partition"):
+        topic.read_by_key(b"k", start=1)

@@ -16,8 +16,7 @@ from forebay.records import EARLIEST, LATEST, Offsets, Position, Record
 from forebay.settings import Settings
 from forebay.shard import RecoveryDecision
 from forebay.storage import Ack, Topic
-from forebay.storage.checks import HeadersLike, checked_seconds
-from forebay.storage.topic import Start
+from forebay.storage.checks import HeadersLike, Start, checked_seconds
 from forebay.topics import TopicSpec
 from forebay.wal.staging import QueueFull
 
@@ -78,6 +77,7 @@ class AsyncTopic:
             partition=partition,
             producer=producer,
             sequence=sequence,
+            waiting=self._opening,
         )
         try:
             ack = await self._queued(queue)
@@ -95,6 +95,7 @@ class AsyncTopic:
             if isinstance(queued, int):
                 # Lost again at once: the worker waits for it, not the loop.
                 options = {**queue.keywords, "partition": partition}
+                del options["waiting"]
                 return await self._workers.run_append(partial(self._topic.append_nowait, *queue.args, **options))
         return queued
 
@@ -202,17 +203,38 @@ class AsyncTopic:
         return AsyncStream(Followed(self._workers, begin, timeout))
 
     def read_by_key(
-        self, key: bytes, *, history: bool = False, partition: int | None = None, on_gap: OnGap | None = None
+        self,
+        key: bytes,
+        *,
+        history: bool = False,
+        start: Start = EARLIEST,
+        limit: int | None = None,
+        partition: int | None = None,
+        on_gap: OnGap | None = None,
     ) -> AsyncStream[Record]:
         """See `Topic.read_by_key`. `on_gap` is called in another thread."""
-        begin = partial(self._topic.read_by_key, key, history=history, partition=partition, on_gap=on_gap)
+        begin = partial(
+            self._topic.read_by_key,
+            key,
+            history=history,
+            start=start,
+            limit=limit,
+            partition=partition,
+            on_gap=on_gap,
+        )
         return AsyncStream(Paged(self._workers, begin))
 
     def read_by_tag(
-        self, tag: str, *, partition: int | None = None, on_gap: OnGap | None = None
+        self,
+        tag: str,
+        *,
+        start: Start = EARLIEST,
+        limit: int | None = None,
+        partition: int | None = None,
+        on_gap: OnGap | None = None,
     ) -> AsyncStream[Record]:
         """See `Topic.read_by_tag`. `on_gap` is called in another thread."""
-        begin = partial(self._topic.read_by_tag, tag, partition=partition, on_gap=on_gap)
+        begin = partial(self._topic.read_by_tag, tag, start=start, limit=limit, partition=partition, on_gap=on_gap)
         return AsyncStream(Paged(self._workers, begin))
 
     async def delete_by_key(self, key: bytes, *, partition: int | None = None) -> int:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 S = TypeVar("S")
 
 HeadersLike: TypeAlias = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]]
+Start: TypeAlias = Position | int | Mapping[int, Position | int]
+"""Where to begin: in every partition, or in each named one at a place of its own."""
 
 TAG_BYTES_MAX = 1024
 HEADERS_MAX = 1000
@@ -180,6 +182,15 @@ def checked_position(start: object) -> Position:
     elif not isinstance(start.value, int) or isinstance(start.value, bool) or not 0 <= start.value <= OFFSET_MAX:
         raise Invalid(f"offset is {start.value!r:.80}; allowed: 0 to {OFFSET_MAX}")
     return start
+
+
+def checked_limit(limit: object) -> int | None:
+    """How many records are wanted at the most; `None` for all of them."""
+    if limit is None:
+        return None
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
+        raise Invalid(f"limit is {limit!r:.80}; give a number of records, not below 0")
+    return limit
 
 
 def checked_seconds(what: str, seconds: object) -> float:

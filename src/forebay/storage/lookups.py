@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 from forebay.engines import OpenShard
 from forebay.engines.operations import check_offset
@@ -15,9 +15,9 @@ from forebay.format.batch import Batch
 from forebay.pages import Page
 from forebay.partitioning import Partitioner, partition_of_key
 from forebay.reading import OnGap, in_order, report_gap
-from forebay.records import Gap, Record
+from forebay.records import EARLIEST, Gap, Record
 from forebay.shard.deletion import DeleteBefore, DeleteKey, DeleteRange, DeleteTag, Deletion
-from forebay.storage.checks import checked_bytes, checked_partition, checked_tag
+from forebay.storage.checks import Start, checked_bytes, checked_limit, checked_partition, checked_tag
 from forebay.storage.streams import Stream
 from forebay.topics import TopicSpec
 
@@ -56,11 +56,24 @@ class Lookups:
     _look: Callable[[int], OpenShard]
     """The shard of a partition for a caller who only looks: nothing is acquired that another directory holds."""
     _partitioner: Partitioner
+    _chosen: Callable[[Start, int | None], Sequence[int]]
+    """The partitions that `start` and `partition` mean."""
+    _first: Callable[[int, Start], int]
+    """The offset in a partition that a caller means by `start`."""
 
     def read_by_key(
-        self, key: bytes, *, history: bool = False, partition: int | None = None, on_gap: OnGap | None = None
+        self,
+        key: bytes,
+        *,
+        history: bool = False,
+        start: Start = EARLIEST,
+        limit: int | None = None,
+        partition: int | None = None,
+        on_gap: OnGap | None = None,
     ) -> Stream[Record]:
         """The newest live record with exactly this key, or nothing; with `history` all of them, oldest first.
+
+        Records before `start`, which is given as to `Topic.read`, are left out; `limit` ends the stream after so many.
 
         They are looked for where the hash of the key puts them, today and before partitions were added: partition
         after partition, today's last. Records that were appended to a partition of the caller's choice are found by
@@ -70,35 +83,54 @@ class Lookups:
         at its place, unless `on_gap(partition, gap)` takes it; the next step goes on behind it.
         """
         wanted = _checked_key(key)
-        places = partitions_of(self.spec, wanted) if partition is None else [self._place(partition)]
-        if history:
-            places.reverse()
+        chosen = self._chosen(start, partition)
+        places = (
+            [place for place in partitions_of(self.spec, wanted) if place in chosen] if partition is None else chosen
+        )
         return Stream(
             _Found(
-                [(place, self._found_in(place, "read_by_key", _published)) for place in places],
+                self._spans("read_by_key", reversed(places) if history else places, start),
                 lambda place, start: self._found_in(
                     place, "read_by_key", lambda shard: shard.read_by_key(wanted, start, history=history)
                 ),
                 partial(report_gap, str(self.spec.name), on_gap),
+                limit=checked_limit(limit),
                 one=not history,
             )
         )
 
-    def read_by_tag(self, tag: str, *, partition: int | None = None, on_gap: OnGap | None = None) -> Stream[Record]:
+    def read_by_tag(
+        self,
+        tag: str,
+        *,
+        start: Start = EARLIEST,
+        limit: int | None = None,
+        partition: int | None = None,
+        on_gap: OnGap | None = None,
+    ) -> Stream[Record]:
         """The live records with exactly this tag, up to the end as it is now; partition after partition.
 
-        For damaged ranges and `on_gap` see `read_by_key`.
+        For `start`, `limit`, damaged ranges and `on_gap` see `read_by_key`.
         """
         wanted = _checked_tag(tag)
         return Stream(
             _Found(
-                [(place, self._found_in(place, "read_by_tag", _published)) for place in self._places(partition)],
+                self._spans("read_by_tag", self._chosen(start, partition), start),
                 lambda place, start: self._found_in(
                     place, "read_by_tag", lambda shard: shard.read_by_tag(wanted, start)
                 ),
                 partial(report_gap, str(self.spec.name), on_gap),
+                limit=checked_limit(limit),
             )
         )
+
+    def _spans(self, ability: str, places: Iterable[int], start: Start) -> list[_Span]:
+        """In which partitions to look, from where to where each reaches now."""
+        whole = not isinstance(start, Mapping) and start == EARLIEST
+        return [
+            _Span(place, 0 if whole else self._first(place, start), self._found_in(place, ability, _published))
+            for place in places
+        ]
 
     def delete_by_key(self, key: bytes, *, partition: int | None = None) -> int:
         """Delete every record with exactly this key that is there now, in all partitions; how many there were.
@@ -170,28 +202,37 @@ class Lookups:
         return self._place(partition or 0)
 
 
+class _Span(NamedTuple):
+    """The offsets of a partition that a look-up goes through. From 0 on, it also reports what was evicted."""
+
+    partition: int
+    start: int
+    stop: int
+
+
 class _Found:
-    """The pages of a look-up, partition after partition; each `(partition, end)` up to where it ended at first."""
+    """The pages of a look-up, partition after partition; each up to where the partition ended at first."""
 
     def __init__(
         self,
-        places: Sequence[tuple[int, int]],
+        spans: Sequence[_Span],
         look_up: Callable[[int, int], Page],
         report: Callable[[int, Gap], None],
         *,
+        limit: int | None,
         one: bool = False,
     ) -> None:
-        self._places = list(places)
+        self._spans = list(spans)
         self._look_up = look_up
         self._report = report
-        self._start = 0
+        self._left = limit
         self._one = one
         self._found: deque[tuple[int, Gap | Batch]] = deque()
         """What was found and not given yet, with its partition."""
 
     def next_page(self) -> list[Record]:
         """See `Source`."""
-        while self._found or self._places:
+        while (self._found or self._spans) and self._left != 0:
             if not self._found:
                 self._look()
             records: list[Record] = []
@@ -202,27 +243,30 @@ class _Found:
                 else:
                     records += piece.records(place)
             if records:
+                if self._left is not None:
+                    records = records[: self._left]
+                    self._left -= len(records)
                 return records
         return []
 
     def _look(self) -> None:
         """Ask for the next page."""
-        place, end = self._places[0]
-        page = self._look_up(place, self._start)
+        place, start, stop = self._spans[0]
+        page = self._look_up(place, start)
         if not self._one:
             # The newest record may have been appended meanwhile, and is the answer all the same; others are not.
-            page = page.clipped(end)
+            page = page.clipped(stop)
         self._found.extend((place, piece) for piece in _in_order(page, newest=self._one))
-        self._start = page.next
-        if page.next >= end:
-            self._places.pop(0)
-            self._start = 0
+        if page.next >= stop:
+            self._spans.pop(0)
+        else:
+            self._spans[0] = _Span(place, page.next, stop)
         if self._one and page.batches:
-            self._places.clear()
+            self._spans.clear()
 
     def close(self) -> None:
         """See `Source`."""
-        self._places.clear()
+        self._spans.clear()
         self._found.clear()
 
 

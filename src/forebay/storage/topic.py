@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from forebay.clock import Clock
 from forebay.engines import OpenShard
@@ -22,6 +22,7 @@ from forebay.storage.acks import Ack
 from forebay.storage.appending import Appender
 from forebay.storage.checks import (
     HeadersLike,
+    Start,
     StoredOffset,
     checked_arrow,
     checked_bytes,
@@ -47,9 +48,6 @@ from forebay.wal.staging import Entry, Producing, Ticket
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-Start: TypeAlias = Position | int | Mapping[int, Position | int]
-"""Where to begin: in every partition, or in each named one at a place of its own."""
 
 T = TypeVar("T")
 
@@ -155,13 +153,15 @@ class Topic(Lookups):
         partition: int | None = None,
         producer: int | None = None,
         sequence: int | None = None,
+        waiting: Container[int] = (),
     ) -> Ack | int:
         """As `append_nowait`, for event loops: opens no shard, and returns the partition that is to be acquired first.
 
-        Then nothing was queued: repeat it for that partition once `acquire` has returned in another thread.
+        Then nothing was queued: repeat it for that partition once `acquire` has returned in another thread. `waiting`
+        are partitions that earlier appends wait for: this one does not overtake them, even if the shard is open by now.
         """
         chosen, ack, entry = self._queueable(value, key, tag, headers, timestamp, partition, producer, sequence)
-        shard = self._shard_if_open(chosen)
+        shard = self._shard_if_open(chosen) if chosen not in waiting else None
         if shard is None or not self._appender.one_in(shard, entry):
             return chosen
         return self._soon(shard, ack)
@@ -432,11 +432,16 @@ class Topic(Lookups):
 
     def _cursor(self, partition: int, start: Start, on_gap: OnGap | None) -> Cursor:
         name = f"{self.name}[{partition}]"
+        first = self._first(partition, start)
+        return Cursor(self._look(partition), first, name=name, partition=partition, on_gap=on_gap)
+
+    def _first(self, partition: int, start: Start) -> int:
+        """The offset in the partition that a caller means by `start`; `Invalid` if it lies behind the end."""
         place = start.get(partition, EARLIEST) if isinstance(start, Mapping) else start
         first = self.resolve(place, partition)
         if not isinstance(place, StoredOffset) and checked_position(place).kind == "offset":
             self._check_start(first, partition)
-        return Cursor(self._look(partition), first, name=name, partition=partition, on_gap=on_gap)
+        return first
 
     def _check_start(self, offset: int, partition: int) -> None:
         """`Invalid` for an offset that a caller has named and that lies behind the end of the partition."""
