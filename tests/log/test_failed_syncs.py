@@ -14,7 +14,7 @@ from forebay.testing.invariants import promises_follow_syncs
 from forebay.topics import Durability
 from forebay.wal.follow import FollowedLog
 from tests.log.checks import recover_and_go_on
-from tests.log.rig import DIRECTORY, SMALL, Rig, Simulated, simulated
+from tests.log.rig import DIRECTORY, SMALL, Rig, Simulated, after, simulated
 from tests.log.scenarios import fail_next
 
 
@@ -119,3 +119,18 @@ def test_the_mark_of_an_idle_log_becomes_durable_too(durability: Durability) -> 
     (state,) = crash_states(rig.disk.trace, damages=[Damage.OLD], states_max=1)
 
     assert state.files()[active.path] == active.file.read_at(active.position, 0)
+
+
+@pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.DISK])
+def test_what_a_recovery_has_shown_survives_the_next_power_loss(durability: Durability) -> None:
+    """I9: a killed process may leave records that were never synced; the next one syncs them before it shows them."""
+    rig = Rig(simulated(), durability).open()
+    rig.append()
+    rig.append()
+
+    for state in explore(rig.disk.trace, damages=[Damage.KILLED], states_max=1):
+        again = after(state, durability).open()
+        again.see()
+        again.promise()
+        for lost in crash_states(again.disk.trace, damages=[Damage.OLD], states_max=1):
+            assert recover_and_go_on(lost, durability) == []
