@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,8 +35,7 @@ from forebay.format.offsets import OffsetSet
 from forebay.pages import Page
 from forebay.records import Gap, Reason
 from forebay.sealed import SealedSegment
-from forebay.spark.columns import SPARK_TYPES
-from forebay.spark.filters import Filters, pushed
+from forebay.spark.filters import pushed
 from forebay.spark.location import Location
 from forebay.spark.narrowing import wanted_runs
 from forebay.spark.opening import opened
@@ -46,11 +43,12 @@ from forebay.spark.options import ReadOptions
 from forebay.spark.pieces import Piece, PieceReader
 from forebay.spark.planning import Range
 from forebay.spark.scan import read_split
-from forebay.spark.snapshot import ShardView, Snapshot, Split, load, plan
+from forebay.spark.snapshot import ShardView, Snapshot, load
 from forebay.spark.where import parse_where
 from tests.moves import rig
+from tests.spark.edges import edged_topic, edges_of, misses_at_edges, read_rows, splits_of
 from tests.spark.mixed import TOPIC, Mixed
-from tests.spark.topics import SETTINGS, TIME, Filled, Row, rows_in, skip_offsets
+from tests.spark.topics import SETTINGS, TIME, Filled, Row, skip_offsets
 
 pytestmark = pytest.mark.slow
 
@@ -113,14 +111,6 @@ def loaded(mixed: Mixed) -> tuple[Snapshot, tuple[Range, ...]]:
     return load(ReadOptions.parse(mixed.options))
 
 
-def _splits(loaded: tuple[Snapshot, tuple[Range, ...]], filters: Filters) -> list[Split]:
-    return plan(*loaded, columns=tuple(SPARK_TYPES), filters=filters)
-
-
-def _read(loaded: tuple[Snapshot, tuple[Range, ...]], filters: Filters) -> list[Row]:
-    return rows_in(batch for split in _splits(loaded, filters) for batch in read_split(split))
-
-
 def _expected(rows: list[Row], column: str, test: Test) -> list[Row]:
     return [row for row in rows if test(TOPIC if column == "topic" else row[column])]
 
@@ -132,7 +122,7 @@ def test_each_filter_lets_through_what_a_plain_computation_does(
     filters, left = pushed([case[0]])
 
     assert left == []
-    assert _read(loaded, filters) == _expected(mixed.rows, case[1], case[2])
+    assert read_rows(loaded, filters) == _expected(mixed.rows, case[1], case[2])
 
 
 @given(cases=st.lists(st.sampled_from(_SOME), min_size=2, max_size=4))
@@ -146,7 +136,7 @@ def test_filters_together_let_through_what_passes_all(
 
     filters, _ = pushed([case[0] for case in cases])
 
-    assert _read(loaded, filters) == expected
+    assert read_rows(loaded, filters) == expected
 
 
 @pytest.mark.parametrize(
@@ -177,9 +167,9 @@ def test_what_cannot_be_applied_exactly_is_left_to_spark(asked: Filter) -> None:
 def test_partitions_offsets_and_times_leave_whole_pieces_out(
     mixed: Mixed, loaded: tuple[Snapshot, tuple[Range, ...]]
 ) -> None:
-    one = _splits(loaded, pushed([EqualTo(("partition",), 1), LessThan(("offset",), 100)])[0])
-    late = _splits(loaded, pushed([GreaterThan(("timestamp",), _time(TIME * 2))])[0])
-    never = _splits(loaded, pushed([IsNull(("offset",))])[0])
+    one = splits_of(loaded, pushed([EqualTo(("partition",), 1), LessThan(("offset",), 100)])[0])
+    late = splits_of(loaded, pushed([GreaterThan(("timestamp",), _time(TIME * 2))])[0])
+    never = splits_of(loaded, pushed([IsNull(("offset",))])[0])
 
     assert [(part.partition, part.start, part.stop) for split in one for part in split.parts] == [(1, 0, 100)]
     assert all(piece.descriptor is None for split in late for part in split.parts for piece in part.pieces)
@@ -188,72 +178,20 @@ def test_partitions_offsets_and_times_leave_whole_pieces_out(
 
 @pytest.fixture(scope="module")
 def edged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mixed]:
-    """One partition without deletes: a Parquet segment, a segment and a sealed file of three frames each; a tail."""
-    wal = msgspec.structs.replace(rig.WAL, reframe_bytes_min=0)
-    edged = Mixed(rig.shared_fs(tmp_path_factory.mktemp("edged"), wal=wal), partitions=1)
-    for _ in range(2):
-        edged.filled.many(30)
-        edged.filled.many(20)
-        edged.export()
-    edged.compact()
-    for export in (True, False):
-        for _ in range(3):
-            edged.filled.many(10)
-        if export:
-            edged.export()
-        else:
-            edged.filled.seal()
-    edged.filled.many(5)
-    yield edged
-    edged.close()
-
-
-def _edges(snapshot: Snapshot) -> dict[int, set[int]]:
-    """The first and the last time of each segment or file, and of each frame in its index, by where it starts."""
-    moments: dict[int, set[int]] = {}
-    (view,) = snapshot.shards
-    with opened(snapshot.location) as found:
-        for piece in view.pieces:
-            reader = PieceReader(found, view.shard, view.pieces, str(view), lambda start, stop: [])
-            with contextlib.closing(reader):
-                segment = reader.segment(piece)
-                entries = segment.index().entries if segment is not None else None
-            own = moments.setdefault(piece.start, set())
-            if piece.descriptor is not None:
-                own |= {piece.descriptor.time_min, piece.descriptor.time_max}
-            if entries is not None:
-                own |= {*entries["time_min"].tolist(), *entries["time_max"].tolist()}
-    return moments
-
-
-_AROUND: list[tuple[str, int, Callable[[int, int], bool]]] = [
-    ("=", 0, operator.eq),
-    ("<", 0, operator.lt),
-    ("<=", 0, operator.le),
-    (">", 0, operator.gt),
-    (">=", 0, operator.ge),
-    ("<", 1, operator.le),
-    (">", -1, operator.ge),
-    ("=", 1, lambda stamp, moment: False),
-]
-"""How a time is compared, by how many microseconds the compared value lies behind a moment, and what passes."""
+    topic = edged_topic(tmp_path_factory.mktemp("edged"))
+    yield topic
+    topic.close()
 
 
 def test_first_and_last_times_of_segments_and_frames_are_found(edged: Mixed) -> None:
     """A row lies at every moment that is tried: one that is left out by a slip of `>` for `>=` is missed."""
-    loaded = load(ReadOptions.parse(edged.options))
-    edges = _edges(loaded[0])
-    moments = sorted(set().union(*edges.values()))
+    edges = edges_of(load(ReadOptions.parse(edged.options))[0])
     assert [len(edges[start]) for start in (0, 100, 130)] == [2, 6, 6], "a Parquet segment, and two of three frames"
     assert edges[160] == set(), "the tail, which has no index"
-
-    for moment in moments:
+    for moment in set[int]().union(*edges.values()):
         assert [row["timestamp"] for row in edged.rows].count(moment) == 1
-        for name, later, passes in _AROUND:
-            filters = parse_where(f"timestamp {name} timestamp_micros({moment * 1000 + later})")
 
-            expected = [row for row in edged.rows if passes(row["timestamp"], moment)]
-            assert _read(loaded, filters) == expected, (name, later, moment)
+    assert misses_at_edges(edged) == []
 
 
 def test_times_leave_out_the_segments_and_frames_that_cannot_match(edged: Mixed) -> None:
@@ -262,7 +200,7 @@ def test_times_leave_out_the_segments_and_frames_that_cannot_match(edged: Mixed)
     row = next(row for row in edged.rows if row["offset"] == 119)
 
     filters = parse_where(f"timestamp = timestamp_millis({row['timestamp']})")
-    (part,) = [part for split in _splits(loaded, filters) for part in split.parts]
+    (part,) = [part for split in splits_of(loaded, filters) for part in split.parts]
 
     assert part.start == 100, "not the Parquet segment"
     with opened(loaded[0].location) as found:
@@ -285,7 +223,7 @@ def test_a_loss_is_told_where_the_filters_let_nothing_through(tmp_path: Path) ->
     lost = load(ReadOptions.parse({"path": str(path), "topic": TOPIC}))
 
     with pytest.raises(DataLoss, match=r"offsets \[10, 25\) lost cannot be read"):
-        _read(lost, pushed([EqualTo(("key",), b"nobody")])[0])
+        read_rows(lost, pushed([EqualTo(("key",), b"nobody")])[0])
 
 
 def test_a_look_up_by_key_reads_the_frames_of_its_records_alone(
@@ -306,7 +244,7 @@ def test_a_look_up_by_key_reads_the_frames_of_its_records_alone(
     monkeypatch.setattr(SealedSegment, "read", noted)
 
     filters, _ = pushed([EqualTo(("key",), key)])
-    splits = _splits(load(ReadOptions.parse(topic.options)), filters)
+    splits = splits_of(load(ReadOptions.parse(topic.options)), filters)
     values = [row["value"] for split in splits for batch in read_split(split) for row in batch.to_pylist()]
 
     assert values == [b"sought"]
@@ -333,5 +271,5 @@ def test_tasks_of_a_look_up_weigh_the_index() -> None:
     )
     loaded = (Snapshot(location=Location(path="/d"), shards=(view,)), (Range(0, 0, 10**7),))
 
-    assert len(_splits(loaded, pushed([EqualTo(("key",), b"1")])[0])) == 1
-    assert len(_splits(loaded, pushed([IsNotNull(("key",))])[0])) == 8
+    assert len(splits_of(loaded, pushed([EqualTo(("key",), b"1")])[0])) == 1
+    assert len(splits_of(loaded, pushed([IsNotNull(("key",))])[0])) == 8
