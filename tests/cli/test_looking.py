@@ -62,3 +62,22 @@ def test_the_command_line_shows_what_history_has(root: Path) -> None:
     assert run(root, f"consume {TOPIC}").raw.splitlines() == VALUES[:EXPORTED]
     lag = run(root, f"group show {GROUP} --json").items[0]
     assert (lag["end"], lag["lag"] >= 0) == (EXPORTED, True)
+
+
+def test_a_group_is_shown_with_the_topic_that_lives_in_the_memory_of_another(tmp_path: Path) -> None:
+    forebay.open(tmp_path / "b", settings_of(tmp_path)).close()
+    (tmp_path / "settings.yaml").write_text(json.dumps(shared(tmp_path)))
+    with forebay.open(tmp_path / "a", settings_of(tmp_path)) as log:
+        for name, durability in (("shop/carts", "ephemeral"), (TOPIC, "fsync")):
+            log.create_topic(name, durability=durability).append_many([b"0", b"1", b"2"])
+            log.group(GROUP).commit(name, 2)
+        log.export_topic(TOPIC)
+
+        table, items = run(tmp_path, f"group show {GROUP}"), run(tmp_path, f"group show {GROUP} --json").items
+
+    assert table.code == 0 and "shop/carts[0]: its end is not known here" in table.err
+    assert [line.split() for line in table.out.splitlines()[1:]] == [
+        ["shop/carts", "0", "2", "?", "?"],
+        [TOPIC, "0", "2", "3", "1"],
+    ]
+    assert [(item["end"], item["lag"], "failure" in item) for item in items] == [(None, None, True), (3, 1, False)]

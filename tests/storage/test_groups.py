@@ -38,8 +38,8 @@ def test_commit_offset_and_get_offset_by_group(tmp_path: Path) -> None:
         billing = log.group("billing")
         assert (billing.fetch("shop/orders"), billing.note("shop/orders")) == (4, "batch 7")
         assert [tuple(offset) for offset in billing.offsets()] == [
-            ("shop/orders", 0, 4, 10, "batch 7"),
-            ("shop/orders", 1, 10, 10, ""),
+            ("shop/orders", 0, 4, 10, "batch 7", None),
+            ("shop/orders", 1, 10, 10, "", None),
         ]
         assert [offset.lag for offset in billing.offsets()] == [6, 0]
         assert log.groups() == ["billing"]

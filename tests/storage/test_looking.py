@@ -398,3 +398,40 @@ def _raises(kind: type[Exception], call: Callable[[], object]) -> bool:
     except kind:
         return True
     return False
+
+
+@pytest.fixture
+def beside_memory(tmp_path: Path) -> Iterator[Path]:
+    """Where directory `a` is open with a topic in its memory and one in its log, and a group that reads both."""
+    with opened(tmp_path, "a") as log:
+        for name, durability in (("shop/carts", "ephemeral"), (TOPIC, "fsync")):
+            log.create_topic(name, durability=durability).append_many([b"0", b"1", b"2"])
+            log.group(GROUP).commit(name, 2)
+        log.export_topic(TOPIC)
+        yield tmp_path
+
+
+@pytest.mark.parametrize("directory", ["b", None], ids=["owner of another directory", "without a directory"])
+def test_the_lag_of_a_group_is_known_but_for_the_topic_in_the_memory_of_another(
+    beside_memory: Path, directory: str | None
+) -> None:
+    path = beside_memory / directory if directory is not None else None
+
+    with forebay.open(path, settings_of(beside_memory), read_only=directory is None) as log:
+        carts, orders = log.group(GROUP).offsets()
+        assert log.group(GROUP).fetch("shop/carts") == 2
+
+    assert orders.lag == 1
+    assert orders == (TOPIC, 0, 2, 3, "", None)
+    assert carts[:5] == ("shop/carts", 0, 2, None, "") and carts.lag is None
+    assert "lives in the memory of its owner" in str(carts.failure)
+
+
+def test_the_lag_of_a_group_in_an_event_loop_is_known_but_for_the_topic_in_the_memory_of_another(
+    beside_memory: Path,
+) -> None:
+    async def main() -> list[int | None]:
+        async with AsyncLog(beside_memory / "b", settings_of(beside_memory)) as log:
+            return [place.lag for place in await log.group(GROUP).offsets()]
+
+    assert asyncio.run(main()) == [None, 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,10 +12,12 @@ from forebay.cli.commands import Commands, command
 from forebay.cli.invocation import AsJson, Invocation
 from forebay.cli.positions import parse_start
 from forebay.cli.terminal import say, say_json, say_table
-from forebay.errors import Conflict, Unsupported
+from forebay.errors import Conflict, ForebayError
 
 if TYPE_CHECKING:
     from forebay.storage import GroupOffset
+
+logger = logging.getLogger(__name__)
 
 app = typer.Typer(
     cls=Commands,
@@ -44,10 +47,16 @@ def show(run: Invocation, *, name: Name, as_json: AsJson = False) -> None:
     places = _places(run, name)
     if as_json:
         for place in places:
-            say_json({"group": name, **place._asdict(), "lag": place.lag})
+            say_json({"group": name, **_shown(place), "lag": place.lag})
     elif places:
-        rows = [(place.topic, place.partition, place.offset, place.end, place.lag, place.note) for place in places]
+        rows = [
+            (place.topic, place.partition, place.offset, _known(place.end), _known(place.lag), place.note)
+            for place in places
+        ]
         say_table(("topic", "partition", "offset", "end", "lag", "note"), rows)
+        for place in places:
+            if place.failure is not None:
+                logger.warning("%s[%d]: its end is not known here: %s", place.topic, place.partition, place.failure)
 
 
 @command(
@@ -96,10 +105,22 @@ def delete(run: Invocation, *, name: Name, yes: YesOption = False) -> None:
 
 
 def _places(run: Invocation, name: str) -> list[GroupOffset]:
+    with run.reader() as log:
+        places = log.group(name).offsets()
+    if all(place.failure is None for place in places):
+        return places
     try:
-        with run.reader() as log:
-            return log.group(name).offsets()
-    except Unsupported:
-        # Some topic of it can be seen by the owner of the directory alone: be that, if nobody is.
+        # Some topic of it can be seen by the owner of the directory alone: be that, if no other process is.
         with run.writer() as log:
             return log.group(name).offsets()
+    except ForebayError:
+        return places
+
+
+def _shown(place: GroupOffset) -> dict[str, Any]:
+    fields = place._asdict()
+    return fields if place.failure is not None else {key: fields[key] for key in fields if key != "failure"}
+
+
+def _known(number: int | None) -> str:
+    return "?" if number is None else str(number)

@@ -6,41 +6,51 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from forebay.engines.operations import check_offset
-from forebay.errors import Invalid, UnknownTopic
+from forebay.errors import Closed, ForebayError, Invalid, UnknownTopic
 from forebay.partitioning import check_partition
 from forebay.progress import Progress, ProgressStore, ReaderName
 from forebay.records import Position
 from forebay.storage.checks import checked_partition
 from forebay.storage.commits import CachedCommits
 from forebay.storage.topic import Topic
-from forebay.topics import TopicName
+from forebay.topics import TopicName, TopicSpec
 
 Ack = Literal["durable", "cached"]
 
 
 class GroupOffset(NamedTuple):
-    """Where a group stands in a partition: everything below `offset` is done, `lag` records are not."""
+    """Where a group stands in a partition: everything below `offset` is done, `lag` records are not.
+
+    `end` and `lag` are `None` where this process cannot ask the partition how far it has come; `failure` says why.
+    """
 
     topic: str
     partition: int
     offset: int
-    end: int
+    end: int | None
     note: str
+    failure: str | None = None
 
     @property
-    def lag(self) -> int:
-        return max(0, self.end - self.offset)
+    def lag(self) -> int | None:
+        return None if self.end is None else max(0, self.end - self.offset)
 
 
 class Group:
     """One consumer group. Made by `Storage.group`; safe for concurrent use by threads and processes."""
 
     def __init__(
-        self, name: str, topic: Callable[[str | TopicName], Topic], store: ProgressStore, commits: CachedCommits
+        self,
+        name: str,
+        topic: Callable[[str | TopicName], Topic],
+        definition: Callable[[str | TopicName], TopicSpec],
+        store: ProgressStore,
+        commits: CachedCommits,
     ) -> None:
         ReaderName.of("default", "any", name)
         self.name = name
         self._topic = topic
+        self._definition = definition
         self._store = store
         self._commits = commits
 
@@ -76,35 +86,50 @@ class Group:
 
     def fetch(self, topic: str | TopicName, partition: int = 0) -> int | None:
         """Everything below is done; `None` if the group has never committed there."""
-        found = self._found(self._topic(topic), partition)
+        found = self._found(self._definition(topic), partition)
         return found.offset if found is not None else None
 
     def note(self, topic: str | TopicName, partition: int = 0) -> str:
         """What was noted with the last commit."""
-        found = self._found(self._topic(topic), partition)
+        found = self._found(self._definition(topic), partition)
         return found.note if found is not None else ""
 
     def offsets(self) -> list[GroupOffset]:
-        """Where the group stands in every topic that it has committed in, and how far each has come."""
+        """Where the group stands in every topic that it has committed in, and how far each has come.
+
+        A partition that cannot be asked here, as one in the memory of another process, keeps no other from being
+        shown: its `end` is `None`, and `failure` says why.
+        """
         self._commits.flush()
         found = []
         for namespace, topic, partition in self._store.places(self.name):
             try:
-                handle = self._topic(f"{namespace}/{topic}")
+                spec = self._definition(TopicName(namespace, topic))
+                # Committed in an earlier topic of that name, if it has no such partition.
+                progress = self._found(spec, partition) if partition < spec.partitions else None
+                if progress is not None:
+                    end, failure = self._end(spec, partition)
+                    found.append(
+                        GroupOffset(f"{namespace}/{topic}", partition, progress.offset, end, progress.note, failure)
+                    )
             except UnknownTopic:
                 continue
-            # Committed in an earlier topic of that name, if it has no such partition.
-            progress = self._found(handle, partition) if partition < handle.partitions else None
-            if progress is not None:
-                end = handle.offsets(partition).next
-                found.append(GroupOffset(handle.name, partition, progress.offset, end, progress.note))
         return found
+
+    def _end(self, spec: TopicSpec, partition: int) -> tuple[int | None, str | None]:
+        """How far the partition has come, or why this process cannot say it."""
+        try:
+            return self._topic(spec.name).offsets(partition).next, None
+        except (Closed, UnknownTopic):
+            raise
+        except ForebayError as error:
+            return None, str(error)
 
     def reset(self, topic: str | TopicName, position: Position | int, partition: int | None = None) -> dict[int, int]:
         """Set the group's place in a partition, or in all of them, also to an earlier one; where each stands now."""
         handle = self._topic(topic)
         partitions = range(handle.partitions) if partition is None else [checked_partition(partition)]
-        self._commits.forget(self._name(handle))
+        self._commits.forget(self._name(handle.spec))
         standing = {}
         for number in partitions:
             offset = handle.resolve(position, number)
@@ -122,12 +147,12 @@ class Group:
             self._store.forget(name, 1 + max(p for n, t, p in places if (n, t) == (namespace, topic)))
         return len(places)
 
-    def _name(self, topic: Topic) -> ReaderName:
-        return ReaderName(topic.spec.namespace, topic.spec.topic, self.name)
+    def _name(self, spec: TopicSpec) -> ReaderName:
+        return ReaderName(spec.namespace, spec.topic, self.name)
 
-    def _found(self, topic: Topic, partition: int) -> Progress | None:
-        check_partition(checked_partition(partition), topic.partitions)
-        return self._commits.found(self._name(topic), partition, topic.spec.topic_id)
+    def _found(self, spec: TopicSpec, partition: int) -> Progress | None:
+        check_partition(checked_partition(partition), spec.partitions)
+        return self._commits.found(self._name(spec), partition, spec.topic_id)
 
     def _place(self, topic: Topic, offset: int, partition: int, note: str) -> tuple[ReaderName, Progress]:
-        return self._name(topic), topic.reader(self.name).place(offset, partition, note)
+        return self._name(topic.spec), topic.reader(self.name).place(offset, partition, note)

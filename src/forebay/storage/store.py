@@ -327,7 +327,7 @@ class Storage:
     def group(self, name: str) -> Group:
         """The consumer group of this name; it need not exist yet."""
         self._check_open()
-        return Group(name, self.topic, self._progress, self._commits)
+        return Group(name, self.topic, self._definition, self._progress, self._commits)
 
     def groups(self) -> list[str]:
         """The names of all groups and readers that have committed anywhere."""
@@ -434,6 +434,11 @@ class Storage:
         closed(self)
 
     # How
+
+    def _definition(self, name: str | TopicName) -> TopicSpec:
+        """The definition of a topic, also of one whose records this process cannot read."""
+        self._check_open()
+        return self._definitions.get(TopicName.parse(name))
 
     def _handle(self, spec: TopicSpec) -> Topic:
         self._parts.engine_of(spec)
