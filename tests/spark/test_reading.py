@@ -17,6 +17,7 @@ from forebay.errors import Invalid
 from forebay.spark import read
 from forebay.spark.options import ReadOptions
 from forebay.spark.reader import Loaded, PushedReader, reader_for
+from forebay.topics import TopicName
 from tests.history.test_servers_killed import Bucket
 from tests.moves import rig
 from tests.spark.mixed import TOPIC, Mixed, folder_of
@@ -91,7 +92,9 @@ def test_where_and_columns_together(spark: SparkSession, shared: Mixed) -> None:
     place = {name: text for name, text in shared.options.items() if name != "topic"}
 
     frame = read(spark, TOPIC, where="tag = 'tag-2-é' AND offset < 3300", columns="value,offset", **place)
+    listed = read(spark, TopicName.parse(TOPIC), where="offset < 3", columns=["value", "offset"], **place)
 
+    assert (listed.columns, listed.count()) == (frame.columns, len([row for row in shared.rows if row["offset"] < 3]))
     assert frame.columns == ["value", "offset"]
     wanted = [row for row in shared.rows if row["tag"] == "tag-2-é" and row["offset"] < 3300]
     found = Counter((None if row.value is None else bytes(row.value), row.offset) for row in frame.collect())

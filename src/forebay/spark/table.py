@@ -29,6 +29,7 @@ from forebay.spark.opening import Opened, opened
 from forebay.spark.options import FROM_EARLIEST, ReadOptions
 from forebay.spark.pieces import Piece
 from forebay.spark.snapshot import ShardView, Snapshot, Viewer
+from forebay.topics import TopicName
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -62,7 +63,7 @@ class Native:
     deleted: OffsetSet
 
 
-def table(spark: SparkSession, topic: str, **options: str) -> DataFrame:
+def table(spark: SparkSession, topic: str | TopicName, **options: str) -> DataFrame:
     """The whole topic as it is now, with the columns and options of `spark.read.format("forebay")`.
 
     Say where it is as for the source: `path`, or `settings`, or `store` and `metadata`; settings with a dot go into
@@ -72,7 +73,7 @@ def table(spark: SparkSession, topic: str, **options: str) -> DataFrame:
     for name in options:
         if name.lower().startswith(_LIMITS):
             raise Invalid(f'option "{name}" is for spark.read: choose by where, as in "offset >= 10", instead')
-    wanted = ReadOptions.parse({**options, "topic": topic})
+    wanted = ReadOptions.parse({**options, "topic": str(topic)})
     made = _Table(spark, wanted, options)
     with contextlib.closing(Viewer(wanted.location)) as viewer:
         for _ in range(LOOKS_MAX):
