@@ -132,7 +132,7 @@ def open(
 ) -> Storage:
     """Open the data directory `path`, made if it does not exist, for this process alone; or `:memory:`.
 
-    With `read_only`, open it beside whoever owns it, to read, to follow and to acknowledge; `path` may then be `None`
+    With `read_only`, open it beside its owner, to read, to follow and to acknowledge; `path` may then be `None`
     if metadata and history are shared. `settings` are a `Settings`, or a mapping such as
     `{"wal": {"sync_interval_ms": 200}}`.
     """

@@ -100,7 +100,7 @@ class SegmentDescriptor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     The offset of a record is its frame's base − `header_start` + `start`; in segments born in the log
     `header_start` equals `start`. `producers` counts those whose repeats were recognised when it was catalogued.
     `source_bytes` is how many bytes of frames a Parquet segment was made of. `index_key` is where its index lies, if
-    that was made anew and is not beside the object. `damaged` are the first ranges that were damaged when it was
+    that was made again and is not beside the object. `damaged` are the first ranges that were damaged when it was
     sealed, and accepted; its index names them all.
     """
 
@@ -169,9 +169,9 @@ class ShardState(msgspec.Struct, frozen=True, kw_only=True):
     seal ended. A sealed shard with a `target` is promised to the directory of that name. With `reserved_in_log` only
     the holder's log tells how far its offsets went, and `reserved_end` does not. The floors are at least as far as
     they reach into history, `floor_reason` is why `evict_floor` moved last. `deletes` counts the changes to the
-    deletion vectors; 0 if there are none. `unknown_below` is told only if appends of producers below that offset may be
+    deletion vectors; 0 if there are none. `unknown_below` is set only if appends of producers below that offset may be
     unknown to the owner, because of damage. `held_before` are the other directories that had the shard at any time,
-    which is told only if there are some.
+    set only if there are some.
     """
 
     incarnation: str

@@ -90,7 +90,7 @@ class Archive:
         self._dropped = 0
         """What lies wholly below has been let go of."""
         self._working = threading.Lock()
-        """One at a time: the thread in the background, or whoever asks for it now. Callbacks wait for its release."""
+        """One at a time: the background thread, or a caller that asks for it now. Callbacks wait for its release."""
         self.exported_at = clock.monotonic() - settings.export.interval_s
         """When the last pass was over; the first is due at once."""
         self._local_left = self._store is not None and frontier > 0

@@ -50,7 +50,7 @@ def finish_seal(
 ) -> ShardState:
     """Make everything history, check that it is, and give the shard up; the state on return.
 
-    Nobody else works on the shard. Raises what kept it from being sealed; the shard is then still ours. With
+    No other thread works on the shard. Raises what kept it from being sealed; the shard is then still ours. With
     `accept_damage` damaged ranges do not keep it from that.
     """
     next_offset = bring_into_history(shard, on_file, accept_damage=accept_damage)

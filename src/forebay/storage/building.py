@@ -98,7 +98,7 @@ def memory_parts(settings: Settings, clock: Clock) -> Parts:
 def beside_parts(
     directory: LogDirectory | NoDirectory, settings: Settings, disk: Disk, clock: Clock, own: SystemDisk | None
 ) -> Parts:
-    """The directory seen beside whoever owns it; or what is shared, seen by a process without a directory."""
+    """The directory seen beside its owner; or what is shared, seen by a process without a directory."""
     with ExitStack() as undo:
         metadata = _consumer_metadata(directory, settings, disk, clock)
         undo.callback(metadata.close)

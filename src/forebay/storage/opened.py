@@ -97,7 +97,7 @@ class OpenShards:
                 raise Unavailable(f"{ref} cannot be opened: {error}; once the disk works, try again") from error
             self.on_opened(shard)
             self._opened[place] = shard
-            # Whoever gives a shard up lets go of it in the engine first: then it is seen here, or taken out there.
+            # A thread that gives a shard up removes it from the engine first: then it is seen here, or taken out there.
             if engine.has(ref, shard):
                 self._leave_unowned(ref, shard)
                 return shard

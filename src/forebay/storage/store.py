@@ -115,7 +115,7 @@ class Storage:
     ) -> Storage:
         """Open the data directory `path` for this process alone, or `:memory:`. Made if it does not exist.
 
-        With `read_only`, beside whoever owns it: to read, to follow, and to keep the places of readers and groups.
+        With `read_only`, beside its owner: to read, to follow, and to keep the places of readers and groups.
         Then `path` may be `None` where metadata and history are shared: a consumer needs no directory of its own.
         """
         clock = clock or SystemClock()

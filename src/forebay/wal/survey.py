@@ -109,7 +109,7 @@ def survey(
     writable: bool = True,
     trusting: bool = False,
 ) -> Survey:
-    """State what is there. `on_bytes` hears of the bytes walked; with `writable` the newest file is open for it.
+    """State what is there. `on_bytes` is given the bytes walked; with `writable` the newest file is open for it.
 
     With `trusting`, a log that was closed in order is not walked: its newest file is as it was told of then. Damage
     inside it shows when it is read.
