@@ -147,6 +147,49 @@ def test_an_append_does_not_overtake_those_that_wait_for_their_shard(
     run(tmp_path / "log", use)
 
 
+def test_an_append_that_begins_just_as_the_shard_is_open_does_not_overtake_those_that_wait(tmp_path: Path) -> None:
+    """Between the end of the opening and the next step of the tasks that waited for it, a new task went first."""
+
+    async def use(log: AsyncLog) -> None:
+        topic = await log.create_topic("t")
+        tasks = [asyncio.create_task(topic.append(b"0"))]
+        while not tasks[0].done():
+            tasks.append(asyncio.create_task(topic.append(b"%d" % len(tasks))))
+            await asyncio.sleep(0)
+
+        assert await asyncio.gather(*tasks) == list(range(len(tasks)))
+
+    run(tmp_path / "log", use)
+
+
+def test_of_the_appends_that_wait_for_a_shard_one_is_cancelled_and_a_failed_opening_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use(log: AsyncLog) -> None:
+        topic = await log.create_topic("t")
+        gate, calls, acquire = threading.Event(), list[int | None](), Topic.acquire
+
+        def acquired(of: Topic, partition: int | None = None) -> None:
+            calls.append(partition)
+            assert gate.wait(60)
+            if len(calls) == 1:
+                raise Unavailable("not now")
+            acquire(of, partition)
+
+        monkeypatch.setattr(Topic, "acquire", acquired)
+        waiting = [asyncio.create_task(topic.append(b"%d" % number)) for number in range(4)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        gate.set()
+
+        ends = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(end) for end in ends] == [asyncio.CancelledError, *[Unavailable] * 3]
+        assert await asyncio.gather(*(topic.append(b"%d" % number) for number in range(3))) == [0, 1, 2]
+        assert len(calls) == 2
+
+    run(tmp_path / "log", use)
+
+
 def test_a_log_is_opened_by_await_too_and_says_when_it_is_not_open(tmp_path: Path) -> None:
     async def whole() -> None:
         log = forebay.aio.open(tmp_path / "log", QUICK)

@@ -24,6 +24,17 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+class _Opening:
+    """A partition that is not open, and the appends that wait for it. For one event loop."""
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        """Held by one append at a time, in the order they came."""
+        self.appends = 0
+        self.acquired: asyncio.Future[None] | None = None
+        """Done when a worker has acquired the partition, or could not."""
+
+
 class AsyncTopic:
     """One topic. Made by `create_topic` or `topic` of an `AsyncLog`."""
 
@@ -33,8 +44,8 @@ class AsyncTopic:
         self._workers = workers
         self._timeout = settings.wal.append_timeout_ms / 1000
         self._room = Published(topic)
-        self._opening: dict[int, asyncio.Future[None]] = {}
-        """Partitions that a worker is acquiring. Touched in the loop alone."""
+        self._opening: dict[int, _Opening] = {}
+        """Partitions that appends wait for. Touched in the loop alone."""
 
     @property
     def name(self) -> str:
@@ -86,26 +97,36 @@ class AsyncTopic:
         return await ack
 
     async def _queued(self, queue: partial[Ack | int]) -> Ack:
-        """Queue the append in the loop; where its shard is not open, a worker acquires and recovers it first."""
-        queued = queue()
-        if isinstance(queued, int):
-            partition = queued
-            await self._acquired(partition)
-            queued = queue(partition=partition)
-            if isinstance(queued, int):
-                # Lost again at once: the worker waits for it, not the loop.
-                options = {**queue.keywords, "partition": partition}
-                del options["waiting"]
-                return await self._workers.run_append(partial(self._topic.append_nowait, *queue.args, **options))
-        return queued
+        """Queue the append in the loop; where its shard is not open, a worker acquires and recovers it first.
 
-    async def _acquired(self, partition: int) -> None:
-        """Return once the partition is open here. Tasks that wait for the same one go on in the order they came."""
-        opening = self._opening.get(partition)
-        if opening is None:
-            opening = self._opening[partition] = self._workers.start(self._topic.acquire, partition)
-            opening.add_done_callback(lambda _: self._opening.pop(partition, None))
-        await asyncio.shield(opening)
+        Appends that wait for a shard are queued in the order they came, and later ones behind them.
+        """
+        queued = queue()
+        if not isinstance(queued, int):
+            return queued
+        partition = queued
+        opening = self._opening.setdefault(partition, _Opening())
+        # What began after the append came: an older failure is not an answer to it.
+        acquired = opening.acquired if opening.acquired is not None and not opening.acquired.done() else None
+        opening.appends += 1
+        try:
+            async with opening.turn:
+                queued = queue(partition=partition, waiting=())
+                if isinstance(queued, int):
+                    if acquired is None:
+                        acquired = opening.acquired = self._workers.start(self._topic.acquire, partition)
+                    await asyncio.shield(acquired)
+                    queued = queue(partition=partition, waiting=())
+                if isinstance(queued, int):
+                    # Lost again at once: the worker waits for it, not the loop.
+                    options = {**queue.keywords, "partition": partition}
+                    del options["waiting"]
+                    return await self._workers.run_append(partial(self._topic.append_nowait, *queue.args, **options))
+                return queued
+        finally:
+            opening.appends -= 1
+            if opening.appends == 0:
+                del self._opening[partition]
 
     async def _patiently(self, queue: partial[Ack | int], full: QueueFull) -> Ack:
         loop = asyncio.get_running_loop()
