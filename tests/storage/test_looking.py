@@ -435,3 +435,19 @@ def test_the_lag_of_a_group_in_an_event_loop_is_known_but_for_the_topic_in_the_m
             return [place.lag for place in await log.group(GROUP).offsets()]
 
     assert asyncio.run(main()) == [None, 1]
+
+
+def test_a_topic_in_the_memory_of_a_gone_owner_is_had_altered_and_taken_over_in_an_event_loop(tmp_path: Path) -> None:
+    with opened(tmp_path, "a") as log:
+        log.create_topic("shop/carts", durability="ephemeral").append(b"0")
+
+    async def main() -> None:
+        async with AsyncLog(tmp_path / "b", settings_of(tmp_path)) as log:
+            for topic in (await log.topic("shop/carts"), await log.create_topic("shop/carts", exist_ok=True)):
+                with pytest.raises(Moved, match="an append here takes it over"):
+                    await topic.offsets()
+            assert (await log.alter_topic("shop/carts", partitions=2)).partitions == 2
+            offset = await topic.append(b"1", partition=0)
+            assert [record.offset async for record in topic.read(offset, partition=0)] == [offset]
+
+    asyncio.run(main())

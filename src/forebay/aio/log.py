@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from functools import partial
 from pathlib import PurePath
 from types import TracebackType
@@ -13,7 +14,7 @@ from typing import Self, Unpack
 from forebay.aio.groups import AsyncGroup
 from forebay.aio.topic import AsyncTopic
 from forebay.aio.workers import Workers
-from forebay.errors import Closed
+from forebay.errors import Closed, Moved
 from forebay.format.descriptor import ShardState
 from forebay.settings import Settings
 from forebay.storage import Retained, Storage, Topic
@@ -196,8 +197,12 @@ class AsyncLog:
 
 
 def _with_shards(find: Callable[[], Topic]) -> Topic:
-    """The topic with every shard of this directory open, so that the first append need not wait for a worker."""
+    """The topic with every shard of this directory open, so that the first append need not wait for a worker.
+
+    A shard in the memory of another process keeps no caller from the topic: an append may take it over.
+    """
     topic = find()
     for partition in range(topic.partitions):
-        topic.offsets(partition)
+        with suppress(Moved):
+            topic.offsets(partition)
     return topic
