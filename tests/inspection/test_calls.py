@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import forebay
-from forebay import Invalid, Moved, UnknownTopic, Unsupported
+from forebay import Closed, Invalid, Moved, UnknownTopic, Unsupported
 from forebay.inspection import Action
 from tests.cli.house import TOPIC, House
 from tests.cli.rig import filled, flip, snapshot
@@ -130,3 +130,29 @@ def test_a_move_that_cannot_end_well_changes_nothing(tmp_path: Path) -> None:
     with forebay.open(":memory:") as log, pytest.raises(Unsupported):
         log.create_topic("t")
         forebay.move_topic(log, "t", tmp_path / "b")
+
+
+def test_a_move_by_a_log_that_cannot_seal_makes_no_directory(tmp_path: Path) -> None:
+    house = House(tmp_path, "shared_fs")
+    with house.open("a") as log:
+        log.create_topic(TOPIC).append(b"0")
+        for path in (tmp_path / "a", None):
+            reading = forebay.open(path, house.settings, read_only=True)
+            with reading, pytest.raises(Unsupported, match="opened read-only"):
+                forebay.move_topic(reading, TOPIC, tmp_path / "b")
+        with pytest.raises(Invalid, match="no directory that a topic could move to"):
+            forebay.move_topic(log, TOPIC, ":memory:")
+    with pytest.raises(Closed):
+        forebay.move_topic(log, TOPIC, tmp_path / "b")
+
+    assert not (tmp_path / "b").exists() and not Path(":memory:").exists()
+
+
+def test_a_log_without_a_directory_is_not_said_to_be_in_memory(tmp_path: Path) -> None:
+    house = House(tmp_path, "shared_fs")
+    with house.open("a") as log:
+        log.create_topic(TOPIC).append(b"0")
+
+    reading = forebay.open(None, house.settings, read_only=True)
+    with reading, pytest.raises(Unsupported, match="has no data directory"):
+        forebay.salvage(reading, TOPIC)

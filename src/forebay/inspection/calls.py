@@ -113,7 +113,8 @@ def salvage(
     `log` is open on the directory that has the topic now, `source` is the data directory with the files (default: the
     log's own). Only records whose offsets the topic reports as lost are copied, each once however often this is called,
     to the end of the topic or of the topic `into`, which is made if it is missing; their headers say where they come
-    from. Nothing is removed. With `dry_run` the answer says what would be copied, and nothing changes.
+    from. Nothing is removed. With `dry_run` the answer says what would be copied, and nothing changes. Salvage a topic
+    in one thread at a time: two that run at once do not see each other's copies.
     """
     report = on_records if on_records is not None else _ignored
     with salvages(log, topic, partition=partition, source=source) as found:

@@ -22,6 +22,7 @@ from forebay.inspection.directory import Inspected, look
 from forebay.settings import Settings
 from forebay.shard.handover import OnFile
 from forebay.storage import Storage
+from forebay.storage.building import IN_MEMORY
 from forebay.storage.directory import MARKER, METADATA, LogDirectory, checked_path, is_owned
 from forebay.topics import Engine, TopicName, TopicSpec, shard_id
 
@@ -62,8 +63,12 @@ def move_topic(
     left to export; `accept_damage` is that of `Storage.seal_topic`.
     """
     settings = log.settings
-    _check_settings(settings)
+    if log.read_only:
+        raise Unsupported("this log is opened read-only: move topics in the process that owns the directory")
+    if to == IN_MEMORY:
+        raise Invalid(f'"{IN_MEMORY}" is a log of one process, and no directory that a topic could move to: name one')
     spec = log.topic(topic).spec
+    _check_settings(settings)
     with closing(SystemDisk(settings.runtime.descriptors_max)) as disk:
         destination = _Destination.checked(log, spec, checked_path(to), disk)
         with destination.opened() as there:

@@ -186,6 +186,10 @@ def salvages(
     The log is that of the directory which has the topic now: only its owner can tell what is lost, and may append.
     """
     topic = log.topic(name)
+    if log.path is None and log.read_only:
+        raise Unsupported(
+            f"this log has no data directory: salvage {topic.name} in the process that owns its directory"
+        )
     if log.path is None or topic.spec.engine is not Engine.SEGMENT:
         where = "in a RocksDB database" if topic.spec.engine is Engine.ROCKSDB else "in the memory of its owner"
         raise Unsupported(f"{topic.name} lives {where}: it never sets anything aside")
