@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 
 import msgspec
 import pytest
@@ -12,6 +13,8 @@ from forebay.records import Gap, Reason
 from forebay.testing.history import Outcome, Troubled
 from forebay.testing.invariants import check_log
 from forebay.topics import Durability
+from forebay.wal.active import ActiveFile
+from forebay.wal.scan import LogScan
 from tests.log.rig import DIRECTORY, SMALL, Rig, Simulated, simulated
 from tests.log.scenarios import fail_next
 
@@ -160,3 +163,45 @@ def test_the_error_of_a_failed_append_says_what_happened_and_what_to_do() -> Non
 
     with pytest.raises(Indeterminate, match=r"shop/orders\[0\].*EIO.*read before you repeat it"):
         rig.wal.settle(ticket)  # type: ignore[arg-type]
+
+
+class Signalling:
+    """A lock that says when a thread comes for it."""
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self.came = threading.Event()
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        self.came.set()
+        self._lock.acquire()
+
+    def __exit__(self, *ended: object) -> None:
+        self._lock.release()
+
+
+def test_the_file_of_a_log_that_heals_is_not_sealed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a moment the copy is listed and not yet the one that is written: the sealing thread took it for rotated."""
+    rig = Rig(simulated(), DISK).open()
+    rig.append()
+    fail_next(rig, "write", errno.EIO, taken=60)
+    assert rig.append() is Outcome.INDETERMINATE
+    resume = rig.wal.writer.resume
+    sealing = threading.Thread(target=rig.shard.upkeep.seal_rotated)
+
+    def seal_beside(active: ActiveFile, scan: LogScan) -> None:
+        lock = Signalling(rig.wal.committing)
+        monkeypatch.setattr(rig.wal, "committing", lock)
+        sealing.start()
+        while sealing.is_alive() and not lock.came.wait(0.01):
+            pass
+        resume(active, scan)
+
+    monkeypatch.setattr(rig.wal.writer, "resume", seal_beside)
+    rig.flush()
+    sealing.join()
+
+    assert rig.wal.files.all[-1] is rig.wal.writer.active
+    assert [name for name in rig.disk.list_directory(rig.directory) if name.endswith(".idx")] == []
+    assert rig.append() is Outcome.ACKED
+    assert check_log(rig.history(), rig.reading()) == []

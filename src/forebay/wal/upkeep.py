@@ -170,10 +170,13 @@ class Upkeep:
         """Seal every file that is no longer written. A failure is logged and tried again at the next call.
 
         At damage that no other copy fills it stops, see `stopped`; with `accept_damage` it goes on, and the index
-        names the damaged ranges.
+        names the damaged ranges. The caller does not hold `committing`, which is taken for a moment: a rotation or
+        a healing in another thread exchanges the active file in several steps, and in between it looks rotated.
         """
         with self._sealing:
-            for file in self.rotated():
+            with self._wal.committing:
+                files = self.rotated()
+            for file in files:
                 if self._wal.fenced is not None or not self._seal(file, accept_damage=accept_damage):
                     return
 
