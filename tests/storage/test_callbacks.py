@@ -14,6 +14,7 @@ import forebay
 from forebay import Ack, Fenced, ForebayError, Full, Indeterminate, Storage, Topic, Unavailable
 from forebay.catalog import read_state
 from forebay.engines.background import Background
+from forebay.engines.rocksdb.shard import RocksShard
 from forebay.format.control import Floor
 from forebay.format.value import encode_value
 from forebay.metadata import Put
@@ -21,6 +22,7 @@ from forebay.records import Reason
 from forebay.shard import SegmentShard
 from forebay.wal.hearing import is_inside
 from forebay.wal.removing import Removals
+from forebay.wal.staging import Entry, Ticket
 from forebay.wal.turns import is_held
 from tests.storage.rig import PATIENCE, QUICK, WatchedDisk, quick, until, values, wal_of
 from tests.storage.test_workers import shared
@@ -355,6 +357,40 @@ def test_a_waker_may_use_the_log(tmp_path: Path, engine: str) -> None:
         once.append(topic.on_published(wake))
         assert topic.append(b"v") == 0
         assert seen == [1]
+
+
+@pytest.mark.parametrize("engine", ["segment", "rocksdb"])
+def test_no_publication_is_passed_over_while_two_threads_wake_readers(tmp_path: Path, engine: str) -> None:
+    """Both woke for the same publication, and the second took the entry of the next one out when it was done."""
+    idle = {"wal": QUICK["wal"], "runtime": {"maintenance_interval_ms": 60_000}}
+    with forebay.open(tmp_path / "log", idle) as log:
+        topic = log.create_topic("t", engine=engine)
+        shard = topic._shard(0)
+        queue = shard._commits if isinstance(shard, RocksShard) else wal_of(topic)
+        woken, gates, seen = threading.Semaphore(0), [threading.Event(), threading.Event()], list[int]()
+
+        def wake() -> None:
+            seen.append(topic.offsets().next)
+            woken.release()
+            if len(seen) <= len(gates):
+                assert gates[len(seen) - 1].wait(PATIENCE)
+
+        leave = topic.on_published(wake)
+        threads = [threading.Thread(target=work) for work in (lambda: topic.append(b"v"), queue.commit)]
+        for thread in threads:
+            thread.start()
+            assert woken.acquire(timeout=PATIENCE)
+        gates[0].set()
+        threads[0].join(PATIENCE)
+        with queue.committing:
+            ticket = shard.stage_one(Entry(b"v", None, None, (), 0, None, Ticket()), 1)
+            queue._commit()
+            gates[1].set()
+            threads[1].join(PATIENCE)
+        queue.call_back()
+        leave()
+
+        assert (ticket.done, max(seen)) == (True, 2)
 
 
 def _in_another_thread(work: Callable[[], int]) -> int:

@@ -91,7 +91,10 @@ def _emptied(due: deque[Settled]) -> None:
 
 
 class Waking:
-    """The wakers of one shard, to be called in turn with the callbacks of appends: when no lock is held."""
+    """The wakers of one shard, to be called in turn with the callbacks of appends: when no lock is held.
+
+    One for each publication: a thread that has called the wakers for it takes out that one alone.
+    """
 
     def __init__(self, wakers: Iterable[Callable[[], None]], name: object) -> None:
         self._wakers = wakers

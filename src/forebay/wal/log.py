@@ -64,7 +64,6 @@ class Wal(PublishedLog, CommitQueue):
         self.idle_since = writer.clock.monotonic()
         self.still_owner = still_owner
         self.trouble: BaseException | None = None
-        self._waking = Waking(self.wakers, writer.place)
         self._space_checked = float("-inf")
 
     # Appending
@@ -302,7 +301,7 @@ class Wal(PublishedLog, CommitQueue):
         """Wake the threads that wait for more; the wakers are due at the next `call_back`, without a lock."""
         super().wake()
         if self.wakers:
-            self.staging.due.append(self._waking)
+            self.staging.due.append(Waking(self.wakers, self.writer.place))
 
     def bring_up(self) -> None:
         """Of class memory an append is acknowledged in the queue: it is written before it is asked for."""

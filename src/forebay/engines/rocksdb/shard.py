@@ -81,7 +81,6 @@ class RocksShard:
         self._limits = Limits.of(ref.spec, retention)
         self._place = ShardPlace(database.path, ref.spec.topic_id, ref.partition, epoch, str(ref))
         self._space_checked = float("-inf")
-        self._waking = Waking(self.wakers, ref)
         self._closed: str | None = None
         self._changing, self._capping = threading.RLock(), threading.RLock()
         self._admitted = stance.counters.total
@@ -190,7 +189,7 @@ class RocksShard:
             self._on_dirty()
         if self.wakers:
             # Called by `Commits.call_back`, when no lock is held.
-            self._commits.staging.due.append(self._waking)
+            self._commits.staging.due.append(Waking(self.wakers, self.ref))
 
     def _change(self, make: Making) -> None:
         """Write what `make` puts into a batch, beside the appends."""
