@@ -88,6 +88,9 @@ def test_a_log_may_be_opened_beside_its_owner_to_read(tmp_path: Path) -> None:
             lambda: read.last_sequence(1),
             read.flush,
             read.rotate,
+            read.acquire,
+            lambda: read.acquire(0),
+            beside.run_retention,
             lambda: beside.create_topic("u"),
             lambda: beside.delete_topic("t"),
         ):

@@ -101,8 +101,9 @@ class FollowedShard:
 
     @property
     def decision(self) -> RecoveryDecision:
-        """Nothing was recovered here; the next offset is what is published."""
-        return RecoveryDecision(next_offset=self.offsets().next, source=Source.LOCAL, exact=True)
+        """Nothing was recovered here; the next offset is what is published, or the end of history where a holder is."""
+        source = Source.CATALOG if self._past.is_elsewhere else Source.LOCAL
+        return RecoveryDecision(next_offset=self.offsets().next, source=source, exact=True)
 
     def stage_one(self, entry: Entry, size: int) -> Ticket:
         """Refused: see `OpenShard`."""

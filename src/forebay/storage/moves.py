@@ -12,6 +12,7 @@ from forebay.errors import Moved, Unavailable, Unsupported
 from forebay.format.descriptor import Phase, ShardState
 from forebay.settings import Settings
 from forebay.shard import ShardRef
+from forebay.shard.directories import directory_name
 from forebay.shard.handover import OnFile, withdraw_target
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions, refs_of
@@ -101,7 +102,8 @@ class Moves:
         """A partition that was sealed or never used has nothing to export; what another directory holds it has."""
         stored = read_state(self._parts.metadata, wanted(ref, self._settings).key)
         if stored is not None and stored.state.phase is not Phase.SEALED:
-            raise Moved(f"{ref} is held by directory {stored.state.holder}, which alone can export it: export it there")
+            holder = directory_name(self._parts.metadata, self._settings.metadata.prefix, stored.state.holder)
+            raise Moved(f"{ref} is held by {holder}, which alone can export it: export it there")
 
     def _is_done(self, state: ShardState, target: str | None) -> bool:
         """Whether the shard is sealed for the target already, or has arrived there."""

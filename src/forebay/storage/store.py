@@ -520,7 +520,7 @@ class Storage:
     def _check_writable(self) -> None:
         self._check_open()
         if self.read_only:
-            raise Unsupported("this log is opened read-only: change topics in the process that owns the directory")
+            raise Unsupported("this log is opened read-only: call this in the process that owns the directory")
 
     def _check_open(self) -> None:
         if self._ended is not None:

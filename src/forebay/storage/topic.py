@@ -10,7 +10,7 @@ from forebay.clock import Clock
 from forebay.engines import OpenShard
 from forebay.engines.following import FollowedShard
 from forebay.engines.operations import check_offset
-from forebay.errors import Invalid
+from forebay.errors import Invalid, Unsupported
 from forebay.format.batch import Batch, Columns
 from forebay.partitioning import Partitioner
 from forebay.progress import ProgressStore
@@ -322,10 +322,13 @@ class Topic(Lookups):
         """Own a partition, or all of them, in this process from now on, as the first append to each would.
 
         This takes a partition over from an owner that is gone. What that owner had not exported is then lost here:
-        see "What you must know about losing a machine" in the README. `Moved` if another process owns one.
+        see "What you must know about losing a machine" in the README. `Moved` if another process owns one,
+        `Unsupported` on a log that is opened read-only.
         """
         for number in self._places(partition):
-            self._shard(number)
+            shard = self._shard(number)
+            if isinstance(shard, FollowedShard):
+                raise Unsupported(f"{shard.ref} is opened read-only: open the log for writing to acquire it")
 
     def offsets(self, partition: int = 0) -> Offsets:
         """The watermarks of a partition: earliest, evict_floor, durable, exported, next.
