@@ -49,6 +49,26 @@ def test_a_damaged_index_is_found_planned_for_and_mended(tmp_path: Path) -> None
     assert forebay.verify(directory).is_clean and forebay.repair(directory, apply=True) == []
 
 
+def test_damage_that_was_accepted_is_named_with_no_repair_that_could_not_help(tmp_path: Path) -> None:
+    settings = {"storage": {"mode": "shared_fs"}, "store": {"root": str(tmp_path / "history")}}
+    with forebay.open(tmp_path / "log", {**settings, "export": {"at_close_seconds_max": 0}}) as log:
+        topic = log.create_topic(TOPIC)
+        for _ in range(3):
+            topic.append_many([b"v" * 1000] * 10)
+    flip(next((tmp_path / "log").rglob("*.seg")), 15_000)
+    with forebay.open(tmp_path / "log", settings) as log:
+        log.export_topic(TOPIC, accept_damage=True)
+
+    report = forebay.verify(tmp_path / "log", settings)
+
+    assert repr(report).startswith("Report(is_clean=False, findings=2, shards=1, ")
+    assert [finding.offsets for finding in report.findings] == [(10, 20), (10, 20)]
+    steps = [finding.next_step for finding in report.findings]
+    assert not any("forebay repair" in step or "backup of the store" in step for step in steps)
+    assert all("readers get this range reported as damaged" in step for step in steps)
+    assert [step.action for step in forebay.repair(tmp_path / "log", settings)] == [Action.CANNOT]
+
+
 @pytest.mark.parametrize("call", [forebay.verify, forebay.repair])
 def test_a_topic_that_is_not_there_is_refused_by_name(tmp_path: Path, call: object) -> None:
     filled(tmp_path / "log")

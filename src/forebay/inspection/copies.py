@@ -177,9 +177,14 @@ class HistoryExam:
 
     def is_held(self, offsets: tuple[int, int], *, as_files: bool = False) -> bool:
         """Whether sound objects hold all of these offsets; with `as_files` those that local files are copies of."""
-        sound = [copy for copy in self.copies if copy.intact and (copy.name or not as_files)]
-        held = [copy.descriptor for copy in sound if copy.descriptor.end > offsets[0]]
+        sound = [copy.descriptor for copy in self.copies if copy.intact and (copy.name or not as_files)]
+        held = [held for held in sound if held.end > offsets[0] and not _is_damaged(held, offsets)]
         return bool(held) and held[0].start <= offsets[0] and no_gap(offsets[0], held, offsets[1]) is None
 
     def _add(self, severity: Severity, what: str, step: str, *, offsets: tuple[int, int], file: str = "") -> None:
         self._report.add(severity, what, step, shard=self._place.name, file=file, offsets=offsets)
+
+
+def _is_damaged(descriptor: SegmentDescriptor, offsets: tuple[int, int]) -> bool:
+    """Whether the object was exported with damage that reaches into these offsets."""
+    return any(start < offsets[1] and offsets[0] < stop for start, stop in descriptor.damaged)

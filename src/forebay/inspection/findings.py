@@ -84,6 +84,12 @@ class Report:
         self.objects = 0
         self.object_bytes = 0
 
+    def __repr__(self) -> str:
+        return (
+            f"Report(is_clean={self.is_clean}, findings={len(self.findings)}, shards={self.shards}, "
+            f"files={self.files}, records={self.records}, objects={self.objects})"
+        )
+
     @property
     def is_clean(self) -> bool:
         """No error was found; warnings and notes do not count."""

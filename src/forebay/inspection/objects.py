@@ -31,6 +31,7 @@ BLOCK_BYTES = 4 * 1024 * 1024
 BLOCKS_HELD = 32
 """An object up to so many blocks is fetched once, a larger one twice: its frames are walked, then its bytes hashed."""
 RESTORE_OBJECT = "restore the object from a backup of the store; reading this range fails"
+EXPORTED_SO = "it was exported so, and no copy is left to repair it from; readers get this range reported as damaged"
 
 Progress = Callable[[int], None]
 
@@ -267,7 +268,7 @@ class ObjectExam:
         for gap in gaps:
             if gap.reason is Reason.DAMAGED:
                 offsets = (gap.start + shift, gap.stop + shift)
-                self._add(copy, "was damaged already when it was sealed", offsets=offsets)
+                self._add(copy, "was damaged already when it was sealed", EXPORTED_SO, offsets=offsets)
         return True
 
     def _index(self, copy: ObjectCopy, stat: Stat | None, where: str) -> None:
