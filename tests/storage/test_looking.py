@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import forebay
-from forebay import EARLIEST, LATEST, DataLoss, Gap, Moved, Reason, Record, Storage, Topic
+from forebay import EARLIEST, LATEST, DataLoss, ForebayError, Gap, Moved, Reason, Record, Storage, Topic
 from forebay.aio import AsyncLog, AsyncStream, AsyncTopic
 from forebay.catalog import StoredState
 from forebay.engines.segment import SegmentEngine
@@ -453,3 +453,28 @@ def test_a_topic_in_the_memory_of_a_gone_owner_is_had_altered_and_taken_over_in_
             assert [record.offset async for record in topic.read(offset, partition=0)] == [offset]
 
     asyncio.run(main())
+
+
+def test_a_flush_of_what_another_owner_has_replaced_is_refused(tmp_path: Path) -> None:
+    """Once the shard was given up, a flush looked at history and returned, though the appended record was lost."""
+    with opened(tmp_path, "a") as a, opened(tmp_path, "b") as b:
+        topic = a.create_topic(TOPIC, durability="disk")
+        topic.append(b"0")
+        topic.flush()
+        membership = a._parts.membership
+        assert membership is not None
+        membership.session.close()
+        b.topic(TOPIC).acquire()
+        with pytest.raises(ForebayError):
+            topic.append(b"1")
+        until(lambda: not a._shards.all())
+
+        for _ in range(2):
+            with pytest.raises(Moved, match="has another owner"):
+                topic.flush()
+
+        b.seal_topic(TOPIC)
+        topic.append(b"2")
+        topic.flush()
+        a.seal_topic(TOPIC)
+        topic.flush()

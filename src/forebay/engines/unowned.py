@@ -16,7 +16,7 @@ from forebay.disk import Disk
 from forebay.engines.following import FollowedShard
 from forebay.engines.operations import ShardedEngine
 from forebay.engines.seam import OpenShard
-from forebay.errors import Unsupported
+from forebay.errors import Moved, Unsupported
 from forebay.shard import ShardRef, Surroundings
 from forebay.shard.inheritance import known_in_history
 from forebay.shard.recorded import Recorded
@@ -41,11 +41,20 @@ class UnownedShard(FollowedShard):
     failure = None
 
     def __init__(
-        self, ref: ShardRef, past: Recorded, around: Surroundings, *, disk: Disk, clock: Clock, is_known: IsKnown
+        self,
+        ref: ShardRef,
+        past: Recorded,
+        around: Surroundings,
+        *,
+        disk: Disk,
+        clock: Clock,
+        is_known: IsKnown,
+        is_lost: bool,
     ) -> None:
         log = _NoLog(disk, clock, "", around.settings.wal, lambda: True)
         super().__init__(ref, log, past, clock=clock, is_known=is_known)
         self._around = around
+        self._is_lost = is_lost
 
     @property
     def is_over(self) -> bool:
@@ -65,7 +74,12 @@ class UnownedShard(FollowedShard):
         return known.window.last_sequence(producer)
 
     def flush(self) -> None:
-        """Nothing: this process has appended nothing to the shard."""
+        """Nothing, where all that this process appended is history; `Moved` where another owner replaced it."""
+        if self._is_lost:
+            raise Moved(
+                f"{self.ref} has another owner since this process appended to it: what was not exported then is lost, "
+                'and can be brought back with "forebay shard salvage"'
+            )
 
     def rotate(self) -> None:
         """Nothing: the shard has no file here."""
@@ -109,6 +123,8 @@ class UnownedShards(ShardedEngine[UnownedShard]):
         self._left_lock = threading.Lock()
         self._left: list[UnownedShard] = []
         """Shards that are read elsewhere by now, and that a reader was inside when they were left."""
+        self._lost: set[str] = set()
+        """Shards that another owner has taken from this process, until this process owns them again."""
 
     def found(self, ref: ShardRef) -> UnownedShard | None:
         """The shard, if it is looked at already and can go on."""
@@ -120,6 +136,8 @@ class UnownedShards(ShardedEngine[UnownedShard]):
 
         Called by the thread that has opened or given up the shard. Waits for no reader.
         """
+        if owned is not None:
+            self._lost.discard(ref.id)
         shard = self._shards.pop(ref.id, None)
         if shard is None:
             return
@@ -128,6 +146,14 @@ class UnownedShards(ShardedEngine[UnownedShard]):
         shard.refuse("has changed hands: ask for it again")
         with self._left_lock:
             self._left = [left for left in (*self._left, shard) if not left.end_if_idle()]
+
+    def lose(self, ref: ShardRef) -> None:
+        """Another owner has taken this shard. Called before the shard is given up here."""
+        self._lost.add(ref.id)
+
+    def forget(self, ref: ShardRef) -> None:
+        """The topic of this shard was deleted."""
+        self._lost.discard(ref.id)
 
     def close(self) -> None:
         """See `StorageEngine`. Waits for readers that are inside."""
@@ -142,7 +168,15 @@ class UnownedShards(ShardedEngine[UnownedShard]):
 
     def _open(self, ref: ShardRef) -> UnownedShard:
         past = Recorded(self._around.catalog(ref), self._around.places, NO_HOLDER, self._clock)
-        return UnownedShard(ref, past, self._around, disk=self._disk, clock=self._clock, is_known=self._is_known)
+        return UnownedShard(
+            ref,
+            past,
+            self._around,
+            disk=self._disk,
+            clock=self._clock,
+            is_known=self._is_known,
+            is_lost=ref.id in self._lost,
+        )
 
     def _close(self, shard: UnownedShard) -> None:
         shard.end("is closed")

@@ -485,6 +485,9 @@ class Storage:
         """A topic was deleted: nothing that is kept by its id or name stays."""
         self._alterations.forget(spec.topic_id)
         self._commits.forget_topic(spec.namespace, spec.topic)
+        if self._parts.unowned is not None:
+            for ref in refs_of(spec):
+                self._parts.unowned.forget(ref)
 
     def _after_upkeep(self, shard: SegmentShard) -> None:
         """A shard was looked after: see what follows from how it stands now. By the sync thread, so it never waits."""
@@ -512,6 +515,8 @@ class Storage:
         if not all(is_idle):
             self._giving_up.ask(shard)
             return
+        if parts.unowned is not None:
+            parts.unowned.lose(shard.ref)
         self._forget(shard.ref)
         parts.owned.retire(shard.ref)
         self._shards.drop_closed(shard.ref)
