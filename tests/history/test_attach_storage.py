@@ -178,3 +178,29 @@ def test_a_pause_that_lasts_makes_an_append_wait_and_then_refuses_it(tmp_path: P
         resumed.start()
         assert topic.append(b"v") == 1
         resumed.join()
+
+
+def test_a_look_up_ends_at_a_load_that_is_not_committed_as_reading_does(tmp_path: Path) -> None:
+    """It asked for the same page for ever, as long as another owner had its part of the load to attach."""
+    land = rig.shared_fs(tmp_path)
+    with land.open("A") as log, land.open("B") as other:
+        topic = log.create_topic(TOPIC, partitions=2)
+        topic.append(b"log", partition=0, tag="t", key=b"k")
+        other.topic(TOPIC).append(b"log", partition=1)
+        manifest = prepared(log, topic, "one", 40)
+        ours, theirs = log._parts.archiving, other._parts.archiving
+        assert ours is not None and theirs is not None
+        with ours._stepping, theirs._stepping:
+            log.loads.offer(TOPIC, manifest, None)
+            assert [part.partition for part in log.loads.attach("one").attached] == [0]
+            behind = topic.append(b"log", partition=0, tag="t", key=b"k")
+
+            assert [record.offset for record in topic.read(partition=0)] == [0]
+            assert [record.offset for record in topic.read_by_tag("t", partition=0)] == [0]
+            assert [record.offset for record in topic.read_by_key(b"k", history=True, partition=0)] == [0]
+
+            other.loads.attach("one")
+            log.loads.attach("one")
+        until(lambda: LoadBook(metadata_of(log), "/forebay").get("one").load.status is LoadStatus.COMMITTED)
+
+        assert [record.offset for record in topic.read_by_tag("t", partition=0)] == [0, behind]

@@ -257,7 +257,8 @@ class _Found:
             # The newest record may have been appended meanwhile, and is the answer all the same; others are not.
             page = page.clipped(stop)
         self._found.extend((place, piece) for piece in _in_order(page, newest=self._one))
-        if page.next >= stop:
+        if page.next >= stop or page.next <= start:
+            # The end of the partition, or a bulk load that is not committed yet: `read` ends there, too.
             self._spans.pop(0)
         else:
             self._spans[0] = _Span(place, page.next, stop)
