@@ -170,6 +170,34 @@ def test_the_healing_of_a_log_delays_no_sync_of_another(tmp_path: Path, monkeypa
         synced(a)
 
 
+def test_a_log_that_does_not_heal_keeps_no_other_from_being_sealed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failed log went first each time, and it was asked for again before each attempt to heal it had ended."""
+    disk, is_broken = WatchedDisk(), [True]
+    with Storage.open(str(tmp_path / "log"), quick(), disk=disk) as log:
+        a, b = log.create_topic("a"), log.create_topic("b")
+        a.append(b"v")
+        broken, sealing = wal_of(a), log._parts.sealing
+        assert sealing is not None
+
+        def fails(*args: object) -> object:
+            if is_broken and args[0] is broken.writer:
+                until(lambda: a._shard(0) in sealing._asked.values() or not is_broken)
+                raise OSError(errno.EIO, "input/output error")
+            return rebuild(*args)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(forebay.wal.log, "rebuild", fails)
+        broken.fail_file(broken.writer.active, OSError(errno.EIO, "input/output error"))  # type: ignore[arg-type]
+        b.append(b"v")
+        b.rotate()
+
+        until(lambda: not unsealed(b))
+        assert a.failure() is not None
+        is_broken.clear()
+        until(lambda: a.failure() is None)
+
+
 def test_a_callback_that_takes_long_delays_no_sync(tmp_path: Path) -> None:
     """Class `memory` is written by the thread that syncs, if no other thread comes first."""
     gate = Gate()

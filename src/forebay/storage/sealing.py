@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 class Sealing:
     """Mends the shards that it is asked to, in the order of asking; a log that takes no appends comes first.
 
+    At most every second turn is given out of order: a log that does not heal is asked for again and again.
+
     A turn seals the files that the shard has rotated by then, and no more: the next shard waits for those at most.
     """
 
@@ -29,6 +31,8 @@ class Sealing:
         self._asked: dict[str, SegmentShard] = {}
         self._at: tuple[str, int] | None = None
         """The shard that is worked on, and the thread that does it."""
+        self._went_ahead = False
+        """The last turn was given to a failed log, before others that had waited longer."""
         self._ended = False
         self._thread = Background("forebay-sealing", self._run)
 
@@ -91,8 +95,10 @@ class Sealing:
         with self._changed:
             if self._ended or not self._asked:
                 return None
+            first = next(iter(self._asked))
             failed = (name for name, shard in self._asked.items() if shard.wal.failure is not None)
-            name = next(failed, next(iter(self._asked)))
+            name = first if self._went_ahead else next(failed, first)
+            self._went_ahead = name != first
             self._at = (name, threading.get_ident())
             return self._asked.pop(name)
 
