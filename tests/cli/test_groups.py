@@ -87,3 +87,17 @@ def test_groups_are_listed_beside_the_owner(shell: Shell) -> None:
     with forebay.open(str(shell.directory)):
         assert shell.ok("group", "list").out == "billing\n"
         assert shell.run("group", "delete", "billing", "--yes").code == 4
+
+
+def test_a_group_of_topics_on_every_engine_is_shown_with_what_can_be_known(tmp_path: Path) -> None:
+    shell = Shell(tmp_path / "log")
+    with forebay.open(tmp_path / "log") as log:
+        for engine in ("memory", "rocksdb", "segment"):
+            log.create_topic(f"shop/{engine}", engine=engine).append_many([b"v"] * 3)
+            log.group("billing").commit(f"shop/{engine}", 1)
+        beside = {item["topic"]: item["lag"] for item in shell.ok("group", "show", "billing", "--json").items}
+
+    alone = {item["topic"]: item["lag"] for item in shell.ok("group", "show", "billing", "--json").items}
+
+    assert beside == {"shop/memory": None, "shop/rocksdb": None, "shop/segment": 2}
+    assert alone["shop/rocksdb"] == alone["shop/segment"] == 2

@@ -105,12 +105,15 @@ def delete(run: Invocation, *, name: Name, yes: YesOption = False) -> None:
 
 
 def _places(run: Invocation, name: str) -> list[GroupOffset]:
+    from forebay.topics import Engine
+
     with run.reader() as log:
         places = log.group(name).offsets()
-    if all(place.failure is None for place in places):
+        in_databases = {str(spec.name) for spec in log.topics() if spec.engine is Engine.ROCKSDB}
+    if not any(place.failure is not None and place.topic in in_databases for place in places):
         return places
     try:
-        # Some topic of it can be seen by the owner of the directory alone: be that, if no other process is.
+        # The database can be opened by the owner of the directory alone: be that, if no other process is.
         with run.writer() as log:
             return log.group(name).offsets()
     except ForebayError:
