@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from forebay.disk import SystemDisk, descriptors, machine
+from forebay.disk.descriptors import SystemFile
 from forebay.errors import Unsupported
 from tests.storage.rig import until
 
@@ -168,6 +169,36 @@ def test_a_sync_waits_for_a_sync_for_room_of_the_same_file_and_hears_its_error(
         thread.join(60)
 
     assert answers == [errno.EIO, errno.EIO]
+
+
+def test_a_sync_for_room_that_never_ends_is_not_waited_for_without_limit(
+    disk: SystemDisk, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C before it began: the owner's sync waited for ever, and so did the closing of the log."""
+
+    def interrupted(file: SystemFile, *claim: object) -> None:
+        raise KeyboardInterrupt
+
+    files = [disk.create(f"{root}/{number}") for number in range(4)]
+    for file in files:
+        file.write_at(b"unsynced", 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(SystemFile, "_clean", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            disk.create(f"{root}/other")
+    monkeypatch.setattr(descriptors, "CLEANING_WAIT_SECONDS", 0.01)
+
+    for sync in (files[0].sync, lambda: disk.sync_filesystem(root)):
+        with pytest.raises(OSError, match="has not ended") as raised:
+            sync()
+        assert (raised.value.errno, raised.value.filename) == (errno.ETIMEDOUT, f"{root}/0")
+    files[0].close()
+    disk.sync_filesystem(root)
+    for file in files[1:]:
+        file.write_at(b"again", 0)
+        file.sync()
+    disk.release_idle()
+    assert disk.descriptors_open == 1, "only that of the handle whose sync never ended"
 
 
 def test_a_dirty_handle_without_its_name_keeps_its_descriptor(disk: SystemDisk, root: str) -> None:

@@ -15,7 +15,8 @@ Pins are a list because `append` and `pop` are each one step of the interpreter.
 the same order: it first sets `_cleaning` and then looks for pins; the owner's sync pins and then looks.
 
 Waits here end by themselves: a thread keeps a pin for one system call only, and waits for nothing while it syncs for
-room. So a thread that holds one file and asks for another cannot block a second thread that does the same.
+room; a sync that waits for it does so for a limited time. So a thread that holds one file and asks for another cannot
+block a second thread that does the same.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from forebay.records import Bytes
 
 T = TypeVar("T")
 
+CLEANING_WAIT_SECONDS = 60.0
+"""How long a sync waits for a sync for room of the same file, whose thread may have been interrupted (Ctrl-C)."""
 SHORTAGE = (errno.EMFILE, errno.ENFILE)
 """How the system says that the process, or the machine, may open no more files for now."""
 SHORTAGE_WAIT_SECONDS = 0.01
@@ -187,10 +190,14 @@ class SystemFile:
             self._descriptors.finish_closing(self)
 
     def _await_cleaning(self) -> None:
-        """Return when no sync for room runs. The caller has pinned the handle, so none begins afterwards."""
+        """Return when no sync for room runs; `ETIMEDOUT` if one does not end.
+
+        The caller has pinned the handle, so none begins afterwards.
+        """
         cleaning = self._cleaning
-        if cleaning is not None:
-            cleaning.wait()
+        if cleaning is not None and not cleaning.wait(CLEANING_WAIT_SECONDS):
+            waited = f"a sync begun to free its descriptor has not ended for {CLEANING_WAIT_SECONDS:.0f} s"
+            raise OSError(errno.ETIMEDOUT, waited, self.path)
 
     def _begin_cleaning(self) -> Callable[[], None] | None:
         """The sync for room of this handle, which it is claimed for; `None` if it needs none or a call uses it.
@@ -308,12 +315,17 @@ class Descriptors:
                 self._evict(file)
 
     def dirty_on(self, device: int) -> list[SystemFile]:
-        """The handles on one file system with unsynced writes, or with a sync for room that runs or failed."""
+        """The handles on one file system with unsynced writes, or with a sync for room that runs or failed.
+
+        Not those that are closed and still in use: no thread asks for them any more.
+        """
         with self._lock:
             return [
                 file
                 for file in self._open
-                if file.device == device and (file._dirty or file._cleaning is not None or file._failed is not None)
+                if file.device == device
+                and not file._closed
+                and (file._dirty or file._cleaning is not None or file._failed is not None)
             ]
 
     def close(self) -> None:

@@ -94,10 +94,12 @@ class SystemDisk:
     def sync_filesystem(self, path: str) -> None:
         device = os.stat(path).st_dev
         dirty = self._descriptors.dirty_on(device)
-        for file in dirty:
-            file.expect_sync()
+        expecting: list[SystemFile] = []
         synced = False
         try:
+            for file in dirty:
+                expecting.append(file)
+                file.expect_sync()
             if not machine.flush_filesystem(self._filesystem(path, device)):
                 for file in dirty:
                     file.sync()
@@ -105,7 +107,7 @@ class SystemDisk:
                 file.refuse_if_failed()
             synced = True
         finally:
-            for file in dirty:
+            for file in expecting:
                 file.end_sync(synced=synced)
         self._descriptors.trim()
 
