@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import forebay
-from forebay import EARLIEST, LATEST, DataLoss, ForebayError, Gap, Moved, Reason, Record, Storage, Topic
+from forebay import EARLIEST, LATEST, Conflict, DataLoss, ForebayError, Gap, Moved, Reason, Record, Storage, Topic
 from forebay.aio import AsyncLog, AsyncStream, AsyncTopic
 from forebay.catalog import StoredState
 from forebay.engines.segment import SegmentEngine
@@ -478,3 +478,17 @@ def test_a_flush_of_what_another_owner_has_replaced_is_refused(tmp_path: Path) -
         topic.flush()
         a.seal_topic(TOPIC)
         topic.flush()
+
+
+def test_a_topic_in_the_database_of_another_directory_is_had_and_altered_in_an_event_loop(tmp_path: Path) -> None:
+    with opened(tmp_path, "a") as log:
+        log.create_topic("shop/carts", engine="rocksdb").append(b"0")
+
+    async def main() -> None:
+        async with AsyncLog(tmp_path / "b", settings_of(tmp_path)) as log:
+            topic = await log.topic("shop/carts")
+            assert (await log.alter_topic("shop/carts", partitions=2)).partitions == 2
+            with pytest.raises(Conflict, match="its records lie there"):
+                await topic.append(b"1", partition=0)
+
+    asyncio.run(main())

@@ -14,7 +14,7 @@ from typing import Self, Unpack
 from forebay.aio.groups import AsyncGroup
 from forebay.aio.topic import AsyncTopic
 from forebay.aio.workers import Workers
-from forebay.errors import Closed, Moved
+from forebay.errors import Closed, Conflict, Moved
 from forebay.format.descriptor import ShardState
 from forebay.settings import Settings
 from forebay.storage import Retained, Storage, Topic
@@ -199,10 +199,11 @@ class AsyncLog:
 def _with_shards(find: Callable[[], Topic]) -> Topic:
     """The topic with every shard of this directory open, so that the first append need not wait for a worker.
 
-    A shard in the memory of another process keeps no caller from the topic: an append may take it over.
+    A shard in the memory or the database of another directory keeps no caller from the topic: its use says why it
+    cannot be read here, and an append may take it over.
     """
     topic = find()
     for partition in range(topic.partitions):
-        with suppress(Moved):
+        with suppress(Moved, Conflict):
             topic.offsets(partition)
     return topic
