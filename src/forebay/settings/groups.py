@@ -387,7 +387,7 @@ class RuntimeSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         ),
     ] = 128
     maintenance_interval_ms: Annotated[
-        int, within(1, 60_000, "How often the maintenance thread looks for work that time asks for.")
+        int, within(1, 60_000, "How often the thread of background syncs looks for syncs and rotations that are due.")
     ] = 20
     shards_syncfs_min: Annotated[
         int, within(1, 1_000_000, "From this many dirty shards on, one sync of the file system replaces one per file.")
