@@ -121,7 +121,7 @@ def test_where_reaches_both_parts_and_any_column(spark: SparkSession, tmp_path: 
     assert all(3000 < stop < 3400 for stop in ends)
 
     where = "key IN (X'6B65792D34', 'key-5') AND offset >= 3000 AND topic LIKE 'shop/%'"
-    frame = table(spark, TOPIC, columns="partition,offset", where=where, **options_of(mixed))
+    frame = table(spark, TOPIC, columns=["partition", "offset"], where=where, **options_of(mixed))
 
     plan = str(frame._jdf.queryExecution().executedPlan().toString())
     assert "GreaterThanOrEqual(offset,3000)" in plan
@@ -131,6 +131,7 @@ def test_where_reaches_both_parts_and_any_column(spark: SparkSession, tmp_path: 
     assert {offset < ends[partition] for partition, offset in found} == {True, False}, "both parts have some"
     other = table(spark, TOPIC, where="topic = 'shop/other'", **options_of(mixed))
     assert other.count() == 0
+    assert table(spark, TOPIC, where=None, columns=None, **options_of(mixed)).count() == len(mixed.rows)
     with pytest.raises(Invalid, match="OR stands where AND should"):
         table(spark, TOPIC, where="offset = 1 OR offset = 2", **options_of(mixed))
     mixed.close()

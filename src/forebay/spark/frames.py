@@ -31,7 +31,11 @@ def read(
 
     if where is not None:
         parse_where(where)
+    chosen = {**options, **chosen_options(where, columns), "topic": str(topic)}
+    return spark.read.format("forebay").options(**{**push_options(spark), **chosen}).load()
+
+
+def chosen_options(where: str | None, columns: str | Sequence[str] | None) -> dict[str, str]:
+    """The options of the source that choose rows and columns; without those that are `None`."""
     listed = columns if columns is None or isinstance(columns, str) else ",".join(columns)
-    chosen = {name: text for name, text in (("where", where), ("columns", listed)) if text is not None}
-    reader = spark.read.format("forebay").options(**{**push_options(spark), **options, **chosen, "topic": str(topic)})
-    return reader.load()
+    return {name: text for name, text in (("where", where), ("columns", listed)) if text is not None}

@@ -25,6 +25,7 @@ from forebay.records import Gap, Reason
 from forebay.spark.addresses import FILE, address_of, literal
 from forebay.spark.columns import SPARK_TYPES
 from forebay.spark.filters import Condition, Filters
+from forebay.spark.frames import chosen_options
 from forebay.spark.opening import Opened, opened
 from forebay.spark.options import FROM_EARLIEST, ReadOptions
 from forebay.spark.pieces import Piece
@@ -63,13 +64,22 @@ class Native:
     deleted: OffsetSet
 
 
-def table(spark: SparkSession, topic: str | TopicName, **options: str) -> DataFrame:
+def table(
+    spark: SparkSession,
+    topic: str | TopicName,
+    *,
+    where: str | None = None,
+    columns: str | Sequence[str] | None = None,
+    **options: str,
+) -> DataFrame:
     """The whole topic as it is now, with the columns and options of `spark.read.format("forebay")`.
 
     Say where it is as for the source: `path`, or `settings`, or `store` and `metadata`; settings with a dot go into
-    `**{…}`. Rows are chosen by `where`, which reaches both parts. Filters on the DataFrame are Spark's own: they reach
-    the Parquet files too, and what comes from the source after it was read.
+    `**{…}`. `where` chooses rows and `columns`, a list of names or one text with commas, what is shown of them; both
+    reach both parts. Filters on the DataFrame are Spark's own: they reach the Parquet files too, and what comes from
+    the source after it was read.
     """
+    options |= chosen_options(where, columns)
     for name in options:
         if name.lower().startswith(_LIMITS):
             raise Invalid(f'option "{name}" is for spark.read: choose by where, as in "offset >= 10", instead')

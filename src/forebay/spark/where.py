@@ -241,7 +241,9 @@ def _tokens(text: str) -> Iterator[_Token]:
     while at < len(text):
         found = _TOKEN.match(text, at)
         if found is None or found.lastgroup is None:
-            raise Invalid(f'option "where" cannot be applied at "{text[at : at + 40]}": it is not understood. {_TAKEN}')
+            part = text[at : at + 40]
+            why = "texts stand in single quotes" if part[0] in "\"'" else "it is not understood"
+            raise Invalid(f'option "where" cannot be applied at "{part}": {why}. {_TAKEN}')
         if found.lastgroup != "space":
             yield _Token(found.lastgroup, found[0], at)
         at = found.end()
