@@ -34,7 +34,8 @@ def test_groups_are_listed_and_shown_with_their_lag(shell: Shell) -> None:
     assert shell.ok("group", "list", "--json").items == [{"group": "billing"}]
     assert standing(shell) == [(0, 4, 6), (1, 10, 0)]
     assert "batch 7" in shell.ok("group", "show", "billing").out
-    assert shell.ok("group", "show", "nobody").out == ""
+    unknown = shell.ok("group", "show", "nobody")
+    assert unknown.out == "" and 'nobody has no place in any topic: see "forebay group list"' in unknown.err
 
 
 @pytest.mark.parametrize(

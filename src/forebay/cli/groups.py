@@ -45,6 +45,8 @@ def list_groups(run: Invocation, *, as_json: AsJson = False) -> None:
 def show(run: Invocation, *, name: Name, as_json: AsJson = False) -> None:
     """Show how far a group has come in each partition: everything below its offset is done, the lag is not."""
     places = _places(run, name)
+    if not places:
+        logger.warning('%s has no place in any topic: see "forebay group list" for the names that have', name)
     if as_json:
         for place in places:
             say_json({"group": name, **_shown(place), "lag": place.lag})
