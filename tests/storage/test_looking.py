@@ -12,12 +12,28 @@ from pathlib import Path
 import pytest
 
 import forebay
-from forebay import EARLIEST, LATEST, Conflict, DataLoss, ForebayError, Gap, Moved, Reason, Record, Storage, Topic
+from forebay import (
+    EARLIEST,
+    LATEST,
+    Closed,
+    Conflict,
+    DataLoss,
+    ForebayError,
+    Gap,
+    Moved,
+    Reason,
+    Record,
+    Storage,
+    Topic,
+    Unavailable,
+)
 from forebay.aio import AsyncLog, AsyncStream, AsyncTopic
 from forebay.catalog import StoredState
+from forebay.engines import OpenShard
 from forebay.engines.segment import SegmentEngine
 from forebay.shard import ShardRef
 from forebay.storage.archiving import Archiving
+from forebay.storage.keeping import Ended
 from forebay.storage.streams import Stream
 from tests.looking import EXPORTED, GROUP, TOPIC, UNUSED, VALUES, begin_owner, end_owner, recorded, settings_of
 from tests.storage.rig import until, values
@@ -492,3 +508,29 @@ def test_a_topic_in_the_database_of_another_directory_is_had_and_altered_in_an_e
                 await topic.append(b"1", partition=0)
 
     asyncio.run(main())
+
+
+def test_retention_goes_on_behind_a_topic_that_was_deleted_and_one_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path, "a") as a, opened(tmp_path, "b") as b:
+        for name in ("a/deleted", "b/failing", "c/sound"):
+            a.create_topic(name, cap_records=1).append_many([b"0", b"1"])
+        specs, apply = a.topics(), a._keeping.apply
+        b.delete_topic("a/deleted")
+        monkeypatch.setattr(a, "topics", lambda: specs)
+
+        def failing(shard: OpenShard) -> Ended:
+            if shard.ref.spec.topic == "failing":
+                raise Unavailable("not now")
+            return apply(shard)
+
+        monkeypatch.setattr(a._keeping, "apply", failing)
+        with pytest.raises(Unavailable, match="not now"):
+            a.run_retention()
+
+        assert a.topic("c/sound").offsets().earliest == 1
+        monkeypatch.setattr(a._keeping, "apply", apply)
+        assert a.run_retention().evicted == 1
+    with pytest.raises(Closed):
+        a.run_retention()

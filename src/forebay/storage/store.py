@@ -14,7 +14,7 @@ from forebay.disk import Disk, SystemDisk
 from forebay.disk.machine import host
 from forebay.engines import OpenShard
 from forebay.engines.rounds import Rounds
-from forebay.errors import Closed, Invalid, Unsupported
+from forebay.errors import Closed, ForebayError, Invalid, UnknownTopic, Unsupported
 from forebay.format.descriptor import ShardState
 from forebay.lifecycle import close_with_process, closed
 from forebay.progress import ProgressStore
@@ -269,15 +269,25 @@ class Storage:
         """Apply caps, times to live, key compaction and local retention now, to one topic or to all of this directory.
 
         The same runs in the background every `retention.evict_interval_s` and `retention.check_interval_s`, and the
-        settings and limits decide as they do there. Partitions that another directory has are left alone.
+        settings and limits decide as they do there. Partitions that another directory has are left alone. One that
+        fails keeps no other from its turn; the first error is raised when all were tried.
         """
         self._check_writable()
         specs = self.topics() if name is None else [self.topic(name).spec]
         removed = Retained(0, 0, 0)
+        failed: list[ForebayError] = []
         for ref in [ref for spec in specs for ref in refs_of(spec)]:
-            if self._shards.find(ref.spec.topic_id, ref.partition) is not None or self._limited.was_here(ref):
-                one = self._retain(self._shards.open_here(ref))
-                removed = Retained(*(sum(pair) for pair in zip(removed, one, strict=True)))
+            try:
+                if self._shards.find(ref.spec.topic_id, ref.partition) is not None or self._limited.was_here(ref):
+                    one = self._retain(self._shards.open_here(ref))
+                    removed = Retained(*(sum(pair) for pair in zip(removed, one, strict=True)))
+            except (Closed, UnknownTopic):
+                # Another directory has the partition, or its topic was deleted; unless the log itself is closed.
+                self._check_open()
+            except ForebayError as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
         return removed
 
     def _retain(self, shard: OpenShard) -> Retained:
