@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 from pathlib import Path
 
@@ -125,14 +126,32 @@ def test_a_foreign_directory_is_a_problem(tmp_path: Path) -> None:
     assert answers["directory"][0] == "problem"
 
 
-def test_too_little_space_and_too_few_files_are_problems(tmp_path: Path) -> None:
+def test_too_little_space_is_a_problem(tmp_path: Path) -> None:
     shell = filled(tmp_path / "log")
 
     space = _answers(shell, "--set", f"wal.free_bytes_min={2**40}", code=1)
-    files = _answers(shell, "--set", "runtime.descriptors_max=1000000", code=1)
 
     assert space["space"][0] == "problem"
-    assert files["limits"][0] == "problem"
+
+
+@pytest.mark.parametrize(
+    ("allowed", "wanted", "verdict", "used"),
+    [
+        (256, 128, "ok", 192),
+        (160, 128, "warning", 144),
+        (64, 128, "problem", 96),
+        (resource.RLIM_INFINITY, 10**6, "ok", 10**6 + 64),
+    ],
+)
+def test_the_limit_of_open_files_is_compared_with_what_a_process_keeps_open(
+    monkeypatch: pytest.MonkeyPatch, allowed: int, wanted: int, verdict: str, used: int
+) -> None:
+    """A process keeps at most half of what it may open for its log files."""
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (allowed, allowed))
+
+    answer = probes._limits(wanted)
+
+    assert answer.verdict == Verdict(verdict) and f"about {used} used at most" in answer.answer
 
 
 def test_a_clock_that_was_never_set_is_a_problem() -> None:

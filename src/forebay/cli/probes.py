@@ -75,10 +75,14 @@ def _java() -> Answer:
 
 def _limits(descriptors_max: int) -> Answer:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = descriptors_max + 64
+    kept = descriptors_max if soft == resource.RLIM_INFINITY else min(descriptors_max, soft // 2)
+    needed = kept + 64
     text = f"{soft} open files allowed (ulimit -n; up to {hard}), about {needed} used at most"
     if soft != resource.RLIM_INFINITY and soft < needed:
-        return Answer("limits", Verdict.PROBLEM, f"{text}: raise it, or lower runtime.descriptors_max")
+        return Answer("limits", Verdict.PROBLEM, f"{text}: raise it")
+    if kept < descriptors_max:
+        text += f"; runtime.descriptors_max is {descriptors_max}, and half of the limit counts instead: raise the limit"
+        return Answer("limits", Verdict.WARNING, text)
     return Answer("limits", Verdict.OK, text)
 
 
