@@ -26,7 +26,10 @@ OnRecords = Callable[[int], None]
 
 
 class Copied(NamedTuple):
-    """What a copy did. It is complete if the counts are equal and nobody else writes to the target."""
+    """What a copy did. It is complete if the counts are equal and no one else writes to the target.
+
+    Of a source that another directory holds only what is exported can be counted and copied: export it there first.
+    """
 
     copied: int
     """Records that were appended now."""

@@ -303,7 +303,8 @@ class Storage:
         """Bring every record that `source` has now, with key, tag, headers and time, into `target`, which exists.
 
         Offsets are given anew; with as many partitions each record stays in its own, else keys hash. Once each,
-        whatever interrupts it: a repetition goes on, and later brings what has come since.
+        whatever interrupts it: a repetition goes on, and later brings what has come since. Of a source that another
+        directory holds it brings what is exported.
         """
         self._check_writable()
         bytes_max = self.settings.wal.frame_bytes_max // 2
