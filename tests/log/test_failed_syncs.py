@@ -10,7 +10,7 @@ from forebay.errors import Unavailable
 from forebay.records import Gap, Reason
 from forebay.testing.crashes import crash_states, explore
 from forebay.testing.damage import Damage
-from forebay.testing.invariants import promises_follow_syncs
+from forebay.testing.invariants import check_log, promises_follow_syncs
 from forebay.topics import Durability
 from forebay.wal.follow import FollowedLog
 from tests.log.checks import recover_and_go_on
@@ -134,3 +134,26 @@ def test_what_a_recovery_has_shown_survives_the_next_power_loss(durability: Dura
         again.promise()
         for lost in crash_states(again.disk.trace, damages=[Damage.OLD], states_max=1):
             assert recover_and_go_on(lost, durability) == []
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["with live", "without live"])
+def test_a_sync_that_fails_while_the_log_is_opened_is_not_forgotten_by_the_next_opening(*, is_known: bool) -> None:
+    """The next opening synced the file once more, which succeeded: what it called durable was not on the disk."""
+    rig = Rig(simulated(), Durability.DISK).open()
+    rig.append(3)
+    rig.flush()
+    rig.append(2)
+    if not is_known:
+        rig.disk.unlink(f"{DIRECTORY}/live")
+    fail_next(rig, "sync", errno.EIO)
+    with pytest.raises(OSError, match="EIO"):
+        kill(rig)
+
+    rig = kill(rig)
+
+    rig.see()
+    rig.promise()
+    assert rig.wal.offsets().durable == 5
+    for state in explore(rig.disk.trace, [*rig.disk.trace.prefixes()][-1:], states_max=4, names_max=2):
+        recovered = after(state, Durability.DISK).open()
+        assert list(check_log(recovered.history(), recovered.reading())) == []

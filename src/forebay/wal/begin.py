@@ -219,7 +219,24 @@ def _settle(disk: Disk, last: LogScan, *, doubtful: bool) -> None:
         return
     if doubtful:
         _copy(disk, last)
-    last.file.sync()
+    try:
+        last.file.sync()
+    except OSError:
+        _doubt(disk, last)
+        raise
+
+
+def _doubt(disk: Disk, last: LogScan) -> None:
+    """A sync of the newest file has failed: the next opening in this life of the machine must copy it.
+
+    The system tells of that once: another sync would succeed and make nothing durable.
+    """
+    directory = last.path.rpartition("/")[0]
+    shown = Live(last.state_epoch, last.header.epoch, last.start, last.stop, last.durable, last.end, sequence=1)
+    live = read_live(disk, directory)
+    if live is not None:
+        shown = live if live.file_start == last.start else shown._replace(durable=max(live.durable, last.durable))
+    LiveFile(disk, directory).doubt(shown)
 
 
 def _copy(disk: Disk, last: LogScan) -> None:

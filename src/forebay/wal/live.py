@@ -49,6 +49,14 @@ class LiveFile:
             self._sequence,
             self.doubtful,
         )
+        self._write(content)
+
+    def doubt(self, shown: Live) -> None:
+        """Say that a sync of the newest file has failed before the log was open: the next opening copies the file."""
+        self._write(encode_live(*shown._replace(doubtful=True)))
+        self.close()
+
+    def _write(self, content: bytes) -> None:
         try:
             if self._file is None:
                 self._file = self._open()
