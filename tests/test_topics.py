@@ -84,7 +84,7 @@ def test_any_text_is_a_name_or_is_refused(text: str) -> None:
 def test_a_name_made_from_parts_is_checked_too() -> None:
     with pytest.raises(Invalid, match="U\\+002F"):
         TopicName("a/b", "c")
-    with pytest.raises(Invalid, match="str, not bytes"):
+    with pytest.raises(Invalid, match="str or a TopicName, not bytes"):
         TopicName.parse(b"orders")  # type: ignore[arg-type]
 
 

@@ -269,8 +269,14 @@ def test_what_is_no_setting_is_refused_by_name_before_anything_is_made(
     assert not (tmp_path / "log").exists()
 
 
-@pytest.mark.parametrize("path", ["", "a\0b", None, 5, b"bytes", ["log"]], ids=ascii)
+@pytest.mark.parametrize("path", ["", "a\0b", 5, b"bytes", ["log"]], ids=ascii)
 @pytest.mark.parametrize("read_only", [False, True])
 def test_what_is_no_path_is_refused(path: Any, read_only: bool) -> None:  # noqa: FBT001
     with pytest.raises(Invalid, match="is not the path of a directory"):
         Storage.open(path, Settings(), read_only=read_only)
+
+
+@pytest.mark.parametrize(("read_only", "said"), [(False, "needs a data directory"), (True, "name one")])
+def test_no_path_is_for_readers_of_what_is_shared_alone(read_only: bool, said: str) -> None:  # noqa: FBT001
+    with pytest.raises(Invalid, match=f"path is None.*{said}"):
+        Storage.open(None, Settings(), read_only=read_only)
