@@ -128,12 +128,12 @@ def seal_files(shard: SegmentShard, *, accept_damage: bool) -> None:
 
 
 def _tell_of_holes(shard: SegmentShard) -> None:
-    """Make the holes behind the last record history: those that the active file begins with, or the next one will."""
+    """Make the gaps behind the last record history: those that the active file begins with, or the next one will."""
     writer = shard.wal.writer
-    holes = list(writer.active.gaps) if writer.active is not None and writer.active.is_bare else []
+    gaps = list(writer.active.gaps) if writer.active is not None and writer.active.is_bare else []
     if writer.opening_gap is not None:
-        holes.append(writer.opening_gap)
-    for gap in holes:
+        gaps.append(writer.opening_gap)
+    for gap in gaps:
         if shard.archive.exported < gap.stop:
             shard.archive.close_gap(gap)
 

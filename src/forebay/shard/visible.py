@@ -71,7 +71,7 @@ class Visible:
         """The first live record at or after the time; `None` if there is none.
 
         Where a damaged range lies right before it, the start of that: the record may have stood there, and a reader
-        that begins there is told.
+        that begins there meets it.
         """
         found = self._live_at_time(timestamp)
         end = found if found is not None else self._head()
