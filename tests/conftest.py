@@ -52,7 +52,17 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from tests.spark.mixed import ENVIRONMENT  # noqa: PLC0415
 
     os.environ.update(ENVIRONMENT)  # before Spark starts: its workers know what was set by then
-    small = {"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"}
+    # One JVM runs the queries of all tests, and Spark keeps the plans and tasks of the last 1,000 for its web page.
+    # With 1 GB the JVM once ended at a row of 64 MB, late in a run.
+    small = {
+        "spark.driver.memory": "2g",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.ui.retainedJobs": "20",
+        "spark.ui.retainedStages": "20",
+        "spark.ui.retainedTasks": "1000",
+        "spark.sql.ui.retainedExecutions": "20",
+        "spark.sql.streaming.ui.retainedQueries": "5",
+    }
     with contextlib.chdir(tmp_path_factory.mktemp("spark")):
         started = session("forebay tests", master="local[2]", settings=small)
     yield started
