@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from forebay.catalog.removals import NO_FLOOR
 from forebay.errors import ForebayError
-from forebay.format.control import Floor
+from forebay.format.control import NO_FLOOR, Floor
 from forebay.format.offsets import OffsetSet
 from forebay.records import Reason
 from forebay.testing.damage import Damage

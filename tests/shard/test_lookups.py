@@ -13,12 +13,11 @@ import numpy.typing as npt
 import pytest
 
 from forebay.blobs.blocks import ReadAhead
-from forebay.catalog.removals import NO_FLOOR
 from forebay.disk import replace_file
 from forebay.errors import Corrupt
 from forebay.format import lookups as posted
 from forebay.format.batch import ColumnBytes, Columns, encode_columns
-from forebay.format.control import Floor
+from forebay.format.control import NO_FLOOR, Floor
 from forebay.format.descriptor import LoadStanding, LoadStatus
 from forebay.format.hashing import Hashes
 from forebay.format.index import SectionKind

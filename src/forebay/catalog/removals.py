@@ -13,7 +13,7 @@ import msgspec
 
 from forebay.catalog.shard import ATTEMPTS, SWEEP_KEYS, Piece, ShardCatalog, StoredState
 from forebay.errors import Corrupt, Unavailable
-from forebay.format.control import Floor
+from forebay.format.control import NO_FLOOR, Floor, higher
 from forebay.format.descriptor import DescriptorKind, ShardState
 from forebay.format.offsets import WINDOW, OffsetSet
 from forebay.format.value import Unknown, encode_value
@@ -22,13 +22,6 @@ from forebay.metadata import Compare, Delete, Entry, Operation, Put, RevisionIs
 
 VECTORS_MAX: Final = 2
 """Changed in one transaction: more might not fit."""
-NO_FLOOR: Final = Floor(0, 0, None)
-
-
-def higher(one: Floor, other: Floor) -> Floor:
-    """Both watermarks where the further of the two has them; the reason goes with `evict_floor`."""
-    top = other if other.evict_floor > one.evict_floor else one
-    return Floor(max(one.earliest, other.earliest), top.evict_floor, top.reason)
 
 
 class _Stored(NamedTuple):

@@ -9,13 +9,13 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from forebay.catalog.removals import higher
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.engines.operations import ShardedEngine
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
 from forebay.errors import Closed, Unavailable, UnknownTopic, Unsupported
 from forebay.format.batch import ColumnBytes
+from forebay.format.control import higher
 from forebay.pages import Page
 from forebay.records import Gap, Offsets, Reason
 from forebay.settings import Settings

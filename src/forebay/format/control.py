@@ -78,6 +78,16 @@ class Floor(NamedTuple):
     reason: Reason | None
 
 
+NO_FLOOR: Final = Floor(0, 0, None)
+"""The watermarks of a shard from which nothing was deleted or evicted."""
+
+
+def higher(one: Floor, other: Floor) -> Floor:
+    """Both watermarks where the further of the two has them; the reason goes with `evict_floor`."""
+    top = other if other.evict_floor > one.evict_floor else one
+    return Floor(max(one.earliest, other.earliest), top.evict_floor, top.reason)
+
+
 def encode_state(
     state: State,
     *,

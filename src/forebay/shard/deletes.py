@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from forebay.catalog.removals import NO_FLOOR, RecordedRemovals, higher
+from forebay.catalog.removals import RecordedRemovals
 from forebay.errors import Fenced
-from forebay.format.control import Floor
+from forebay.format.control import NO_FLOOR, Floor, higher
 from forebay.format.descriptor import ShardState
 from forebay.format.offsets import WINDOW, OffsetSet
 from forebay.records import OFFSET_MAX, Reason

@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import cached_property
 
 from forebay.catalog import ShardCatalog
-from forebay.catalog.removals import RecordedRemovals, higher
+from forebay.catalog.removals import RecordedRemovals
 from forebay.clock import Clock
+from forebay.format.control import higher
 from forebay.format.descriptor import ShardState
 from forebay.history import History
 from forebay.records import OFFSET_MAX, Offsets

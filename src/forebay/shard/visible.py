@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
-from forebay.catalog.removals import NO_FLOOR
-from forebay.format.control import Floor
+from forebay.format.control import NO_FLOOR, Floor
 from forebay.format.offsets import WINDOW, OffsetSet
 from forebay.format.vectors import without
 from forebay.pages import Page

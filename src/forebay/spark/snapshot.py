@@ -14,9 +14,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from forebay.catalog.removals import NO_FLOOR, RecordedRemovals, higher
+from forebay.catalog.removals import RecordedRemovals
 from forebay.errors import Conflict, ForebayError, UnknownTopic, Unsupported
-from forebay.format.control import Floor
+from forebay.format.control import NO_FLOOR, Floor, higher
 from forebay.format.descriptor import LoadStatus, SegmentDescriptor, ShardState, gap_descriptor
 from forebay.format.offsets import OffsetSet
 from forebay.records import Gap, Reason

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forebay.catalog.removals import NO_FLOOR, higher
 from forebay.errors import Fenced, Indeterminate, Unavailable
-from forebay.format.control import Floor, decode_delete, decode_floor, encode_delete, encode_floor
+from forebay.format.control import NO_FLOOR, Floor, decode_delete, decode_floor, encode_delete, encode_floor, higher
 from forebay.format.frame import FrameHead, Kind
 from forebay.format.offsets import OffsetSet
 from forebay.topics import Durability
