@@ -17,11 +17,11 @@ from forebay.format.batch import Row as RowBytes
 from forebay.format.batch import encode_rows
 from forebay.format.descriptor import DescriptorKind, LoadStatus
 from forebay.format.keys import compactor_key
+from forebay.loads.attach import DESCRIPTORS_MAX
+from forebay.loads.book import LoadBook
+from forebay.loads.prepare import LoadPlace, manifest_of, write_segment
 from forebay.metadata import Put
-from forebay.prepared import LoadPlace, manifest_of, write_segment
 from forebay.settings import ExportSettings, RetentionSettings
-from forebay.shard.attaching import DESCRIPTORS_MAX
-from forebay.shard.loading import LoadBook
 from forebay.storage import Topic
 from forebay.tabled import Tabled
 from forebay.wal.files import SealedFile

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from forebay.catalog.replaced import Replaced
+from forebay.cleanup.collector import Leftovers
 from forebay.clock import SystemClock
 from forebay.errors import Fenced
 from forebay.format.descriptor import DescriptorKind
 from forebay.metadata import Delete, Put
 from forebay.shard import ShardRef
-from forebay.shard.leftovers import Leftovers
 from forebay.spark import opening
 from forebay.spark.jobs.leases import Lease
 from forebay.storage import Storage

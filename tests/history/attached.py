@@ -11,13 +11,13 @@ from forebay.catalog import ShardCatalog, ShardKeys
 from forebay.errors import ForebayError
 from forebay.format.batch import Row, encode_rows
 from forebay.format.descriptor import LoadStatus, SegmentDescriptor
+from forebay.loads.book import LoadBook
+from forebay.loads.prepare import Load, LoadManifest, LoadPlace, manifest_of, write_segment
 from forebay.manifests import ManifestReader
 from forebay.metadata import MemoryMetadata, MetadataStore
-from forebay.prepared import Load, LoadManifest, LoadPlace, manifest_of, write_segment
 from forebay.records import Gap, Reason
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef
-from forebay.shard.loading import LoadBook
 from forebay.shard.places import LOADS, LOCAL
 from forebay.storage.archiving import Archiving
 from forebay.storage.definitions import Definitions

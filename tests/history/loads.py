@@ -17,9 +17,8 @@ from forebay.format.descriptor import gap_descriptor
 from forebay.format.segment import SegmentHeader
 from forebay.format.value import encode_value
 from forebay.inspection.segments import without_lookups
-from forebay.manifests import CatalogManifest, store_value
-from forebay.pages import Page
-from forebay.prepared import (
+from forebay.loads.book import SinkState
+from forebay.loads.prepare import (
     LoadPlace,
     Prepared,
     PreparedSegment,
@@ -30,9 +29,10 @@ from forebay.prepared import (
     write_manifest,
     write_segment,
 )
+from forebay.manifests import CatalogManifest, store_value
+from forebay.pages import Page
 from forebay.records import Gap, Reason, Record
 from forebay.sealed import SealedSegment
-from forebay.shard.loading import SinkState
 from forebay.testing.blobs import SimulatedBlobs
 from forebay.testing.clock import ManualClock
 from tests.format.samples import FULL_ROWS, ONE_ROW, SALT

@@ -11,12 +11,12 @@ import pytest
 from forebay.errors import Conflict, Corrupt, Fenced, Invalid, Moved, Unavailable, UnknownTopic
 from forebay.format.batch import encode_rows
 from forebay.format.descriptor import DescriptorKind, LoadStatus
-from forebay.prepared import LoadManifest
+from forebay.loads import attach
+from forebay.loads.attach import Attached, Attaching, LoadOver
+from forebay.loads.book import LoadBook
+from forebay.loads.prepare import LoadManifest
 from forebay.records import Gap, Reason
-from forebay.shard import attaching
-from forebay.shard.attaching import Attached, Attaching, LoadOver
 from forebay.shard.handover import begin_seal, bring_into_history
-from forebay.shard.loading import LoadBook
 from forebay.shard.places import is_private
 from forebay.storage.definitions import Definitions
 from forebay.storage.deletions import Deletions
@@ -149,7 +149,7 @@ def test_a_load_whose_objects_are_not_what_was_prepared_is_not_attached() -> Non
 
 
 def test_many_segments_are_attached_by_one_manifest(land: Land, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attaching, "DESCRIPTORS_MAX", 3)
+    monkeypatch.setattr(attach, "DESCRIPTORS_MAX", 3)
     node = land.node()
     node.append(count=2)
     brought = {0: values(0, 40)}
@@ -384,7 +384,7 @@ def test_a_zombie_at_the_transaction_changes_nothing(monkeypatch: pytest.MonkeyP
     old.append(count=3)
     old.offer({0: values(0, 10)})
     new: list[Node] = []
-    plain = attaching.Attaching._transaction
+    plain = attach.Attaching._transaction
 
     def overtaken(*arguments: object) -> object:
         made = plain(*arguments)  # type: ignore[arg-type]
@@ -394,7 +394,7 @@ def test_a_zombie_at_the_transaction_changes_nothing(monkeypatch: pytest.MonkeyP
             new[0].append()
         return made
 
-    monkeypatch.setattr(attaching.Attaching, "_transaction", overtaken)
+    monkeypatch.setattr(attach.Attaching, "_transaction", overtaken)
     with pytest.raises(Fenced):
         old.loads.attach(LOAD)
 
@@ -409,13 +409,13 @@ def test_a_seal_that_comes_in_between_keeps_appends_out(land: Land, monkeypatch:
     node.append(count=3)
     node.offer({0: values(0, 10)})
     shard = node.shard()
-    plain = attaching.Attaching._transaction
+    plain = attach.Attaching._transaction
 
     def sealed(*arguments: object) -> object:
         begin_seal(shard, node.engine._around(node.membership.session), None)
         return plain(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(attaching.Attaching, "_transaction", sealed)
+    monkeypatch.setattr(attach.Attaching, "_transaction", sealed)
     with pytest.raises(Moved):
         node.loads.attach(LOAD)
 
@@ -434,7 +434,7 @@ def test_what_is_rewritten_in_between_stays_rewritten(land: Land, monkeypatch: p
     with mock.patch.object(LoadBook, "commit", side_effect=Unavailable("not now")), pytest.raises(Unavailable):
         node.loads.attach("other")
     node.offer({0: values(0, 10)})
-    plain = attaching.Attaching._transaction
+    plain = attach.Attaching._transaction
     given_up: list[int] = []
 
     def rewritten(*arguments: object) -> object:
@@ -444,7 +444,7 @@ def test_what_is_rewritten_in_between_stays_rewritten(land: Land, monkeypatch: p
             node.loads.abandon("other")
         return made
 
-    monkeypatch.setattr(attaching.Attaching, "_transaction", rewritten)
+    monkeypatch.setattr(attach.Attaching, "_transaction", rewritten)
     node.loads.attach(LOAD)
 
     assert land.catalog(0).frontier().cur.generation == given_up[0] + 1

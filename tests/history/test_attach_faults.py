@@ -13,8 +13,8 @@ import pytest
 from forebay.errors import ForebayError, Indeterminate
 from forebay.format.batch import encode_rows
 from forebay.format.descriptor import LoadStatus
-from forebay.shard.attaching import ATTEMPTS
-from forebay.shard.loading import LoadBook
+from forebay.loads.attach import ATTEMPTS
+from forebay.loads.book import LoadBook
 from forebay.testing.blobs import Fault, SimulatedBlobs, plan_faults
 from forebay.testing.catalogs import Ending, ending_of, runs_converge
 from forebay.testing.invariants import Violation

@@ -15,9 +15,9 @@ from forebay.errors import Unavailable, Unsupported
 from forebay.format.batch import Row, encode_rows
 from forebay.format.descriptor import LoadStatus
 from forebay.inspection import verify
-from forebay.prepared import LoadManifest, LoadPlace, manifest_of, write_segment
+from forebay.loads.book import LoadBook
+from forebay.loads.prepare import LoadManifest, LoadPlace, manifest_of, write_segment
 from forebay.records import Record
-from forebay.shard.loading import LoadBook
 from forebay.storage import Storage, Topic
 from forebay.wal.staging import Paused
 from tests.ledger import Ledger

@@ -8,9 +8,9 @@ import pytest
 
 from forebay.errors import Unavailable
 from forebay.format.descriptor import LoadStatus, gap_descriptor
+from forebay.loads.book import LoadBook
 from forebay.metadata import Delete
 from forebay.records import Gap, Reason
-from forebay.shard.loading import LoadBook
 from forebay.storage import loads
 from tests.history.attached import LOAD, Land, Node, broken, values
 from tests.protocol.ground import TOPIC_ID

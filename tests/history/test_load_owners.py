@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from forebay.format.descriptor import LoadStatus
-from forebay.shard.loading import LoadBook
-from forebay.storage.loads import ready_to_offer
+from forebay.loads.book import LoadBook
+from forebay.loads.prepare import ready_to_offer
 from tests.history.attached import LOAD, Land, Node, broken, values
 
 BROUGHT = {0: values(0, 10), 1: values(1, 3)}

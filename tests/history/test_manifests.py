@@ -30,10 +30,10 @@ from forebay.format.descriptor import (
 from forebay.format.keys import load_key
 from forebay.format.value import encode_value
 from forebay.history import History, Objects
+from forebay.loads.prepare import LoadPlace, descriptors_of, manifest_of, write_segment
 from forebay.manifests import ManifestReader, write
 from forebay.metadata import DeleteRange, Entry, MemoryMetadata, MetadataStore, Put
 from forebay.metadata.etcd import EtcdMetadata
-from forebay.prepared import LoadPlace, descriptors_of, manifest_of, write_segment
 from forebay.records import Gap, Reason, Record
 from forebay.settings import MetadataSettings
 from forebay.testing.blobs import SimulatedBlobs

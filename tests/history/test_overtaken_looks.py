@@ -11,10 +11,10 @@ from forebay.catalog import ShardCatalog, read_state
 from forebay.catalog.removals import RecordedRemovals
 from forebay.errors import Conflict, Fenced, Unavailable
 from forebay.format.descriptor import LoadStatus
+from forebay.loads.book import LoadBook
 from forebay.metadata import Compare, MemoryMetadata, MetadataStore, Operation, Outcome
 from forebay.shard import Owner, Wanted, acquire
 from forebay.shard.handover import bring_into_history
-from forebay.shard.loading import LoadBook
 from forebay.shard.ownership import change_state
 from forebay.testing.metadata import Fault
 from forebay.testing.moves import RecordingMetadata

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay import prepared
 from forebay.catalog import ShardCatalog, ShardKeys
 from forebay.disk import replace_file
 from forebay.errors import Corrupt, ForebayError, Invalid
@@ -27,10 +26,9 @@ from forebay.format.keys import load_key
 from forebay.format.value import decode_value, encode_value
 from forebay.history import History, Objects
 from forebay.inspection.segments import log_file
-from forebay.manifests import CatalogManifest, ManifestRef
-from forebay.metadata import MemoryMetadata, Put
-from forebay.metadata.seam import TRANSACTION_BYTES_MAX
-from forebay.prepared import (
+from forebay.loads import prepare
+from forebay.loads.book import SinkState
+from forebay.loads.prepare import (
     FRAME_BYTES,
     Load,
     LoadedShard,
@@ -45,9 +43,11 @@ from forebay.prepared import (
     write_manifest,
     write_segment,
 )
+from forebay.manifests import CatalogManifest, ManifestRef
+from forebay.metadata import MemoryMetadata, Put
+from forebay.metadata.seam import TRANSACTION_BYTES_MAX
 from forebay.records import Gap, Reason, Record
 from forebay.sealed import SealedSegment
-from forebay.shard.loading import SinkState
 from forebay.testing.blobs import Fault, SimulatedBlobs
 from forebay.testing.clock import ManualClock
 from forebay.testing.disk import SimulatedDisk
@@ -90,7 +90,7 @@ def test_what_was_prepared_is_read_at_its_place_from_any_offset_on(
     batches: list[list[Row]], start: int, frame_bytes: int, chosen: st.DataObject
 ) -> None:
     rows = [row for batch in batches for row in batch]
-    with mock.patch.object(prepared, "FRAME_BYTES", frame_bytes):
+    with mock.patch.object(prepare, "FRAME_BYTES", frame_bytes):
         content, index = prepared_bytes(batches)
     segment = opened(content, index, start, len(rows))
     offset = chosen.draw(st.integers(start, start + len(rows) - 1))
@@ -104,7 +104,7 @@ def test_what_was_prepared_is_read_at_its_place_from_any_offset_on(
 @given(st.lists(ROWS, min_size=1, max_size=6), st.integers(0, 2**40), st.integers(48, 600))
 def test_what_was_prepared_is_looked_up_by_its_index_alone(batches: list[list[Row]], start: int, size: int) -> None:
     rows = [row for batch in batches for row in batch]
-    with mock.patch.object(prepared, "FRAME_BYTES", size):
+    with mock.patch.object(prepare, "FRAME_BYTES", size):
         content, index = prepared_bytes(batches)
     unread = opened(b"", index, start, len(rows))
 
@@ -175,7 +175,7 @@ def sealed_index(content: bytes, records: int) -> bytes:
 )
 def test_a_time_is_found_at_the_moved_offset(times: list[int], start: int, wanted: int, batch: int) -> None:
     rows: list[Row] = [(b"v", None, None, (), time) for time in times]
-    with mock.patch.object(prepared, "FRAME_BYTES", 100):
+    with mock.patch.object(prepare, "FRAME_BYTES", 100):
         content, index = prepared_bytes([rows[first : first + batch] for first in range(0, len(rows), batch)])
 
     found = opened(content, index, start, len(rows)).offset_at_time(wanted)
@@ -206,7 +206,7 @@ def test_an_index_of_other_offsets_is_refused() -> None:
 
 def test_a_whole_frame_at_the_place_of_another_is_damage() -> None:
     segment = PreparedSegment(HEADER)
-    with mock.patch.object(prepared, "FRAME_BYTES", 200):
+    with mock.patch.object(prepare, "FRAME_BYTES", 200):
         head, *frames = segment.chunks([encode_rows(numbered(0, 5)), encode_rows(numbered(5, 10))])
     index = segment.index()[0]
 
@@ -217,7 +217,7 @@ def test_a_whole_frame_at_the_place_of_another_is_damage() -> None:
 
 def test_no_flipped_bit_gives_another_record(ledger: Ledger) -> None:
     rows = [*FULL_ROWS, *numbered(3, 6)]
-    with mock.patch.object(prepared, "FRAME_BYTES", 300):
+    with mock.patch.object(prepare, "FRAME_BYTES", 300):
         content, index = prepared_bytes([FULL_ROWS, numbered(3, 6)])
     whole = expected(rows, 40)
     outcomes = {"named": 0, "damaged": 0, "named by a look-up": 0}
@@ -279,7 +279,7 @@ def test_records_are_held_only_until_their_frame_is_full() -> None:
 
 def test_a_record_that_no_reader_would_take_is_refused_and_nothing_is_stored() -> None:
     store = SimulatedBlobs()
-    with mock.patch.object(prepared, "RECORD_BYTES_MAX", 2 * FRAME_BYTES), pytest.raises(Invalid, match="larger than"):
+    with mock.patch.object(prepare, "RECORD_BYTES_MAX", 2 * FRAME_BYTES), pytest.raises(Invalid, match="larger than"):
         written(store, numbered(0, 10), [(bytes(3 * FRAME_BYTES), None, None, (), 0)])
 
     assert store.contents == {}

@@ -13,9 +13,8 @@ import pytest
 from forebay.format.descriptor import LoadStatus
 from forebay.format.keys import sink_key
 from forebay.format.value import decode_value
-from forebay.prepared import Sink
-from forebay.shard.loading import LoadBook, SinkState
-from forebay.storage.loads import ready_to_offer
+from forebay.loads.book import LoadBook, SinkState
+from forebay.loads.prepare import Sink, ready_to_offer
 from forebay.testing.crashes import CrashState, explore
 from forebay.testing.invariants import Violation
 from forebay.topics import Durability

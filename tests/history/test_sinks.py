@@ -19,6 +19,8 @@ from forebay.errors import Conflict, ForebayError, Invalid, UnknownTopic
 from forebay.format.descriptor import LoadStatus
 from forebay.format.keys import attached_key
 from forebay.format.value import encode_value
+from forebay.loads.book import NEVER_OFFERED, AttachedPart, LoadBook, StoredSink
+from forebay.loads.prepare import Load, LoadedShard, Sink
 from forebay.metadata import (
     Compare,
     Delete,
@@ -31,9 +33,7 @@ from forebay.metadata import (
     SqliteMetadata,
 )
 from forebay.metadata.etcd import EtcdMetadata
-from forebay.prepared import Load, LoadedShard, Sink
 from forebay.settings import MetadataSettings
-from forebay.shard.loading import NEVER_OFFERED, AttachedPart, LoadBook, StoredSink
 from forebay.storage.definitions import Definitions
 from forebay.testing.clock import ManualClock
 from forebay.testing.metadata import Fault, FaultyMetadata

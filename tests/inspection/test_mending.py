@@ -26,8 +26,8 @@ from forebay.inspection.repair import repair_shard
 from forebay.inspection.shard import verify_shard
 from forebay.inspection.steps import CHANGES, Step
 from forebay.inspection.stores import Stores
+from forebay.loads.prepare import LoadPlace, descriptors_of, manifest_of, write_segment
 from forebay.metadata import Put
-from forebay.prepared import LoadPlace, descriptors_of, manifest_of, write_segment
 from forebay.settings import Settings, StorageSettings
 from forebay.storage.directory import FORMAT, LogDirectory, Marker
 from forebay.testing.clock import ManualClock

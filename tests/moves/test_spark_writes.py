@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.prepared import Sink
+from forebay.loads.prepare import Sink
 from forebay.spark.delivery import deliver
 from forebay.spark.target import Target, WriteOptions, look
 from tests.blobs.servers import ACCESS_KEY, SECRET_KEY

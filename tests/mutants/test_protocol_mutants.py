@@ -9,11 +9,11 @@ from typing import Any, Final
 import msgspec
 import pytest
 
+import forebay.cleanup.moved_shards
 import forebay.progress
 import forebay.shard.compacted
 import forebay.shard.handover
 import forebay.shard.ownership
-import forebay.shard.remains
 import forebay.shard.reservation
 import forebay.shard.segment
 import forebay.storage.deletions
@@ -244,7 +244,7 @@ def _living_sessions_ignored(patch: pytest.MonkeyPatch) -> None:
 
 
 def _old_files_stay(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(forebay.shard.remains, "set_aside", lambda *_: [])
+    patch.setattr(forebay.cleanup.moved_shards, "set_aside", lambda *_: [])
     patch.setattr(forebay.wal.begin, "set_aside", lambda *_: [])
 
 

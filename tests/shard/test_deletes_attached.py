@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from forebay.loads.book import LoadBook
 from forebay.records import Gap
 from forebay.shard.evicting import Weights
-from forebay.shard.loading import LoadBook
 from forebay.shard.tiers import Tiers
 from tests.history.attached import LOAD, Land, Node, values
 

@@ -26,9 +26,9 @@ from forebay.format.offsets import OffsetSet
 from forebay.format.segment import index_name
 from forebay.format.value import encode_value
 from forebay.history import History, Objects
+from forebay.loads.prepare import LoadPlace, descriptors_of, manifest_of, write_segment
 from forebay.metadata import Put
 from forebay.pages import Page
-from forebay.prepared import LoadPlace, descriptors_of, manifest_of, write_segment
 from forebay.records import Bytes, Gap, Reason
 from forebay.shard import lookups as shard_lookups
 from forebay.shard.lookups import Lookups, Sought

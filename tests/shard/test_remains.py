@@ -8,13 +8,14 @@ import msgspec
 import pytest
 
 from forebay.catalog import ShardCatalog
+from forebay.cleanup.deleted_topics import forget_shard, mark_deleting
+from forebay.cleanup.moved_shards import clear_away
 from forebay.errors import Fenced, UnknownTopic
 from forebay.format.descriptor import Phase, SegmentDescriptor, ShardState
 from forebay.format.value import encode_value
 from forebay.metadata import MemoryMetadata, Put
 from forebay.shard import Owner, Wanted, acquire
 from forebay.shard.ownership import change_state
-from forebay.shard.remains import clear_away, forget_shard, mark_deleting
 from forebay.wal.begin import ASIDE
 from tests.protocol.ground import TOPIC_ID
 from tests.protocol.world import KEYS, MODES, Node, World

@@ -19,7 +19,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 import forebay.spark
-from forebay.shard.loading import LoadBook
+from forebay.loads.book import LoadBook
 from forebay.spark import delivery
 from forebay.spark.sink import BATCH_ID, ForebayStreamWriter, plan_stream_write
 from forebay.spark.source import ForebayDataSource

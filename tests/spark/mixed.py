@@ -10,7 +10,7 @@ import yaml
 
 from forebay.clock import SystemClock
 from forebay.format.batch import encode_rows
-from forebay.prepared import LoadPlace, manifest_of, write_segment
+from forebay.loads.prepare import LoadPlace, manifest_of, write_segment
 from forebay.settings import Settings
 from forebay.spark.jobs.compaction import compact
 from forebay.spark.location import Location

@@ -19,8 +19,8 @@ from pyspark.sql import SparkSession
 
 import forebay
 from forebay.errors import Conflict, Unsupported
+from forebay.loads.prepare import Sink
 from forebay.partitioning import partition_of_key
-from forebay.prepared import Sink
 from forebay.spark import sink
 from forebay.spark.delivery import TaskResult
 from forebay.spark.sink import QUERY_ID, WrittenBatch

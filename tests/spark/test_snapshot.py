@@ -19,9 +19,9 @@ from forebay.disk import SystemDisk
 from forebay.errors import Corrupt, DataLoss, Invalid, Unavailable, UnknownTopic
 from forebay.format.descriptor import DescriptorKind, ShardState
 from forebay.format.value import decode_value, encode_value
+from forebay.loads.book import LoadBook
 from forebay.metadata import Put, SqliteMetadata
 from forebay.settings import ExportSettings, RetentionSettings
-from forebay.shard.loading import LoadBook
 from forebay.spark.options import ReadOptions, Topics
 from forebay.spark.scan import read_split
 from forebay.spark.snapshot import Split, Viewer, load

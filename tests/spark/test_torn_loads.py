@@ -13,10 +13,10 @@ import pytest
 
 from forebay.catalog import ShardCatalog
 from forebay.format.descriptor import LoadStatus
+from forebay.loads.book import AttachedPart, LoadBook
+from forebay.loads.prepare import Load
 from forebay.metadata import MetadataStore
 from forebay.metadata.opening import open_metadata
-from forebay.prepared import Load
-from forebay.shard.loading import AttachedPart, LoadBook
 from forebay.spark import opening, snapshot
 from forebay.spark.options import ReadOptions
 from forebay.spark.snapshot import ShardView, Viewer, load, look_again

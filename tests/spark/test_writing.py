@@ -14,8 +14,8 @@ from pyspark.sql import functions as f
 
 import forebay
 from forebay.format.descriptor import LoadStatus
+from forebay.loads.book import LoadBook
 from forebay.partitioning import partition_of_key
-from forebay.shard.loading import LoadBook
 from tests.moves.rig import metadata_of
 from tests.spark.topics import SETTINGS
 

@@ -24,8 +24,8 @@ from forebay.clock import SystemClock
 from forebay.disk import SystemDisk
 from forebay.errors import Conflict, Invalid, Unavailable, UnknownTopic
 from forebay.format.descriptor import LoadStatus
-from forebay.prepared import Sink
-from forebay.shard.loading import AttachedPart, LoadBook
+from forebay.loads.book import AttachedPart, LoadBook
+from forebay.loads.prepare import Sink
 from forebay.spark import delivery
 from forebay.spark.delivery import TaskResult, deliver, give_up, load_store
 from forebay.spark.opening import opened

@@ -14,7 +14,7 @@ import forebay
 from forebay import Storage
 from forebay.clock import SystemClock
 from forebay.format.batch import encode_rows
-from forebay.prepared import LoadPlace, manifest_of, write_segment
+from forebay.loads.prepare import LoadPlace, manifest_of, write_segment
 from tests.storage.rig import QUICK, until
 
 TOPICS = 12

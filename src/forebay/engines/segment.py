@@ -8,6 +8,7 @@ from functools import cache
 from typing import TypeAlias
 
 from forebay.catalog import ShardCatalog, StoredState, read_state
+from forebay.cleanup.moved_shards import clear_away, drop_history, remove_files
 from forebay.clock import Clock
 from forebay.disk import Disk, make_directories
 from forebay.engines.operations import LookupEngine, wanted
@@ -23,7 +24,6 @@ from forebay.shard.handover import OnFile, begin_seal, finish_seal
 from forebay.shard.membership import Membership
 from forebay.shard.ownership import Acquired, Owner, give_back, is_promised, refuse_if_owned
 from forebay.shard.places import Places
-from forebay.shard.remains import clear_away, drop_history, remove_files
 from forebay.shard.reservation import tell_unknown
 from forebay.topics import TopicSpec
 from forebay.wal.hearing import deferred

@@ -19,16 +19,15 @@ from forebay.blobs import DirectoryStore
 from forebay.catalog import ShardKeys, read_state
 from forebay.errors import Conflict, ForebayError, Indeterminate, Unavailable, UnknownTopic
 from forebay.format.descriptor import LoadStatus
-from forebay.prepared import Load, Sink, manifest_of
+from forebay.loads.book import LoadBook, never_offered
+from forebay.loads.forget import finish_given_up
+from forebay.loads.prepare import Load, LoadStore, Sink, manifest_of, ready_to_offer
 from forebay.shard import ShardRef
-from forebay.shard.forgetting import finish_given_up
-from forebay.shard.loading import LoadBook, never_offered
 from forebay.spark.opening import Opened, opened
 from forebay.spark.staging import Staged
 from forebay.spark.target import Target
 from forebay.storage import Storage
 from forebay.storage.directory import is_owned
-from forebay.storage.loads import LoadStore, ready_to_offer
 from forebay.topics import TopicSpec
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from forebay.catalog import ShardCatalog
 from forebay.format.descriptor import LoadStatus
-from forebay.shard.loading import LoadBook
+from forebay.loads.book import LoadBook
 
 T = TypeVar("T")
 

@@ -18,6 +18,7 @@ from forebay.disk import SystemDisk
 from forebay.errors import Invalid, Unavailable, Unsupported
 from forebay.format.descriptor import SegmentDescriptor
 from forebay.inspection.stores import Stores
+from forebay.loads.prepare import LoadStore
 from forebay.manifests import ManifestReader
 from forebay.metadata import MetadataStore
 from forebay.metadata.opening import open_metadata
@@ -28,7 +29,6 @@ from forebay.spark.location import Location
 from forebay.storage.building import history_store
 from forebay.storage.definitions import Definitions
 from forebay.storage.directory import LogDirectory, NoDirectory, is_owned
-from forebay.storage.loads import LoadStore
 from forebay.topics import Engine, TopicName, TopicSpec
 from forebay.wal.follow import FollowedLog
 

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from pyspark.sql.types import StructType
 
 from forebay.errors import Conflict, Unsupported
-from forebay.prepared import Sink
+from forebay.loads.prepare import Sink
 from forebay.spark.delivery import deliver, give_up
 from forebay.spark.target import Target, load_id_of
 from forebay.spark.writing import Written, planned_target, results_of, stage_rows

@@ -15,7 +15,7 @@ import pyarrow as pa
 from forebay.blobs import BlobStore
 from forebay.clock import Clock
 from forebay.format.batch import encode_arrow
-from forebay.prepared import LoadPlace, Prepared, write_segment
+from forebay.loads.prepare import LoadPlace, Prepared, write_segment
 from forebay.spark.incoming import parts_of
 
 WAITING_BYTES_MAX: Final = 128 * 1024 * 1024

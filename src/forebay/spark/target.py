@@ -15,7 +15,7 @@ from typing import Final
 
 from forebay.clock import Clock, SystemClock
 from forebay.errors import Invalid, UnknownTopic, Unsupported
-from forebay.prepared import Sink
+from forebay.loads.prepare import Sink
 from forebay.spark.location import NAMES as PLACE_NAMES
 from forebay.spark.location import Location, is_about_place
 from forebay.spark.opening import opened

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+from forebay.cleanup.moved_shards import remove_files
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.engines import OpenShard
@@ -13,7 +14,6 @@ from forebay.errors import ForebayError
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef
 from forebay.shard.places import is_private
-from forebay.shard.remains import remove_files
 from forebay.storage.archiving import FIRST_SWEEP_SECONDS
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions, LateObjects, refs_of

@@ -6,15 +6,15 @@ import logging
 from collections.abc import Callable, Sequence
 
 from forebay.blobs import BlobStore
+from forebay.cleanup.deleted_topics import forget_shard, mark_deleting, remove_objects
 from forebay.clock import Clock
 from forebay.engines.operations import wanted
 from forebay.errors import ForebayError
 from forebay.format.descriptor import ShardState
+from forebay.loads.book import LoadBook
 from forebay.progress import ProgressStore
 from forebay.settings import Settings
 from forebay.shard import ShardRef
-from forebay.shard.loading import LoadBook
-from forebay.shard.remains import forget_shard, mark_deleting, remove_objects
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions, LateObjects, refs_of
 from forebay.topics import Engine, TopicSpec, shard_id

@@ -11,39 +11,31 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from forebay.blobs import BlobStore
 from forebay.catalog import ShardCatalog, ShardKeys
 from forebay.catalog.replaced import Replaced
+from forebay.cleanup.collector import Leftovers
+from forebay.cleanup.deleted_topics import remove_objects
 from forebay.clock import Clock
 from forebay.engines import OpenShard
 from forebay.engines.segment import SegmentEngine
 from forebay.errors import Conflict, Corrupt, ForebayError, Unavailable, Unsupported
 from forebay.format.descriptor import LoadStatus, Phase
-from forebay.prepared import Load, LoadManifest, Sink, offer_of, read_manifest, write_manifest
+from forebay.loads.attach import Attached, Attaching
+from forebay.loads.book import AttachedPart, LoadBook, never_offered
+from forebay.loads.forget import EndedLoad, ended_loads, finish_given_up, forget_unnamed, named_in
+from forebay.loads.prepare import Load, LoadManifest, LoadStore, read_manifest, ready_to_offer
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef, Surroundings
-from forebay.shard.attaching import Attached, Attaching
 from forebay.shard.directories import directory_name
-from forebay.shard.forgetting import EndedLoad, ended_loads, finish_given_up, forget_unnamed, named_in
-from forebay.shard.leftovers import Leftovers
-from forebay.shard.loading import AttachedPart, LoadBook, never_offered
 from forebay.shard.places import Places, home_of_loads
-from forebay.shard.remains import remove_objects
 from forebay.storage.archiving import RETRY_SECONDS
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions, refs_of
-from forebay.topics import Engine, TopicName, TopicSpec
+from forebay.topics import TopicName
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-class LoadStore(NamedTuple):
-    """Where the segments of a load are to be put, and what its descriptors call that store."""
-
-    store: BlobStore
-    name: str
 
 
 class LoadProgress(NamedTuple):
@@ -53,37 +45,6 @@ class LoadProgress(NamedTuple):
     attached: list[Attached]
     elsewhere: dict[int, str]
     """Why each of them was not attached here."""
-
-
-def ready_to_offer(
-    place: LoadStore,
-    spec: TopicSpec,
-    manifest: LoadManifest,
-    *,
-    created_at: int,
-    expires_at: int | None,
-    sink: Sink | None = None,
-    directory: str | None = None,
-) -> Load:
-    """Store the manifest of a load that fits the topic, and what offers it; `Conflict` if it does not fit."""
-    if spec.engine is not Engine.SEGMENT:
-        raise Unsupported(f"{spec.name} lives on the {spec.engine} engine: only topics with files take a load")
-    if manifest.topic_id != spec.topic_id:
-        raise Conflict(f"load {manifest.load_id} was prepared for another topic of the name {spec.name}")
-    beyond = [shard.partition for shard in manifest.shards if not 0 <= shard.partition < spec.partitions]
-    if beyond:
-        raise Conflict(f"load {manifest.load_id} has records for partition {beyond[0]}, which {spec.name} has not")
-    return offer_of(
-        manifest,
-        write_manifest(place.store, manifest),
-        namespace=spec.namespace,
-        topic=spec.topic,
-        store=place.name,
-        created_at=created_at,
-        expires_at=expires_at,
-        sink=sink,
-        directory=directory,
-    )
 
 
 def _wanted(load: Load) -> set[int]:
@@ -115,7 +76,7 @@ class Loads:
         """The loads that were not over at the last look, each with the id of its topic."""
 
     def store(self) -> LoadStore:
-        """Where the segments of a new load are to be put: see `forebay.prepared`."""
+        """Where the segments of a new load are to be put: see `forebay.loads.prepare`."""
         places = self._places
         if self._settings.is_shared:
             assert places.store is not None

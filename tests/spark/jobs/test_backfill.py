@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 import forebay
 from forebay.errors import Conflict, Invalid, UnknownTopic
-from forebay.shard.loading import LoadBook
+from forebay.loads.book import LoadBook
 from forebay.spark.delivery import deliver
 from forebay.spark.iceberg import open_catalog
 from forebay.spark.jobs import backfill

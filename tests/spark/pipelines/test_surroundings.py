@@ -10,7 +10,7 @@ import pytest
 
 import forebay
 from forebay.errors import Invalid
-from forebay.prepared import Sink
+from forebay.loads.prepare import Sink
 from forebay.spark.pipelines.outline import outline
 from forebay.spark.pipelines.parsing import load_pipeline
 from forebay.spark.pipelines.surroundings import place_of, read_options

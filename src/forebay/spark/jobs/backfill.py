@@ -18,9 +18,9 @@ from forebay.clock import SystemClock
 from forebay.errors import Conflict, Invalid
 from forebay.format.keys import backfill_key, sink_key
 from forebay.format.value import decode_value, encode_value
+from forebay.loads.book import LoadBook, SinkState
+from forebay.loads.prepare import Sink
 from forebay.metadata import Absent, Put
-from forebay.prepared import Sink
-from forebay.shard.loading import LoadBook, SinkState
 from forebay.spark.delivery import TaskResult, deliver
 from forebay.spark.incoming import TYPES, check_columns
 from forebay.spark.jobs.reports import Figure, Part, Progress, Report, Unseen, summed

@@ -18,14 +18,14 @@ import msgspec
 from forebay import manifests
 from forebay.blobs import BlobStore, open_store
 from forebay.catalog.shard import Piece
+from forebay.cleanup.deleted_topics import remove_objects
 from forebay.clock import SystemClock
 from forebay.errors import Conflict, ForebayError, Invalid, Unavailable, Unsupported
 from forebay.format.descriptor import DescriptorKind, Phase, SegmentDescriptor
 from forebay.format.segment import SEGMENT_SUFFIX
+from forebay.loads.book import LoadBook
 from forebay.shard import ShardRef
-from forebay.shard.loading import LoadBook
 from forebay.shard.places import is_private
-from forebay.shard.remains import remove_objects
 from forebay.spark.jobs.copying import Copied, Errand, copy, has_index
 from forebay.spark.jobs.leases import Lease, leased
 from forebay.spark.jobs.reports import Progress, Report, summed

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from forebay.catalog.replaced import Replaced
+from forebay.cleanup.collector import Leftovers
 from forebay.shard import ShardRef
-from forebay.shard.leftovers import Leftovers
 from forebay.spark.jobs.leases import Lease
 from forebay.spark.opening import Opened
 

@@ -22,10 +22,10 @@ from forebay.errors import Conflict, Corrupt, Fenced, Indeterminate, Moved, Unav
 from forebay.format.descriptor import Cur, LoadStatus, Phase, SegmentDescriptor
 from forebay.format.segment import index_name
 from forebay.format.value import encode_value
+from forebay.loads.book import AttachedPart, LoadBook, StoredLoad
+from forebay.loads.prepare import LoadManifest, LoadPlace, descriptors_of
 from forebay.metadata import Absent, Compare, Operation, Put, RevisionIs
-from forebay.prepared import LoadManifest, LoadPlace, descriptors_of
 from forebay.shard.handover import bring_into_history
-from forebay.shard.loading import AttachedPart, LoadBook, StoredLoad
 from forebay.shard.segment import SegmentShard
 from forebay.shard.surroundings import Surroundings
 from forebay.wal.staging import Paused

@@ -18,9 +18,9 @@ from forebay.errors import Indeterminate
 from forebay.format.descriptor import LoadStatus
 from forebay.format.keys import load_key, offers_prefix
 from forebay.format.value import decode_value, encode_value
+from forebay.loads.book import LoadBook, leave_holes
+from forebay.loads.prepare import Load
 from forebay.metadata import Delete, DeleteRange, Entry, MetadataStore, Operation, Put, RevisionIs
-from forebay.prepared import Load
-from forebay.shard.loading import LoadBook, leave_holes
 
 logger = logging.getLogger(__name__)
 

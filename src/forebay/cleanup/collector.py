@@ -6,15 +6,17 @@ should one come meanwhile, can ever name again. Knows the catalog, the stores an
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 from forebay.blobs import BlobMissing, BlobStore
 from forebay.catalog.replaced import Replaced
 from forebay.catalog.shard import ShardCatalog
 from forebay.clock import Clock
-from forebay.format.descriptor import SegmentDescriptor
+from forebay.format.descriptor import LoadStatus, SegmentDescriptor
 from forebay.format.segment import (
     COMPACTED,
     HEADER_BYTES,
@@ -23,13 +25,16 @@ from forebay.format.segment import (
     SegmentHeader,
     decode_header,
 )
+from forebay.loads.book import LoadBook, never_offered
+from forebay.loads.prepare import Load
 from forebay.metadata import MetadataStore
 from forebay.settings import Settings
-from forebay.shard.loading import LoadBook, LoadSweep, never_offered, sweep_loads
 from forebay.shard.places import Places, is_private
 from forebay.shard.surroundings import ShardRef
-from forebay.sweeping import Sweep, sweep
+from forebay.sweeping import Sweep, named_by, sweep
 from forebay.tabled import Tabled
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,3 +116,45 @@ class Leftovers:
         if not isinstance(header, SegmentHeader) or header.partition != self.ref.partition or not pieces:
             return False
         return header.topic_id == self.ref.spec.topic_id and header.start < pieces[-1].end
+
+
+class LoadSweep(NamedTuple):
+    """What a sweep goes by: how old objects must be, and since when history has not named them."""
+
+    now_ms: int
+    grace_s: float
+    replaced: Replaced
+
+
+def sweep_loads(
+    store: BlobStore, prefix: str, book: LoadBook, catalog: ShardCatalog, *, unknown_as: Load, by: LoadSweep
+) -> list[str]:
+    """Remove objects of loads below `prefix` that are older than the grace and that nobody needs; their keys.
+
+    All are needed while the load is offered, afterwards those that the catalog names or has named within the grace.
+    What was never offered is given up first: whoever brings it must have offered it by then.
+    """
+    found: dict[str, list[str]] = {}
+    before_ms = by.now_ms - int(by.grace_s * 1000)
+    for stat in store.list(prefix):
+        load_id, _, name = stat.key.removeprefix(prefix).partition("/")
+        if name and stat.modified_ms < before_ms:
+            found.setdefault(load_id, []).append(stat.key)
+    over = [load_id for load_id in found if _is_over(book, load_id, unknown_as)]
+    # Read after that: nothing of a load that is over can be named any more, unless it is named here.
+    if not over:
+        return []
+    needed = named_by(catalog)
+    unneeded = [key for load_id in over for key in found[load_id] if key not in needed]
+    swept = by.replaced.long_ago(unneeded, catalog.descriptors(), by.grace_s)
+    for key in swept:
+        store.delete(key)
+        logger.info("%s: removed %s of a load that is over", catalog.keys, key)
+    return swept
+
+
+def _is_over(book: LoadBook, load_id: str, unknown_as: Load) -> bool:
+    stored = book.find(load_id)
+    if stored is None:
+        return book.give_up(load_id, unknown_as=unknown_as).status is LoadStatus.ABANDONED
+    return stored.load.status is not LoadStatus.OFFERED

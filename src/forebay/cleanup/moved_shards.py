@@ -1,7 +1,7 @@
-"""What a shard leaves behind when it is deleted or has gone to another directory: files, objects, keys.
+"""Removes the local files of a shard that another data directory has now, or that was deleted.
 
-Every step may be repeated and interrupted. Nothing is removed on mere absence: only a recorded state that says
-who has the shard now, with all of it in history, or a recorded deletion, lets a file go.
+Every step may be repeated and interrupted. A missing record is never a reason to remove a file: only a recorded state
+that names the shard's new holder, with all of the shard in history, or a recorded deletion is one.
 """
 
 from __future__ import annotations
@@ -9,19 +9,11 @@ from __future__ import annotations
 import contextlib
 import logging
 
-import msgspec
-
-from forebay.blobs import BlobStore
-from forebay.catalog import ShardCatalog, read_state
+from forebay.catalog import ShardCatalog
 from forebay.disk import Disk
-from forebay.errors import Indeterminate, Unavailable
-from forebay.format.descriptor import Phase, ShardState
 from forebay.format.segment import parse_segment_name
-from forebay.format.value import encode_value
-from forebay.metadata import DeleteRange, MetadataStore, Put, RevisionIs
 from forebay.settings import WalSettings
 from forebay.shard.compacted import covering
-from forebay.shard.ownership import ATTEMPTS
 from forebay.shard.places import is_private
 from forebay.wal.begin import ASIDE, set_aside
 from forebay.wal.survey import Survey, survey
@@ -40,39 +32,6 @@ def remove_files(disk: Disk, shards: str, shard_id: str) -> None:
             disk.remove_directory(below)
     with contextlib.suppress(FileNotFoundError):
         disk.sync_directory(shards)
-
-
-def remove_objects(store: BlobStore, name: str, *, before_ms: int | None = None) -> int:
-    """Remove every object of a shard or topic, or those that are older; how many there were."""
-    keys = [stat.key for stat in store.list(f"{name}/") if before_ms is None or stat.modified_ms < before_ms]
-    for key in keys:
-        store.delete(key)
-    return len(keys)
-
-
-def mark_deleting(metadata: MetadataStore, key: str, incarnation: str) -> ShardState | None:
-    """On return no owner, present or future, can change this shard's history any more; its state, if it has one."""
-    for _ in range(ATTEMPTS):
-        stored = read_state(metadata, key)
-        if stored is None or stored.state.incarnation != incarnation:
-            return None
-        if stored.state.phase is Phase.DELETING:
-            return stored.state
-        state = msgspec.structs.replace(
-            stored.state, phase=Phase.DELETING, epoch=stored.state.epoch + 1, owner=None, target=None
-        )
-        put = Put(key, encode_value(state, unknown=stored.unknown))
-        with contextlib.suppress(Indeterminate):
-            if metadata.transaction([RevisionIs(key, stored.revision)], [put]).succeeded:
-                return state
-    raise Unavailable(f"{key} changed {ATTEMPTS} times while its deletion was being recorded; try again")
-
-
-def forget_shard(metadata: MetadataStore, key: str, incarnation: str) -> None:
-    """Remove the state and the catalog of a deleted shard, unless the name belongs to a new topic already."""
-    stored = read_state(metadata, key)
-    if stored is not None and stored.state.incarnation == incarnation:
-        metadata.transaction([RevisionIs(key, stored.revision)], [DeleteRange(key.removesuffix("state"))])
 
 
 def clear_away(disk: Disk, directory: str, catalog: ShardCatalog, settings: WalSettings) -> bool:

@@ -15,7 +15,7 @@ import msgspec
 
 from forebay.blobs import BlobStore
 from forebay.clock import Clock
-from forebay.errors import Invalid
+from forebay.errors import Conflict, Invalid, Unsupported
 from forebay.format.batch import RAW_BYTES_MAX, Batch, ColumnBytes, batch_of, encode_data_frame, merge
 from forebay.format.checksum import SALT_BYTES, ContentHash, crc32, salted
 from forebay.format.descriptor import DescriptorKind, LoadStatus, SegmentDescriptor, SparseEntry, Status, sparse_index
@@ -24,12 +24,19 @@ from forebay.format.index import Footer, FrameEntries, encode_index, frame_entri
 from forebay.format.lookups import LookupSections
 from forebay.format.segment import SEGMENT_SUFFIX, SegmentHeader, encode_header, index_name
 from forebay.manifests import ManifestRef, load_value, store_value
-from forebay.topics import shard_id
+from forebay.topics import Engine, TopicSpec, shard_id
 
 FRAME_BYTES = 1024 * 1024
 """Frames are no larger, unless one record is."""
 RECORD_BYTES_MAX = RAW_BYTES_MAX - HEAD_SIZE
 """Of one record with all its columns: no reader takes a larger frame."""
+
+
+class LoadStore(NamedTuple):
+    """Where the segments of a load are to be put, and what its descriptors call that store."""
+
+    store: BlobStore
+    name: str
 
 
 class LoadPlace(NamedTuple):
@@ -300,6 +307,37 @@ def offer_of(
         manifest=ref,
         created_at=created_at,
         shards=tuple(LoadedShard(partition=shard.partition, records=shard.records) for shard in manifest.shards),
+        expires_at=expires_at,
+        sink=sink,
+        directory=directory,
+    )
+
+
+def ready_to_offer(
+    place: LoadStore,
+    spec: TopicSpec,
+    manifest: LoadManifest,
+    *,
+    created_at: int,
+    expires_at: int | None,
+    sink: Sink | None = None,
+    directory: str | None = None,
+) -> Load:
+    """Store the manifest of a load that fits the topic, and what offers it; `Conflict` if it does not fit."""
+    if spec.engine is not Engine.SEGMENT:
+        raise Unsupported(f"{spec.name} lives on the {spec.engine} engine: only topics with files take a load")
+    if manifest.topic_id != spec.topic_id:
+        raise Conflict(f"load {manifest.load_id} was prepared for another topic of the name {spec.name}")
+    beyond = [shard.partition for shard in manifest.shards if not 0 <= shard.partition < spec.partitions]
+    if beyond:
+        raise Conflict(f"load {manifest.load_id} has records for partition {beyond[0]}, which {spec.name} has not")
+    return offer_of(
+        manifest,
+        write_manifest(place.store, manifest),
+        namespace=spec.namespace,
+        topic=spec.topic,
+        store=place.name,
+        created_at=created_at,
         expires_at=expires_at,
         sink=sink,
         directory=directory,

@@ -2,7 +2,7 @@
 
 While a load is not over, notes below `offers/` say where each partition's part was attached; each is written in
 the very transaction that attaches it. A streaming query's batch is recorded in the very transaction that commits its
-load, compared with the batch before. Knows the metadata store, and stores only to sweep them.
+load, compared with the batch before. Knows the metadata store alone.
 """
 
 from __future__ import annotations
@@ -13,18 +13,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from forebay.blobs import BlobStore
 from forebay.catalog import ShardCatalog
-from forebay.catalog.replaced import Replaced
 from forebay.errors import Conflict, Indeterminate, Invalid, Unavailable, UnknownTopic
 from forebay.format.descriptor import LoadStatus, gap_descriptor
 from forebay.format.keys import attached_key, load_key, offer_key, offers_prefix, sink_key, topic_key
 from forebay.format.value import Unknown, decode_value, encode_value
+from forebay.loads.prepare import Load
 from forebay.manifests import ManifestRef
 from forebay.metadata import Absent, Compare, Delete, DeleteRange, MetadataStore, Operation, Put, RevisionIs
-from forebay.prepared import Load
 from forebay.records import Gap, Reason
-from forebay.sweeping import named_by
 from forebay.topics import TopicSpec
 
 logger = logging.getLogger(__name__)
@@ -341,45 +338,3 @@ def never_offered(spec: TopicSpec | None, *, created_at: int) -> Load:
         created_at=created_at,
         shards=(),
     )
-
-
-class LoadSweep(NamedTuple):
-    """What a sweep goes by: how old objects must be, and since when history has not named them."""
-
-    now_ms: int
-    grace_s: float
-    replaced: Replaced
-
-
-def sweep_loads(
-    store: BlobStore, prefix: str, book: LoadBook, catalog: ShardCatalog, *, unknown_as: Load, by: LoadSweep
-) -> list[str]:
-    """Remove objects of loads below `prefix` that are older than the grace and that nobody needs; their keys.
-
-    All are needed while the load is offered, afterwards those that the catalog names or has named within the grace.
-    What was never offered is given up first: whoever brings it must have offered it by then.
-    """
-    found: dict[str, list[str]] = {}
-    before_ms = by.now_ms - int(by.grace_s * 1000)
-    for stat in store.list(prefix):
-        load_id, _, name = stat.key.removeprefix(prefix).partition("/")
-        if name and stat.modified_ms < before_ms:
-            found.setdefault(load_id, []).append(stat.key)
-    over = [load_id for load_id in found if _is_over(book, load_id, unknown_as)]
-    # Read after that: nothing of a load that is over can be named any more, unless it is named here.
-    if not over:
-        return []
-    needed = named_by(catalog)
-    unneeded = [key for load_id in over for key in found[load_id] if key not in needed]
-    swept = by.replaced.long_ago(unneeded, catalog.descriptors(), by.grace_s)
-    for key in swept:
-        store.delete(key)
-        logger.info("%s: removed %s of a load that is over", catalog.keys, key)
-    return swept
-
-
-def _is_over(book: LoadBook, load_id: str, unknown_as: Load) -> bool:
-    stored = book.find(load_id)
-    if stored is None:
-        return book.give_up(load_id, unknown_as=unknown_as).status is LoadStatus.ABANDONED
-    return stored.load.status is not LoadStatus.OFFERED
