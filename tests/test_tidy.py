@@ -20,6 +20,9 @@ _AS_A_THING: Final = _ANYWHERE | {"base", "common", "data", "info", "process"}
 _FOREIGN_NAMES: Final = re.compile(r"data_?(source|frame|loss)", re.IGNORECASE)  # Spark's own words
 _WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _UNFINISHED: Final = re.compile(r"\bTO[D]O\b|\bFIX[M]E\b|\bX{3}\b")
+_PRIVATE: Final = re.compile(r"_(?!_)\w+|__\w*[^_]")
+_PRIVATE_USES_MAX: Final = 330
+"""How often tests look at what only a class or module itself should know: less with time, never more."""
 _OUTSIDE: Final = re.compile(r"\bissue\s*#|(?<![\w.])/(?:home|opt|root|work)/", re.IGNORECASE)
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
@@ -64,6 +67,54 @@ def test_project_speaks_of_itself_alone() -> None:
 
 def test_locks_name_no_address() -> None:
     assert [path.name for path in _ROOT.glob("*.lock") if "/" in path.read_text()] == []
+
+
+def test_tests_come_through_the_front_door() -> None:
+    """Behind it through `forebay.testing.inside`, which alone knows how a log is put together."""
+    ours = {name for path in _modules("src") for name in _private_names(_tree(path))}
+    uses = [f"{_name(path)}:{use}" for path in _modules("tests") for use in _private_uses(_tree(path), ours)]
+
+    assert len(uses) <= _PRIVATE_USES_MAX, "\n".join(uses)
+
+
+def _private_uses(tree: ast.Module, ours: set[str]) -> Iterator[str]:
+    """Where a module reads, imports or replaces a private name of the sources that is not a name of its own, too."""
+    foreign, own = _imported_from_elsewhere(tree), _private_names(tree)
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self" | "cls")):
+                continue
+            case ast.Attribute(value=ast.Name(id=of)) if of in foreign:
+                continue
+            case ast.Attribute(attr=name):
+                names = [name]
+            case ast.ImportFrom(module=str(module), names=imported) if module.startswith("forebay"):
+                names = [alias.name for alias in imported]
+            case ast.Call(func=ast.Attribute(attr="setattr") | ast.Name(id="getattr" | "setattr"), args=[_, given, *_]):
+                names = [given.value] if isinstance(given, ast.Constant) and isinstance(given.value, str) else []
+            case _:
+                continue
+        yield from (f"{node.lineno}: {name}" for name in names if name in ours and name not in own)
+
+
+def _private_names(tree: ast.Module) -> set[str]:
+    """The private names that a module defines: of fields, functions, classes and of its own."""
+    names = set[str]()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+    return {name for name in names if _PRIVATE.fullmatch(name)}
+
+
+def _imported_from_elsewhere(tree: ast.Module) -> set[str]:
+    """Modules that are not ours, by the names they have here."""
+    imports = (alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names)
+    return {alias.asname or alias.name for alias in imports if not alias.name.startswith("forebay")}
 
 
 def _modules(*directories: str) -> list[Path]:

@@ -19,6 +19,7 @@ from forebay.aio import AsyncLog, AsyncTopic
 from forebay.aio.workers import WORKERS
 from forebay.engines import MemoryEngine, SegmentEngine
 from forebay.shard import SegmentShard, ShardRef
+from forebay.testing.inside import inside
 from tests.storage.rig import QUICK, WatchedDisk, quick, values
 
 T = TypeVar("T")
@@ -494,13 +495,12 @@ def test_an_append_never_acquires_a_shard_in_the_event_loop(
         for given_up in range(3):
             acked = await asyncio.gather(*(topic.append(b"%d" % n, partition=n % 2) for n in range(20)))
             assert acked == [given_up * 10 + n // 2 for n in range(20)], "as their tasks were started"
-            for shard in storage._shards.all():
+            for shard in inside(storage).shards():
                 # As after a lost lease: one is gone, the other is still found, and is closed.
                 if shard.ref.partition == 0:
                     storage._shards.let_go(shard.ref)
                 if isinstance(shard, SegmentShard):
-                    assert storage._parts.owned is not None
-                    storage._parts.owned.retire(shard.ref)
+                    inside(storage).engine.retire(shard.ref)
 
     run(tmp_path / "log", use)
 

@@ -13,6 +13,7 @@ from bench import indexed, payload
 from bench.cases import engines, lookup
 from bench.indexed import IndexedStore, Stream
 from bench.plan import TOY
+from forebay.testing.inside import inside
 
 STREAM = Stream(600, keys=60, tags=6)
 STORES: dict[str, Callable[[Path], IndexedStore]] = {
@@ -74,7 +75,7 @@ def test_deletes_that_leave_the_records_are_told(tmp_path: Path, monkeypatch: py
 
 def test_bytes_are_counted_however_the_store_is_read(tmp_path: Path) -> None:
     with lookup._opened(tmp_path) as log:
-        store = log._parts.places.store
+        store = inside(log).places.store
         assert isinstance(store, lookup.CountedStore)
         store.upload("a/b", [b"x" * 100])
         before = lookup.CountedStore.read_bytes

@@ -15,6 +15,7 @@ from forebay.disk import SystemDisk
 from forebay.format.descriptor import ShardState
 from forebay.storage import Storage
 from forebay.storage.directory import LogDirectory
+from forebay.testing.inside import inside
 from tests.cli.house import TOPIC, House, child
 from tests.cli.rig import Shell, filled, one_line, snapshot
 from tests.ledger import Ledger
@@ -294,7 +295,7 @@ def test_export_says_how_far_history_reaches_and_show_what_is_behind(tmp_path: P
             topic = log.topic(TOPIC)
             topic.append_many([b"x" * 100] * 50, partition=0)
             topic.rotate()
-            shard = topic._shard(0)
+            shard = inside(topic).shard(0)
             shard.upkeep.seal_rotated()  # type: ignore[attr-defined]
 
             shown = house.shown("a")

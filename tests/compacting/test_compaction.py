@@ -24,6 +24,7 @@ from forebay.metadata import Put
 from forebay.settings import ExportSettings, RetentionSettings
 from forebay.storage import Topic
 from forebay.tabled import Tabled
+from forebay.testing.inside import inside
 from forebay.wal.files import SealedFile
 from tests.compacting.directly import AT_ONCE, catalog_of, check_sound, compacted, kinds_of, shown
 from tests.moves import rig
@@ -245,8 +246,8 @@ def test_sweep_takes_what_was_replaced_and_leaves_what_tables_name(tmp_path: Pat
     first = catalog_of(mixed.log, mixed.filled.topic).descriptors()[0].object_key
     mixed.delete(0, 10, 20)
     tabled = _tabled(mixed)
-    places = mixed.log._parts.places
-    assert places is not None and places.store is not None
+    places = inside(mixed.log).places
+    assert places.store is not None
     tabled.put([first], places.store)
     compacted(land)
 
@@ -392,8 +393,7 @@ def test_readers_in_flight_are_not_disturbed(land: Land) -> None:
 
         compacted(land)
         _drop_copies(topic)
-        places = mixed.log._parts.places
-        assert places is not None
+        places = inside(mixed.log).places
         rig.shard_of(topic).archive._exporter.sweep(-1, rig.shard_of(topic).wal.files, places.loads)
         kept = [path.name for path in land.root.rglob("*.seg")]
         assert len(kept) == 1, "all that they read from before is gone"

@@ -19,6 +19,7 @@ from forebay.metadata import Put, RevisionIs
 from forebay.settings import ExportSettings
 from forebay.tabled import LISTED_MAX, Tabled
 from forebay.testing.clock import ManualClock
+from forebay.testing.inside import inside
 from tests.compacting.world import LEASE, WINDOW, Compactor, World
 from tests.history.attached import LOAD, Land, values
 from tests.history.house import TOPIC, House
@@ -145,8 +146,8 @@ def test_what_tables_name_is_asked_where_it_is_listed_whatever_store_is_swept(tm
     with land.open("one") as log:
         topic = log.create_topic("shop/orders")
         topic.append(b"first")
-        places, spec = log._parts.places, topic.spec
-        assert places is not None and places.store is not None
+        places, spec = inside(log).places, topic.spec
+        assert places.store is not None
         left = f"{spec.topic_id}_0/{COMPACTED}left.parquet"
         places.loads.open().put_if_absent(left, b"rows")
         tabled = Tabled(rig.metadata_of(log), "/forebay", spec.namespace, spec.topic, spec.topic_id)

@@ -11,6 +11,7 @@ from typing import Final
 import pytest
 
 from forebay.format.descriptor import DescriptorKind
+from forebay.testing.inside import inside
 from tests.compacting.directly import check_sound, compacted, kinds_of, shown
 from tests.compacting.killed import LANDS, STEPS
 from tests.ledger import Ledger
@@ -67,8 +68,7 @@ def test_killed_compaction_is_ended_by_the_next(tmp_path: Path, mode: str, steps
 
 def _sweep(mixed: Mixed) -> None:
     """As if the time of grace were over for everything."""
-    places = mixed.log._parts.places
-    assert places is not None
+    places = inside(mixed.log).places
     for partition in range(2):
         shard = shard_of(mixed.filled.topic, partition)
         shard.archive._exporter.sweep(-1, shard.wal.files, places.loads)

@@ -21,6 +21,7 @@ from forebay.spark import opening
 from forebay.spark.jobs.leases import Lease
 from forebay.storage import Storage
 from forebay.tabled import Tabled
+from forebay.testing.inside import inside
 from tests.compacting.directly import catalog_of, check_sound, compacted, kinds_of, shown
 from tests.moves import rig
 from tests.moves.rig import TOPIC, Land
@@ -131,8 +132,7 @@ def test_copies_that_somebody_may_need_stay(tmp_path: Path, why: str) -> None:
         metadata, spec = rig.metadata_of(log), mixed.filled.topic.spec
         key = rig.keys_of(log, mixed.filled.topic).compactor
         tabled = Tabled(metadata, "/forebay", spec.namespace, spec.topic, spec.topic_id)
-        places = log._parts.places
-        assert places is not None
+        places = inside(log).places
         if why == "a table names it":
             tabled.put([stat.key for stat in places.loads.list() if stat.key.endswith(".parquet")], places.loads)
         else:
@@ -279,8 +279,8 @@ def test_objects_of_what_lies_elsewhere_stay(unowned: Mixed, lies: str, place: i
     shard = unowned.filled.topic.spec.topic_id + "_0"
     copy = f"{shard}/1-aa.seg"
     with unowned.land.open("one") as log:
-        catalog, places = catalog_of(log, unowned.filled.topic), log._parts.places
-        assert places is not None and places.store is not None
+        catalog, places = catalog_of(log, unowned.filled.topic), inside(log).places
+        assert places.store is not None
         below = {"loads:": unowned.land.root / "store" / shard / "loads"}
         local = sorted(below.get(lies, unowned.land.root / "one" / "shards" / shard).rglob("*.seg"))
         places.store.put_if_absent(copy, local[0].read_bytes())

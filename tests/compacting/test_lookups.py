@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 
 from forebay.storage import Topic
+from forebay.testing.inside import inside
 from forebay.wal.files import SealedFile
 from tests.compacting.directly import compacted
 from tests.moves import rig
@@ -27,7 +28,7 @@ def _by_key(topic: Topic) -> list[int]:
 
 
 def _shard(topic: Topic) -> Any:
-    shard: Any = topic._shard(0)
+    shard: Any = inside(topic).shard(0)
     return shard.archive if hasattr(shard, "archive") else shard._past
 
 

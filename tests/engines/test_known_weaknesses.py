@@ -14,6 +14,7 @@ from forebay.progress import ReaderName
 from forebay.settings import Settings
 from forebay.testing.clock import ManualClock
 from forebay.testing.contracts.engines import in_threads
+from forebay.testing.inside import inside
 from tests.storage.rig import QUICK, values
 
 NOW = 1_700_000_000_000
@@ -92,14 +93,14 @@ def test_paging_is_not_stuck_on_expired_records(log: Storage, topic: Topic, cloc
     topic.append_many([b"x" * 2000] * 1500, keys=[b"k"] * 1500)
     topic.append(b"last", key=b"k")
     log.alter_topic("t", ttl_ms=1_800_000, allow_loss=True)
-    log._keeping.step()
+    inside(log).workers.limits.step()
     told: list[Gap] = []
 
     assert len(list(topic.read(0, on_gap=lambda _, gap: told.append(gap)))) == 1501
     assert told == [Gap(0, 1500, Reason.TTL)]
     assert topic.delete_by_offset(1500, 3000) == 1500
     assert values(topic.read(0, on_gap=lambda _, gap: None)) == values(topic.read(1500)) == [b"last"]
-    shard, at, pages = topic._shard(0), 0, 0
+    shard, at, pages = inside(topic).shard(0), 0, 0
     while at < 3001:
         page = shard.read(at, 1000)
         assert page.next > at, "every page leads on"

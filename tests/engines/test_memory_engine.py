@@ -7,6 +7,7 @@ import signal
 import pytest
 
 import forebay
+from forebay.testing.inside import inside
 
 
 def test_an_append_by_a_signal_inside_an_append_is_refused_and_no_offset_given_out_twice(
@@ -16,7 +17,7 @@ def test_an_append_by_a_signal_inside_an_append_is_refused_and_no_offset_given_o
     refused: list[str] = []
     with forebay.open(":memory:") as log:
         topic = log.create_topic("t")
-        shard = topic._shard(0)
+        shard = inside(topic).shard(0)
         append = shard._append  # type: ignore[attr-defined]
 
         def interrupted(*args: object) -> int:

@@ -26,6 +26,7 @@ from forebay.settings import (
 )
 from forebay.shard import SegmentShard
 from forebay.storage import Storage, Topic
+from forebay.testing.inside import inside
 from tests.blobs.servers import s3_settings
 
 TOPIC: Final = "shop/orders"
@@ -103,20 +104,18 @@ def _land(root: Path, **groups: object) -> Land:
 
 def metadata_of(log: Storage) -> MetadataStore:
     """What the log shares with others."""
-    return log._parts.metadata
+    return inside(log).metadata
 
 
 def id_of(log: Storage) -> str:
     """The id of the data directory."""
-    assert log._parts.directory is not None
-    return log._parts.directory.id
+    assert log.directory_id is not None
+    return log.directory_id
 
 
 def shard_of(topic: Topic, partition: int = 0) -> SegmentShard:
     """The open shard below a partition."""
-    shard = topic._shard(partition)
-    assert isinstance(shard, SegmentShard)
-    return shard
+    return inside(topic).segment(partition)
 
 
 def keys_of(log: Storage, topic: Topic, partition: int = 0) -> ShardKeys:

@@ -16,6 +16,7 @@ from forebay.inspection import verify
 from forebay.storage import Storage
 from forebay.storage.archiving import FIRST_SWEEP_SECONDS
 from forebay.testing.clock import ManualClock
+from forebay.testing.inside import inside
 from tests.history.test_attach_storage import prepared
 from tests.ledger import Ledger
 from tests.moves import rig
@@ -186,7 +187,7 @@ def test_an_open_shard_of_a_topic_that_was_deleted_elsewhere_stops(tmp_path: Pat
         with pytest.raises((forebay.Closed, forebay.UnknownTopic), match="was deleted"):
             topic.append(b"1")
         # Once the upkeep has let go of the shard, its files go.
-        until(lambda: a._parts.owned is not None and not a._parts.owned.shards())
+        until(lambda: a._parts.owned is not None and not inside(a).engine.shards())
         clear_up(a)
     assert country.remains("A") == []
 

@@ -15,6 +15,7 @@ from forebay.settings import ExportSettings, RetentionSettings
 from forebay.storage import Storage, archiving
 from forebay.sweeping import named_by
 from forebay.testing.clock import ManualClock
+from forebay.testing.inside import inside
 from tests.blobs.scripted import DROPPED, Answer, Request, answering, forwarded
 from tests.history.test_servers_killed import Bucket
 from tests.ledger import Ledger
@@ -85,8 +86,8 @@ def insisted(call: Callable[[], T]) -> T:
 
 def unnamed(log: Storage) -> set[str]:
     """Objects that history does not name; what it names and is not there fails."""
-    places = log._parts.places
-    assert places is not None and places.store is not None
+    places = inside(log).places
+    assert places.store is not None
     named = named_by(shard_of(log.topic(TOPIC)).archive.catalog)
     keys = {stat.key for stat in places.store.list()}
     assert named <= keys

@@ -12,6 +12,7 @@ from forebay import Unavailable
 from forebay.catalog import ShardCatalog
 from forebay.shard.archive import Archive
 from forebay.storage import Storage
+from forebay.testing.inside import inside
 from tests.moves import rig
 from tests.moves.rig import TOPIC, Land, id_of, numbers, shard_of, told
 
@@ -85,7 +86,7 @@ def test_another_directory_leaves_it_alone(tmp_path: Path, monkeypatch: pytest.M
         step(b)
 
         assert len(objects(land)) == 1
-        assert b._shards.all() == []
+        assert inside(b).shards() == []
 
 
 def test_a_topic_that_has_nothing_there_but_its_history_is_not_opened_for_that(tmp_path: Path) -> None:
@@ -104,7 +105,7 @@ def test_a_topic_that_has_nothing_there_but_its_history_is_not_opened_for_that(t
     with land.open("B") as b:
         step(b)
 
-        assert b._shards.all() == []
+        assert inside(b).shards() == []
 
 
 def test_whoever_gives_a_topic_up_waits_for_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from forebay.metadata import Compare, Delete, MetadataStore, Operation, Outcome,
 from forebay.settings import MetadataSettings, RetentionSettings, StorageSettings
 from forebay.shard.handover import bring_into_history
 from forebay.shard.places import is_local
+from forebay.testing.inside import inside
 from forebay.testing.moves import Operations
 from tests.ledger import Ledger
 from tests.moves import rig
@@ -213,7 +214,7 @@ def test_a_contradiction_does_not_keep_other_topics_closed(tmp_path: Path) -> No
         with pytest.raises(Conflict, match="does not know the shard"):
             a.recover()
 
-        assert [str(shard.ref) for shard in a._shards.all()] == ["shop/a[0]", "shop/c[0]"]
+        assert [str(shard.ref) for shard in inside(a).shards()] == ["shop/a[0]", "shop/c[0]"]
 
 
 def test_a_damaged_log_that_nobody_knows_does_not_keep_other_topics_closed(tmp_path: Path) -> None:
@@ -224,7 +225,7 @@ def test_a_damaged_log_that_nobody_knows_does_not_keep_other_topics_closed(tmp_p
         with pytest.raises(Corrupt, match="header"):
             a.recover()
 
-        assert [str(shard.ref) for shard in a._shards.all()] == ["shop/a[0]", "shop/c[0]"]
+        assert [str(shard.ref) for shard in inside(a).shards()] == ["shop/a[0]", "shop/c[0]"]
 
 
 def test_a_directory_that_starts_opens_its_own_topics_and_leaves_those_of_others(tmp_path: Path) -> None:
@@ -257,7 +258,7 @@ def test_a_topic_that_another_directory_has_does_not_keep_the_others_closed(tmp_
         a.recover()
         b.recover()
 
-        assert {shard.ref.spec.topic for shard in b._parts.owned.shards()} == {"a", "b", "c"}  # type: ignore[union-attr]
+        assert {shard.ref.spec.topic for shard in inside(b).engine.shards()} == {"a", "b", "c"}
 
 
 def owned_by_another_process(log: Storage, name: str, lives: Storage) -> Session:
@@ -274,13 +275,13 @@ def test_limits_are_applied_once_the_session_of_a_process_that_died_is_over(tmp_
         a.create_topic("shop/b", cap_records=2).append_many([b"0", b"1", b"2"])
     with land.open("A") as a, land.open("B") as lives:
         session = owned_by_another_process(a, "shop/b", lives)
-        a._keeping.step()
-        assert a._shards.all() == []
+        inside(a).workers.limits.step()
+        assert inside(a).shards() == []
         session.close()
 
-        a._keeping.step()
+        inside(a).workers.limits.step()
 
-        assert [shard.offsets().evict_floor for shard in a._shards.all()] == [1]
+        assert [shard.offsets().evict_floor for shard in inside(a).shards()] == [1]
 
 
 def test_a_topic_that_a_process_which_just_died_had_open_does_not_keep_the_others_closed(tmp_path: Path) -> None:
@@ -294,7 +295,7 @@ def test_a_topic_that_a_process_which_just_died_had_open_does_not_keep_the_other
         with pytest.raises(Unavailable, match="of this very directory"):
             a.recover()
 
-        assert {shard.ref.spec.topic for shard in a._parts.owned.shards()} == {"a", "c"}  # type: ignore[union-attr]
+        assert {shard.ref.spec.topic for shard in inside(a).engine.shards()} == {"a", "c"}
         session.close()
         a.recover()
         assert a.topic("shop/b").append(b"1") == 1

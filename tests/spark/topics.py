@@ -16,9 +16,9 @@ from forebay.clock import SystemClock
 from forebay.disk import SystemDisk
 from forebay.records import Gap
 from forebay.settings import WalSettings
-from forebay.shard import SegmentShard
 from forebay.spark.options import ReadOptions
 from forebay.spark.snapshot import Split, load, plan
+from forebay.testing.inside import inside
 from forebay.topics import TopicSpec, shard_id
 from forebay.wal.begin import Start, begin
 from forebay.wal.staging import Entry, Ticket
@@ -65,8 +65,7 @@ class Filled:
         """Rotate, and turn what was rotated into sealed files."""
         self.topic.rotate()
         for partition in range(self.topic.partitions):
-            shard = self.topic._shard(partition)
-            assert isinstance(shard, SegmentShard)
+            shard = inside(self.topic).segment(partition)
             shard.upkeep.seal_rotated()
 
     def every_tier(self) -> None:

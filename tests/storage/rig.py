@@ -13,8 +13,8 @@ from forebay.clock import SystemClock
 from forebay.disk import File, Lock, SystemDisk
 from forebay.records import Bytes, Record
 from forebay.settings import Settings
-from forebay.shard import SegmentShard
 from forebay.storage import Topic
+from forebay.testing.inside import inside
 from forebay.wal.log import Wal
 
 PATIENCE = 60.0
@@ -46,9 +46,7 @@ def values(records: Iterable[Record]) -> list[bytes | None]:
 
 def wal_of(topic: Topic, partition: int = 0) -> Wal:
     """The log below a partition, to look at."""
-    shard = topic._shard(partition)
-    assert isinstance(shard, SegmentShard)
-    return shard.wal
+    return inside(topic).wal(partition)
 
 
 def digest(root: Path, *, without: Sequence[str] = ()) -> dict[str, str]:

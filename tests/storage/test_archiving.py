@@ -22,6 +22,7 @@ from forebay.storage import Storage, Topic
 from forebay.storage.archiving import Archiving
 from forebay.storage.deletions import Deletions
 from forebay.testing.clock import ManualClock
+from forebay.testing.inside import inside
 from tests.storage.rig import PATIENCE, QUICK
 
 
@@ -38,9 +39,7 @@ def _settings(tmp_path: Path, **groups: object) -> Settings:
 
 
 def _shard(topic: Topic) -> SegmentShard:
-    shard = topic._shard(0)
-    assert isinstance(shard, SegmentShard)
-    return shard
+    return inside(topic).segment(0)
 
 
 def _with_sealed_file(log: Storage, name: str) -> SegmentShard:
@@ -289,12 +288,12 @@ def test_whoever_learns_by_an_export_that_it_was_overtaken_stops(tmp_path: Path)
         archiving = _archiving(log)
         shard = _with_sealed_file(log, "orders")
         key = shard.archive.catalog.keys.state
-        entry = log._parts.metadata.get(key)
+        entry = inside(log).metadata.get(key)
         assert entry is not None
         state = decode_value(entry.value, ShardState)[0]
-        with closing(log._parts.metadata.session(30)) as other:
+        with closing(inside(log).metadata.session(30)) as other:
             overtaken = msgspec.structs.replace(state, epoch=state.epoch + 1, owner=other.id, holder="elsewhere")
-            log._parts.metadata.transaction([], [Put(key, encode_value(overtaken))])
+            inside(log).metadata.transaction([], [Put(key, encode_value(overtaken))])
 
             archiving.notice(shard)
             archiving.step()

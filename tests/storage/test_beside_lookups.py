@@ -10,8 +10,8 @@ import pytest
 import forebay
 from forebay import Storage, Topic, UnknownTopic, Unsupported
 from forebay.engines.following import FollowedShard
-from forebay.shard import SegmentShard
 from forebay.testing.clock import ManualClock
+from forebay.testing.inside import inside
 from forebay.wal.files import LogFile
 from tests.storage.rig import QUICK, WatchedDisk, quick, values
 
@@ -60,7 +60,7 @@ def test_look_ups_beside_the_owner_give_what_the_owner_gives(owner: Topic, besid
     assert answers(beside) == answers(owner)
 
     owner.append(b"more", key=b"k1", tag="a", timestamp=1_012)
-    [shard] = [beside._shard(record.partition) for record in owner.read_by_key(b"k1")]
+    [shard] = [inside(beside).shard(record.partition) for record in owner.read_by_key(b"k1")]
     assert isinstance(shard, FollowedShard)
     [found] = shard.read_by_key(b"k1").batches
     assert values(found.records(0)) == [b"more"], "read as soon as it is acknowledged"
@@ -82,8 +82,7 @@ def test_look_ups_beside_the_owner_go_on_when_files_are_sealed_and_removed_under
     owner.rotate()
     for partition in (0, 1):
         beside.offsets(partition)
-        shard = owner._shard(partition)
-        assert isinstance(shard, SegmentShard)
+        shard = inside(owner).segment(partition)
         shard.upkeep.seal_rotated()
     replaced = 0
 
@@ -103,7 +102,7 @@ def test_look_ups_beside_the_owner_go_on_when_files_are_sealed_and_removed_under
 def test_a_look_up_beside_the_owner_reads_only_what_is_new_of_a_file_that_grows(owner: Topic, beside: Topic) -> None:
     owner.append_many([b"x" * 4096] * 500, keys=[b"bulk"] * 500, partition=0)
     assert len(list(beside.read_by_key(b"bulk", partition=0, history=True))) == 500
-    shard = beside._shard(0)
+    shard = inside(beside).shard(0)
     assert isinstance(shard, FollowedShard)
     held = shard.log.files.all[-1]
     assert isinstance(held, LogFile)

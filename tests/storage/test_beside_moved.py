@@ -8,6 +8,7 @@ from forebay.engines.following import FollowedShard
 from forebay.records import Gap, Reason
 from forebay.settings import Settings
 from forebay.storage import Storage, Topic
+from forebay.testing.inside import inside
 from tests.storage.rig import QUICK
 
 
@@ -83,6 +84,6 @@ def test_look_ups_beside_the_old_directory_find_what_everybody_else_finds(tmp_pa
             assert [record.value for record in seen.read_by_key(b"k")] == [b"2"]
             assert [record.value for record in seen.read_by_key(b"k", history=True)] == [b"0", b"2"]
             assert [record.value for record in seen.read_by_tag("a")] == [b"0", b"2"]
-            shard = seen._shard(0)
+            shard = inside(seen).shard(0)
             assert isinstance(shard, FollowedShard)
             assert shard.read_by_tag("a").events == []

@@ -20,6 +20,7 @@ from forebay.format.value import encode_value
 from forebay.metadata import Put
 from forebay.records import Reason
 from forebay.shard import SegmentShard
+from forebay.testing.inside import inside
 from forebay.wal.hearing import is_inside
 from forebay.wal.removing import Removals
 from forebay.wal.staging import Entry, Ticket
@@ -181,7 +182,7 @@ def test_a_callback_may_use_a_topic_for_the_first_time_while_its_own_is_given_up
     with forebay.open(tmp_path / "log", QUICK) as log:
         topic, other = log.create_topic("t"), log.create_topic("other")
         heard: list[int] = []
-        shard = topic._shard(0)
+        shard = inside(topic).shard(0)
         # As if the thread that commits had not come to it yet.
         topic._commit_soon = lambda _: None
         topic.append_nowait(b"first").add_callback(lambda _: heard.append(other.append(b"inside")))
@@ -190,8 +191,7 @@ def test_a_callback_may_use_a_topic_for_the_first_time_while_its_own_is_given_up
         if ending == "delete":
             log.delete_topic("t")
         else:
-            assert log._parts.owned is not None
-            log._parts.owned.retire(shard.ref)
+            inside(log).engine.retire(shard.ref)
 
         until(lambda: heard == [0])
 
@@ -205,8 +205,7 @@ def test_upkeep_calls_back_when_its_round_is_over(tmp_path: Path) -> None:
         maintenance._thread = Background("idle", lambda: None)  # the test is the thread
         heard: list[bool] = []
         topic._commit_soon = lambda _: None
-        shard = topic._shard(0)
-        assert isinstance(shard, SegmentShard)
+        shard = inside(topic).segment(0)
         is_stepping = is_inside(maintenance._stepping)
         topic.append_nowait(b"first").add_callback(lambda _: heard.append(is_stepping()))
 
@@ -262,16 +261,15 @@ def test_a_callback_may_append_where_an_append_at_a_cap_writes_what_waits(tmp_pa
 def _overtake(log: Storage, shard: SegmentShard) -> None:
     """From now on the recorded state names another owner."""
     key = shard.archive.catalog.keys.state
-    stored = read_state(log._parts.metadata, key)
+    stored = read_state(inside(log).metadata, key)
     assert stored is not None
     state = msgspec.structs.replace(stored.state, epoch=stored.state.epoch + 1, holder="elsewhere")
-    log._parts.metadata.transaction([], [Put(key, encode_value(state))])
+    inside(log).metadata.transaction([], [Put(key, encode_value(state))])
 
 
 def _locks(topic: Topic) -> dict[str, Callable[[], bool]]:
     """Every lock of a shard on the segment engine, by name: whether it is taken."""
-    shard = topic._shard(0)
-    assert isinstance(shard, SegmentShard)
+    shard = inside(topic).segment(0)
     return {
         "committing": lambda: is_held(shard.wal.committing),
         "queue": lambda: is_held(shard.wal.staging.lock),
@@ -290,8 +288,7 @@ def test_no_lock_of_the_shard_is_held_while_the_callbacks_of_a_lost_shard_run(tm
         for _ in range(3):
             topic.append(b"v")
             topic.rotate()
-        shard = topic._shard(0)
-        assert isinstance(shard, SegmentShard)
+        shard = inside(topic).segment(0)
         if act != "export":
             log.export_topic("t")
         heard: list[dict[str, bool]] = []
@@ -365,7 +362,7 @@ def test_no_publication_is_passed_over_while_two_threads_wake_readers(tmp_path: 
     idle = {"wal": QUICK["wal"], "runtime": {"maintenance_interval_ms": 60_000}}
     with forebay.open(tmp_path / "log", idle) as log:
         topic = log.create_topic("t", engine=engine)
-        shard = topic._shard(0)
+        shard = inside(topic).shard(0)
         queue = shard._commits if isinstance(shard, RocksShard) else wal_of(topic)
         woken, gates, seen = threading.Semaphore(0), [threading.Event(), threading.Event()], list[int]()
 

@@ -15,6 +15,7 @@ from forebay import Storage
 from forebay.clock import SystemClock
 from forebay.format.batch import encode_rows
 from forebay.loads.prepare import LoadPlace, manifest_of, write_segment
+from forebay.testing.inside import inside
 from tests.storage.rig import QUICK, until
 
 TOPICS = 12
@@ -76,7 +77,7 @@ def test_the_shard_of_a_deleted_topic_goes(tmp_path: Path, engine: str) -> None:
     with forebay.open(str(tmp_path), QUICK) as log:
         topic = log.create_topic("t", engine=engine, durability=durability)
         topic.append(b"v")
-        shard = weakref.ref(topic._shard(0))
+        shard = weakref.ref(inside(topic).shard(0))
         assert shard() is not None
 
         log.delete_topic("t")
@@ -106,7 +107,7 @@ def test_a_shard_that_attached_loads_goes_when_its_topic_is_deleted_or_sealed(tm
             topic.append(b"v")
             for again in range(2):
                 load(log, f"t{number}", f"{number}{again}".rjust(32, "0"))
-            shards.append(weakref.ref(topic._shard(0)))
+            shards.append(weakref.ref(inside(topic).shard(0)))
             assert [record.value for record in topic.read(forebay.EARLIEST)] == [b"v", b"load", b"load"]
 
         log.delete_topic("t0")

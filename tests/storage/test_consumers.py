@@ -15,12 +15,13 @@ import forebay.aio
 from forebay import EARLIEST, Conflict, Invalid, Storage, Unavailable, Unsupported
 from forebay.metadata import Delete, DeleteRange, Operation, Put
 from forebay.storage.consumer_metadata import ConsumerMetadata
+from forebay.testing.inside import inside
 from tests.looking import EXPORTED, GROUP, TOPIC, VALUES, begin_owner, end_owner, recorded, settings_of, shared
 from tests.storage.rig import QUICK, values
 
 
 def metadata_of(log: Storage) -> ConsumerMetadata:
-    metadata = log._parts.metadata
+    metadata = inside(log).metadata
     assert isinstance(metadata, ConsumerMetadata)
     return metadata
 
@@ -70,7 +71,7 @@ def test_nothing_but_cursors_is_written_by_a_read_only_log(tmp_path: Path) -> No
     with forebay.open(tmp_path / "log", QUICK) as log, forebay.open(tmp_path / "log", QUICK, read_only=True) as beside:
         topic = log.create_topic("t")
         topic.append(b"v")
-        before = log._parts.metadata.revision()
+        before = inside(log).metadata.revision()
         seen = beside.topic("t")
         list(seen.read())
         assert metadata_of(beside)._writing is None, "one who only reads needs no permission to write"
@@ -90,7 +91,7 @@ def test_nothing_but_cursors_is_written_by_a_read_only_log(tmp_path: Path) -> No
                 metadata_of(beside).transaction([], operations)
         with pytest.raises(Unsupported):
             metadata_of(beside).session(5)
-        assert log._parts.metadata.revision() == before
+        assert inside(log).metadata.revision() == before
 
 
 CONSUMER = """

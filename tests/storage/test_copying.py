@@ -14,6 +14,7 @@ import forebay
 from forebay import Conflict, Gap, Invalid, Reason, Record, Storage, Topic, Unavailable, UnknownTopic
 from forebay.partitioning import partition_of_key
 from forebay.storage import copying
+from forebay.testing.inside import inside
 from tests.ledger import Ledger
 from tests.storage.rig import QUICK, values
 
@@ -164,7 +165,7 @@ def test_a_copy_that_is_killed_goes_on(tmp_path: Path, engine: str) -> None:
 def test_what_was_deleted_evicted_or_lost_is_not_copied_and_told(tmp_path: Path) -> None:
     with forebay.open(tmp_path / "log", QUICK) as log:
         one = filled(log.create_topic("one", engine="rocksdb", cap_records=20))
-        log._keeping.step()
+        inside(log).workers.limits.step()
         one.delete_by_tag("even")
         log.create_topic("two")
 

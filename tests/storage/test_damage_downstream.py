@@ -14,6 +14,7 @@ from forebay.settings import Settings
 from forebay.shard import SegmentShard
 from forebay.storage import Storage, Topic
 from forebay.storage.archiving import Archiving
+from forebay.testing.inside import inside
 from forebay.wal import upkeep
 from forebay.wal.files import LogFile, SealedFile
 from forebay.wal.sealing import Damage
@@ -70,9 +71,7 @@ def _by_rename(file: Path, sound: bytes) -> None:
 
 
 def _shard(topic: Topic) -> SegmentShard:
-    shard = topic._shard(0)
-    assert isinstance(shard, SegmentShard)
-    return shard
+    return inside(topic).segment(0)
 
 
 def _read(topic: Topic) -> tuple[list[bytes | None], list[Gap]]:

@@ -10,6 +10,7 @@ import pytest
 
 import forebay
 from forebay import Invalid, Storage, Unsupported
+from forebay.testing.inside import inside
 from tests.storage.rig import QUICK, values
 
 ENGINES: Final = ("segment", "rocksdb", "memory")
@@ -80,7 +81,7 @@ def test_look_ups_deletes_and_limits(log: Storage, engine: str) -> None:
         for number in range(4):
             topic.append(b"%d" % number, key=b"k", tag="a", timestamp=number)
         assert values(topic.read_by_key(b"k")) == [b"3"] and topic.offset_at_time(2) == 2
-        log._keeping.step()
+        inside(log).workers.limits.step()
         assert values(topic.read_by_tag("a")) == [b"2", b"3"]
         assert topic.delete_by_offset(2, 3) == 1 and values(topic.read()) == [b"3"]
 

@@ -11,6 +11,7 @@ from forebay import Moved
 from forebay.settings import MetadataSettings, Settings, StorageSettings, StoreSettings
 from forebay.shard import ShardRef
 from forebay.storage import Storage
+from forebay.testing.inside import inside
 from tests.storage.rig import until, values, wal_of
 
 
@@ -23,8 +24,8 @@ def _settings(tmp_path: Path) -> Settings:
 
 
 def _id(log: Storage) -> str:
-    assert log._parts.directory is not None
-    return log._parts.directory.id
+    assert log.directory_id is not None
+    return log.directory_id
 
 
 def _after_retiring(log: Storage, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
@@ -54,7 +55,7 @@ def test_a_shard_opened_again_right_after_it_was_lost_is_still_exported(
         assert log._parts.archiving is not None and log._parts.maintenance is not None
         log._parts.maintenance.step()  # behind the round that let go of it
 
-        shard = topic._shard(0)
+        shard = inside(topic).shard(0)
         assert log._parts.archiving._watched[shard.ref.id] is shard
         assert log._parts.maintenance._watched[shard.ref.id] is shard
 

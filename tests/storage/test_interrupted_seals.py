@@ -23,8 +23,8 @@ def _settings(tmp_path: Path) -> Settings:
 
 
 def _id(log: Storage) -> str:
-    assert log._parts.directory is not None
-    return log._parts.directory.id
+    assert log.directory_id is not None
+    return log.directory_id
 
 
 def _break_off(lag: Lag) -> None:

@@ -35,6 +35,7 @@ from forebay.shard import ShardRef
 from forebay.storage.archiving import Archiving
 from forebay.storage.keeping import Ended
 from forebay.storage.streams import Stream
+from forebay.testing.inside import inside
 from tests.looking import EXPORTED, GROUP, TOPIC, UNUSED, VALUES, begin_owner, end_owner, recorded, settings_of
 from tests.storage.rig import until, values
 
@@ -107,7 +108,7 @@ LOOKS_OF_A_LOG: dict[str, Callable[[Storage], object]] = {
     "cached commit": lambda log: log.group("committing").commit(TOPIC, 0, ack="cached"),
     "reset": lambda log: log.group("committing").reset(TOPIC, LATEST),
     "recover": lambda log: log.recover(),
-    "limits in the background": lambda log: log._keeping.step(),
+    "limits in the background": lambda log: inside(log).workers.limits.step(),
     "history in the background": lambda log: archiving_of(log).step(),
     "clear_moved": lambda log: log.clear_moved(),
 }
@@ -483,7 +484,7 @@ def test_a_flush_of_what_another_owner_has_replaced_is_refused(tmp_path: Path) -
         b.topic(TOPIC).acquire()
         with pytest.raises(ForebayError):
             topic.append(b"1")
-        until(lambda: not a._shards.all())
+        until(lambda: not inside(a).shards())
 
         for _ in range(2):
             with pytest.raises(Moved, match="has another owner"):

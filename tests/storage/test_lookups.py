@@ -15,6 +15,7 @@ from forebay.partitioning import partition_of_key
 from forebay.settings import Settings
 from forebay.storage import compaction
 from forebay.testing.clock import ManualClock
+from forebay.testing.inside import inside
 from tests.moves.rig import shard_of
 from tests.storage.rig import QUICK, until, values
 
@@ -128,7 +129,7 @@ def test_deletes_and_floors_survive_a_restart(tmp_path: Path, lasting: str) -> N
     with forebay.open(tmp_path / "log", QUICK) as log:
         topic = filled(log.create_topic("t", engine=lasting, durability="fsync", cap_records=8))
         topic.delete_by_key(b"k3")
-        log._keeping.step()
+        inside(log).workers.limits.step()
     with forebay.open(tmp_path / "log", QUICK) as log:
         topic, gaps = log.topic("t"), list[Gap]()
         found = values(topic.read(0, on_gap=lambda _, gap: gaps.append(gap)))
@@ -174,7 +175,7 @@ def test_beside_the_owner_nothing_is_deleted_evicted_or_altered(tmp_path: Path) 
                 theirs.delete_before(1)
             with pytest.raises(Unsupported, match="read-only"):
                 beside.alter_topic("t", partitions=3)
-            beside._keeping.step()
+            inside(beside).workers.limits.step()
         assert len(list(topic.read())) == 12
 
 
@@ -197,7 +198,7 @@ def test_an_append_never_evicts(log: Storage, engine: str) -> None:
     topic = filled(log.create_topic("t", engine=engine, cap_records=5))
 
     assert topic.offsets().evict_floor == 0
-    log._keeping.step()
+    inside(log).workers.limits.step()
     assert topic.offsets().evict_floor == 7
 
 
@@ -208,7 +209,7 @@ def test_a_clock_that_jumps_takes_a_share_at_a_time_and_is_reported(
     clock.jump(3_600_000)
     left = []
     for _ in range(3):
-        log._keeping.step()
+        inside(log).workers.limits.step()
         left.append(len(list(topic.read())))
 
     assert left == [6, 3, 2]
@@ -227,7 +228,7 @@ def test_the_share_that_one_pass_ends_because_of_time_is_a_setting(
         for ttl_ms in (60_000, 50_000, 40_000):
             # Also by a definition that was altered since.
             log.alter_topic("t", ttl_ms=ttl_ms, allow_loss=True)
-            log._keeping.step()
+            inside(log).workers.limits.step()
             found.append(len(list(topic.read())))
 
     assert found == left
@@ -238,7 +239,7 @@ def test_a_topic_that_refuses_new_records_says_so_and_takes_them_again(log: Stor
 
     with pytest.raises(Full, match="cap_records 12"):
         topic.append(b"too much")
-    log._keeping.step()
+    inside(log).workers.limits.step()
     assert topic.offsets().earliest == 0
     assert topic.delete_before(2) == 2
     assert topic.append(b"fits") == 12
@@ -250,20 +251,20 @@ def test_superseded_records_end_once_they_are_old_and_never_the_newest(
     topic = log.create_topic("t", engine=engine, cleanup="compact", compact_lag_ms=60_000)
     filled(topic, 8)
     topic.append(b"keyless")
-    log._keeping.step()
+    inside(log).workers.limits.step()
     assert len(list(topic.read())) == 9, "none is old enough"
     clock.advance(30)
     topic.append_many([b"8", b"9"], keys=[b"k0", b"k1"])
     clock.advance(30)
-    log._keeping.step()
+    inside(log).workers.limits.step()
 
     assert values(topic.read()) == [b"6", b"7", b"keyless", b"8", b"9"]
     assert values(topic.read_by_key(b"k0", history=True)) == [b"8"]
     topic.append(b"young", key=b"k2")
-    log._keeping.step()
+    inside(log).workers.limits.step()
     assert values(topic.read_by_key(b"k2", history=True)) == [b"6", b"young"], "it goes when the young one is old"
     clock.advance(60)
-    log._keeping.step()
+    inside(log).workers.limits.step()
     assert values(topic.read()) == [b"7", b"keyless", b"8", b"9", b"young"]
 
 
@@ -273,7 +274,7 @@ def test_compaction_leaves_what_is_superseded_but_young(log: Storage, clock: Man
     clock.advance(60)
     topic.append(b"young", key=b"k")
     topic.append(b"newest", key=b"k")
-    log._keeping.step()
+    inside(log).workers.limits.step()
     assert values(topic.read()) == [b"young", b"newest"]
 
 
@@ -292,7 +293,7 @@ def test_compaction_goes_by_when_each_record_of_a_rewritten_frame_was_appended(
         topic = log.topic("t")
         (batch,) = shard_of(topic).read(0).batches
         assert [run.records for run in batch.appended()] == [1, 2]
-        log._keeping.step()
+        inside(log).workers.limits.step()
         assert values(topic.read()) == [b"young", b"newest"]
 
 
@@ -308,11 +309,11 @@ def test_compaction_is_reported_goes_page_by_page_and_begins_anew_with_each_life
             topic.append_many([b"x" * 100_000] * 2, keys=[b"a", b"b"])
     with Storage.open(tmp_path / "log", settings, clock=clock) as log:
         topic = log.topic("t")
-        log._keeping.step()
+        inside(log).workers.limits.step()
         assert topic.offsets().next == 60, "opened"
         left = [len(list(topic.read()))]
         while left[-1] > 2:
-            log._keeping.step()
+            inside(log).workers.limits.step()
             left.append(len(list(topic.read())))
             assert left[-1] < left[-2]
     assert len(left) > 3
@@ -368,22 +369,22 @@ def test_what_would_lose_records_at_once_asks_for_a_word(
 
     with pytest.raises(Conflict, match=f"{told}.*allow_loss=True"):
         log.alter_topic("t", **changes)  # type: ignore[arg-type]
-    log._keeping.step()
+    inside(log).workers.limits.step()
     assert len(list(topic.read())) == 12
     compacted = {"cleanup": "compact", "compact_lag_ms": 1001}
     for enough in ({"cap_records": 12}, {"cap_bytes": 10_000}, compacted, {"ttl_ms": 1002}):
         log.alter_topic("t", **enough)
-    log._keeping.step()
+    inside(log).workers.limits.step()
     assert len(list(topic.read())) == 12
     log.alter_topic("t", allow_loss=True, **{"compact_lag_ms": 999, **changes})  # type: ignore[arg-type]
-    log._keeping.step()
+    inside(log).workers.limits.step()
     assert len(list(topic.read())) < 12
 
 
 def test_a_cap_that_refuses_loses_nothing_until_it_discards(log: Storage, engine: str) -> None:
     topic = filled(log.create_topic("t", engine=engine))
     log.alter_topic("t", cap_records=3, on_full="reject_new")
-    log._keeping.step()
+    inside(log).workers.limits.step()
     assert len(list(topic.read())) == 12
     with pytest.raises(Conflict, match="holds 12 offsets"):
         log.alter_topic("t", on_full="discard_old")
@@ -453,13 +454,13 @@ def test_a_topic_on_segment_files_hears_by_its_own_upkeep(tmp_path: Path) -> Non
 def test_a_use_of_the_topic_does_no_metadata_look_up(log: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = filled(log.create_topic("t", engine="memory", cap_records=100))
     asked: list[str] = []
-    found = log._parts.metadata.get
+    found = inside(log).metadata.get
 
     def get(key: str) -> object:
         asked.append(key)
         return found(key)
 
-    monkeypatch.setattr(log._parts.metadata, "get", get)
+    monkeypatch.setattr(inside(log).metadata, "get", get)
     filled(topic)
     list(topic.read_by_key(b"k1", history=True))
     assert asked == []

@@ -16,6 +16,7 @@ from forebay.engines import SegmentEngine
 from forebay.metadata import Change, Compacted
 from forebay.shard import SegmentShard, ShardRef
 from forebay.testing.clock import ManualClock
+from forebay.testing.inside import inside
 from forebay.wal.hearing import is_inside
 from tests.storage.rig import QUICK, WatchedDisk, quick, until, values, wal_of
 
@@ -196,8 +197,7 @@ def test_recovery_tells_its_progress_and_opens_every_shard(tmp_path: Path) -> No
         log.recover(heard.append)
         assert heard == sorted(heard)
         assert heard[-1] == 1.0
-        assert log._parts.owned is not None
-        assert len(log._parts.owned.shards()) == 6
+        assert len(inside(log).engine.shards()) == 6
         assert sum(len(list(log.topic(name).read())) for name in "abc") == 150
 
 
@@ -215,9 +215,9 @@ def test_limits_are_applied_to_topics_that_nobody_has_used_since(tmp_path: Path)
         log.create_topic("fleeting", engine="memory", cap_records=5).append(b"v")
 
     with Storage.open(tmp_path / "log", settings, clock=clock) as log:
-        log._keeping.step()
+        inside(log).workers.limits.step()
 
-        assert {(str(shard.ref), shard.offsets().evict_floor) for shard in log._shards.all()} == {
+        assert {(str(shard.ref), shard.offsets().evict_floor) for shard in inside(log).shards()} == {
             ("default/rocksdb[1]", 7),
             ("default/segment[1]", 7),
         }
@@ -230,13 +230,13 @@ def test_a_limit_that_is_new_is_applied_to_a_topic_that_nobody_has_used_since(tm
         log.create_topic("t").append_many([b"v"] * 12)
 
     with Storage.open(tmp_path / "log", settings, clock=clock) as log:
-        log._keeping.step()
-        assert log._shards.all() == []
+        inside(log).workers.limits.step()
+        assert inside(log).shards() == []
         log.alter_topic("t", cap_records=5, allow_loss=True)
         clock.advance(settings.retention.evict_interval_s)
-        log._keeping.step()
+        inside(log).workers.limits.step()
 
-        assert [shard.offsets().evict_floor for shard in log._shards.all()] == [7]
+        assert [shard.offsets().evict_floor for shard in inside(log).shards()] == [7]
 
 
 def test_a_topic_with_limits_that_cannot_be_opened_is_tried_again_if_that_may_help(
@@ -260,14 +260,14 @@ def test_a_topic_with_limits_that_cannot_be_opened_is_tried_again_if_that_may_he
     whole = SegmentEngine.open_here
     monkeypatch.setattr(SegmentEngine, "open_here", refuse)
     with Storage.open(tmp_path / "log", settings, clock=clock) as log:
-        log._keeping.step()
+        inside(log).workers.limits.step()
         assert sorted(tried) == ["broken", "fine", "slow"]
         assert "default/slow[0]: its limits are not applied while it cannot be opened: not now" in caplog.text
         errors.clear()
-        log._keeping.step()
+        inside(log).workers.limits.step()
 
         assert sorted(tried) == ["broken", "fine", "slow", "slow"]
-        assert sorted(shard.ref.spec.topic for shard in log._shards.all()) == ["fine", "slow"]
+        assert sorted(shard.ref.spec.topic for shard in inside(log).shards()) == ["fine", "slow"]
 
 
 def test_closing_waits_for_whoever_is_just_hearing_of_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,12 +325,12 @@ def test_recovery_opens_shards_of_every_engine_on_disk_and_applies_their_limits(
         log.create_topic("fleeting", engine="memory").append(b"v")
 
     with Storage.open(tmp_path / "log", settings, clock=clock) as log:
-        assert log._shards.all() == []
+        assert inside(log).shards() == []
 
         log.recover()
-        log._keeping.step()
+        inside(log).workers.limits.step()
 
-        assert {shard.ref.spec.topic: shard.offsets().evict_floor for shard in log._shards.all()} == {
+        assert {shard.ref.spec.topic: shard.offsets().evict_floor for shard in inside(log).shards()} == {
             "rocksdb": 7,
             "segment": 7,
         }
@@ -343,7 +343,7 @@ def test_recovery_leaves_a_database_shard_of_another_directory_alone(tmp_path: P
 
     with forebay.open(tmp_path / "B", shared) as log:
         log.recover()
-        assert log._shards.all() == []
+        assert inside(log).shards() == []
     with forebay.open(tmp_path / "A", shared) as log:
         log.recover()
         assert values(log.topic("t").read()) == [b"v"]
@@ -359,7 +359,7 @@ def test_a_shard_that_cannot_be_opened_does_not_keep_those_of_other_engines_clos
     with forebay.open(tmp_path / "log", QUICK) as log:
         with pytest.raises(forebay.Conflict, match="has lost its directory"):
             log.recover()
-        assert [shard.ref.spec.topic for shard in log._shards.all()] == ["rocksdb"]
+        assert [shard.ref.spec.topic for shard in inside(log).shards()] == ["rocksdb"]
 
 
 def test_threads_are_not_made_per_topic_and_end_with_the_log(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 import forebay
+from forebay.testing.inside import inside
 from tests.children import Child, hear, tell
 from tests.ledger import Ledger
 from tests.storage.children import ACTS, SMALL
@@ -111,8 +112,8 @@ def test_a_reader_never_sees_beyond_what_the_owner_published(path: str) -> None:
         for _ in range(3):
             topic.append(b"queued")
 
-        published = topic._shard(0).wal.head  # type: ignore[attr-defined]
-        assert len(list(beside.topic("t").read())) <= topic._shard(0).wal.head  # type: ignore[attr-defined]
+        published = inside(topic).wal().head
+        assert len(list(beside.topic("t").read())) <= inside(topic).wal().head
         assert published >= 3
         topic.flush()
         assert len(list(beside.topic("t").read())) == 6

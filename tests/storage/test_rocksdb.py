@@ -16,6 +16,7 @@ from forebay.engines import RocksShard
 from forebay.errors import Closed, Conflict, Indeterminate, Unavailable, Unsupported
 from forebay.records import Record
 from forebay.shard.deletion import DeleteKey
+from forebay.testing.inside import inside
 
 
 def values(records: object) -> list[bytes | None]:
@@ -144,7 +145,7 @@ def test_a_signal_inside_a_write_may_not_append_and_wait_nor_close(
     refused: list[str] = []
     with forebay.open(tmp_path / "log") as log:
         topic = log.create_topic("rocks", engine="rocksdb")
-        shard = topic._shard(0)
+        shard = inside(topic).shard(0)
         assert isinstance(shard, RocksShard)
         topic.append(b"before")
         publish = shard._publish

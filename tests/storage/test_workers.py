@@ -15,6 +15,7 @@ from forebay import Ack, Settings, Storage, Topic
 from forebay.records import Gap
 from forebay.settings import MetadataSettings, StorageSettings, StoreSettings
 from forebay.shard import SegmentShard
+from forebay.testing.inside import inside
 from forebay.wal.files import LogFile
 from forebay.wal.healing import rebuild
 from forebay.wal.sealing import Sealer
@@ -90,8 +91,7 @@ def synced(topic: Topic) -> None:
 
 
 def unsealed(topic: Topic) -> list[LogFile]:
-    shard = topic._shard(0)
-    assert isinstance(shard, SegmentShard)
+    shard = inside(topic).segment(0)
     return shard.upkeep.rotated()
 
 
@@ -183,7 +183,7 @@ def test_a_log_that_does_not_heal_keeps_no_other_from_being_sealed(
 
         def fails(*args: object) -> object:
             if is_broken and args[0] is broken.writer:
-                until(lambda: a._shard(0) in sealing._asked.values() or not is_broken)
+                until(lambda: inside(a).shard(0) in sealing._asked.values() or not is_broken)
                 raise OSError(errno.EIO, "input/output error")
             return rebuild(*args)  # type: ignore[arg-type]
 
@@ -215,7 +215,7 @@ def test_a_lost_shard_that_an_export_holds_delays_neither_syncs_nor_the_giving_u
         a, b, c = (log.create_topic(name) for name in "abc")
         for topic in (a, b, c):
             topic.append(b"v")
-        archiving, shard = log._parts.archiving, a._shard(0)
+        archiving, shard = log._parts.archiving, inside(a).shard(0)
         assert archiving is not None and isinstance(shard, SegmentShard)
         lost = [wal_of(a), wal_of(c)]
         with running(lambda: archiving.alone_with(shard, lambda _: gate.wait())), gate.reached_here():

@@ -16,11 +16,11 @@ from pyspark.sql import SparkSession
 
 import forebay
 from forebay.disk import SystemDisk
-from forebay.shard import SegmentShard
 from forebay.spark.jobs import profile
 from forebay.spark.jobs.frames import look_at
 from forebay.spark.jobs.tallies import LATE_SECONDS, Tally, merged, size_at, tallied
 from forebay.spark.location import Location
+from forebay.testing.inside import inside
 from tests.spark.topics import SETTINGS, Filled, Row, flip_a_bit
 
 
@@ -87,8 +87,7 @@ def _fill(log: forebay.Storage) -> Filled:
     filled = Filled(log, "shop/orders", partitions=2)
     filled.every_tier()
     for partition in range(2):
-        shard = filled.topic._shard(partition)
-        assert isinstance(shard, SegmentShard)
+        shard = inside(filled.topic).segment(partition)
         shard.upkeep.seal_rotated()
         shard.archive.catch_up()
     for partition, behind in ((0, 5_000), (0, 50_000_000), (1, 90_000_000)):

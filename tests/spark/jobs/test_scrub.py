@@ -13,13 +13,13 @@ import forebay
 from forebay.catalog import ShardCatalog
 from forebay.errors import Invalid, UnknownTopic
 from forebay.inspection.findings import Severity
-from forebay.shard import SegmentShard
 from forebay.spark.jobs import scrub
 from forebay.spark.jobs.notes import Notes
 from forebay.spark.jobs.reports import Report
 from forebay.spark.jobs.shards import refs_at
 from forebay.spark.location import Location
 from forebay.spark.opening import opened
+from forebay.testing.inside import inside
 from tests.cli.rig import flip
 from tests.inspection.exported import KEYS, Exported
 from tests.ledger import Ledger
@@ -47,8 +47,7 @@ def test_files_of_a_directory_are_read_where_they_lie(spark: SparkSession, tmp_p
         filled.every_tier()
         log.create_topic("shop/empty")
         for partition in range(2):
-            shard = filled.topic._shard(partition)
-            assert isinstance(shard, SegmentShard)
+            shard = inside(filled.topic).segment(partition)
             shard.upkeep.seal_rotated()
             shard.archive.catch_up()
         with_owner = scrub.run(spark, Location.of(tmp_path / "data"))
