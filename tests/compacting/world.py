@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from forebay.appends.producer_window import ProducerWindow
 from forebay.catalog import ShardCatalog
 from forebay.catalog.removals import RecordedRemovals
 from forebay.compacting.merging import Merge, Target, merge
@@ -26,7 +27,6 @@ from forebay.testing.catalogs import check_history, from_files, references_are_c
 from forebay.testing.clock import ManualClock
 from forebay.testing.invariants import Violation
 from forebay.testing.moves import Operations, RecordingMetadata, commits_of
-from forebay.wal.window import ProducerWindow
 from tests.history.house import KEYS, TOPIC, House, history_of, stream
 
 RULES: Final = Rules(settle_ms=0, segments_min=2)

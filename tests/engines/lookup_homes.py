@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from forebay.appends.ticket import Ticket
 from forebay.clock import Clock, SystemClock
 from forebay.disk import Disk, SystemDisk
 from forebay.engines import MemoryEngine, SegmentEngine
@@ -11,7 +12,6 @@ from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef
 from forebay.testing.clock import ManualClock
 from forebay.topics import TopicName, TopicSpec
-from forebay.wal.staging import Ticket
 from tests.engines.homes import SETTINGS, TOPIC_ID, Owners, SegmentHome
 
 

@@ -9,15 +9,16 @@ from types import FrameType
 
 import pytest
 
+from forebay.appends import group_commit
+from forebay.appends.group_commit import GroupCommit
+from forebay.appends.producer_window import ProducerWindow
+from forebay.appends.queue import AppendQueue
+from forebay.appends.ticket import Ticket
+from forebay.appends.waiting import is_inside
 from forebay.conditions import Condition
 from forebay.engines.background import Background
 from forebay.engines.rounds import Rounds
 from forebay.settings import WalSettings
-from forebay.wal import turns
-from forebay.wal.hearing import is_inside
-from forebay.wal.staging import Staging, Ticket
-from forebay.wal.turns import CommitQueue
-from forebay.wal.window import ProducerWindow
 
 real_start = threading.Thread.start
 
@@ -70,11 +71,11 @@ def test_who_asks_after_an_interrupted_start_is_served(monkeypatch: pytest.Monke
     rounds.end()
 
 
-class Queue(CommitQueue):
+class Queue(GroupCommit):
     """Settles whatever waits; the first who leads is struck at a step of its way."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-        self.begin_queue("tested", Staging(0, ProducerWindow(1, 1), WalSettings()))
+        self.begin_queue("tested", AppendQueue(0, ProducerWindow(1, 1), WalSettings()))
         self.waiting: list[Ticket] = []
         real = getattr(self._turns, step)
 
@@ -104,7 +105,7 @@ def test_the_turn_of_an_interrupted_append_is_free_at_once(monkeypatch: pytest.M
     with pytest.raises(KeyboardInterrupt):
         queue.append()
 
-    monkeypatch.setattr(turns, "followed", lambda _: pytest.fail("it waits for a leader that is gone"))
+    monkeypatch.setattr(group_commit, "followed", lambda _: pytest.fail("it waits for a leader that is gone"))
 
     assert queue.append() == 0
 

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import pytest
 
+from forebay.appends.queue import Entry
+from forebay.appends.ticket import Ticket
 from forebay.clock import SystemClock
 from forebay.engines import MemoryEngine
 from forebay.engines.seam import NewRecord
@@ -16,7 +18,6 @@ from forebay.metadata import MemoryMetadata, MetadataStore
 from forebay.shard import ShardRef
 from forebay.shard.membership import Membership
 from forebay.testing.metadata import Fault, FaultyMetadata
-from forebay.wal.staging import Entry, Ticket
 from tests.engines.homes import SETTINGS, spec_of
 from tests.shard.test_membership import Pausing
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import rocksdict
 
+from forebay.appends.producer_window import ProducerWindow
 from forebay.clock import SystemClock
 from forebay.disk import SystemDisk
 from forebay.engines import NewRecord
@@ -25,7 +26,6 @@ from forebay.shard import ShardRef
 from forebay.shard.deletion import DeleteRange
 from forebay.testing.contracts.engines import append_by, in_threads, steps_of
 from forebay.testing.contracts.lookups import keyed, offsets_of
-from forebay.wal.window import ProducerWindow
 from tests.engines.audit import violations
 from tests.engines.homes import SETTINGS
 from tests.engines.lookup_homes import RocksHome, rocks_home

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.appends.queue import record_bytes
 from forebay.errors import Corrupt
 from forebay.format.batch import batch_of, encode_rows
 from forebay.format.columns import Row
@@ -29,7 +30,6 @@ from forebay.format.index import (
 )
 from forebay.format.lookups import LookupSections
 from forebay.format.postings import Postings
-from forebay.wal.staging import record_bytes
 from tests.format.samples import ENTRY_ROWS, FOOTER, GAP, ROWS, batches_of_rows, section_bytes
 from tests.ledger import Ledger
 

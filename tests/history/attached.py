@@ -159,7 +159,7 @@ class Node(Member):
     def append(self, partition: int = 0, count: int = 1) -> list[int]:
         """Append and wait until it is durable, whatever the class; the offsets."""
         wal = self.shard(partition).wal
-        values = tuple(b"log %d/%d" % (partition, wal.staging.next + place) for place in range(count))
+        values = tuple(b"log %d/%d" % (partition, wal.queue.next + place) for place in range(count))
         first = wal.settle(stage(wal, values, None, self.land.clock.now_ms()))
         wal.flush()
         for place, value in enumerate(values):
@@ -199,7 +199,7 @@ class Node(Member):
         raise AssertionError(f"load {load_id} is {load.status}, paused are {self.paused()}")
 
     def paused(self) -> list[int]:
-        return [shard.ref.partition for shard in self.engine.shards() if shard.wal.staging.is_paused]
+        return [shard.ref.partition for shard in self.engine.shards() if shard.wal.queue.is_paused]
 
     def stream(self, partition: int = 0, start: int = 0) -> list[tuple[int, bytes | None] | Gap]:
         """Records and holes as a reader gets them, until there is nothing more for now."""

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Final
 
+from forebay.appends.ticket import Ticket
 from forebay.blobs import BlobStore
 from forebay.blobs.directory import DirectoryStore
 from forebay.catalog import ShardCatalog, ShardKeys
@@ -24,7 +25,6 @@ from forebay.testing.history import Begun, Outcome, Told
 from forebay.testing.history import History as Acked
 from forebay.testing.moves import RecordingMetadata
 from forebay.topics import Durability, TopicName, TopicSpec
-from forebay.wal.staging import Ticket
 
 TOPIC: Final = "ab" * 16
 KEYS: Final = ShardKeys("shop", "orders", 0, "/forebay")

@@ -8,6 +8,7 @@ from unittest import mock
 import msgspec
 import pytest
 
+from forebay.appends.ticket import Ticket
 from forebay.errors import Conflict, Corrupt, Fenced, Invalid, Moved, Unavailable, UnknownTopic
 from forebay.format.batch import encode_rows
 from forebay.format.descriptor import DescriptorKind, LoadStatus
@@ -21,7 +22,6 @@ from forebay.shard.places import is_private
 from forebay.storage.definitions import Definitions
 from forebay.storage.deletions import Deletions
 from forebay.testing.blobs import SimulatedBlobs
-from forebay.wal.staging import Ticket
 from tests.history.attached import LOAD, Land, Node, broken, values
 from tests.ledger import Ledger
 from tests.protocol.ground import GRACE_S, NAME, TOPIC_ID

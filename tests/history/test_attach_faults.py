@@ -10,6 +10,8 @@ from typing import Final
 
 import pytest
 
+from forebay.appends.queue import Paused
+from forebay.appends.ticket import Ticket
 from forebay.errors import ForebayError, Indeterminate
 from forebay.format.batch import encode_rows
 from forebay.format.descriptor import LoadStatus
@@ -19,7 +21,6 @@ from forebay.testing.blobs import Fault, SimulatedBlobs, plan_faults
 from forebay.testing.catalogs import Ending, ending_of, runs_converge
 from forebay.testing.invariants import Violation
 from forebay.testing.metadata import Fault as MetadataFault
-from forebay.wal.staging import Paused, Ticket
 from tests.history.attached import LOAD, Land, Node, broken, tolerated, values
 from tests.ledger import Ledger
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from forebay.appends.queue import Paused
 from forebay.clock import SystemClock
 from forebay.disk import SystemDisk
 from forebay.errors import Unavailable, Unsupported
@@ -19,7 +20,6 @@ from forebay.loads.book import LoadBook
 from forebay.loads.prepare import LoadManifest, LoadPlace, manifest_of, write_segment
 from forebay.records import Record
 from forebay.storage import Storage, Topic
-from forebay.wal.staging import Paused
 from tests.ledger import Ledger
 from tests.moves import rig
 from tests.moves.rig import TOPIC, Land, id_of, metadata_of, shard_of
@@ -170,11 +170,11 @@ def test_a_pause_that_lasts_makes_an_append_wait_and_then_refuses_it(tmp_path: P
     with rig.local(tmp_path).open("A", wal=msgspec.structs.replace(rig.WAL, append_timeout_ms=100)) as log:
         topic = log.create_topic(TOPIC)
         topic.append(b"v")
-        staging = shard_of(topic).wal.staging
-        staging.pause(Paused("a load is being attached"))
+        queue = shard_of(topic).wal.queue
+        queue.pause(Paused("a load is being attached"))
         with pytest.raises(Unavailable, match="waited 100 ms"):
             topic.append(b"v")
-        resumed = threading.Timer(0.05, staging.resume)
+        resumed = threading.Timer(0.05, queue.resume)
         resumed.start()
         assert topic.append(b"v") == 1
         resumed.join()

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.appends.queue import record_bytes
 from forebay.catalog import ShardCatalog, ShardKeys
 from forebay.disk import replace_file
 from forebay.errors import Corrupt, ForebayError, Invalid
@@ -52,7 +53,6 @@ from forebay.testing.blobs import Fault, SimulatedBlobs
 from forebay.testing.clock import ManualClock
 from forebay.testing.disk import SimulatedDisk
 from forebay.wal.sealing import index_of
-from forebay.wal.staging import record_bytes
 from tests.format.samples import FULL_ROWS, ONE_ROW, ROWS
 from tests.history.loads import (
     GOLDEN,

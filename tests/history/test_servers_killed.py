@@ -10,6 +10,7 @@ from typing import Final
 
 import pytest
 
+from forebay.appends.ticket import Ticket
 from forebay.blobs import BlobStore, Stat, open_store
 from forebay.catalog import ShardCatalog
 from forebay.clock import SystemClock
@@ -26,7 +27,6 @@ from forebay.settings import MIB, MetadataSettings
 from forebay.testing.catalogs import check_history, from_blobs, keys_of
 from forebay.testing.invariants import Violation
 from forebay.testing.moves import RecordingMetadata
-from forebay.wal.staging import Ticket
 from tests.blobs import servers
 from tests.blobs.servers import Server, s3_settings
 from tests.history.house import KEYS, TOPIC, House

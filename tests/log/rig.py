@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Final, Generic, Self, TypeVar
 from zlib import crc32
 
+from forebay.appends.producer_window import ProducerWindow
+from forebay.appends.queue import Entry, Producing
+from forebay.appends.ticket import Ticket
 from forebay.disk import Disk
 from forebay.errors import ForebayError, Indeterminate
 from forebay.format.batch import Columns, encode_columns
@@ -35,10 +38,8 @@ from forebay.topics import Durability, TopicSpec
 from forebay.wal.begin import Start, begin
 from forebay.wal.log import Wal
 from forebay.wal.sealing import Sealer
-from forebay.wal.staging import Entry, Producing, Ticket
 from forebay.wal.survey import Survey, survey
 from forebay.wal.upkeep import Upkeep
-from forebay.wal.window import ProducerWindow
 from forebay.wal.writer import ShardPlace
 
 D = TypeVar("D", bound=Disk)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from forebay.appends.ticket import Ticket
 from forebay.disk.system import SystemDisk
 from forebay.errors import Closed, Fenced, ForebayError, Indeterminate, Moved, Unavailable
 from forebay.testing.history import Begun, Event, History, Outcome, Told
 from forebay.testing.invariants import check_log
 from forebay.topics import Durability
 from forebay.wal.begin import Start
-from forebay.wal.staging import Ticket
 from tests.log.checks import TAKEN, lost_owners_acknowledge_nothing
 from tests.log.rig import SMALL, Bare, BareRig, Rig, simulated, stage
 from tests.log.scenarios import fail_next, inside_next
@@ -290,7 +290,7 @@ def test_holding_and_fencing_among_threads_loses_and_invents_nothing(tmp_path: P
                 rig.wal.hold(HELD)
                 rig.wal.commit()
                 still = rig.wal.offsets().next
-                assert rig.wal.staging.is_empty
+                assert rig.wal.queue.is_empty
                 rig.wal.rotate()
                 assert rig.wal.offsets().next == rig.wal.head == still
                 rig.wal.release()

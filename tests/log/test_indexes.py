@@ -6,6 +6,8 @@ import contextlib
 
 import pytest
 
+from forebay.appends.queue import record_bytes
+from forebay.appends.ticket import Ticket
 from forebay.disk import Disk, replace_file
 from forebay.errors import Corrupt
 from forebay.format.batch import Columns, decode, encode_columns
@@ -29,7 +31,6 @@ from forebay.topics import Durability
 from forebay.wal.files import LogFile, SealedFile
 from forebay.wal.scan import pieces_of
 from forebay.wal.sealing import index_of
-from forebay.wal.staging import Ticket, record_bytes
 from tests.log.rig import Rig, Simulated, simulated
 
 KEY, TAG = SectionKind.KEY_POSTINGS, SectionKind.TAG_POSTINGS

@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import pytest
 
+from forebay.appends.queue import Entry
+from forebay.appends.ticket import Ticket
 from forebay.errors import Closed, Unavailable
 from forebay.storage.acks import Ack
 from forebay.testing.crashes import crash_states
@@ -18,13 +20,12 @@ from forebay.testing.damage import Damage
 from forebay.testing.history import Outcome, Troubled
 from forebay.testing.invariants import Violation, check_log, healthy_or_read_only
 from forebay.topics import Durability
-from forebay.wal.staging import Entry, Ticket
 from tests.ledger import Ledger
 from tests.log.rig import Rig, Simulated, after, simulated
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 
-ROOM: Final = f"{os.sep}forebay{os.sep}wal{os.sep}"
+ROOMS: Final = tuple(f"{os.sep}forebay{os.sep}{room}{os.sep}" for room in ("appends", "wal"))
 LINES_MAX: Final = 2_000
 
 
@@ -41,7 +42,7 @@ class Interruption:
         self._error = error
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
-        if ROOM not in frame.f_code.co_filename:
+        if not any(room in frame.f_code.co_filename for room in ROOMS):
             return None
         if event == "line" and not self.struck:
             source = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
@@ -162,7 +163,7 @@ def test_ctrl_c_in_a_commit_reaches_the_caller_and_the_log_recovers_by_itself() 
     assert rig.hear(attempt, ticket) is Outcome.INDETERMINATE
     assert "KeyboardInterrupt" in str(rig.wal.failure)
     with pytest.raises(Unavailable, match="read-only"):
-        rig.wal.staging.stage_one(_entry(), 1)
+        rig.wal.queue.stage_one(_entry(), 1)
     rig.shard.upkeep.maintain()
     assert rig.wal.failure is None
     assert rig.append() is Outcome.ACKED

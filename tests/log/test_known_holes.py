@@ -183,7 +183,7 @@ def test_a_slow_reader_falls_back_to_files_and_holds_nothing_up() -> None:
     limits = {"cache": rig.settings.cache_bytes_max, "queue": rig.settings.queue_bytes_max}
     for _ in range(200):
         rig.append(size=100)
-        assert list(bounded({"cache": rig.wal.cache.bytes, "queue": rig.wal.staging.bytes}, limits)) == []
+        assert list(bounded({"cache": rig.wal.cache.bytes, "queue": rig.wal.queue.bytes}, limits)) == []
 
     assert rig.wal.cache.frames_from(0, 1) == []
     assert _offsets(rig.reading()) == list(range(200))

@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.appends.producer_window import ProducerWindow
+from forebay.appends.queue import AppendQueue, Entry, Producing, QueueFull
+from forebay.appends.ticket import Ticket
 from forebay.errors import Closed, Conflict
 from forebay.format.batch import Columns, encode_columns, encode_data_frame
 from forebay.format.control import WindowEntry
 from forebay.wal.cache import CachedFrame, TailCache
 from forebay.wal.files import READ_ATTEMPTS, Attempts, FileList, LogFile
 from forebay.wal.sparse import ENTRY_BYTES, SparseIndex
-from forebay.wal.staging import Entry, Producing, QueueFull, Staging, Ticket
-from forebay.wal.window import ProducerWindow
 from tests.log.rig import SMALL
 
 
@@ -71,86 +72,86 @@ def test_a_window_restated_from_its_entries_answers_alike(appends: list[tuple[in
         assert restated.last_sequence(producer) == window.last_sequence(producer)
 
 
-def _staging(**settings: int) -> Staging:
-    return Staging(5, ProducerWindow(10, 10), msgspec.structs.replace(SMALL, **settings))
+def _queue(**settings: int) -> AppendQueue:
+    return AppendQueue(5, ProducerWindow(10, 10), msgspec.structs.replace(SMALL, **settings))
 
 
 def _entry(producing: Producing | None = None) -> Entry:
     return Entry(b"v", None, None, (), 0, producing, Ticket())
 
 
-def _stage(staging: Staging, producing: Producing | None = None) -> Ticket:
-    return staging.stage_one(_entry(producing), 17)
+def _stage(queue: AppendQueue, producing: Producing | None = None) -> Ticket:
+    return queue.stage_one(_entry(producing), 17)
 
 
 def test_the_queue_gives_offsets_in_order_and_keeps_an_append_of_many_whole() -> None:
-    staging = _staging()
+    queue = _queue()
     columns = encode_columns(Columns(values=[b"a", b"b"], timestamps=[0, 0]))
 
-    offsets = [_stage(staging).offset, staging.stage_many(columns, None, Ticket()).offset, _stage(staging).offset]
-    staging.take()
+    offsets = [_stage(queue).offset, queue.stage_many(columns, None, Ticket()).offset, _stage(queue).offset]
+    queue.take()
 
     assert offsets == [5, 6, 8]
-    assert [(frame.base, frame.end) for frame in staging.taken] == [(5, 6), (6, 8), (8, 9)]
-    assert staging.next == 9 and staging.is_empty
+    assert [(frame.base, frame.end) for frame in queue.taken] == [(5, 6), (6, 8), (8, 9)]
+    assert queue.next == 9 and queue.is_empty
 
 
 def test_a_full_queue_refuses_and_uses_no_offset_but_takes_the_first_append_of_any_size() -> None:
-    staging = _staging(queue_records_max=2, queue_bytes_max=4096)
-    staging.stage_one(_entry(), 1_000_000)
+    queue = _queue(queue_records_max=2, queue_bytes_max=4096)
+    queue.stage_one(_entry(), 1_000_000)
 
     with pytest.raises(QueueFull):
-        _stage(staging)
-    assert staging.next == 6
+        _stage(queue)
+    assert queue.next == 6
 
 
 def test_a_repeat_of_an_append_on_its_way_settles_with_it_and_knows_its_offset() -> None:
-    staging = _staging()
-    original = _stage(staging, Producing(1, 0))
-    repeat = _stage(staging, Producing(1, 0))
+    queue = _queue()
+    original = _stage(queue, Producing(1, 0))
+    repeat = _stage(queue, Producing(1, 0))
     assert (repeat.offset, repeat.done) == (original.offset, False)
 
-    staging.take()
-    staging.settle()
+    queue.take()
+    queue.settle()
 
     assert original.done and repeat.done
     assert original.result() == repeat.result() == 5
-    assert _stage(staging, Producing(1, 0)).result() == 5
+    assert _stage(queue, Producing(1, 0)).result() == 5
 
 
 def test_a_repeat_of_an_append_that_fails_fails_with_it_and_is_not_remembered() -> None:
-    staging = _staging()
-    original, repeat = _stage(staging, Producing(1, 0)), _stage(staging, Producing(1, 0))
-    staging.take()
+    queue = _queue()
+    original, repeat = _stage(queue, Producing(1, 0)), _stage(queue, Producing(1, 0))
+    queue.take()
 
-    staging.fail(Closed("gone"), Closed("gone"), 5)
+    queue.fail(Closed("gone"), Closed("gone"), 5)
 
     for ticket in (original, repeat):
         with pytest.raises(Closed):
             ticket.result()
-    assert _stage(staging, Producing(1, 0)).offset == 5
+    assert _stage(queue, Producing(1, 0)).offset == 5
 
 
 def test_settling_again_after_it_was_cut_short_counts_no_append_twice() -> None:
-    staging = _staging()
-    ticket = _stage(staging, Producing(1, 0))
-    staging.take()
-    taken = list(staging.taken)
+    queue = _queue()
+    ticket = _stage(queue, Producing(1, 0))
+    queue.take()
+    taken = list(queue.taken)
 
-    staging.settle()
-    staging.taken = taken
-    staging.settle()
+    queue.settle()
+    queue.taken = taken
+    queue.settle()
 
     assert ticket.done
-    assert [entry.appends for entry in staging.window.entries()] == [1]
+    assert [entry.appends for entry in queue.window.entries()] == [1]
 
 
 def test_appends_that_fail_are_all_settled_although_the_failing_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while a refusal is handled: those who wait for the other appends must not wait for ever."""
-    staging = _staging()
-    tickets = [_stage(staging) for _ in range(3)]
-    staging.take()
-    tickets.append(_stage(staging))
+    queue = _queue()
+    tickets = [_stage(queue) for _ in range(3)]
+    queue.take()
+    tickets.append(_stage(queue))
     finish = Ticket.finish
 
     def interrupted(ticket: Ticket, *args: Any) -> None:
@@ -161,13 +162,13 @@ def test_appends_that_fail_are_all_settled_although_the_failing_is_cut_short(mon
 
     monkeypatch.setattr(Ticket, "finish", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        staging.fail(Closed("written"), Closed("queued"), 9)
+        queue.fail(Closed("written"), Closed("queued"), 9)
     assert [ticket.done for ticket in tickets] == [True, False, False, False]
 
-    staging.take()
+    queue.take()
 
     assert all(ticket.done for ticket in tickets)
-    assert staging.next == 9
+    assert queue.next == 9
 
 
 def _frame(base: int, count: int, size: int = 10) -> CachedFrame:

@@ -60,7 +60,7 @@ def test_appends_go_on_behind_it_and_readers_are_told_where_the_rest_is(durabili
         rig.append(before)
     _skip(rig, 50)
 
-    assert rig.wal.head == rig.wal.offsets().next == rig.wal.staging.first == 50
+    assert rig.wal.head == rig.wal.offsets().next == rig.wal.queue.first == 50
     assert rig.append(2) is Outcome.ACKED
     reading = rig.reading()
     assert reading.gaps == [Gap(before, 50, Reason.HISTORY)]

@@ -19,6 +19,7 @@ import forebay.format.head
 import forebay.wal.retention
 import forebay.wal.scan
 import forebay.wal.writer
+from forebay.appends.producer_window import ProducerWindow
 from forebay.disk import Disk, File
 from forebay.errors import Fenced, ForebayError
 from forebay.format.batch import RAW_BYTES_MAX
@@ -45,7 +46,6 @@ from forebay.wal.retention import drop_file
 from forebay.wal.scan import LogScan
 from forebay.wal.survey import CHECKPOINT_NAME
 from forebay.wal.upkeep import Upkeep
-from forebay.wal.window import ProducerWindow
 from forebay.wal.writer import Writer
 from tests.ledger import Ledger
 from tests.log.bombs import READERS, mined, stays_packed

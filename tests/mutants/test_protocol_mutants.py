@@ -18,6 +18,7 @@ import forebay.shard.reservation
 import forebay.shard.segment
 import forebay.storage.deletions
 import forebay.wal.begin
+from forebay.appends.producer_window import ProducerWindow
 from forebay.blobs import BlobStore, Stat
 from forebay.catalog import ShardCatalog, StoredState, read_state
 from forebay.errors import ForebayError
@@ -35,7 +36,6 @@ from forebay.testing.clock import ManualClock
 from forebay.testing.interleavings import Exploration
 from forebay.testing.invariants import Violation, names_of
 from forebay.testing.metadata import Fault
-from forebay.wal.window import ProducerWindow
 from tests.history.attached import Land, values
 from tests.ledger import Ledger
 from tests.mutants.test_mutants import Mutant

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, cast
 
 import pytest
 
+from forebay.appends.producer_window import ProducerWindow
 from forebay.blobs import Stat
 from forebay.catalog import ShardCatalog
 from forebay.errors import ForebayError, Moved
@@ -32,7 +33,6 @@ from forebay.testing.invariants import Violation
 from forebay.testing.moves import Commit, Operations, commits_of, nothing_of_older_epochs, one_epoch_at_a_time
 from forebay.topics import Durability
 from forebay.wal.survey import Survey
-from forebay.wal.window import ProducerWindow
 from tests.ledger import Ledger
 from tests.protocol.ground import TOPIC_ID
 from tests.protocol.judging import Passing, passings, seals_are_exact

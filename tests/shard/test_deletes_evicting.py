@@ -5,12 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from forebay.appends.queue import record_bytes
+from forebay.appends.ticket import Ticket
 from forebay.errors import Full
 from forebay.format.batch import Columns, encode_columns
 from forebay.records import Gap, Reason
 from forebay.shard.evicting import Weights
 from forebay.topics import OnFull
-from forebay.wal.staging import Ticket, record_bytes
 from tests.protocol.world import MODES, Node, World
 
 COUNTS = (1, 4, 2, 7, 3, 1, 5, 2, 6, 4)

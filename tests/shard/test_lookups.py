@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from forebay.appends.ticket import Ticket
 from forebay.blobs.blocks import ReadAhead
 from forebay.disk import replace_file
 from forebay.errors import Corrupt
@@ -37,7 +38,6 @@ from forebay.shard.visible import NOTHING, Ended
 from forebay.testing.contracts.lookups import offsets_of, paged
 from forebay.wal.files import LogFile, SealedFile
 from forebay.wal.retention import drop_file
-from forebay.wal.staging import Ticket
 from forebay.wal.survey import CHECKPOINT_NAME
 from tests.history.house import KEYS, TOPIC, House
 from tests.ledger import Ledger

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import pyarrow as pa
 
 import forebay
+from forebay.appends.queue import Entry
+from forebay.appends.ticket import Ticket
 from forebay.clock import SystemClock
 from forebay.disk import SystemDisk
 from forebay.records import Gap
@@ -21,7 +23,6 @@ from forebay.spark.snapshot import Split, load, plan
 from forebay.testing.inside import inside
 from forebay.topics import TopicSpec, shard_id
 from forebay.wal.begin import Start, begin
-from forebay.wal.staging import Entry, Ticket
 from forebay.wal.survey import survey
 from forebay.wal.writer import ShardPlace
 

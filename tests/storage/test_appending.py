@@ -12,12 +12,13 @@ import pytest
 
 import forebay
 from forebay import Ack, Closed, Conflict, Indeterminate, Invalid, Storage, Unavailable
+from forebay.appends.queue import Entry, Producing, QueueFull
+from forebay.appends.ticket import Ticket
 from forebay.format.batch import ColumnBytes, Columns
 from forebay.partitioning import partition_of_key, partition_of_producer
 from forebay.settings import WalSettings
 from forebay.storage.appending import Appender
 from forebay.testing.clock import ManualClock
-from forebay.wal.staging import Entry, Producing, QueueFull, Ticket
 from tests.storage.rig import QUICK, WatchedDisk, quick, until, values, wal_of
 
 KAFKA = {b"21": -973932308, b"foobar": -790332482, b"a-little-bit-long-string": -985981536}

@@ -12,6 +12,9 @@ import pytest
 
 import forebay
 from forebay import Ack, Fenced, ForebayError, Full, Indeterminate, Storage, Topic, Unavailable
+from forebay.appends.queue import Entry
+from forebay.appends.ticket import Ticket
+from forebay.appends.waiting import is_held, is_inside
 from forebay.catalog import read_state
 from forebay.engines.background import Background
 from forebay.engines.rocksdb.shard import RocksShard
@@ -21,10 +24,7 @@ from forebay.metadata import Put
 from forebay.records import Reason
 from forebay.shard import SegmentShard
 from forebay.testing.inside import inside
-from forebay.wal.hearing import is_inside
 from forebay.wal.removing import Removals
-from forebay.wal.staging import Entry, Ticket
-from forebay.wal.turns import is_held
 from tests.storage.rig import PATIENCE, QUICK, WatchedDisk, quick, until, values, wal_of
 from tests.storage.test_workers import shared
 
@@ -148,7 +148,7 @@ def test_a_signal_that_comes_inside_an_append_is_refused_the_log(tmp_path: Path,
         topic.append(b"before")
         wal = wal_of(topic)
         works: list[Callable[[], object]] = [log.close, topic.flush, topic.rotate]
-        with wal.committing if lock == "committing" else wal.staging.lock:
+        with wal.committing if lock == "committing" else wal.queue.lock:
             for work in works if lock == "committing" else [log.close, lambda: topic.append(b"not in")]:
                 with pytest.raises(Unavailable, match="inside an append of the same log"):
                     work()
@@ -173,7 +173,7 @@ def test_callbacks_left_by_an_interrupted_thread_are_called_by_the_upkeep(
 
         until(lambda: heard)
         assert heard == [1]
-        assert not wal.staging.due
+        assert not wal.queue.due
 
 
 @pytest.mark.parametrize("ending", ["delete", "seal"])
@@ -186,7 +186,7 @@ def test_a_callback_may_use_a_topic_for_the_first_time_while_its_own_is_given_up
         # As if the thread that commits had not come to it yet.
         topic._commit_soon = lambda _: None
         topic.append_nowait(b"first").add_callback(lambda _: heard.append(other.append(b"inside")))
-        assert not wal_of(topic).staging.is_empty
+        assert not wal_of(topic).queue.is_empty
 
         if ending == "delete":
             log.delete_topic("t")
@@ -272,7 +272,7 @@ def _locks(topic: Topic) -> dict[str, Callable[[], bool]]:
     shard = inside(topic).segment(0)
     return {
         "committing": lambda: is_held(shard.wal.committing),
-        "queue": lambda: is_held(shard.wal.staging.lock),
+        "queue": lambda: is_held(shard.wal.queue.lock),
         "counting": shard._evicting._counting.locked,
         "changing": lambda: is_held(shard.deletes._changing),
         "working": shard.archive._working.locked,

@@ -11,13 +11,13 @@ import pytest
 
 import forebay
 from forebay import EARLIEST, Closed, Conflict, Settings, Storage, Unavailable, Unsupported
+from forebay.appends.waiting import is_inside
 from forebay.disk.descriptors import SystemFile
 from forebay.engines import SegmentEngine
 from forebay.metadata import Change, Compacted
 from forebay.shard import SegmentShard, ShardRef
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
-from forebay.wal.hearing import is_inside
 from tests.storage.rig import QUICK, WatchedDisk, quick, until, values, wal_of
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from forebay import Settings, Storage, Unavailable
+from forebay.appends.queue import Entry
+from forebay.appends.ticket import Ticket
 from forebay.clock import SystemClock
 from forebay.disk import SystemDisk
 from forebay.engines.background import Background
@@ -16,7 +18,6 @@ from forebay.settings import RuntimeSettings
 from forebay.storage.sealing import Sealing
 from forebay.storage.threads import Maintenance
 from forebay.testing.clock import ManualClock
-from forebay.wal.staging import Entry, Ticket
 from tests.engines.homes import SegmentHome
 from tests.storage.rig import WatchedDisk, quick, until, values, wal_of
 

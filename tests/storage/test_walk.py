@@ -19,7 +19,7 @@ from tests.storage.rig import QUICK
 
 SOURCE: Final = str(Path(forebay.__file__).parent)
 APPEND_CALLS_MAX: Final = 76
-APPEND_FILES_MAX: Final = 24
+APPEND_FILES_MAX: Final = 26
 APPEND_FRAMES_MAX: Final = 9
 """Between `Topic.append` and the file's `write_at`."""
 READ_FRAMES_MAX: Final = 16

@@ -9,13 +9,14 @@ import pytest
 
 import forebay
 from forebay import EARLIEST, Storage, Unavailable, UnknownTopic
+from forebay.appends.queue import Entry
+from forebay.appends.ticket import Ticket
 from forebay.metadata import MemoryMetadata, SqliteMetadata
 from forebay.storage.definitions import Definitions
 from forebay.testing.clock import ManualClock
 from forebay.testing.disk import SimulatedDisk
 from forebay.testing.metadata import Fault, FaultyMetadata
 from forebay.topics import TopicName
-from forebay.wal.staging import Entry, Ticket
 from tests.engines.homes import MemoryHome, SegmentHome
 from tests.storage.rig import QUICK, quick, values, wal_of
 

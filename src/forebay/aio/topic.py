@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from forebay.aio.readers import AsyncReader
 from forebay.aio.streams import LOOK_SECONDS, AsyncStream, Followed, Paged
 from forebay.aio.workers import Published, Workers
+from forebay.appends.queue import QueueFull
 from forebay.errors import Unavailable
 from forebay.reading import OnGap
 from forebay.records import EARLIEST, LATEST, Offsets, Position, Record
@@ -18,7 +19,6 @@ from forebay.shard import RecoveryDecision
 from forebay.storage import Ack, Topic
 from forebay.storage.checks import HeadersLike, Start, checked_seconds
 from forebay.topics import TopicSpec
-from forebay.wal.staging import QueueFull
 
 if TYPE_CHECKING:
     import pyarrow as pa

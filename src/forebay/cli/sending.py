@@ -71,8 +71,8 @@ class Limits(NamedTuple):
         return record
 
     def _check_size(self, record: NewRecord) -> None:
+        from forebay.appends.queue import record_bytes
         from forebay.storage.appending import FRAME_ROOM
-        from forebay.wal.staging import record_bytes
 
         size = record_bytes(record.value, record.key, record.tag, record.headers)
         if size + FRAME_ROOM > self.frame_bytes_max:

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 import pyarrow as pa
 
+from forebay.appends.producer_window import ProducerWindow
 from forebay.blobs import BlobStore
 from forebay.columnar import ParquetSegment, store_parquet
 from forebay.errors import Corrupt
@@ -26,7 +27,6 @@ from forebay.records import Gap, Reason
 from forebay.sealed import ByteSource, SealedSegment, salt_crc_of
 from forebay.topics import shard_id
 from forebay.wal.scan import note_producers, note_state, pieces_of
-from forebay.wal.window import ProducerWindow
 
 
 class Sources(Protocol):

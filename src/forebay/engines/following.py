@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
+from forebay.appends.queue import Entry, Producing
+from forebay.appends.ticket import Ticket
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.engines.operations import ShardedEngine
@@ -26,7 +28,6 @@ from forebay.shard.tiers import Tiers
 from forebay.shard.visible import Ended, Visible
 from forebay.wal.files import REPLACED, FileList
 from forebay.wal.follow import ATTEMPTS, POLL_SECONDS, FollowedLog
-from forebay.wal.staging import Entry, Producing, Ticket
 
 
 class _Sources:

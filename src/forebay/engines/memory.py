@@ -10,6 +10,11 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
+from forebay.appends.callbacks import wake_all
+from forebay.appends.producer_window import ProducerWindow
+from forebay.appends.queue import Entry, Producing
+from forebay.appends.ticket import Ticket
+from forebay.appends.waiting import INSIDE, is_inside
 from forebay.catalog import read_state
 from forebay.clock import Clock
 from forebay.conditions import Condition
@@ -31,9 +36,6 @@ from forebay.shard import RecoveryDecision, ShardRef, Source
 from forebay.shard.deletion import DeleteBefore, DeleteKey, DeleteRange, Deletion
 from forebay.shard.membership import Membership
 from forebay.topics import Durability, TopicSpec, shard_id
-from forebay.wal.hearing import is_inside, wake_all
-from forebay.wal.staging import INSIDE, Entry, Producing, Ticket
-from forebay.wal.window import ProducerWindow
 
 EVICTED_PART = 8
 """At the limit this part of the bytes goes at once."""

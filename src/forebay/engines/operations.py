@@ -7,6 +7,9 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from forebay.appends.callbacks import deferred
+from forebay.appends.queue import Entry, record_bytes
+from forebay.appends.ticket import Ticket
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS, LookedUpShard, NewRecord, OpenShard, ShardStatus
 from forebay.errors import Closed, Invalid
 from forebay.format.batch import Columns, encode_columns
@@ -19,8 +22,6 @@ from forebay.settings import Settings
 from forebay.shard import ShardRef, Wanted
 from forebay.shard.deletion import DeleteBefore, DeleteKey, DeleteRange, DeleteTag
 from forebay.topics import TopicSpec
-from forebay.wal.hearing import deferred
-from forebay.wal.staging import Entry, Ticket, record_bytes
 
 S = TypeVar("S", bound=OpenShard)
 L = TypeVar("L", bound=LookedUpShard)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from forebay.appends.queue import Entry, Producing
+from forebay.appends.ticket import Ticket
 from forebay.eviction import Evicted, Holding
 from forebay.format.batch import ColumnBytes
 from forebay.pages import Page
@@ -18,7 +20,6 @@ from forebay.records import Headers, Offsets
 from forebay.shard import RecoveryDecision, ShardRef
 from forebay.shard.deletion import Deletion
 from forebay.topics import Durability, TopicSpec
-from forebay.wal.staging import Entry, Producing, Ticket
 
 PAGE_RECORDS = 10_000
 PAGE_BYTES = 1024 * 1024

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TypeAlias
 
+from forebay.appends.callbacks import deferred
 from forebay.catalog import ShardCatalog, StoredState, read_state
 from forebay.cleanup.moved_shards import clear_away, drop_history, remove_files
 from forebay.clock import Clock
@@ -26,7 +27,6 @@ from forebay.shard.ownership import Acquired, Owner, give_back, is_promised, ref
 from forebay.shard.places import Places
 from forebay.shard.reservation import tell_unknown
 from forebay.topics import TopicSpec
-from forebay.wal.hearing import deferred
 from forebay.wal.survey import has_log, survey, tail_bytes
 
 logger = logging.getLogger(__name__)

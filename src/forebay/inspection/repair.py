@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
+from forebay.appends.producer_window import ProducerWindow
 from forebay.clock import Clock
 from forebay.disk import Disk, replace_file
 from forebay.errors import Corrupt, ForebayError
@@ -36,7 +37,6 @@ from forebay.wal.files import walked
 from forebay.wal.scan import LogScan
 from forebay.wal.sealing import index_of
 from forebay.wal.survey import CHECKPOINT_NAME, TEMPORARY_SUFFIX, survey
-from forebay.wal.window import ProducerWindow
 
 
 def repair(

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from forebay.appends.producer_window import ProducerWindow
 from forebay.disk import Disk, File
 from forebay.errors import Corrupt, UnsupportedFormat
 from forebay.format import index as index_format
@@ -23,7 +24,6 @@ from forebay.wal.files import LogFile
 from forebay.wal.scan import LogScan, pieces_of
 from forebay.wal.sealing import index_of
 from forebay.wal.sparse import SparseIndex
-from forebay.wal.window import ProducerWindow
 
 RESTORE = "restore the file from a backup; readers get this range reported as damaged"
 REPAIR = 'run "forebay repair"'

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from forebay import manifests
+from forebay.appends.queue import Paused
 from forebay.blobs import BlobStore
 from forebay.catalog import Frontier, StoredState
 from forebay.clock import Clock
@@ -28,7 +29,6 @@ from forebay.metadata import Absent, Compare, Operation, Put, RevisionIs
 from forebay.shard.handover import bring_into_history
 from forebay.shard.segment import SegmentShard
 from forebay.shard.surroundings import Surroundings
-from forebay.wal.staging import Paused
 
 logger = logging.getLogger(__name__)
 
@@ -236,7 +236,7 @@ class Attaching:
             self.shard.wal.skip_to_history(end)
 
     def _pause(self, load_id: str) -> None:
-        self.shard.wal.staging.pause(Paused(f"{self.shard.ref}: load {load_id} is being attached; try again"))
+        self.shard.wal.queue.pause(Paused(f"{self.shard.ref}: load {load_id} is being attached; try again"))
         if self._paused_at is None:
             self._paused_at = self._clock.monotonic()
 
@@ -247,7 +247,7 @@ class Attaching:
             return 0.0
         seconds = self._clock.monotonic() - self._paused_at
         if self._at_risk is None and wal.writer.next >= self.shard.archive.exported:
-            wal.staging.resume()
+            wal.queue.resume()
             self._paused_at = None
             wal.counters.pauses += 1
             wal.counters.pause_seconds += seconds

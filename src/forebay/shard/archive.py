@@ -16,6 +16,7 @@ from functools import cached_property
 import msgspec
 
 from forebay import manifests
+from forebay.appends.callbacks import deferred
 from forebay.blobs import BlobStore
 from forebay.catalog.removals import RecordedRemovals
 from forebay.clock import Clock
@@ -33,7 +34,6 @@ from forebay.shard.surroundings import ShardRef, Surroundings
 from forebay.shard.tiers import PAGE_BYTES
 from forebay.tabled import Tabled
 from forebay.wal.files import SealedFile
-from forebay.wal.hearing import deferred
 from forebay.wal.log import Wal
 from forebay.wal.retention import drop_file, expired
 

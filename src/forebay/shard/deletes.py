@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from forebay.appends.callbacks import deferred
 from forebay.catalog.removals import RecordedRemovals
 from forebay.errors import Fenced
 from forebay.format.control import NO_FLOOR, Floor, higher
@@ -20,7 +21,6 @@ from forebay.format.offsets import WINDOW, OffsetSet
 from forebay.records import OFFSET_MAX, Reason
 from forebay.shard.extents import Extents
 from forebay.shard.visible import NOTHING, Ended, Visible
-from forebay.wal.hearing import deferred
 from forebay.wal.log import Wal
 from forebay.wal.removing import Removals, write_removals
 

@@ -14,6 +14,9 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from forebay.appends.callbacks import deferred
+from forebay.appends.queue import Entry, Producing
+from forebay.appends.ticket import Ticket
 from forebay.errors import Full
 from forebay.eviction import Evicted, Holding, Limits, Stretch, plan
 from forebay.format.batch import Batch, ColumnBytes, batch_of
@@ -24,9 +27,7 @@ from forebay.records import Gap
 from forebay.sealed import SealedSegment
 from forebay.shard.deletes import Deletes
 from forebay.wal.files import FileList, SealedFile
-from forebay.wal.hearing import deferred
 from forebay.wal.log import Wal
-from forebay.wal.staging import Entry, Producing, Ticket
 
 PAGE_BYTES = 1024 * 1024
 
@@ -201,7 +202,7 @@ class Evicting:
         return last is not None and producing.sequence <= last
 
     def _check_limits(self, count: int, size: int) -> None:
-        earliest, head, following = self._deletes.floor.earliest, self._wal.head, self._wal.staging.next
+        earliest, head, following = self._deletes.floor.earliest, self._wal.head, self._wal.queue.next
         held = 0
         if self.limits.cap_bytes is not None:
             self._staged = [part for part in self._staged if head < part[1] <= following]

@@ -11,6 +11,7 @@ import contextlib
 import logging
 from typing import NamedTuple
 
+from forebay.appends.producer_window import ProducerWindow
 from forebay.blobs import BlobChanged, BlobMissing
 from forebay.catalog import ShardCatalog
 from forebay.errors import Corrupt
@@ -25,7 +26,6 @@ from forebay.shard.places import Places
 from forebay.wal.scan import note_producers, note_state, pieces_of
 from forebay.wal.sealing import Opening
 from forebay.wal.survey import Survey
-from forebay.wal.window import ProducerWindow
 
 logger = logging.getLogger(__name__)
 

@@ -6,6 +6,9 @@ import logging
 from collections.abc import Callable
 from typing import TypedDict
 
+from forebay.appends.producer_window import ProducerWindow
+from forebay.appends.ticket import Ticket
+from forebay.appends.waiting import is_held
 from forebay.catalog import ShardCatalog
 from forebay.catalog.removals import RecordedRemovals
 from forebay.clock import Clock
@@ -33,11 +36,8 @@ from forebay.topics import Durability, TopicSpec, parse_compression
 from forebay.wal.begin import Start, begin
 from forebay.wal.log import Wal
 from forebay.wal.sealing import Sealer
-from forebay.wal.staging import Ticket
 from forebay.wal.survey import Survey, survey
-from forebay.wal.turns import is_held
 from forebay.wal.upkeep import Upkeep
-from forebay.wal.window import ProducerWindow
 from forebay.wal.writer import ShardPlace
 
 logger = logging.getLogger(__name__)
@@ -209,14 +209,14 @@ class SegmentShard:
         if self.durability is Durability.MEMORY:
             # Acknowledged in the queue, so these are no new ones.
             self.wal.commit()
-        return max(self.wal.head, self.wal.staging.first)
+        return max(self.wal.head, self.wal.queue.first)
 
     def commit_within(self, seconds: float) -> None:
         """Settle everything that is queued, unless the log still pauses or is written when the time is up."""
         clock = self.wal.writer.clock
         deadline = clock.monotonic() + seconds
         # Not by taking the lock: an exception (Ctrl-C) before it is given back would leave it taken for ever.
-        while self.wal.staging.is_paused or (is_held(self.wal.committing) and not self.wal.is_inside()):
+        while self.wal.queue.is_paused or (is_held(self.wal.committing) and not self.wal.is_inside()):
             if clock.monotonic() >= deadline:
                 return
             clock.sleep(PATIENCE_SECONDS)

@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Callable, Generator
 from functools import partial
 
+from forebay.appends.callbacks import Settled, in_callback
+from forebay.appends.ticket import Ticket
 from forebay.errors import ForebayError, Indeterminate
 from forebay.storage.checks import checked_seconds
-from forebay.wal.hearing import Settled, in_callback
-from forebay.wal.staging import Ticket
 
 logger = logging.getLogger(__name__)
 

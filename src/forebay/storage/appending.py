@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from forebay.appends.queue import Entry, Producing, QueueFull, record_bytes
+from forebay.appends.ticket import Ticket
 from forebay.clock import Clock
 from forebay.engines import OpenShard
 from forebay.errors import Closed, ForebayError, Indeterminate, Invalid, Unavailable
@@ -17,7 +19,6 @@ from forebay.format.batch import ColumnBytes, Columns, encode_arrow, encode_colu
 from forebay.partitioning import Partitioner
 from forebay.settings import WalSettings
 from forebay.storage.arrow import pieces_of
-from forebay.wal.staging import Entry, Producing, QueueFull, Ticket, record_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa

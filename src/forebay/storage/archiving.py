@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from forebay.appends.callbacks import deferred
 from forebay.clock import Clock
 from forebay.conditions import Condition
 from forebay.engines.background import Background
@@ -18,7 +19,6 @@ from forebay.errors import Corrupt, Fenced, ForebayError, Unavailable
 from forebay.settings import Settings
 from forebay.shard import SegmentShard
 from forebay.shard.archive import Archive
-from forebay.wal.hearing import deferred
 
 logger = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
+from forebay.appends.queue import Producing
 from forebay.errors import Invalid
 from forebay.format.columns import ROWS_SMALL, Timestamps
 from forebay.records import OFFSET_MAX, Headers, Position
-from forebay.wal.staging import Producing
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,13 +10,13 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Self
 
+from forebay.appends.queue import record_bytes
 from forebay.errors import Conflict, Invalid
 from forebay.partitioning import partition_of_key
 from forebay.records import Gap, Record
 from forebay.storage.checks import StoredOffset
 from forebay.storage.readers import Reader
 from forebay.storage.topic import Topic
-from forebay.wal.staging import record_bytes
 
 BATCH_RECORDS = 5_000
 BATCH_TARGETS = 64

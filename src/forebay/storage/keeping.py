@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
+from forebay.appends.callbacks import deferred
 from forebay.clock import Clock
 from forebay.conditions import Condition
 from forebay.engines import OpenShard
@@ -19,7 +20,6 @@ from forebay.storage.compaction import Compaction
 from forebay.storage.definitions import Defined, Definitions
 from forebay.storage.limited import Limited
 from forebay.storage.lookups import offering, offers
-from forebay.wal.hearing import deferred
 
 logger = logging.getLogger(__name__)
 

@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from forebay.appends.callbacks import in_callback, left_due
+from forebay.appends.waiting import INSIDE, is_inside
 from forebay.clock import Clock
 from forebay.conditions import Condition
 from forebay.disk import Disk
@@ -22,8 +24,6 @@ from forebay.settings import RuntimeSettings
 from forebay.shard import SegmentShard
 from forebay.storage.sealing import Sealing
 from forebay.wal.active import SyncTarget
-from forebay.wal.hearing import in_callback, is_inside, left_due
-from forebay.wal.staging import INSIDE
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Maintenance:
             shards = self._step()
         left = {id(queue) for queue in queues}
         for shard in shards:
-            if id(shard.wal.staging.due) in left:
+            if id(shard.wal.queue.due) in left:
                 self._callbacks.ask(shard)
 
     def _step(self) -> list[SegmentShard]:
@@ -224,7 +224,7 @@ class Closing:
         inside an append or a closing of this thread, which a signal handler has interrupted.
         """
         logs = [shard.wal for shard in shards if isinstance(shard, SegmentShard)]
-        if any(is_inside(lock)() for log in logs for lock in (log.committing, log.staging.lock, committer.lock)):
+        if any(is_inside(lock)() for log in logs for lock in (log.committing, log.queue.lock, committer.lock)):
             raise Unavailable(INSIDE)
         closes_here = is_inside(self._lock)()
         if in_callback():

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from forebay.appends.queue import Entry, Producing
+from forebay.appends.ticket import Ticket
 from forebay.clock import Clock
 from forebay.engines import OpenShard
 from forebay.engines.following import FollowedShard
@@ -44,7 +46,6 @@ from forebay.storage.lookups import Lookups
 from forebay.storage.readers import Reader
 from forebay.storage.streams import Bounded, Following, Stream, Waiting, wake
 from forebay.topics import TopicSpec
-from forebay.wal.staging import Entry, Producing, Ticket
 
 if TYPE_CHECKING:
     import pyarrow as pa

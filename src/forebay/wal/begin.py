@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from forebay.appends.producer_window import ProducerWindow
 from forebay.clock import Clock
 from forebay.disk import Disk, File, make_directories, replace_file, write_all
 from forebay.format.live import Live
@@ -26,7 +27,6 @@ from forebay.wal.log import Wal
 from forebay.wal.scan import CHUNK_BYTES, LogScan
 from forebay.wal.skipping import skip_to_history
 from forebay.wal.survey import CHECKPOINT_NAME, TEMPORARY_SUFFIX, Survey
-from forebay.wal.window import ProducerWindow
 from forebay.wal.writer import ShardPlace, Writer
 
 logger = logging.getLogger(__name__)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from msgspec import UNSET, UnsetType
 
+from forebay.appends.producer_window import ProducerWindow
 from forebay.disk import File
 from forebay.errors import Corrupt, UnsupportedFormat
 from forebay.format.checkpoint import Checkpoint, CleanFile
@@ -24,7 +25,6 @@ from forebay.records import Reason
 from forebay.sealed import FRAME_BYTES_LIMIT
 from forebay.wal.active import ActiveFile
 from forebay.wal.scan import LogScan
-from forebay.wal.window import ProducerWindow
 from forebay.wal.writer import Writer
 
 INDEX_STEP_BYTES = 64 * 1024

@@ -11,6 +11,7 @@ import contextlib
 import errno
 from collections.abc import Callable, Sequence
 
+from forebay.appends.producer_window import ProducerWindow
 from forebay.clock import Clock
 from forebay.disk import Disk, File
 from forebay.errors import Corrupt, Unavailable
@@ -25,7 +26,6 @@ from forebay.wal.live import read_live
 from forebay.wal.removing import Removals
 from forebay.wal.scan import LogScan
 from forebay.wal.survey import Survey, indexed_files, survey
-from forebay.wal.window import ProducerWindow
 
 PAGE_BYTES = 1024 * 1024
 POLL_SECONDS = 0.005

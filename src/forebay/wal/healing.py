@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from forebay.appends.producer_window import ProducerWindow
 from forebay.disk import Disk, File, write_all
 from forebay.errors import Corrupt
 from forebay.format.control import encode_gap
@@ -21,7 +22,6 @@ from forebay.wal.active import ActiveFile
 from forebay.wal.cache import TailCache
 from forebay.wal.files import FileList
 from forebay.wal.scan import OFFSETS_AHEAD, LogScan, pieces_of
-from forebay.wal.window import ProducerWindow
 from forebay.wal.writer import Writer
 
 TEMPORARY = ".healing.tmp"

@@ -12,6 +12,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from forebay.appends.callbacks import Waking
+from forebay.appends.group_commit import GroupCommit
+from forebay.appends.queue import AppendQueue, Entry, Producing
+from forebay.appends.ticket import Ticket
 from forebay.conditions import Condition
 from forebay.errors import Closed, Fenced, ForebayError, Unavailable
 from forebay.format.batch import ColumnBytes
@@ -21,13 +25,10 @@ from forebay.wal.active import ActiveFile
 from forebay.wal.counters import Counters
 from forebay.wal.files import FileList
 from forebay.wal.healing import rebuild
-from forebay.wal.hearing import Waking
 from forebay.wal.live import LiveFile
 from forebay.wal.published import PublishedLog
 from forebay.wal.refusals import Refusals, check_space, fenced, refusals
 from forebay.wal.skipping import skip_to_history
-from forebay.wal.staging import Entry, Producing, Staging, Ticket
-from forebay.wal.turns import CommitQueue
 from forebay.wal.writer import Writer
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ SPACE_CHECK_SECONDS = 0.1
 ROTATE_WAIT_SECONDS = 60.0
 
 
-class Wal(PublishedLog, CommitQueue):
+class Wal(PublishedLog, GroupCommit):
     """One shard's log, open for appends. Made by `forebay.wal.begin.begin`."""
 
     def __init__(
@@ -51,7 +52,7 @@ class Wal(PublishedLog, CommitQueue):
         super().__init__(writer, files, live)
         self.durability = durability
         self.settings = writer.settings
-        self.begin_queue(writer.place, Staging(writer.next, writer.window, writer.settings))
+        self.begin_queue(writer.place, AppendQueue(writer.next, writer.window, writer.settings))
         self.counters = Counters()
         self.on_dirty: Callable[[], None] = lambda: None
         """Called when there may be work for `upkeep`."""
@@ -69,21 +70,21 @@ class Wal(PublishedLog, CommitQueue):
     # Appending
 
     def stage_one(self, entry: Entry, size: int) -> Ticket:
-        """Queue one record; see `Staging.stage_one`."""
-        self.staging.stage_one(entry, size)
+        """Queue one record; see `AppendQueue.stage_one`."""
+        self.queue.stage_one(entry, size)
         if self.queued_since is None:
             self._note_queued()
         return entry.ticket
 
     def stage_many(self, columns: ColumnBytes, producing: Producing | None, ticket: Ticket) -> Ticket:
-        """Queue many records as one; see `Staging.stage_many`."""
-        self.staging.stage_many(columns, producing, ticket)
+        """Queue many records as one; see `AppendQueue.stage_many`."""
+        self.queue.stage_many(columns, producing, ticket)
         if self.queued_since is None:
             self._note_queued()
         return ticket
 
     def settle(self, ticket: Ticket) -> int:
-        """See `CommitQueue`."""
+        """See `GroupCommit`."""
         # As `is_held_queued`, without that call: an append of class memory is hardly more than a few of them.
         if self.durability is Durability.MEMORY and ticket.offset + ticket.count <= self.writer.reserved:
             still_owner = self.still_owner
@@ -104,8 +105,8 @@ class Wal(PublishedLog, CommitQueue):
         try:
             self.queued_since = None
             self.writer.unsettled = False
-            self.staging.take()
-            if self.staging.taken:
+            self.queue.take()
+            if self.queue.taken:
                 self._write()
         except BaseException as error:
             self._fail(error)
@@ -118,7 +119,7 @@ class Wal(PublishedLog, CommitQueue):
         full = writer.active is not None and writer.active.position >= self.settings.rotate_bytes_max
         if full and not writer.syncing:
             self.rotate_locked()
-        made = writer.write(self.staging.taken)
+        made = writer.write(self.queue.taken)
         if self.durability is Durability.FSYNC:
             self.timed_sync()
         # After everything that takes time and before anybody hears of it: whoever pauses here acknowledges nothing.
@@ -128,7 +129,7 @@ class Wal(PublishedLog, CommitQueue):
         self.counters.committed(made)
         self.idle_since = writer.clock.monotonic()
         self.note_dirty()
-        self.staging.settle()
+        self.queue.settle()
         self.wake()
 
     def note_dirty(self) -> None:
@@ -174,11 +175,11 @@ class Wal(PublishedLog, CommitQueue):
 
     def hold(self, refusal: ForebayError) -> None:
         """Refuse appends with this error from now on; what is queued is still committed."""
-        self.staging.hold(refusal)
+        self.queue.hold(refusal)
 
     def release(self) -> None:
         """Take appends again, unless the log has failed meanwhile."""
-        self.staging.hold(None)
+        self.queue.hold(None)
 
     def skip_to_history(self, stop: int) -> None:
         """History holds everything below `stop`: go on there. The caller has held appends and committed.
@@ -189,14 +190,14 @@ class Wal(PublishedLog, CommitQueue):
         self._await_sync()
         with self.committing:
             self.check_writable()
-            assert self.staging.is_empty, "appends are held, and what was queued is committed"
+            assert self.queue.is_empty, "appends are held, and what was queued is committed"
             if stop <= self.writer.next:
                 return
             try:
                 self._begin_file(lambda: skip_to_history(self.writer, stop))
             finally:
                 # Where the writer goes on, whatever happened: an offset is never given out twice.
-                self.staging.restart_at(self.writer.next)
+                self.queue.restart_at(self.writer.next)
             self.head = self.writer.end
             self.tell()
             self.note_dirty()
@@ -221,16 +222,16 @@ class Wal(PublishedLog, CommitQueue):
     def _fail(self, error: BaseException) -> None:
         """A commit ended in an exception: settle every waiter. Unless nothing was written, distrust the file."""
         name, writer = self.writer.place, self.writer
-        if self.staging.taken and self.staging.taken[-1].end <= self.head:
+        if self.queue.taken and self.queue.taken[-1].end <= self.head:
             # Published already: whatever failed then did not fail these appends.
-            self.staging.settle()
+            self.queue.settle()
         if isinstance(error, Fenced):
             self._fence(str(error))
             return
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         refusal = error if isinstance(error, ForebayError) else Unavailable(f"{name}: not written ({reason})")
         if not writer.unsettled:
-            self.staging.fail(refusal, refusal, max(writer.next, self._skip_lost(writer.end)))
+            self.queue.fail(refusal, refusal, max(writer.next, self._skip_lost(writer.end)))
             return
         self.live.doubtful = True
         self.tell()
@@ -239,17 +240,17 @@ class Wal(PublishedLog, CommitQueue):
     def _stop(self, reason: str, answers: Refusals, next_offset: int) -> None:
         """Take no appends any more, and answer all that wait."""
         self.failure = reason
-        self.staging.refuse(answers.later)
-        self.staging.fail(answers.written, answers.queued, next_offset)
+        self.queue.refuse(answers.later)
+        self.queue.fail(answers.written, answers.queued, next_offset)
         logger.error("%s: log failed at offset %d: %s", self.writer.place, self.head, reason)
         self.on_dirty()
 
     def _skip_lost(self, end: int) -> int:
         """Where to go on: at `end`, but class `memory` acknowledges what only waits, and gives out no offset twice."""
-        if self.durability is not Durability.MEMORY or self.staging.next <= end:
+        if self.durability is not Durability.MEMORY or self.queue.next <= end:
             return end
-        self.writer.skip_to(self.staging.next, end)
-        return self.staging.next
+        self.writer.skip_to(self.queue.next, end)
+        return self.queue.next
 
     def heal(self) -> bool:
         """Try to make a failed log writable again; true if it is. Acknowledged records keep their offsets."""
@@ -265,9 +266,9 @@ class Wal(PublishedLog, CommitQueue):
             self.live.doubtful = False
             self.tell()
             self.writer.unsettled = False
-            self.staging.restart_at(self.writer.next, window)
+            self.queue.restart_at(self.writer.next, window)
             self.failure = None
-            self.staging.refuse(None)
+            self.queue.refuse(None)
             logger.warning("%s: writable again from offset %d", self.writer.place, self.writer.next)
             return True
 
@@ -301,17 +302,17 @@ class Wal(PublishedLog, CommitQueue):
         """Wake the threads that wait for more; the wakers are due at the next `call_back`, without a lock."""
         super().wake()
         if self.wakers:
-            self.staging.due.append(Waking(self.wakers, self.writer.place))
+            self.queue.due.append(Waking(self.wakers, self.writer.place))
 
     def bring_up(self) -> None:
         """Of class memory an append is acknowledged in the queue: it is written before it is asked for."""
-        if self.durability is Durability.MEMORY and not self.staging.is_empty:
+        if self.durability is Durability.MEMORY and not self.queue.is_empty:
             self.commit()
 
     def offsets(self) -> Offsets:
         """The watermarks now."""
         floors, durable = self.writer.removals.floor, min(self.writer.durable, self.head)
-        return Offsets(floors.earliest, floors.evict_floor, durable, exported=0, next=self.staging.next)
+        return Offsets(floors.earliest, floors.evict_floor, durable, exported=0, next=self.queue.next)
 
     # Ending
 
@@ -369,7 +370,7 @@ class Wal(PublishedLog, CommitQueue):
             self.heal()
         with self.committing:
             if self.fenced is None:
-                self.staging.refuse(Closed(f"{self.writer.place} is closed"))
+                self.queue.refuse(Closed(f"{self.writer.place} is closed"))
             # What came in since the commit above: nobody else will write it now.
             self._commit()
             self.closed = True
@@ -386,8 +387,8 @@ class Wal(PublishedLog, CommitQueue):
         self.closed = True
         # Whoever held a lock at the fork does not exist here.
         self.published = Condition()
-        self.begin_queue(self.writer.place, Staging(0, self.writer.window, self.settings))
-        self.staging.refuse(Closed(f"{self.writer.place} was opened before a fork: open it anew in the child"))
+        self.begin_queue(self.writer.place, AppendQueue(0, self.writer.window, self.settings))
+        self.queue.refuse(Closed(f"{self.writer.place} was opened before a fork: open it anew in the child"))
 
     def check_writable(self) -> None:
         self.check_open()

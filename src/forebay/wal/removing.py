@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from forebay.appends.waiting import INSIDE
 from forebay.errors import Fenced, Indeterminate, Unavailable
 from forebay.format.control import NO_FLOOR, Floor, decode_delete, decode_floor, encode_delete, encode_floor, higher
 from forebay.format.frame import FrameHead, Kind
 from forebay.format.offsets import OffsetSet
 from forebay.topics import Durability
-from forebay.wal.staging import INSIDE
 
 if TYPE_CHECKING:
     from forebay.wal.log import Wal

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from forebay.appends.producer_window import ProducerWindow
 from forebay.disk import File
 from forebay.errors import Corrupt, UnsupportedFormat
 from forebay.format.checkpoint import CleanFile
@@ -26,7 +27,6 @@ from forebay.sealed import FRAME_BYTES_LIMIT, ByteSource
 from forebay.wal.blind import Blind, Told, has_clean_mark, is_told
 from forebay.wal.removing import KINDS, Removals
 from forebay.wal.sparse import SparseIndex
-from forebay.wal.window import ProducerWindow
 
 CHUNK_BYTES = 4 * 1024 * 1024
 OFFSETS_AHEAD = 2**33

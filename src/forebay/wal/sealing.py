@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from forebay.appends.producer_window import ProducerWindow
 from forebay.disk import Disk, File, replace_file, write_all
 from forebay.errors import Corrupt, DataLoss
 from forebay.format import index as index_format
@@ -28,7 +29,6 @@ from forebay.settings import WalSettings
 from forebay.wal.cache import CachedFrame
 from forebay.wal.files import LogFile, SealedFile, walked
 from forebay.wal.scan import LogScan, pieces_of
-from forebay.wal.window import ProducerWindow
 
 TEMPORARY = ".reframing.tmp"
 PLACES_MAX = 8

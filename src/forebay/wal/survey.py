@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from forebay.appends.producer_window import ProducerWindow
 from forebay.disk import Disk, File
 from forebay.errors import Corrupt, UnsupportedFormat
 from forebay.format.checkpoint import Checkpoint, decode_checkpoint
@@ -31,7 +32,6 @@ from forebay.wal.clean import recalled
 from forebay.wal.files import SealedFile, read_footer
 from forebay.wal.live import LIVE_NAME, read_live
 from forebay.wal.scan import LogScan
-from forebay.wal.window import ProducerWindow
 
 CHECKPOINT_NAME = "checkpoint"
 TEMPORARY_SUFFIX = ".tmp"

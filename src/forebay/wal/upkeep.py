@@ -115,9 +115,9 @@ class Upkeep:
         """Whether there will soon be work: something queued, unsynced, unmarked, unsealed or failed."""
         wal, active = self._wal, self._wal.writer.active
         if wal.closed or wal.fenced is not None:
-            return bool(wal.staging.due) and not wal.closed
+            return bool(wal.queue.due) and not wal.closed
         waiting = wal.failure is not None or wal.queued_since is not None or wal.dirty_since is not None
-        waiting = waiting or bool(wal.staging.due)
+        waiting = waiting or bool(wal.queue.due)
         return waiting or (active is not None and active.marked < wal.writer.durable) or bool(self.rotated())
 
     def sync_begin(self) -> SyncTarget | None:
@@ -220,7 +220,7 @@ class Upkeep:
 
     def _call_back(self) -> None:
         """Call back for a thread that was interrupted before it did."""
-        due = self._wal.staging.due
+        due = self._wal.queue.due
         first = next(iter(due.copy()), None)
         if first is not None and first is self._left:
             self._wal.call_back()

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from forebay.appends.producer_window import ProducerWindow
+from forebay.appends.queue import PendingFrame
 from forebay.clock import Clock
 from forebay.disk import Disk, replace_file, write_all
 from forebay.format.batch import encode_data_frame
@@ -25,8 +27,6 @@ from forebay.wal.cache import CachedFrame
 from forebay.wal.files import FileList
 from forebay.wal.removing import Removals
 from forebay.wal.scan import LogScan
-from forebay.wal.staging import PendingFrame
-from forebay.wal.window import ProducerWindow
 
 logger = logging.getLogger(__name__)
 

@@ -10,26 +10,27 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from forebay.appends.group_commit import GroupCommit
+from forebay.appends.queue import AppendQueue
+from forebay.appends.waiting import is_held
 from forebay.clock import Clock
 from forebay.errors import ForebayError, Indeterminate, Unavailable
-from forebay.wal.staging import Staging
-from forebay.wal.turns import CommitQueue, is_held
 
 logger = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 0.001
 
 
-class Commits(CommitQueue):
+class Commits(GroupCommit):
     """The queue of a shard and the one writer it has at a time.
 
-    `write` takes what is in `staging.taken`, and publishes it; it sets `unsettled` before anything may be written.
+    `write` takes what is in `queue.taken`, and publishes it; it sets `unsettled` before anything may be written.
     """
 
     def __init__(
-        self, name: str, staging: Staging, clock: Clock, *, write: Callable[[], None], head: Callable[[], int]
+        self, name: str, queue: AppendQueue, clock: Clock, *, write: Callable[[], None], head: Callable[[], int]
     ) -> None:
-        self.begin_queue(name, staging)
+        self.begin_queue(name, queue)
         self.failure: str | None = None
         self.unsettled = False
         self._clock = clock
@@ -47,16 +48,16 @@ class Commits(CommitQueue):
 
     def failed(self, error: BaseException) -> None:
         """A write ended in an exception: settle every waiter, and trust nothing if something may be written."""
-        staging = self.staging
-        if staging.taken and staging.taken[-1].end <= self._head():
+        queue = self.queue
+        if queue.taken and queue.taken[-1].end <= self._head():
             # Published already: whatever failed then did not fail these appends.
-            staging.settle()
+            queue.settle()
             return
         reason = str(error) or type(error).__name__
         if not self.unsettled:
             ours = isinstance(error, ForebayError)
             refusal = error if ours else Unavailable(f"{self._name}: not written ({reason})")
-            staging.fail(refusal, refusal, self._head())  # type: ignore[arg-type]
+            queue.fail(refusal, refusal, self._head())  # type: ignore[arg-type]
             return
         self.failure = reason
         logger.error("%s: a write failed at offset %d: %s", self._name, self._head(), reason)
@@ -65,16 +66,16 @@ class Commits(CommitQueue):
             f"{self._name}: the append was being written when that failed ({reason}): it is not visible now and may "
             "appear, once, when the log is opened again; read before you repeat it"
         )
-        staging.refuse(later)
-        staging.fail(written, later, self._head())
+        queue.refuse(later)
+        queue.fail(written, later, self._head())
 
     def _commit(self) -> None:
         self.unsettled = False
         try:
-            self.staging.take()
-            if self.staging.taken:
+            self.queue.take()
+            if self.queue.taken:
                 self._write()
-                self.staging.settle()
+                self.queue.settle()
         except BaseException as error:
             self.failed(error)
             if not isinstance(error, OSError | ForebayError):

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 
+from forebay.appends.callbacks import deferred
 from forebay.catalog import read_state
 from forebay.clock import Clock
 from forebay.disk import Disk
@@ -26,7 +27,6 @@ from forebay.shard import RecoveryDecision, ShardRef, Situation, acquire, decide
 from forebay.shard.decision import refuse_contradiction
 from forebay.shard.membership import Membership
 from forebay.topics import TopicSpec, parse_compression, shard_id
-from forebay.wal.hearing import deferred
 
 logger = logging.getLogger(__name__)
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
 
+from forebay.appends.producer_window import ProducerWindow
+from forebay.appends.queue import PendingFrame
 from forebay.engines.rocksdb.database import View
 from forebay.engines.rocksdb.layout import Keys, appended_in, decode_appended, encode_appended
 from forebay.engines.rocksdb.times import Changes
 from forebay.format.control import WindowEntry
 from forebay.settings import WalSettings
-from forebay.wal.staging import PendingFrame
-from forebay.wal.window import ProducerWindow
 
 SEQUENCE_MAX = 2**64 - 1
 

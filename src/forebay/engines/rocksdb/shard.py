@@ -10,6 +10,11 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
+from forebay.appends.callbacks import Waking, deferred, wake_all
+from forebay.appends.producer_window import ProducerWindow
+from forebay.appends.queue import AppendQueue, Producing
+from forebay.appends.queue import Entry as Queued
+from forebay.appends.ticket import Ticket
 from forebay.clock import Clock
 from forebay.conditions import Condition
 from forebay.engines.rocksdb.committing import Commits
@@ -29,11 +34,7 @@ from forebay.settings import RetentionSettings, WalSettings
 from forebay.shard import RecoveryDecision, ShardRef
 from forebay.shard.deletion import DeleteBefore, DeleteKey, DeleteTag, Deletion
 from forebay.topics import Durability, TopicSpec
-from forebay.wal.hearing import Waking, deferred, wake_all
 from forebay.wal.refusals import check_space
-from forebay.wal.staging import Entry as Queued
-from forebay.wal.staging import Producing, Staging, Ticket
-from forebay.wal.window import ProducerWindow
 from forebay.wal.writer import ShardPlace
 
 SPACE_CHECK_SECONDS = 0.1
@@ -88,8 +89,8 @@ class RocksShard:
         self._published = Condition()
         self._pages = Pages(str(ref), database, shelf)
         self._removal = Removal(database, shelf, self._change)
-        staging = Staging(stance.counters.next, window, settings)
-        self._commits = Commits(str(ref), staging, clock, write=self._write, head=lambda: self.stance.counters.next)
+        queue = AppendQueue(stance.counters.next, window, settings)
+        self._commits = Commits(str(ref), queue, clock, write=self._write, head=lambda: self.stance.counters.next)
         self.settle = self._commits.settle
         self.commit_within = self._commits.commit_within
         self.refuse_inside = self._commits.refuse_inside
@@ -103,37 +104,35 @@ class RocksShard:
 
     def stage_one(self, entry: Queued, size: int) -> Ticket:
         """See `OpenShard`."""
-        staging = self._commits.staging
+        queue = self._commits.queue
         if not self._limits.rejects:
-            return staging.stage_one(entry, size)
-        return self._stage_capped(lambda: staging.stage_one(entry, size), 1, size, entry.producing)
+            return queue.stage_one(entry, size)
+        return self._stage_capped(lambda: queue.stage_one(entry, size), 1, size, entry.producing)
 
     def stage_many(self, columns: ColumnBytes, producing: Producing | None, ticket: Ticket) -> Ticket:
         """See `OpenShard`."""
-        staging = self._commits.staging
+        queue = self._commits.queue
         if not self._limits.rejects:
-            return staging.stage_many(columns, producing, ticket)
+            return queue.stage_many(columns, producing, ticket)
         size = int(batch_of(columns, base=0, epoch=0, appended_at=0).sizes().sum())
-        return self._stage_capped(
-            lambda: staging.stage_many(columns, producing, ticket), columns.count, size, producing
-        )
+        return self._stage_capped(lambda: queue.stage_many(columns, producing, ticket), columns.count, size, producing)
 
     def _stage_capped(self, stage: Callable[[], Ticket], count: int, size: int, producing: Producing | None) -> Ticket:
         """Queue an append to a topic that refuses new records at its caps; a repeat needs no room."""
         # To recognise a repeat it writes what waits: callbacks of that run when the lock is given back.
         with deferred(), self._capping:
-            counters, staging = self.stance.counters, self._commits.staging
-            if staging.next == counters.next:
+            counters, queue = self.stance.counters, self._commits.queue
+            if queue.next == counters.next:
                 self._admitted = counters.total
             try:
                 held = self._admitted + size - counters.below
-                self._limits.check_room(self.ref, staging.next + count - counters.earliest, held)
+                self._limits.check_room(self.ref, queue.next + count - counters.earliest, held)
             except Full:
                 if producing is None or not self._is_repeat(producing):
                     raise
-            before = staging.next
+            before = queue.next
             ticket = stage()
-            if staging.next > before:
+            if queue.next > before:
                 self._admitted += size
             return ticket
 
@@ -156,7 +155,7 @@ class RocksShard:
 
     def _write(self) -> None:
         """Write everything that was taken from the queue, in one batch, and publish it."""
-        frames = self._commits.staging.taken
+        frames = self._commits.queue.taken
         self._check_space()
         appended_at, keys = self._clock.now_ms(), self._shelf.keys
         batch, stance = self._database.batch(), self.stance
@@ -189,7 +188,7 @@ class RocksShard:
             self._on_dirty()
         if self.wakers:
             # Called by `Commits.call_back`, when no lock is held.
-            self._commits.staging.due.append(Waking(self.wakers, self.ref))
+            self._commits.queue.due.append(Waking(self.wakers, self.ref))
 
     def _change(self, make: Making) -> None:
         """Write what `make` puts into a batch, beside the appends."""
@@ -275,7 +274,7 @@ class RocksShard:
     def offsets(self) -> Offsets:
         """See `OpenShard`."""
         counters = self.stance.counters
-        return Offsets(counters.earliest, counters.evict_floor, self.durable, 0, self._commits.staging.next)
+        return Offsets(counters.earliest, counters.evict_floor, self.durable, 0, self._commits.queue.next)
 
     def published(self) -> int:
         """See `OpenShard`."""
@@ -345,7 +344,7 @@ class RocksShard:
             return
         self.commit()
         with deferred(), self._changing, self._commits.committing:
-            self._commits.staging.refuse(Closed(f"{self.ref} {reason}"))
+            self._commits.queue.refuse(Closed(f"{self.ref} {reason}"))
             self._closed = reason
             if clean and self.failure is None and self._bounds.epoch == self.epoch and not self._bounds.clean:
                 batch = self._database.batch()
@@ -361,9 +360,9 @@ class RocksShard:
         self._closed = reason
         self._published = Condition()
         self._changing, self._capping = threading.RLock(), threading.RLock()
-        staging = Staging(0, self._window, self._settings)
-        staging.refuse(Closed(f"{self.ref} {reason}"))
-        self._commits = Commits(str(self.ref), staging, self._clock, write=self._write, head=lambda: 0)
+        queue = AppendQueue(0, self._window, self._settings)
+        queue.refuse(Closed(f"{self.ref} {reason}"))
+        self._commits = Commits(str(self.ref), queue, self._clock, write=self._write, head=lambda: 0)
         self.settle, self.commit_within = self._commits.settle, self._commits.commit_within
 
     def _check_open(self) -> None:

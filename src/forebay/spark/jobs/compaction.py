@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, Protocol
 
+from forebay.appends.producer_window import ProducerWindow
 from forebay.clock import SystemClock
 from forebay.compacting.merging import Target, merge
 from forebay.compacting.passes import Holding, Passes, Unit
@@ -34,7 +35,6 @@ from forebay.spark.jobs.units import spread
 from forebay.spark.location import Location
 from forebay.spark.opening import Opened, opened
 from forebay.topics import Cleanup
-from forebay.wal.window import ProducerWindow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

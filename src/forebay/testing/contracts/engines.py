@@ -12,11 +12,12 @@ from typing import ClassVar, Protocol
 
 import pytest
 
+from forebay.appends.queue import Entry, Producing, record_bytes
+from forebay.appends.ticket import Ticket
 from forebay.engines import NewRecord, OpenShard, StorageEngine
 from forebay.errors import Closed, Conflict, Invalid
 from forebay.records import OFFSET_MAX, Gap, Reason, Record
 from forebay.shard import ShardRef
-from forebay.wal.staging import Entry, Producing, Ticket, record_bytes
 
 PAGES_MAX = 10_000
 MANY = 5_000

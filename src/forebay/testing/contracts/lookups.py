@@ -12,6 +12,7 @@ from typing import Protocol
 
 import pytest
 
+from forebay.appends.queue import record_bytes
 from forebay.engines import NewRecord
 from forebay.engines.seam import LookedUpEngine
 from forebay.errors import Invalid
@@ -20,7 +21,6 @@ from forebay.records import OFFSET_MAX, Gap, Record
 from forebay.shard import ShardRef
 from forebay.testing.clock import ManualClock
 from forebay.testing.contracts.engines import PAGES_MAX, values_of
-from forebay.wal.staging import record_bytes
 
 TAGS = ("a", "a/b", "a/", "/a", "aa", "A", "á", "a\0", "a\0b", "t" * 300, "t" * 299 + "u")
 KEYS = (b"", b"\0", b"\0\0", b"a", b"a\0", b"a\xff", b"\xff", b"\xff" * 8, b"k" * 254, b"k" * 255, b"k" * 254 + b"l")

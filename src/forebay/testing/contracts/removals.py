@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 
+from forebay.appends.queue import record_bytes
 from forebay.engines import NewRecord
 from forebay.engines.seam import LookedUpEngine
 from forebay.errors import Full, Invalid
@@ -19,7 +20,6 @@ from forebay.records import OFFSET_MAX, Gap, Reason, Record
 from forebay.shard import ShardRef
 from forebay.testing.contracts.engines import append_by, in_threads, steps_of
 from forebay.testing.contracts.lookups import LookupHome, keyed, offsets_of, paged, tagged
-from forebay.wal.staging import record_bytes
 
 NUMBERS = 300
 APPENDS_BESIDE = 300

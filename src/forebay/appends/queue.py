@@ -7,26 +7,20 @@ the next offset: an exception at any instant (Ctrl-C) leaves it wholly in or who
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
-from collections.abc import Callable
 from typing import NamedTuple
 
+from forebay.appends.callbacks import Settled
+from forebay.appends.producer_window import ProducerWindow, check_repeat
+from forebay.appends.ticket import Ticket
+from forebay.appends.waiting import INSIDE, is_inside
 from forebay.errors import ForebayError, Unavailable
 from forebay.format.batch import ColumnBytes, Columns, encode_columns, encode_row
 from forebay.format.control import WindowEntry
 from forebay.records import Headers, Run
 from forebay.settings import WalSettings
-from forebay.wal.hearing import Settled, is_inside
-from forebay.wal.window import ProducerWindow, check_repeat
 
-logger = logging.getLogger(__name__)
-
-INSIDE = (
-    "called from inside an append of the same log, as by a signal handler: nothing was done; "
-    "let the handler only set a flag or raise, and do this when the append is over"
-)
 ROW_BYTES = 16
 """What a record costs in a frame beside its own bytes: timestamp and one offset, roughly."""
 
@@ -45,51 +39,6 @@ def record_bytes(value: bytes | None, key: bytes | None, tag: str | None, header
     for name, content in headers:
         size += len(name.encode()) + len(content or b"") + 8
     return size
-
-
-class Ticket:
-    """One append on its way: `done` turns true once its durability class holds, or `error` says why it never will."""
-
-    __slots__ = ("callback", "count", "done", "error", "followers", "offset")
-
-    def __init__(self, callback: Callable[[Ticket], None] | None = None) -> None:
-        self.offset = -1
-        self.count = 0
-        self.done = False
-        self.error: ForebayError | None = None
-        self.callback = callback
-        self.followers: list[Ticket] | None = None
-
-    def result(self) -> int:
-        """The first offset of the append; raises the error it failed with."""
-        assert self.done
-        if self.error is not None:
-            raise type(self.error)(*self.error.args)
-        return self.offset
-
-    def finish(self, error: ForebayError | None = None, due: deque[Settled] | None = None) -> None:
-        """Settle the outcome, once. Cut short (Ctrl-C), it is repeated, and nobody who waits is forgotten.
-
-        Under a lock of the log `due` takes those whose callers' own callbacks are to run once it is given back;
-        `callback` is called at once and only wakes.
-        """
-        if not self.done:
-            for follower in self.followers or ():
-                follower.finish(error, due)
-            self.error = error
-            self.done = True
-        if self.callback is not None:
-            try:
-                self.callback(self)
-            except Exception:
-                # The append is what it is; whoever wanted to hear of it may be gone (a closed event loop).
-                logger.exception("the callback of an append failed")
-            self.callback = None
-
-    def follow(self, repeat: Ticket) -> None:
-        """Settle `repeat` together with this append, whose repetition it is."""
-        repeat.offset, repeat.count = self.offset, self.count
-        self.followers = [*(self.followers or ()), repeat]
 
 
 class Producing(NamedTuple):
@@ -158,7 +107,7 @@ class PendingFrame:
         return [self.ticket] if self.ticket is not None else [entry.ticket for entry in self.entries]
 
 
-class Staging:
+class AppendQueue:
     """The bounded queue of a shard."""
 
     def __init__(self, next_offset: int, window: ProducerWindow, settings: WalSettings) -> None:

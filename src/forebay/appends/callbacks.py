@@ -13,13 +13,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
+from forebay.appends.waiting import is_inside
+
 logger = logging.getLogger(__name__)
-
-
-def is_inside(lock: threading.RLock) -> Callable[[], bool]:
-    """What tells whether the thread that asks holds the lock."""
-    owned: Callable[[], bool] = lock._is_owned  # type: ignore[attr-defined]
-    return owned
 
 
 class Settled(Protocol):
