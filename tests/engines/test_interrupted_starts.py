@@ -15,10 +15,11 @@ from forebay.appends.producer_window import ProducerWindow
 from forebay.appends.queue import AppendQueue
 from forebay.appends.ticket import Ticket
 from forebay.appends.waiting import is_inside
+from forebay.clock import SystemClock
 from forebay.conditions import Condition
 from forebay.engines.background import Background
-from forebay.engines.rounds import Rounds
 from forebay.settings import WalSettings
+from forebay.workers import ItemWorker
 
 real_start = threading.Thread.start
 
@@ -59,16 +60,16 @@ def test_a_start_that_was_interrupted_is_made_up_for_and_one_thread_works(
 
 def test_who_asks_after_an_interrupted_start_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     served = threading.Event()
-    rounds: Rounds[str] = Rounds("tested", lambda _: served.set())
+    worker: ItemWorker[str] = ItemWorker("tested", lambda _: served.set(), clock=SystemClock())
     monkeypatch.setattr(threading.Thread, "start", before)
     with pytest.raises(KeyboardInterrupt):
-        rounds.ask("me")
+        worker.ask("me")
     monkeypatch.undo()
 
-    rounds.ask("me")
+    worker.ask("me")
 
     assert served.wait(60)
-    rounds.end()
+    assert worker.worker.stop()
 
 
 class Queue(GroupCommit):

@@ -26,7 +26,7 @@ class Member:
         self.store = ProgressStore(MemoryMetadata(), "/forebay")
         settings = ProgressSettings(flush_interval_ms=600_000, flush_records_min=1_000_000)
         self.commits = CachedCommits(self.store, settings, ManualClock())
-        self.commits._ended = True
+        self.commits.worker.stop()
         self.events: list[Event] = []
 
     def durable(self, offset: int) -> None:

@@ -12,7 +12,6 @@ from forebay.clock import Clock
 from forebay.disk import Disk, SystemDisk
 from forebay.engines import FollowingEngine, MemoryEngine, RocksEngine, SegmentEngine, UnownedShards
 from forebay.engines.rocksdb.database import check_installed
-from forebay.engines.rounds import Rounds
 from forebay.errors import Unavailable, Unsupported
 from forebay.metadata import MemoryMetadata, MetadataStore
 from forebay.metadata.opening import open_metadata
@@ -27,6 +26,7 @@ from forebay.storage.directory import LogDirectory, NoDirectory, is_owned, refus
 from forebay.storage.sealing import Sealing
 from forebay.storage.threads import Maintenance
 from forebay.topics import Engine, TopicSpec
+from forebay.workers import ItemWorker
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Parts:
     maintenance: Maintenance | None = None
     sealing: Sealing | None = None
     archiving: Archiving | None = None
-    reserving: Rounds[SegmentShard] | None = None
+    reserving: ItemWorker[SegmentShard] | None = None
     places: Places | None = None
     directory: LogDirectory | None = None
     disk: SystemDisk | None = None
@@ -147,7 +147,7 @@ def owner_parts(directory: LogDirectory, settings: Settings, disk: Disk, clock: 
         places = _places(directory, settings, disk, clock, probed_for=metadata)
         undo.callback(places.close)
         archiving = Archiving(clock, settings)
-        reserving: Rounds[SegmentShard] = Rounds("forebay-reserving", SegmentShard.reserve_ahead)
+        reserving = ItemWorker("forebay-reserving", SegmentShard.reserve_ahead, clock=clock)
         sealing = Sealing(archiving.notice)
         maintenance = Maintenance(disk, clock, directory.shards, settings.runtime, sealing)
 

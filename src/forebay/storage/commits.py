@@ -11,10 +11,10 @@ import threading
 
 from forebay.clock import Clock
 from forebay.conditions import Condition
-from forebay.engines.background import Background
-from forebay.errors import ForebayError, UnknownTopic
+from forebay.errors import UnknownTopic
 from forebay.progress import Progress, ProgressStore, ReaderName
 from forebay.settings import ProgressSettings
+from forebay.workers import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -25,14 +25,13 @@ class CachedCommits:
     def __init__(self, store: ProgressStore, settings: ProgressSettings, clock: Clock) -> None:
         self._store = store
         self._settings = settings
-        self._clock = clock
         self._changed = Condition()
         self._writing = threading.Lock()
         self._pending: dict[tuple[ReaderName, int], Progress] = {}
         self._durable: dict[tuple[ReaderName, int], int] = {}
         """Where each stands in the store, as far as it was written here."""
-        self._ended = False
-        self._thread = Background("forebay-commits", self._run)
+        delay_s = settings.flush_interval_ms / 1000
+        self.worker = Worker("forebay-commits", self._write_pending, clock=clock, delay_s=delay_s)
 
     def commit(self, name: ReaderName, partition: int, progress: Progress) -> int:
         """Note a place; where it stands on return, in memory. It never goes back, nor behind what is stored.
@@ -49,7 +48,7 @@ class CachedCommits:
                 return known.offset
             self._pending[place] = progress
             moved = progress.offset - self._durable.get(place, 0)
-            self._start()
+        self.worker.wake()
         if moved >= self._settings.flush_records_min:
             self.flush()
         return progress.offset
@@ -97,16 +96,12 @@ class CachedCommits:
 
     def end(self) -> None:
         """Write what is left, and stop."""
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
-        self._thread.join()
+        self.worker.stop()
         self.flush()
 
     def abandon(self) -> None:
         """In a forked child: the thread is not there, and the parent writes what it noted."""
-        self._thread.abandon()
-        self._ended = True
+        self.worker.abandon()
         self._changed, self._writing = Condition(), threading.Lock()
         self._pending.clear()
 
@@ -123,23 +118,10 @@ class CachedCommits:
                 if self._pending.get((name, partition)) is progress:
                     del self._pending[name, partition]
 
-    def _start(self) -> None:
-        if not self._ended:
-            self._thread.start()
-        self._changed.notify_all()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._pending or self._ended)
-                self._changed.wait_for(lambda: self._ended, self._settings.flush_interval_ms / 1000)
-                if self._ended:
-                    return
-            try:
-                self.flush()
-            except ForebayError as error:
-                logger.warning("commits of groups are not written yet: %s", error)
-                self._clock.sleep(self._settings.flush_interval_ms / 1000)
-            except Exception:
-                logger.exception("commits of groups are not written yet and will be tried again")
-                self._clock.sleep(self._settings.flush_interval_ms / 1000)
+    def _write_pending(self) -> None:
+        """The step of the background worker: what is not written is tried again after the same interval."""
+        try:
+            self.flush()
+        finally:
+            if self._pending:
+                self.worker.wake()

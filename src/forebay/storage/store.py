@@ -13,7 +13,6 @@ from forebay.clock import Clock, SystemClock
 from forebay.disk import Disk, SystemDisk
 from forebay.disk.machine import host
 from forebay.engines import OpenShard
-from forebay.engines.rounds import Rounds
 from forebay.errors import Closed, ForebayError, Invalid, UnknownTopic, Unsupported
 from forebay.format.descriptor import ShardState
 from forebay.lifecycle import close_with_process, closed
@@ -40,6 +39,7 @@ from forebay.storage.opened import OpenShards, Progress, open_all
 from forebay.storage.threads import Closing, committing
 from forebay.storage.topic import Topic
 from forebay.topics import Engine, TopicChanges, TopicLimits, TopicName, TopicSpec
+from forebay.workers import ItemWorker
 
 logger = logging.getLogger(__name__)
 
@@ -68,12 +68,12 @@ class Storage:
         self.read_only = read_only
         self._parts = parts
         self._clock = clock
-        self._committer = committing()
+        self._committer = committing(clock)
         self._definitions = Definitions(parts.metadata, settings.metadata.prefix, clock)
         self._shards = OpenShards(parts, self._definitions, self._check_open)
         parts.memory.on_lost = self._shards.let_go
         self._closing = Closing()
-        self._giving_up: Rounds[SegmentShard] = Rounds("forebay-giving-up", self._give_up, GIVE_UP_SECONDS)
+        self._giving_up = ItemWorker("forebay-giving-up", self._give_up, clock=clock, delay_s=GIVE_UP_SECONDS)
         self._ended: str | None = None
         self._deletions = Deletions(parts, self._definitions, settings, clock, self._forget, self._forget_topic)
         self._creations = Creations(parts, self._definitions, self._deletions, self._shards, settings, clock)
@@ -393,17 +393,16 @@ class Storage:
                 if part is not None:
                     last_first.callback(part.release if isinstance(part, LogDirectory) else part.close)
             last_first.callback(self._commits.end)
-            for thread in (
-                parts.reserving,
-                parts.archiving,
-                self._keeping,
-                self._giving_up,
-                parts.sealing,
-                parts.maintenance,
-                self._committer,
-            ):
+            if parts.reserving is not None:
+                last_first.callback(parts.reserving.worker.stop)
+            for thread in (parts.archiving, self._keeping):
                 if thread is not None:
                     last_first.callback(thread.end)
+            last_first.callback(self._giving_up.worker.stop)
+            for earlier in (parts.sealing, parts.maintenance):
+                if earlier is not None:
+                    last_first.callback(earlier.end)
+            last_first.callback(self._committer.worker.stop)
         if parts.disk is not None:
             # Only here: what a closing that failed has left to do needs it still.
             parts.disk.close()
@@ -427,12 +426,15 @@ class Storage:
         self._ended = "was opened before a fork: open it anew in the child"
         # Whoever held one of these at the fork does not exist here.
         self._closing = Closing()
-        for held_here in (self._shards, self._alterations, self._keeping, self._giving_up):
+        for held_here in (self._shards, self._alterations, self._keeping):
             held_here.abandon()
-        self._committer.abandon()
+        for worker in (self._giving_up.worker, self._committer.worker):
+            worker.abandon()
         self._commits.abandon()
         parts = self._parts
-        for thread in (parts.maintenance, parts.sealing, parts.archiving, parts.reserving):
+        if parts.reserving is not None:
+            parts.reserving.worker.abandon()
+        for thread in (parts.maintenance, parts.sealing, parts.archiving):
             if thread is not None:
                 thread.abandon()
         for engine in (parts.segment, parts.rocksdb, parts.memory, parts.unowned):

@@ -18,12 +18,12 @@ from forebay.conditions import Condition
 from forebay.disk import Disk
 from forebay.engines import OpenShard
 from forebay.engines.background import Background
-from forebay.engines.rounds import Rounds
 from forebay.errors import Unavailable
 from forebay.settings import RuntimeSettings
 from forebay.shard import SegmentShard
 from forebay.storage.sealing import Sealing
 from forebay.wal.active import SyncTarget
+from forebay.workers import ItemWorker
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,9 @@ class Maintenance:
         self._root = root
         self._settings = settings
         self._sealing = sealing
-        self._callbacks: Rounds[SegmentShard] = Rounds("forebay-callbacks", lambda shard: shard.wal.call_back())
+        self._callbacks: ItemWorker[SegmentShard] = ItemWorker(
+            "forebay-callbacks", lambda shard: shard.wal.call_back(), clock=clock
+        )
         self._changed = Condition()
         self._busy: dict[str, SegmentShard] = {}
         """Shards with something to do. Only those that are watched: see `_enlist`."""
@@ -115,12 +117,12 @@ class Maintenance:
             self._ended = True
             self._changed.notify_all()
         self._thread.join()
-        self._callbacks.end()
+        self._callbacks.worker.stop()
 
     def abandon(self) -> None:
         """In a forked child: the threads are not there."""
         self._thread.abandon()
-        self._callbacks.abandon()
+        self._callbacks.worker.abandon()
         self._ended = True
         self._stepping = threading.RLock()
         self._changed = Condition()
@@ -206,9 +208,9 @@ def _safely(shard: SegmentShard, step: Callable[[], bool | None]) -> bool:
         return False
 
 
-def committing() -> Rounds[OpenShard]:
-    """Commits for appends that nobody waits for in a thread of its own."""
-    return Rounds("forebay-committer", lambda shard: shard.commit())
+def committing(clock: Clock) -> ItemWorker[OpenShard]:
+    """Commits the appends of callers that do not wait for them."""
+    return ItemWorker("forebay-committer", lambda shard: shard.commit(), clock=clock)
 
 
 class Closing:
@@ -217,14 +219,15 @@ class Closing:
     def __init__(self) -> None:
         self._lock = threading.RLock()
 
-    def run(self, close: Callable[[], None], shards: Iterable[OpenShard], committer: Rounds[OpenShard]) -> None:
+    def run(self, close: Callable[[], None], shards: Iterable[OpenShard], committer: ItemWorker[OpenShard]) -> None:
         """Close, after whoever is at it.
 
         In a callback only if nobody is: who closes may be waiting for the callback to return. `Unavailable`
         inside an append or a closing of this thread, which a signal handler has interrupted.
         """
         logs = [shard.wal for shard in shards if isinstance(shard, SegmentShard)]
-        if any(is_inside(lock)() for log in logs for lock in (log.committing, log.queue.lock, committer.lock)):
+        in_append = any(is_inside(lock)() for log in logs for lock in (log.committing, log.queue.lock))
+        if in_append or committer.worker.is_inside():
             raise Unavailable(INSIDE)
         closes_here = is_inside(self._lock)()
         if in_callback():

@@ -17,7 +17,6 @@ from forebay.engines.rocksdb.layout import Bounds, Counters, Keys
 from forebay.engines.rocksdb.producers import stored_window
 from forebay.engines.rocksdb.shard import RocksShard
 from forebay.engines.rocksdb.times import edges_at
-from forebay.engines.rounds import Rounds
 from forebay.errors import Conflict, ForebayError
 from forebay.metadata import MetadataStore
 from forebay.progress import ProgressStore
@@ -27,6 +26,7 @@ from forebay.shard import RecoveryDecision, ShardRef, Situation, acquire, decide
 from forebay.shard.decision import refuse_contradiction
 from forebay.shard.membership import Membership
 from forebay.topics import TopicSpec, parse_compression, shard_id
+from forebay.workers import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class RocksEngine(LookupEngine[RocksShard]):
         self._metadata = metadata
         self._membership = membership
         seconds = settings.wal.sync_interval_ms / 1000
-        self._syncing: Rounds[None] = Rounds("forebay-rocksdb", lambda _: self._sync(), seconds)
+        self._syncing = Worker("forebay-rocksdb", self._sync, clock=clock, delay_s=seconds)
 
     def check_installed(self) -> None:
         """`Unsupported` if the package that this engine needs is not there."""
@@ -124,7 +124,7 @@ class RocksEngine(LookupEngine[RocksShard]):
         """See `StorageEngine`. `Unavailable` inside a write of this thread, which a signal handler has interrupted."""
         for shard in self.shards():
             shard.refuse_inside()
-        self._syncing.end()
+        self._syncing.stop()
         super().close()
         self._database.close()
 
@@ -217,7 +217,7 @@ class RocksEngine(LookupEngine[RocksShard]):
             identity=identity,
             stance=stance,
             window=window,
-            on_dirty=lambda: self._syncing.ask(None),
+            on_dirty=self._syncing.wake,
         )
 
     def _make_room(self, ref: ShardRef, keys: Keys) -> None:

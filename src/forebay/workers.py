@@ -1,0 +1,326 @@
+"""Background threads: a worker has a name, a step and an interval, and shows how it fares.
+
+Knows nothing of what the steps do. A worker has no thread before it is first needed. An exception in a step is logged,
+counted and shown, and the worker goes on. A step that hangs does not end the work: another thread takes it over, and
+the one that hung ends when it comes back.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from forebay.clock import Clock
+from forebay.conditions import Condition
+from forebay.errors import ForebayError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+STUCK_SECONDS = 5.0
+"""After so long at one thing a thread counts as stuck, and another takes the work over."""
+STUCK_MAX = 4
+"""So many stuck threads a worker may leave behind; with one more it waits until one of them comes back."""
+STOP_SECONDS = 10.0
+"""So long a closing log waits for a step that is under way, a store that does not answer included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus:
+    """How a background worker fares."""
+
+    name: str
+    steps: int
+    """How many steps have ended."""
+    stepped_at: int | None
+    """When the last of them ended, in milliseconds since 1970; `None` before the first."""
+    seconds: float
+    """How long the last of them took."""
+    running_s: float | None
+    """For how long the present step has been at one thing, usually one shard; `None` between two steps."""
+    stuck: int
+    """Threads that have not come back from a step that others have taken over."""
+    failures: int
+    """How many steps, or parts of one, have failed."""
+    error: str | None
+    """What the newest failure was."""
+
+
+class Worker:
+    """One background thread with a name, a step and an interval.
+
+    The thread begins with the first `start` or `wake`. It steps `delay_s` after each `wake`, so that several count as
+    one, and every `interval_s` without one. Nothing here waits for a step but `stop`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        step: Callable[[], None],
+        *,
+        clock: Clock,
+        interval_s: float | None = None,
+        delay_s: float = 0.0,
+        stuck_s: float | None = None,
+    ) -> None:
+        self.name = name
+        self._step = step
+        self._clock = clock
+        self._interval_s = interval_s
+        self._delay_s = delay_s
+        self._stuck_s = stuck_s
+        self.changed = Condition()
+        """Its lock. A step may keep what it takes its work from under it."""
+        self._threads: list[threading.Thread] = []
+        """The one that works comes last; those before it are stuck."""
+        self._is_woken = self._is_stopped = False
+        self._began: float | None = None
+        """When the thread that works began what it is at."""
+        self._steps = self._failures = 0
+        self._stepped_at: int | None = None
+        self._seconds = 0.0
+        self._error: str | None = None
+
+    def start(self) -> None:
+        """Have the thread run from now on."""
+        with self.changed:
+            self._start()
+
+    def wake(self) -> None:
+        """Step soon. A wake during a step brings another step."""
+        if self._is_woken:
+            self.relieve()
+            return
+        with self.changed:
+            self._start()
+            self.changed.notify_all()
+            # Last: an interrupt (Ctrl-C) before this leaves the worker as it was, and the next call wakes it.
+            self._is_woken = True
+        self.relieve()
+
+    def goes_on(self) -> bool:
+        """For a step, between two shards: whether to do the next one. It tells that the thread is not stuck.
+
+        False once the worker is stopped, and in a thread that was stuck and whose work another has taken over.
+        A caller that runs the step in a thread of its own goes on.
+        """
+        with self.changed:
+            if self._is_at_work():
+                self._began = self._clock.monotonic()
+                return not self._is_stopped
+            return threading.current_thread() not in self._threads
+
+    def relieve(self) -> None:
+        """Have another thread take the work over if the present one is stuck. Called by other threads, waits never."""
+        if not self._is_stuck():
+            return
+        with self.changed:
+            if self._is_stuck() and len(self._threads) <= STUCK_MAX and not self._is_stopped:
+                logger.warning("%s has not come back for a while: another thread goes on with its work", self.name)
+                self._begun()
+
+    def note_failure(self, error: BaseException) -> None:
+        """Count and show a failure that the step itself has logged."""
+        with self.changed:
+            self._failures += 1
+            self._error = f"{type(error).__name__}: {error}"
+
+    def status(self) -> WorkerStatus:
+        """How it fares now."""
+        with self.changed:
+            return WorkerStatus(
+                name=self.name,
+                steps=self._steps,
+                stepped_at=self._stepped_at,
+                seconds=self._seconds,
+                running_s=None if self._began is None else self._clock.monotonic() - self._began,
+                stuck=max(0, len(self._threads) - 1),
+                failures=self._failures,
+                error=self._error,
+            )
+
+    def stop(self, seconds_max: float = STOP_SECONDS) -> bool:
+        """Step no more; whether the present step has ended, which is waited for so long. For ever: it never starts.
+
+        Called inside a step it does not wait for that step.
+        """
+        with self.changed:
+            self._is_stopped = True
+            self.changed.notify_all()
+            threads = [thread for thread in self._threads if thread is not threading.current_thread()]
+        deadline = self._clock.monotonic() + seconds_max
+        for thread in threads:
+            thread.join(max(0.0, deadline - self._clock.monotonic()))
+        if any(thread.is_alive() for thread in threads):
+            logger.warning("%s is left in the middle of a step, which has not ended for %d s", self.name, seconds_max)
+            return False
+        return True
+
+    def abandon(self) -> None:
+        """In a forked child: the threads are not there, and none begins."""
+        self.changed = Condition()
+        self._threads = []
+        self._began = None
+        self._is_stopped = True
+
+    def is_inside(self) -> bool:
+        """Whether the calling thread holds the lock of this worker: a signal handler may have interrupted it there."""
+        return bool(self.changed._is_owned())  # type: ignore[attr-defined]
+
+    def _start(self) -> None:
+        if not self._threads and not self._is_stopped:
+            self._begun()
+
+    def _begun(self) -> None:
+        """Begin a thread that works from now on.
+
+        An exception in between (Ctrl-C) may leave a thread behind that is not listed yet: it lists itself, unless
+        another was begun meanwhile, and then it ends.
+        """
+        before = len(self._threads)
+        thread = threading.Thread(target=self._run, args=(before,), name=self.name, daemon=True)
+        thread.start()
+        self._list(thread, before)
+
+    def _list(self, thread: threading.Thread, before: int) -> None:
+        """The thread that works is this one, if none was listed since there were `before`."""
+        if thread not in self._threads and len(self._threads) == before:
+            self._threads.append(thread)
+            self._began = None
+
+    def _is_at_work(self) -> bool:
+        return bool(self._threads) and self._threads[-1] is threading.current_thread()
+
+    def _is_stuck(self) -> bool:
+        began, stuck_s = self._began, STUCK_SECONDS if self._stuck_s is None else self._stuck_s
+        return began is not None and self._clock.monotonic() - began >= stuck_s
+
+    def _run(self, before: int) -> None:
+        with self.changed:
+            self._list(threading.current_thread(), before)
+        while self._is_due():
+            began = self._clock.monotonic()
+            try:
+                self._step()
+            except ForebayError as error:
+                logger.warning("%s: %s", self.name, error)
+                self.note_failure(error)
+            except BaseException as error:
+                # Also what is no `Exception`, as a callback may raise it: the worker serves others, and goes on.
+                logger.exception("%s failed, and goes on", self.name)
+                self.note_failure(error)
+            with self.changed:
+                self._steps += 1
+                self._stepped_at = self._clock.now_ms()
+                self._seconds = self._clock.monotonic() - began
+                if self._is_at_work():
+                    self._began = None
+        with self.changed:
+            if threading.current_thread() in self._threads and not self._is_stopped:
+                self._threads.remove(threading.current_thread())
+
+    def _is_due(self) -> bool:
+        """Wait until the next step is due; false if the calling thread is to end."""
+        with self.changed:
+            if self._is_at_work():
+                self.changed.wait_for(lambda: self._is_woken or self._is_stopped, self._interval_s)
+            if self._delay_s and self._is_at_work():
+                self.changed.wait_for(lambda: self._is_stopped, self._delay_s)
+            if self._is_stopped or not self._is_at_work():
+                return False
+            # Before the step: what is asked for from here on is not lost.
+            self._is_woken = False
+            self._began = self._clock.monotonic()
+            return True
+
+
+class ItemWorker(Generic[T]):
+    """A worker that does one thing for each item that it is asked for; an item asked for twice is served once.
+
+    No item is served by two threads at a time. What fails is logged, and the next item is served.
+    """
+
+    def __init__(self, name: str, serve: Callable[[T], None], *, clock: Clock, delay_s: float = 0.0) -> None:
+        self.worker = Worker(name, self.step, clock=clock, delay_s=delay_s)
+        self._serve = serve
+        self._asked: dict[T, None] = {}
+        self._serving: set[T] = set()
+
+    def ask(self, item: T) -> None:
+        """Serve the item soon; if it is being served, once more after that."""
+        if item in self._asked:
+            self.worker.relieve()
+            return
+        with self.worker.changed:
+            self.worker.wake()
+            # Last: an item that is in here is served, also if an interrupt (Ctrl-C) comes now.
+            self._asked[item] = None
+
+    def step(self) -> None:
+        """Serve each item that was asked for before, in that order. Called by the worker's thread, and by tests."""
+        for item in list(self._asked):
+            if not self.worker.goes_on():
+                return
+            if self._is_taken(item):
+                try:
+                    self._serve_guarded(item)
+                finally:
+                    self._leave(item)
+
+    def _is_taken(self, item: T) -> bool:
+        """Whether the calling thread is to serve the item: it waits still, and no other thread serves it."""
+        with self.worker.changed:
+            if item not in self._asked or item in self._serving:
+                return False
+            self._serving.add(item)
+            # Before it is served: an `ask` from here on asks for another time.
+            del self._asked[item]
+            return True
+
+    def _leave(self, item: T) -> None:
+        with self.worker.changed:
+            self._serving.discard(item)
+            if item in self._asked:
+                self.worker.wake()
+
+    def _serve_guarded(self, item: T) -> None:
+        try:
+            self._serve(item)
+        except ForebayError as error:
+            logger.warning("%s: %s", self.worker.name, error)
+            self.worker.note_failure(error)
+        except BaseException as error:
+            # Also what is no `Exception`, as a callback may raise it: the thread serves others, and goes on.
+            logger.exception("%s failed", self.worker.name)
+            self.worker.note_failure(error)
+
+
+class Background:
+    """The workers of one open log."""
+
+    def __init__(self, workers: Iterable[Worker]) -> None:
+        """`workers` in the order in which they are stopped: each may ask those behind it for work."""
+        self._workers = tuple(workers)
+
+    def status(self) -> tuple[WorkerStatus, ...]:
+        """How each of them fares."""
+        return tuple(worker.status() for worker in self._workers)
+
+    def relieve(self) -> None:
+        """Have other threads take over from those that are stuck. Called by the steps of several workers."""
+        for worker in self._workers:
+            worker.relieve()
+
+    def stop(self) -> None:
+        """Stop each of them, in order, and wait for their present steps as long as each may take."""
+        for worker in self._workers:
+            worker.stop()
+
+    def abandon(self) -> None:
+        """In a forked child: the threads are not there."""
+        for worker in self._workers:
+            worker.abandon()
