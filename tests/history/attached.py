@@ -19,7 +19,7 @@ from forebay.records import Gap, Reason
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef
 from forebay.shard.places import LOADS, LOCAL
-from forebay.storage.archiving import Archiving
+from forebay.storage.background.history import HistoryWorker
 from forebay.storage.definitions import Definitions
 from forebay.storage.loads import Loads
 from forebay.testing.catalogs import Fetch, check_history, references_are_complete
@@ -148,7 +148,7 @@ class Node(Member):
 
     def __init__(self, land: Land, name: str, metadata: MetadataStore) -> None:
         self.land = land
-        self.archiving = Archiving(land.clock, land.settings)
+        self.archiving = HistoryWorker(land.clock, land.settings)
         self.archiving.end()
         super().__init__(land, name, metadata, land.store(), on_open=self.archiving.watch, archiving=self.archiving)
         self.loads = Loads(self.parts, self.definitions, land.settings, land.clock, self.engine.open_shard)

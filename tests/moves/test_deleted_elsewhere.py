@@ -14,7 +14,7 @@ from forebay.engines.rocksdb.database import Database
 from forebay.format.keys import late_key
 from forebay.inspection import verify
 from forebay.storage import Storage
-from forebay.storage.archiving import FIRST_SWEEP_SECONDS
+from forebay.storage.background.history import FIRST_SWEEP_SECONDS
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from tests.history.test_attach_storage import prepared

@@ -17,7 +17,7 @@ from forebay.settings import Settings
 from forebay.shard import SegmentShard
 from forebay.shard.membership import Membership
 from forebay.shard.places import Places
-from forebay.storage.archiving import Archiving
+from forebay.storage.background.history import HistoryWorker
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions
 from forebay.storage.directory import FORMAT, LogDirectory, Marker
@@ -85,7 +85,7 @@ class Member:
         store: BlobStore,
         *,
         on_open: Callable[[SegmentShard], None],
-        archiving: Archiving | None = None,
+        archiving: HistoryWorker | None = None,
     ) -> None:
         self.name = name
         self.metadata = metadata

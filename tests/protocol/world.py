@@ -20,7 +20,7 @@ from forebay.settings import Settings
 from forebay.shard import RecoveryDecision, SegmentShard, ShardRef
 from forebay.shard.handover import withdraw_target
 from forebay.shard.places import LOCAL, is_local
-from forebay.storage.chores import Chores
+from forebay.storage.background.cleanup import CleanupWorker
 from forebay.storage.deletions import Deletions
 from forebay.storage.loads import Loads
 from forebay.testing.blobs import SimulatedBlobs
@@ -234,7 +234,7 @@ class Node(Member):
         """See to what is left here of a shard that another directory has, and of one that was deleted."""
         world = self.world
         loads = Loads(self.parts, self.definitions, world.settings, world.clock, self.engine.open_shard)
-        chores = Chores(
+        chores = CleanupWorker(
             self.parts,
             self.definitions,
             self.deletions,

@@ -19,7 +19,7 @@ from forebay.settings import Settings
 from forebay.shard import SegmentShard
 from forebay.shard.archive import Archive
 from forebay.storage import Storage, Topic
-from forebay.storage.archiving import Archiving
+from forebay.storage.background.history import HistoryWorker
 from forebay.storage.deletions import Deletions
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
@@ -51,7 +51,7 @@ def _with_sealed_file(log: Storage, name: str) -> SegmentShard:
     return shard
 
 
-def _archiving(log: Storage) -> Archiving:
+def _archiving(log: Storage) -> HistoryWorker:
     """The thread's work, done by the test instead."""
     archiving = log._parts.archiving
     assert archiving is not None

@@ -13,7 +13,7 @@ from forebay.records import Gap, Offsets, Reason
 from forebay.settings import Settings
 from forebay.shard import SegmentShard
 from forebay.storage import Storage, Topic
-from forebay.storage.archiving import Archiving
+from forebay.storage.background.history import HistoryWorker
 from forebay.testing.inside import inside
 from forebay.wal import upkeep
 from forebay.wal.files import LogFile, SealedFile
@@ -79,7 +79,7 @@ def _read(topic: Topic) -> tuple[list[bytes | None], list[Gap]]:
     return values(topic.read(0, on_gap=lambda _, gap: gaps.append(gap))), gaps
 
 
-def _stopped(log: Storage) -> Archiving:
+def _stopped(log: Storage) -> HistoryWorker:
     """The thread that exports is stopped: the test does its work, or nothing does."""
     history = log._parts.archiving
     assert history is not None
@@ -88,7 +88,7 @@ def _stopped(log: Storage) -> Archiving:
     return history
 
 
-def _stepped(history: Archiving, topic: Topic) -> Offsets:
+def _stepped(history: HistoryWorker, topic: Topic) -> Offsets:
     history.step()
     return topic.offsets()
 

@@ -32,8 +32,8 @@ from forebay.catalog import StoredState
 from forebay.engines import OpenShard
 from forebay.engines.segment import SegmentEngine
 from forebay.shard import ShardRef
-from forebay.storage.archiving import Archiving
-from forebay.storage.keeping import Ended
+from forebay.storage.background.history import HistoryWorker
+from forebay.storage.background.limits import Ended
 from forebay.storage.streams import Stream
 from forebay.testing.inside import inside
 from tests.looking import EXPORTED, GROUP, TOPIC, UNUSED, VALUES, begin_owner, end_owner, recorded, settings_of
@@ -67,7 +67,7 @@ def follow_and_stop(topic: Topic) -> list[bytes | None]:
     return values(topic.follow(EARLIEST, timeout=0))
 
 
-def archiving_of(log: Storage) -> Archiving:
+def archiving_of(log: Storage) -> HistoryWorker:
     archiving = log._parts.archiving
     assert archiving is not None
     return archiving

@@ -184,7 +184,7 @@ def test_beside_the_owner_nothing_is_deleted_evicted_or_altered(tmp_path: Path) 
 
 def test_limits_are_applied_in_the_background_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = {**QUICK, "retention": {"evict_interval_s": 1}}
-    caplog.set_level(logging.INFO, "forebay.storage.keeping")
+    caplog.set_level(logging.INFO, "forebay.storage.background.limits")
     with forebay.open(tmp_path / "log", settings) as log:
         topics = [filled(log.create_topic(engine, engine=engine, cap_records=5)) for engine in ENGINES]
         until(lambda: all(topic.offsets().evict_floor == 7 for topic in topics))
@@ -300,7 +300,7 @@ def test_compaction_goes_by_when_each_record_of_a_rewritten_frame_was_appended(
 def test_compaction_is_reported_goes_page_by_page_and_begins_anew_with_each_life(
     tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "forebay.storage.keeping")
+    caplog.set_level(logging.INFO, "forebay.storage.background.limits")
     monkeypatch.setattr(compaction, "PASS_PAGES", 1)
     settings = Settings.load(overrides=QUICK)
     with Storage.open(tmp_path / "log", settings, clock=clock) as log:

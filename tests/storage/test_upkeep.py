@@ -15,8 +15,8 @@ from forebay.clock import SystemClock
 from forebay.disk import SystemDisk
 from forebay.engines.background import Background
 from forebay.settings import RuntimeSettings
-from forebay.storage.sealing import Sealing
-from forebay.storage.threads import Maintenance
+from forebay.storage.background.seal import SealWorker
+from forebay.storage.background.sync import SyncWorker
 from forebay.testing.clock import ManualClock
 from tests.engines.homes import SegmentHome
 from tests.storage.rig import WatchedDisk, quick, until, values, wal_of
@@ -24,13 +24,13 @@ from tests.storage.rig import WatchedDisk, quick, until, values, wal_of
 pytestmark = pytest.mark.slow
 
 
-def stepped(tmp_path: Path, durability: str, settings: Settings) -> tuple[Maintenance, SegmentHome, ManualClock]:
+def stepped(tmp_path: Path, durability: str, settings: Settings) -> tuple[SyncWorker, SegmentHome, ManualClock]:
     """Upkeep without its thread and with time turned by hand."""
     clock = ManualClock()
     disk = WatchedDisk()
     home = SegmentHome(disk, str(tmp_path), durability, settings=settings, clock=clock)
-    sealing = Sealing(lambda shard: None)
-    maintenance = Maintenance(disk, clock, str(tmp_path), settings.runtime, sealing)
+    sealing = SealWorker(lambda shard: None)
+    maintenance = SyncWorker(disk, clock, str(tmp_path), settings.runtime, sealing)
     # Their threads have nothing to do: the test is the thread.
     maintenance._thread = sealing._thread = Background("idle", lambda: None)
     return maintenance, home, clock
@@ -242,7 +242,7 @@ def test_a_sync_that_fails_beside_nothing_to_sync_harms_no_shard(tmp_path: Path)
     """A failed sync of many poisoned also those that had nothing to sync."""
     disk = WatchedDisk()
     home = SegmentHome(disk, str(tmp_path), "fsync", settings=quick())
-    maintenance = Maintenance(disk, SystemClock(), str(tmp_path), RuntimeSettings(), Sealing(lambda shard: None))
+    maintenance = SyncWorker(disk, SystemClock(), str(tmp_path), RuntimeSettings(), SealWorker(lambda shard: None))
     engine = home.open()
     shard = engine.open_shard(home.ref())
     shard.settle(shard.stage_one(_entry(), 17))

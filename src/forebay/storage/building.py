@@ -19,12 +19,12 @@ from forebay.settings import Settings
 from forebay.shard import SegmentShard, Surroundings
 from forebay.shard.membership import Membership
 from forebay.shard.places import Places
-from forebay.storage.archiving import Archiving
+from forebay.storage.background.history import HistoryWorker
+from forebay.storage.background.seal import SealWorker
+from forebay.storage.background.sync import SyncWorker
 from forebay.storage.consumer_metadata import ConsumerMetadata
 from forebay.storage.definitions import Definitions
 from forebay.storage.directory import LogDirectory, NoDirectory, is_owned, refuse_lost_metadata
-from forebay.storage.sealing import Sealing
-from forebay.storage.threads import Maintenance
 from forebay.topics import Engine, TopicSpec
 from forebay.workers import ItemWorker
 
@@ -48,9 +48,9 @@ class Parts:
     unowned: UnownedShards | None = None
     """Shards that are looked at and not owned here; `None` where nothing else than this process can own one."""
     membership: Membership | None = None
-    maintenance: Maintenance | None = None
-    sealing: Sealing | None = None
-    archiving: Archiving | None = None
+    maintenance: SyncWorker | None = None
+    sealing: SealWorker | None = None
+    archiving: HistoryWorker | None = None
     reserving: ItemWorker[SegmentShard] | None = None
     places: Places | None = None
     directory: LogDirectory | None = None
@@ -146,10 +146,10 @@ def owner_parts(directory: LogDirectory, settings: Settings, disk: Disk, clock: 
         membership = Membership(metadata, settings.metadata.lease_ttl_s, directory.id)
         places = _places(directory, settings, disk, clock, probed_for=metadata)
         undo.callback(places.close)
-        archiving = Archiving(clock, settings)
+        archiving = HistoryWorker(clock, settings)
         reserving = ItemWorker("forebay-reserving", SegmentShard.reserve_ahead, clock=clock)
-        sealing = Sealing(archiving.notice)
-        maintenance = Maintenance(disk, clock, directory.shards, settings.runtime, sealing)
+        sealing = SealWorker(archiving.notice)
+        maintenance = SyncWorker(disk, clock, directory.shards, settings.runtime, sealing)
 
         def watch(shard: SegmentShard) -> None:
             maintenance.watch(shard)

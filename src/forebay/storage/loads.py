@@ -28,7 +28,7 @@ from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef, Surroundings
 from forebay.shard.directories import directory_name
 from forebay.shard.places import Places, home_of_loads
-from forebay.storage.archiving import RETRY_SECONDS
+from forebay.storage.background.history import RETRY_SECONDS
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions, refs_of
 from forebay.topics import TopicName
@@ -131,7 +131,7 @@ class Loads:
                 self._safely(load_id, partial(self._look, load_id, parts))
 
     def forget(self, shard_id: str) -> None:
-        """A shard is given up here. Nothing may be attaching to it any more: `Archiving.forget` comes first."""
+        """A shard is given up here. Nothing may be attaching to it any more: `HistoryWorker.forget` comes first."""
         self._attaching.pop(shard_id, None)
 
     def sweep(self) -> None:

@@ -22,8 +22,10 @@ from forebay.shard import SegmentShard, ShardRef
 from forebay.shard.directories import DirectoryPlace, record_directory
 from forebay.shard.handover import OnFile
 from forebay.storage.altering import Alterations
+from forebay.storage.background.cleanup import CleanupWorker
+from forebay.storage.background.limits import LimitsWorker
+from forebay.storage.background.sync import Closing, committing
 from forebay.storage.building import IN_MEMORY, Parts, beside_parts, memory_parts, owner_parts
-from forebay.storage.chores import Chores
 from forebay.storage.commits import CachedCommits
 from forebay.storage.copying import Copied, OnRecords, copy_records
 from forebay.storage.creating import Creations
@@ -31,12 +33,10 @@ from forebay.storage.definitions import Definitions, refs_of
 from forebay.storage.deletions import Deletions
 from forebay.storage.directory import LogDirectory, NoDirectory
 from forebay.storage.groups import Group
-from forebay.storage.keeping import Keeping
 from forebay.storage.limited import Limited
 from forebay.storage.loads import Loads
 from forebay.storage.moves import Moves
 from forebay.storage.opened import OpenShards, Progress, open_all
-from forebay.storage.threads import Closing, committing
 from forebay.storage.topic import Topic
 from forebay.topics import Engine, TopicChanges, TopicLimits, TopicName, TopicSpec
 from forebay.workers import ItemWorker
@@ -83,7 +83,7 @@ class Storage:
         self._loads = Loads(parts, self._definitions, settings, clock, self._shards.open)
         self._alterations = Alterations(parts, self._definitions, self._shards, clock)
         self._limited = Limited(parts, self._shards)
-        self._keeping = Keeping(
+        self._keeping = LimitsWorker(
             self._shards.all,
             self._definitions,
             self._alterations,
@@ -93,9 +93,9 @@ class Storage:
         )
         self._alterations.on_adopted = self._keep
         self._shards.on_opened = self._alterations.settle
-        self._chores: Chores | None = None
+        self._chores: CleanupWorker | None = None
         if parts.maintenance is not None and parts.archiving is not None and disk is not None:
-            self._chores = Chores(
+            self._chores = CleanupWorker(
                 parts, self._definitions, self._deletions, self._loads, settings, disk=disk, clock=clock
             )
             parts.maintenance.on_kept = self._after_upkeep

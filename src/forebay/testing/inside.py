@@ -19,13 +19,13 @@ from forebay.shard import SegmentShard
 from forebay.shard.archive import Archive
 from forebay.shard.places import Places
 from forebay.storage import Storage, Topic
-from forebay.storage.archiving import Archiving
-from forebay.storage.keeping import Keeping
-from forebay.storage.sealing import Sealing
-from forebay.storage.threads import Maintenance
+from forebay.storage.background.history import HistoryWorker
+from forebay.storage.background.limits import LimitsWorker
+from forebay.storage.background.seal import SealWorker
+from forebay.storage.background.sync import SyncWorker
 from forebay.wal.log import Wal
 
-_Worker: TypeAlias = Maintenance | Sealing | Archiving | Keeping
+_Worker: TypeAlias = SyncWorker | SealWorker | HistoryWorker | LimitsWorker
 
 
 @overload
@@ -148,7 +148,7 @@ class InsideWorker:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Keep the worker's own thread from beginning a step meanwhile; the calling thread may step."""
-        assert not isinstance(self._worker, Sealing), "take it over instead: it has no step that can be held up"
+        assert not isinstance(self._worker, SealWorker), "take it over instead: it has no step that can be held up"
         with self._worker._stepping:
             yield
 

@@ -16,7 +16,7 @@ from forebay.shard import SegmentShard
 logger = logging.getLogger(__name__)
 
 
-class Sealing:
+class SealWorker:
     """Mends the shards that it is asked to, in the order of asking; a log that takes no appends comes first.
 
     At most every second turn is given out of order: a log that does not heal is asked for again and again.

@@ -21,7 +21,7 @@ from forebay.engines.background import Background
 from forebay.errors import Unavailable
 from forebay.settings import RuntimeSettings
 from forebay.shard import SegmentShard
-from forebay.storage.sealing import Sealing
+from forebay.storage.background.seal import SealWorker
 from forebay.wal.active import SyncTarget
 from forebay.workers import ItemWorker
 
@@ -30,13 +30,13 @@ logger = logging.getLogger(__name__)
 AGE_CHECK_SECONDS = 1.0
 
 
-class Maintenance:
+class SyncWorker:
     """Background syncs of all shards that have something to do, in one thread.
 
     Nothing else is done in that thread that may take long: what copies files, and what calls back, it only asks for.
     """
 
-    def __init__(self, disk: Disk, clock: Clock, root: str, settings: RuntimeSettings, sealing: Sealing) -> None:
+    def __init__(self, disk: Disk, clock: Clock, root: str, settings: RuntimeSettings, sealing: SealWorker) -> None:
         self.on_kept: Callable[[SegmentShard], None] | None = None
         """Hears of every shard that was looked after."""
         self._disk = disk

@@ -32,7 +32,7 @@ FIRST_SWEEP_SECONDS = 60.0
 """A shard is first swept so long after it was opened: a process that never lives for an interval sweeps, too."""
 
 
-class Archiving:
+class HistoryWorker:
     """Looks after the history of all open shards."""
 
     def __init__(self, clock: Clock, settings: Settings) -> None:

@@ -14,7 +14,7 @@ from forebay.errors import ForebayError
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef
 from forebay.shard.places import is_private
-from forebay.storage.archiving import FIRST_SWEEP_SECONDS
+from forebay.storage.background.history import FIRST_SWEEP_SECONDS
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions, LateObjects, refs_of
 from forebay.storage.deletions import Deletions, remove_topic_objects
@@ -25,7 +25,7 @@ from forebay.topics import shard_id
 logger = logging.getLogger(__name__)
 
 
-class Chores:
+class CleanupWorker:
     """Stepped by the thread that makes history."""
 
     def __init__(

@@ -31,7 +31,7 @@ class Ended(NamedTuple):
     compacted: int
 
 
-class Keeping:
+class LimitsWorker:
     """In a thread that exists once there is something to keep; never inside an append."""
 
     def __init__(
