@@ -72,26 +72,39 @@ def test_who_asks_after_an_interrupted_start_is_served(monkeypatch: pytest.Monke
     assert worker.worker.stop()
 
 
-class Queue(GroupCommit):
-    """Settles whatever waits; the first who leads is struck at a step of its way."""
+class StruckClaims(dict[None, Ticket]):
+    """The claim of a group commit; the first thread that takes one is struck at that step of its way."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-        self.begin_queue("tested", AppendQueue(0, ProducerWindow(1, 1), WalSettings()))
-        self.waiting: list[Ticket] = []
-        real = getattr(self._turns, step)
+    def __init__(self, step: str) -> None:
+        self._step: str | None = step
 
-        def struck(*arguments: Ticket) -> object:
-            monkeypatch.undo()
-            if step == "claim":
-                real(*arguments)
+    def setdefault(self, key: None, ticket: Ticket) -> Ticket:
+        found = super().setdefault(key, ticket)
+        self._strike("claim")
+        return found
+
+    def pop(self, key: None, *default: None) -> Ticket | None:  # type: ignore[override]
+        self._strike("begin")
+        return super().pop(key, *default)
+
+    def _strike(self, step: str) -> None:
+        if self._step == step:
+            self._step = None
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(self._turns, step, struck)
+
+class Appends:
+    """Acknowledges what waits; the first thread that leads is struck at a step of its way."""
+
+    def __init__(self, step: str) -> None:
+        self.group = GroupCommit("tested", AppendQueue(0, ProducerWindow(1, 1), WalSettings()), self._commit)
+        self.group._claims = StruckClaims(step)
+        self.waiting: list[Ticket] = []
 
     def append(self) -> int:
         ticket = Ticket()
         self.waiting.append(ticket)
-        return self.settle(ticket)
+        return self.group.wait(ticket)
 
     def _commit(self) -> None:
         for ticket in self.waiting:
@@ -102,7 +115,7 @@ class Queue(GroupCommit):
 @pytest.mark.parametrize("step", ["claim", "begin"])
 def test_the_turn_of_an_interrupted_append_is_free_at_once(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     """Its followers waited for a second each, and one that was interrupted meanwhile left the turn taken again."""
-    queue = Queue(monkeypatch, step)
+    queue = Appends(step)
     with pytest.raises(KeyboardInterrupt):
         queue.append()
 

@@ -363,7 +363,7 @@ def test_no_publication_is_passed_over_while_two_threads_wake_readers(tmp_path: 
     with forebay.open(tmp_path / "log", idle) as log:
         topic = log.create_topic("t", engine=engine)
         shard = inside(topic).shard(0)
-        queue = shard._commits if isinstance(shard, RocksShard) else wal_of(topic)
+        group = shard._commits.group if isinstance(shard, RocksShard) else wal_of(topic).group
         woken, gates, seen = threading.Semaphore(0), [threading.Event(), threading.Event()], list[int]()
 
         def wake() -> None:
@@ -373,18 +373,18 @@ def test_no_publication_is_passed_over_while_two_threads_wake_readers(tmp_path: 
                 assert gates[len(seen) - 1].wait(PATIENCE)
 
         leave = topic.on_published(wake)
-        threads = [threading.Thread(target=work) for work in (lambda: topic.append(b"v"), queue.commit)]
+        threads = [threading.Thread(target=work) for work in (lambda: topic.append(b"v"), group.commit)]
         for thread in threads:
             thread.start()
             assert woken.acquire(timeout=PATIENCE)
         gates[0].set()
         threads[0].join(PATIENCE)
-        with queue.committing:
+        with group.lock:
             ticket = shard.stage_one(Entry(b"v", None, None, (), 0, None, Ticket()), 1)
-            queue._commit()
+            group._commit()
             gates[1].set()
             threads[1].join(PATIENCE)
-        queue.call_back()
+        group.call_back()
         leave()
 
         assert (ticket.done, max(seen)) == (True, 2)

@@ -335,7 +335,7 @@ def test_following_the_latest_misses_nothing_when_what_waited_is_refused(tmp_pat
         with wal.committing:
             refused = [topic.append_nowait(b"refused") for _ in range(3)]
             streams = [topic.follow(start, timeout=0) for start in (LATEST, Position.at_time(2**41))]
-            disk.free, wal._space_checked = 0, float("-inf")
+            disk.free, wal._space.due = 0, float("-inf")
         for ack in refused:
             with pytest.raises(Unavailable):
                 ack.result(PATIENCE)

@@ -265,7 +265,7 @@ def test_low_space_refuses_appends_and_goes_on_by_itself(tmp_path: Path) -> None
         topic = log.create_topic("t")
         topic.append(b"before")
         disk.free = 999_999
-        wal_of(topic)._space_checked = float("-inf")
+        wal_of(topic)._space.due = float("-inf")
 
         for _ in range(2):
             with pytest.raises(Unavailable, match=r"999999 bytes are free.*wal.free_bytes_min \(1000000\)"):

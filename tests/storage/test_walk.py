@@ -18,9 +18,9 @@ from tests.ledger import Ledger
 from tests.storage.rig import QUICK
 
 SOURCE: Final = str(Path(forebay.__file__).parent)
-APPEND_CALLS_MAX: Final = 76
-APPEND_FILES_MAX: Final = 26
-APPEND_FRAMES_MAX: Final = 9
+APPEND_CALLS_MAX: Final = 71
+APPEND_FILES_MAX: Final = 25
+APPEND_FRAMES_MAX: Final = 8
 """Between `Topic.append` and the file's `write_at`."""
 READ_FRAMES_MAX: Final = 16
 """From the stream to the bytes of the object, both counted."""

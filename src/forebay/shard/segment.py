@@ -8,7 +8,6 @@ from typing import TypedDict
 
 from forebay.appends.producer_window import ProducerWindow
 from forebay.appends.ticket import Ticket
-from forebay.appends.waiting import is_held
 from forebay.catalog import ShardCatalog
 from forebay.catalog.removals import RecordedRemovals
 from forebay.clock import Clock
@@ -42,7 +41,6 @@ from forebay.wal.writer import ShardPlace
 
 logger = logging.getLogger(__name__)
 
-PATIENCE_SECONDS = 0.001
 ROTATE_ATTEMPTS = 20
 LOAD_POLL_SECONDS = 0.05
 
@@ -212,15 +210,8 @@ class SegmentShard:
         return max(self.wal.head, self.wal.queue.first)
 
     def commit_within(self, seconds: float) -> None:
-        """Settle everything that is queued, unless the log still pauses or is written when the time is up."""
-        clock = self.wal.writer.clock
-        deadline = clock.monotonic() + seconds
-        # Not by taking the lock: an exception (Ctrl-C) before it is given back would leave it taken for ever.
-        while self.wal.queue.is_paused or (is_held(self.wal.committing) and not self.wal.is_inside()):
-            if clock.monotonic() >= deadline:
-                return
-            clock.sleep(PATIENCE_SECONDS)
-        self.wal.commit()
+        """Commit everything that is queued, unless the log still pauses or is written when the time is up."""
+        self.wal.commit_within(seconds)
 
     def last_sequence(self, producer: int) -> int | None:
         """The newest acknowledged sequence of an idempotent producer."""

@@ -10,9 +10,11 @@ they go by `head`, which moves only after the bytes below it may be shown.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 
 from forebay.appends.callbacks import Waking
+from forebay.appends.free_space import FreeSpace
 from forebay.appends.group_commit import GroupCommit
 from forebay.appends.queue import AppendQueue, Entry, Producing
 from forebay.appends.ticket import Ticket
@@ -27,17 +29,16 @@ from forebay.wal.files import FileList
 from forebay.wal.healing import rebuild
 from forebay.wal.live import LiveFile
 from forebay.wal.published import PublishedLog
-from forebay.wal.refusals import Refusals, check_space, fenced, refusals
+from forebay.wal.refusals import Refusals, fenced, refusals
 from forebay.wal.skipping import skip_to_history
 from forebay.wal.writer import Writer
 
 logger = logging.getLogger(__name__)
 
-SPACE_CHECK_SECONDS = 0.1
 ROTATE_WAIT_SECONDS = 60.0
 
 
-class Wal(PublishedLog, GroupCommit):
+class Wal(PublishedLog):
     """One shard's log, open for appends. Made by `forebay.wal.begin.begin`."""
 
     def __init__(
@@ -52,7 +53,9 @@ class Wal(PublishedLog, GroupCommit):
         super().__init__(writer, files, live)
         self.durability = durability
         self.settings = writer.settings
-        self.begin_queue(writer.place, AppendQueue(writer.next, writer.window, writer.settings))
+        self.queue = AppendQueue(writer.next, writer.window, writer.settings)
+        self.group = GroupCommit(writer.place, self.queue, self._commit)
+        self._space = FreeSpace(writer.disk, writer.place.directory, writer.place, writer.settings.free_bytes_min)
         self.counters = Counters()
         self.on_dirty: Callable[[], None] = lambda: None
         """Called when there may be work for `upkeep`."""
@@ -65,7 +68,6 @@ class Wal(PublishedLog, GroupCommit):
         self.idle_since = writer.clock.monotonic()
         self.still_owner = still_owner
         self.trouble: BaseException | None = None
-        self._space_checked = float("-inf")
 
     # Appending
 
@@ -84,13 +86,13 @@ class Wal(PublishedLog, GroupCommit):
         return ticket
 
     def settle(self, ticket: Ticket) -> int:
-        """See `GroupCommit`."""
+        """See `GroupCommit.wait`."""
         # As `is_held_queued`, without that call: an append of class memory is hardly more than a few of them.
         if self.durability is Durability.MEMORY and ticket.offset + ticket.count <= self.writer.reserved:
             still_owner = self.still_owner
             if still_owner is None or still_owner():
                 return ticket.result() if ticket.done else ticket.offset
-        return super().settle(ticket)
+        return self.group.wait(ticket)
 
     def is_held_queued(self, ticket: Ticket) -> bool:
         """Whether an append is acknowledged in the queue: of class memory, while the shard is ours.
@@ -100,6 +102,27 @@ class Wal(PublishedLog, GroupCommit):
         if self.durability is not Durability.MEMORY or ticket.offset + ticket.count > self.writer.reserved:
             return False
         return self.still_owner is None or self.still_owner()
+
+    @property
+    def committing(self) -> threading.RLock:
+        """Held by the one thread at a time that changes the log."""
+        return self.group.lock
+
+    def is_inside(self) -> bool:
+        """Whether the thread that asks is in the middle of a write of this log."""
+        return self.group.is_inside()
+
+    def commit(self) -> None:
+        """Write and publish everything that waits; see `GroupCommit.commit`."""
+        self.group.commit()
+
+    def commit_within(self, seconds: float) -> None:
+        """As `commit`, unless the log still pauses or is written when the time is up."""
+        self.group.commit_within(seconds, self.writer.clock)
+
+    def call_back(self) -> None:
+        """Run the callbacks that are due. The caller holds no lock."""
+        self.group.call_back()
 
     def _commit(self) -> None:
         try:
@@ -115,7 +138,9 @@ class Wal(PublishedLog, GroupCommit):
 
     def _write(self) -> None:
         writer = self.writer
-        self._check_space()
+        now = writer.clock.monotonic()
+        if now >= self._space.due:
+            self._space.check(now)
         full = writer.active is not None and writer.active.position >= self.settings.rotate_bytes_max
         if full and not writer.syncing:
             self.rotate_locked()
@@ -156,13 +181,6 @@ class Wal(PublishedLog, GroupCommit):
         self.writer.sync()
         self.counters.fsyncs += 1
         self.counters.fsync_seconds += self.writer.clock.monotonic() - begun
-
-    def _check_space(self) -> None:
-        """Refuse before the disk is full, so that reading, deleting and clean-up still have room to work."""
-        now = self.writer.clock.monotonic()
-        if now - self._space_checked >= SPACE_CHECK_SECONDS:
-            check_space(self.writer.disk, self.writer.place, self.settings.free_bytes_min)
-            self._space_checked = now
 
     def rotate_locked(self) -> None:
         """Begin a new file, if the present one has records. The caller holds `committing`."""
@@ -387,7 +405,8 @@ class Wal(PublishedLog, GroupCommit):
         self.closed = True
         # Whoever held a lock at the fork does not exist here.
         self.published = Condition()
-        self.begin_queue(self.writer.place, AppendQueue(0, self.writer.window, self.settings))
+        self.queue = AppendQueue(0, self.writer.window, self.settings)
+        self.group = GroupCommit(self.writer.place, self.queue, self._commit)
         self.queue.refuse(Closed(f"{self.writer.place} was opened before a fork: open it anew in the child"))
 
     def check_writable(self) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from forebay.disk import Disk
 from forebay.errors import Fenced, ForebayError, Indeterminate, Unavailable
-from forebay.wal.writer import ShardPlace
 
 
 class Refusals(NamedTuple):
@@ -44,13 +42,3 @@ def fenced(name: object, reason: str) -> Refusals:
         ),
         queued=refusal,
     )
-
-
-def check_space(disk: Disk, place: ShardPlace, least: int) -> None:
-    """Refuse before the disk is full."""
-    free = disk.free_bytes(place.directory)
-    if free < least:
-        raise Unavailable(
-            f"{place}: {free} bytes are free below {place.directory}, fewer than wal.free_bytes_min "
-            f"({least}): free some space; appends go on by themselves then"
-        )

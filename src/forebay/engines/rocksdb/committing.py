@@ -1,8 +1,6 @@
-"""Appends that wait, written together by whoever comes first. Knows the queue, nothing of the database.
+"""Commits the appends of a shard that wait, in one batch. Knows the queue, nothing of the database.
 
-As the log of the segment engine does it: an append is queued, one thread writes for all that wait, and each is
-settled once its durability class holds. A write that fails half way ends appends for good: only opening the shard
-anew tells what is there.
+A write that fails half way ends appends for good: only the next opening of the shard finds out what is there.
 """
 
 from __future__ import annotations
@@ -12,39 +10,25 @@ from collections.abc import Callable
 
 from forebay.appends.group_commit import GroupCommit
 from forebay.appends.queue import AppendQueue
-from forebay.appends.waiting import is_held
-from forebay.clock import Clock
 from forebay.errors import ForebayError, Indeterminate, Unavailable
 
 logger = logging.getLogger(__name__)
 
-PATIENCE_SECONDS = 0.001
 
-
-class Commits(GroupCommit):
+class Commits:
     """The queue of a shard and the one writer it has at a time.
 
     `write` takes what is in `queue.taken`, and publishes it; it sets `unsettled` before anything may be written.
     """
 
-    def __init__(
-        self, name: str, queue: AppendQueue, clock: Clock, *, write: Callable[[], None], head: Callable[[], int]
-    ) -> None:
-        self.begin_queue(name, queue)
+    def __init__(self, name: str, queue: AppendQueue, *, write: Callable[[], None], head: Callable[[], int]) -> None:
+        self.queue = queue
+        self.group = GroupCommit(name, queue, self._commit)
+        self._name = name
         self.failure: str | None = None
         self.unsettled = False
-        self._clock = clock
         self._write = write
         self._head = head
-
-    def commit_within(self, seconds: float) -> None:
-        """As `commit`, unless somebody else is still at it when the time is up."""
-        deadline = self._clock.monotonic() + seconds
-        while is_held(self.committing) and not self.is_inside():
-            if self._clock.monotonic() >= deadline:
-                return
-            self._clock.sleep(PATIENCE_SECONDS)
-        self.commit()
 
     def failed(self, error: BaseException) -> None:
         """A write ended in an exception: settle every waiter, and trust nothing if something may be written."""

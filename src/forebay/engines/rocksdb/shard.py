@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from forebay.appends.callbacks import Waking, deferred, wake_all
+from forebay.appends.free_space import FreeSpace
 from forebay.appends.producer_window import ProducerWindow
 from forebay.appends.queue import AppendQueue, Producing
 from forebay.appends.queue import Entry as Queued
@@ -34,10 +35,6 @@ from forebay.settings import RetentionSettings, WalSettings
 from forebay.shard import RecoveryDecision, ShardRef
 from forebay.shard.deletion import DeleteBefore, DeleteKey, DeleteTag, Deletion
 from forebay.topics import Durability, TopicSpec
-from forebay.wal.refusals import check_space
-from forebay.wal.writer import ShardPlace
-
-SPACE_CHECK_SECONDS = 0.1
 
 
 class RocksShard:
@@ -80,8 +77,7 @@ class RocksShard:
         self._on_dirty = on_dirty
         self._retention = retention
         self._limits = Limits.of(ref.spec, retention)
-        self._place = ShardPlace(database.path, ref.spec.topic_id, ref.partition, epoch, str(ref))
-        self._space_checked = float("-inf")
+        self._space = FreeSpace(database.disk, database.path, ref, settings.free_bytes_min)
         self._closed: str | None = None
         self._changing, self._capping = threading.RLock(), threading.RLock()
         self._admitted = stance.counters.total
@@ -90,10 +86,9 @@ class RocksShard:
         self._pages = Pages(str(ref), database, shelf)
         self._removal = Removal(database, shelf, self._change)
         queue = AppendQueue(stance.counters.next, window, settings)
-        self._commits = Commits(str(ref), queue, clock, write=self._write, head=lambda: self.stance.counters.next)
-        self.settle = self._commits.settle
-        self.commit_within = self._commits.commit_within
-        self.refuse_inside = self._commits.refuse_inside
+        self._commits = Commits(str(ref), queue, write=self._write, head=lambda: self.stance.counters.next)
+        self.settle = self._commits.group.wait
+        self.refuse_inside = self._commits.group.refuse_inside
 
     @property
     def failure(self) -> str | None:
@@ -147,7 +142,11 @@ class RocksShard:
 
     def commit(self) -> None:
         """See `OpenShard`."""
-        self._commits.commit()
+        self._commits.group.commit()
+
+    def commit_within(self, seconds: float) -> None:
+        """See `OpenShard`."""
+        self._commits.group.commit_within(seconds, self._clock)
 
     def last_sequence(self, producer: int) -> int | None:
         """See `OpenShard`."""
@@ -156,7 +155,9 @@ class RocksShard:
     def _write(self) -> None:
         """Write everything that was taken from the queue, in one batch, and publish it."""
         frames = self._commits.queue.taken
-        self._check_space()
+        now = self._clock.monotonic()
+        if now >= self._space.due:
+            self._space.check(now)
         appended_at, keys = self._clock.now_ms(), self._shelf.keys
         batch, stance = self._database.batch(), self.stance
         for frame in frames:
@@ -187,13 +188,13 @@ class RocksShard:
         if not synced:
             self._on_dirty()
         if self.wakers:
-            # Called by `Commits.call_back`, when no lock is held.
+            # Called by `GroupCommit.call_back`, when no lock is held.
             self._commits.queue.due.append(Waking(self.wakers, self.ref))
 
     def _change(self, make: Making) -> None:
         """Write what `make` puts into a batch, beside the appends."""
-        self._commits.refuse_inside()
-        with self._commits.committing:
+        self._commits.group.refuse_inside()
+        with self._commits.group.lock:
             self._check_writable()
             self._commits.unsettled = False
             batch = self._database.batch()
@@ -210,13 +211,7 @@ class RocksShard:
                 if self._commits.unsettled:
                     self._commits.failed(error)
                 raise
-        self._commits.call_back()
-
-    def _check_space(self) -> None:
-        now = self._clock.monotonic()
-        if now - self._space_checked >= SPACE_CHECK_SECONDS:
-            check_space(self._database.disk, self._place, self._settings.free_bytes_min)
-            self._space_checked = now
+        self._commits.group.call_back()
 
     # Reading
 
@@ -230,7 +225,7 @@ class RocksShard:
             page = self._pages.read(counters, offset, bytes_max)
             if page is not None:
                 return page
-            with self._commits.committing:
+            with self._commits.group.lock:
                 # Whoever was moving the floor while we read has told so by now.
                 if self.stance.counters.earliest == counters.earliest:
                     raise Corrupt(f"{self.ref}: an entry behind {offset} is not in the database: restore a backup")
@@ -343,7 +338,7 @@ class RocksShard:
         if self._closed is not None:
             return
         self.commit()
-        with deferred(), self._changing, self._commits.committing:
+        with deferred(), self._changing, self._commits.group.lock:
             self._commits.queue.refuse(Closed(f"{self.ref} {reason}"))
             self._closed = reason
             if clean and self.failure is None and self._bounds.epoch == self.epoch and not self._bounds.clean:
@@ -353,7 +348,7 @@ class RocksShard:
         with self._published:
             self._published.notify_all()
         wake_all(self.wakers, self.ref)
-        self._commits.call_back()
+        self._commits.group.call_back()
 
     def abandon(self, reason: str) -> None:
         """End in a forked child, where whoever held a lock does not exist."""
@@ -362,8 +357,8 @@ class RocksShard:
         self._changing, self._capping = threading.RLock(), threading.RLock()
         queue = AppendQueue(0, self._window, self._settings)
         queue.refuse(Closed(f"{self.ref} {reason}"))
-        self._commits = Commits(str(self.ref), queue, self._clock, write=self._write, head=lambda: 0)
-        self.settle, self.commit_within = self._commits.settle, self._commits.commit_within
+        self._commits = Commits(str(self.ref), queue, write=self._write, head=lambda: 0)
+        self.settle = self._commits.group.wait
 
     def _check_open(self) -> None:
         if self._closed is not None:
