@@ -12,7 +12,8 @@ import pytest
 
 from forebay import ForebayError
 from forebay.settings import ExportSettings, RetentionSettings
-from forebay.storage import Storage, archiving
+from forebay.storage import Storage
+from forebay.storage.background import history
 from forebay.sweeping import named_by
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
@@ -62,8 +63,8 @@ def line(bucket: Bucket) -> Line:
 
 @pytest.fixture
 def land(tmp_path: Path, folder: str, line: Line, monkeypatch: pytest.MonkeyPatch) -> Iterator[Land]:
-    monkeypatch.setattr(archiving, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(archiving, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(history, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(history, "RETRY_SECONDS", 0.05)
     with answering(line.respond) as (endpoint, _):
         yield rig.object_store(
             tmp_path,

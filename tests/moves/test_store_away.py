@@ -14,7 +14,8 @@ import forebay
 from forebay import Storage, Unavailable
 from forebay.format.descriptor import Phase
 from forebay.settings import ExportSettings, RetentionSettings, Settings, StorageSettings
-from forebay.storage import archiving, building
+from forebay.storage import building
+from forebay.storage.background import history
 from tests.blobs.servers import s3_settings
 from tests.history.test_servers_killed import Bucket
 from tests.ledger import Ledger
@@ -51,8 +52,8 @@ def store(bucket: Bucket) -> Iterator[Store]:
 
 @pytest.fixture
 def land(tmp_path: Path, bucket: Bucket, folder: str, monkeypatch: pytest.MonkeyPatch) -> Land:
-    monkeypatch.setattr(archiving, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(archiving, "RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(history, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(history, "RETRY_SECONDS", 0.2)
     return rig.object_store(
         tmp_path,
         bucket.endpoint,
