@@ -399,7 +399,7 @@ def test_the_loop_goes_on_while_the_disk_is_stuck(tmp_path: Path, monkeypatch: p
 def test_an_opening_that_is_cancelled_leaves_the_directory_free(tmp_path: Path) -> None:
     async def whole() -> AsyncLog:
         log = forebay.aio.open(tmp_path / "log", QUICK)
-        opening = asyncio.ensure_future(log._opened())
+        opening = asyncio.ensure_future(log.__aenter__())
         await asyncio.sleep(0)
         opening.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -442,10 +442,10 @@ def test_appends_that_wait_for_room_do_not_keep_readers_waiting(tmp_path: Path) 
     async def use(log: AsyncLog) -> list[Record]:
         topic = await log.create_topic("t")
         await topic.append(b"first")
-        shard = topic._topic._shard(0)
-        with shard.wal.committing:  # type: ignore[attr-defined]
+        shard = inside(topic).segment()
+        with shard.wal.committing:
             # A disk that hangs: the queue is full and as many appends wait as there are threads for them.
-            queued = [topic._topic.append_nowait(b"queued") for _ in range(10)]
+            queued = [inside(topic).topic.append_nowait(b"queued") for _ in range(10)]
             waiting = [asyncio.create_task(topic.append_many([b"late"] * 5)) for _ in range(WORKERS)]
             found = await collected(topic.read(stop=1))
         await asyncio.gather(*waiting)
@@ -491,16 +491,16 @@ def test_an_append_never_acquires_a_shard_in_the_event_loop(
 
     async def use(log: AsyncLog) -> None:
         topic = await log.create_topic("t", durability=durability, partitions=2)
-        storage = log._log
+        within = inside(log)
         for given_up in range(3):
             acked = await asyncio.gather(*(topic.append(b"%d" % n, partition=n % 2) for n in range(20)))
             assert acked == [given_up * 10 + n // 2 for n in range(20)], "as their tasks were started"
-            for shard in inside(storage).shards():
+            for shard in within.shards():
                 # As after a lost lease: one is gone, the other is still found, and is closed.
                 if shard.ref.partition == 0:
-                    storage._shards.let_go(shard.ref)
+                    within.give_up(shard)
                 if isinstance(shard, SegmentShard):
-                    inside(storage).engine.retire(shard.ref)
+                    within.engine.retire(shard.ref)
 
     run(tmp_path / "log", use)
 

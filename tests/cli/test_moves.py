@@ -288,17 +288,13 @@ def test_a_seal_for_one_directory_is_taken_back_before_it_goes_to_another(house:
 def test_export_says_how_far_history_reaches_and_show_what_is_behind(tmp_path: Path) -> None:
     house = _furnished(tmp_path, export={"interval_s": 86400}, wal={"free_bytes_min": 0, "rotate_bytes_max": 4096})
     exported = house.ok("a", "topic", "export", TOPIC, "--json").items
-    with house.open("a") as log:
-        archiving = log._parts.archiving
-        assert archiving is not None
-        with archiving._stepping:  # the background exports nothing meanwhile
-            topic = log.topic(TOPIC)
-            topic.append_many([b"x" * 100] * 50, partition=0)
-            topic.rotate()
-            shard = inside(topic).shard(0)
-            shard.upkeep.seal_rotated()  # type: ignore[attr-defined]
+    with house.open("a") as log, inside(log).workers.history.paused():
+        topic = log.topic(TOPIC)
+        topic.append_many([b"x" * 100] * 50, partition=0)
+        topic.rotate()
+        inside(topic).segment(0).upkeep.seal_rotated()
 
-            shown = house.shown("a")
+        shown = house.shown("a")
 
     behind = shown["shards"][0]["behind"]
     assert [(item["partition"], item["exported"]) for item in exported] == [(0, 22), (1, 0)]

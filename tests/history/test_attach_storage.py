@@ -20,6 +20,7 @@ from forebay.loads.book import LoadBook
 from forebay.loads.prepare import LoadManifest, LoadPlace, manifest_of, write_segment
 from forebay.records import Record
 from forebay.storage import Storage, Topic
+from forebay.testing.inside import inside
 from tests.ledger import Ledger
 from tests.moves import rig
 from tests.moves.rig import TOPIC, Land, id_of, metadata_of, shard_of
@@ -91,9 +92,7 @@ def test_appends_and_a_follower_go_on_across_a_load(land: Land, how: str, ledger
                 seen: list[Record] = [next(stream) for _ in range(10)]
                 topic.append(b"log", partition=1)
                 if how == "asked for":
-                    archiving = log._parts.archiving
-                    assert archiving is not None
-                    with archiving._stepping:  # else the background may be first
+                    with inside(log).workers.history.paused():  # else the background may be first
                         log.loads.offer(TOPIC, manifest, None)
                         progress = log.loads.attach("one")
                     assert [part.end - part.start for part in progress.attached] == [RECORDS] * 2
@@ -188,9 +187,7 @@ def test_a_look_up_ends_at_a_load_that_is_not_committed_as_reading_does(tmp_path
         topic.append(b"log", partition=0, tag="t", key=b"k")
         other.topic(TOPIC).append(b"log", partition=1)
         manifest = prepared(log, topic, "one", 40)
-        ours, theirs = log._parts.archiving, other._parts.archiving
-        assert ours is not None and theirs is not None
-        with ours._stepping, theirs._stepping:
+        with inside(log).workers.history.paused(), inside(other).workers.history.paused():
             log.loads.offer(TOPIC, manifest, None)
             assert [part.partition for part in log.loads.attach("one").attached] == [0]
             behind = topic.append(b"log", partition=0, tag="t", key=b"k")

@@ -137,9 +137,7 @@ def pieces_of(log: Storage, topic: Topic, partition: int = 0) -> list[SegmentDes
 
 def clear_up(log: Storage) -> None:
     """Let the background do now what is due now and then."""
-    assert log._parts.archiving is not None
-    log._moves.on_moved()
-    log._parts.archiving.step()
+    inside(log).clear_moved()
 
 
 class Consumer:

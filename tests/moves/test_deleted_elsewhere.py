@@ -40,7 +40,7 @@ class Country:
     def outlast_grace(self, log: Storage) -> None:
         """What is due once the grace of deleted topics is over."""
         self.clock.advance(self.land.settings.export.orphan_grace_s + 1)
-        log._deletions.sweep_late()
+        inside(log).remove_late_objects()
 
     def remains(self, name: str) -> list[str]:
         """What is left of topics in the directory: files, and rows of the database."""
@@ -187,7 +187,7 @@ def test_an_open_shard_of_a_topic_that_was_deleted_elsewhere_stops(tmp_path: Pat
         with pytest.raises((forebay.Closed, forebay.UnknownTopic), match="was deleted"):
             topic.append(b"1")
         # Once the upkeep has let go of the shard, its files go.
-        until(lambda: a._parts.owned is not None and not inside(a).engine.shards())
+        until(lambda: not inside(a).engine.shards())
         clear_up(a)
     assert country.remains("A") == []
 
@@ -253,7 +253,7 @@ def test_whoever_ends_a_deletion_without_a_store_leaves_the_objects_to_those_who
         monkeypatch.undo()
         assert notes(a) == 1
     with storeless.open("B") as b:
-        assert b._definitions.deleting() == []
+        assert inside(b).definitions.deleting() == []
     assert list((tmp_path / "handoff").rglob("*.seg")) != []
 
     with country.open("A") as a:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 
 import pytest
@@ -32,8 +31,7 @@ def outlast_grace(land: Land) -> None:
 
 def step(log: Storage) -> None:
     """Do now what is due soon after a directory was opened."""
-    assert log._chores is not None
-    log._chores._sweep_handoff()
+    inside(log).sweep_handoff()
 
 
 def half_sealed(land: Land, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,21 +111,20 @@ def test_whoever_gives_a_topic_up_waits_for_the_sweep(tmp_path: Path, monkeypatc
     land = rig.local(tmp_path)
     half_sealed(land, monkeypatch)
     with land.open("A") as a:
-        archiving, sweep = a._parts.archiving, Archive.sweep
-        assert archiving is not None
-        at: list[object] = []
+        worker, sweep = inside(a).workers.history, Archive.sweep
+        at: list[bool] = []
 
         def swept(archive: Archive) -> list[str]:
-            at.append(archiving._at)
+            at.append(worker.is_at(inside(a.topic(TOPIC)).shard()))
             return sweep(archive)
 
-        with archiving._stepping:  # the background waits
+        with worker.paused():
             monkeypatch.setattr(Archive, "sweep", swept)
             outlast_grace(land)
             step(a)
             monkeypatch.undo()
 
-            assert at == [(shard_of(a.topic(TOPIC)).ref.id, threading.get_ident())]
+            assert at == [True]
             assert objects(land) == []
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from forebay import Moved
 from forebay.storage.background import history
+from forebay.testing.inside import inside
 from tests.moves import rig
 from tests.moves.rig import TOPIC, clear_up, id_of
 from tests.storage.rig import until
@@ -26,9 +27,8 @@ def test_an_overtaken_log_that_nobody_appends_to_stops_and_sets_its_files_aside(
     with land.open("A") as a, land.open("B") as b:
         topic = a.create_topic(TOPIC, durability="fsync")
         topic.append(b"not exported")
-        engine = a._parts.owned
-        assert engine is not None
-        a._parts.membership.session.close()  # type: ignore[union-attr]
+        engine = inside(a).engine
+        inside(a).lose_session()
         began = b.topic(TOPIC).append(b"b")
 
         clear_up(a)
@@ -47,11 +47,11 @@ def test_an_overtaken_ephemeral_topic_that_nobody_appends_to_ends(tmp_path: Path
     with land.open("A") as a, land.open("B") as b:
         topic = a.create_topic(TOPIC, durability="ephemeral")
         topic.append(b"a")
-        a._parts.membership.session.close()  # type: ignore[union-attr]
+        inside(a).lose_session()
         b.topic(TOPIC).append(b"b")
 
         clear_up(a)
 
-        assert a._parts.memory.shards() == []
+        assert inside(a).memory.shards() == []
         with pytest.raises(Moved, match=id_of(b)):
             list(topic.read())

@@ -9,6 +9,7 @@ import pytest
 from forebay import UnknownTopic
 from forebay.settings import MetadataSettings, Settings, StorageSettings, StoreSettings
 from forebay.storage import Storage
+from forebay.testing.inside import inside
 from forebay.topics import TopicSpec
 
 
@@ -32,7 +33,7 @@ def test_a_topic_deleted_between_look_and_use_stays_deleted_and_its_name_is_free
             b.delete_topic(str(spec.name))
             return spec
 
-        monkeypatch.setattr(a._definitions, "current", looked)
+        monkeypatch.setattr(inside(a).definitions, "current", looked)
 
         with pytest.raises(UnknownTopic, match="was deleted"):
             old.append(b"0")

@@ -239,8 +239,8 @@ def test_source_is_found_by_name_and_may_be_registered(
 
 
 def _options_of(log: forebay.Storage) -> dict[str, str]:
-    assert log._parts.directory is not None
-    return {"path": log._parts.directory.path, "topic": "shop/orders"}
+    assert log.path is not None
+    return {"path": log.path, "topic": "shop/orders"}
 
 
 def test_source_is_a_view_in_sql(spark: SparkSession, path: Path, log: forebay.Storage) -> None:

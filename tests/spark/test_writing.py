@@ -16,6 +16,7 @@ import forebay
 from forebay.format.descriptor import LoadStatus
 from forebay.loads.book import LoadBook
 from forebay.partitioning import partition_of_key
+from forebay.testing.inside import inside
 from tests.moves.rig import metadata_of
 from tests.spark.topics import SETTINGS
 
@@ -120,8 +121,7 @@ def test_a_task_that_fails_leaves_nothing(spark: SparkSession, path: Path) -> No
 def test_a_load_that_is_not_attached_fails_the_write_and_leaves_nothing(spark: SparkSession, path: Path) -> None:
     frame = spark.range(10, numPartitions=1).selectExpr("cast(id AS string) AS value", "0 AS partition")
     with forebay.open(str(path), SETTINGS) as log:
-        assert log._parts.archiving is not None
-        log._parts.archiving.end()  # an owner that does not look for loads
+        inside(log).workers.history.end()  # an owner that does not look for loads
         with pytest.raises(PySparkException, match="was not attached within 1 s.*nothing was added"):
             write(frame, path, attachTimeout="1")
         loads = [e.key for e in metadata_of(log).range("/forebay/loads/")]

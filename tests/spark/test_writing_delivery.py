@@ -33,6 +33,7 @@ from forebay.spark.staging import Task, stage
 from forebay.spark.target import Target, WriteOptions, look
 from forebay.storage import Storage
 from forebay.storage.directory import LogDirectory
+from forebay.testing.inside import inside
 from tests.ledger import Ledger
 from tests.moves.rig import state_of
 from tests.spark.topics import SETTINGS
@@ -291,8 +292,7 @@ def test_an_owner_elsewhere_that_does_not_attach_is_named(tmp_path: Path) -> Non
         topic = log.create_topic(TOPIC, partitions=3)
         for partition in range(3):
             topic.append(b"mine", partition=partition)
-        assert log._parts.archiving is not None
-        log._parts.archiving.end()
+        inside(log).workers.history.end()
         target = place.target(attachTimeout="0.3")
         with pytest.raises(Unavailable, match=f"directory {log.directory_id} has it and did not attach it"):
             deliver(target, "load", staged(target, "load"))

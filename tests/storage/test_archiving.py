@@ -19,7 +19,6 @@ from forebay.settings import Settings
 from forebay.shard import SegmentShard
 from forebay.shard.archive import Archive
 from forebay.storage import Storage, Topic
-from forebay.storage.background.history import HistoryWorker
 from forebay.storage.deletions import Deletions
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
@@ -51,15 +50,6 @@ def _with_sealed_file(log: Storage, name: str) -> SegmentShard:
     return shard
 
 
-def _archiving(log: Storage) -> HistoryWorker:
-    """The thread's work, done by the test instead."""
-    archiving = log._parts.archiving
-    assert archiving is not None
-    archiving.end()
-    archiving._ended = False
-    return archiving
-
-
 def _flip(path: Path, place: int) -> None:
     content = bytearray(path.read_bytes())
     content[place] ^= 1
@@ -72,16 +62,16 @@ def _segments(tmp_path: Path) -> list[Path]:
 
 def test_a_damaged_index_does_not_keep_other_shards_from_history(tmp_path: Path) -> None:
     with Storage.open(tmp_path / "log", _settings(tmp_path)) as log:
-        archiving = _archiving(log)
+        worker = inside(log).workers.history.take_over()
         bad, good = _with_sealed_file(log, "bad"), _with_sealed_file(log, "good")
         chores: list[str] = []
-        archiving.chores = lambda: chores.append("done")
+        worker.replace_chores(lambda: chores.append("done"))
         (index,) = Path(bad.wal.writer.place.directory).glob("*.idx")
         _flip(index, -1)
-        archiving.notice(bad)
-        archiving.notice(good)
+        worker.notice(bad)
+        worker.notice(good)
 
-        archiving.step()
+        worker.step()
 
         assert (bad.archive.exported, good.archive.exported) == (0, 1)
         assert chores == ["done"]
@@ -92,7 +82,7 @@ def test_a_file_that_cannot_be_sealed_before_sealed_ones_is_no_reason_to_go_roun
     """Found by review: the thread stepped 30,000 times a second, and nobody could make it leave a shard alone."""
     settings = _settings(tmp_path)
     with Storage.open(tmp_path / "log", settings) as log:
-        _archiving(log)
+        inside(log).workers.history.take_over()
         topic = log.create_topic("orders")
         for number in range(3):
             topic.append(b"%d" % number * 100)
@@ -103,10 +93,10 @@ def test_a_file_that_cannot_be_sealed_before_sealed_ones_is_no_reason_to_go_roun
     _flip(damaged, -40)
 
     with Storage.open(tmp_path / "log", settings) as log:
-        archiving = _archiving(log)
+        worker = inside(log).workers.history.take_over()
         shard = _shard(log.topic("orders"))
-        archiving.notice(shard)
-        archiving.step()
+        worker.notice(shard)
+        worker.step()
 
         assert shard.archive.exported == 1
         with pytest.raises(DataLoss, match=r"offsets \[1, 2\)"):
@@ -118,7 +108,7 @@ def test_leaving_a_shard_alone_does_not_wait_for_the_files_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Storage.open(tmp_path / "log", _settings(tmp_path)) as log:
-        archiving = _archiving(log)
+        worker = inside(log).workers.history.take_over()
         slow, quick = _with_sealed_file(log, "slow"), _with_sealed_file(log, "quick")
         begun, go_on = threading.Event(), threading.Event()
         step = Archive.step
@@ -130,14 +120,14 @@ def test_leaving_a_shard_alone_does_not_wait_for_the_files_of_others(
             return step(archive)
 
         monkeypatch.setattr(Archive, "step", stepped)
-        archiving.notice(slow)
-        thread = threading.Thread(target=archiving.step)
+        worker.notice(slow)
+        thread = threading.Thread(target=worker.step)
         thread.start()
         assert begun.wait(PATIENCE)
 
         log.delete_topic("quick")
         assert not go_on.is_set()
-        leaving = threading.Thread(target=archiving.forget, args=(slow.ref.id,))
+        leaving = threading.Thread(target=worker.forget, args=(slow,))
         leaving.start()
         leaving.join(0.05)
         assert leaving.is_alive()
@@ -154,7 +144,7 @@ def test_a_file_sealed_while_the_one_before_is_exported_is_not_overlooked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Storage.open(tmp_path / "log", _settings(tmp_path)) as log:
-        archiving = _archiving(log)
+        worker = inside(log).workers.history.take_over()
         shard = _with_sealed_file(log, "orders")
         topic = log.topic("orders")
         is_behind = vars(Archive)["is_behind"].fget
@@ -166,14 +156,14 @@ def test_a_file_sealed_while_the_one_before_is_exported_is_not_overlooked(
                 topic.append(b"1")
                 topic.rotate()
                 shard.upkeep.seal_rotated()
-                archiving.notice(shard)
+                worker.notice(shard)
             return found
 
-        archiving.notice(shard)
+        worker.notice(shard)
         monkeypatch.setattr(Archive, "is_behind", property(looked))
-        archiving.step()
+        worker.step()
 
-        assert shard.ref.id in archiving._behind or shard.archive.exported == 2
+        assert worker.is_asked(shard) or shard.archive.exported == 2
 
 
 def test_what_time_asks_for_does_not_wait_until_everything_is_exported(
@@ -183,7 +173,7 @@ def test_what_time_asks_for_does_not_wait_until_everything_is_exported(
     clock = ManualClock()
     retention = {"check_interval_s": 10, "time_s": 0, "bytes_max": 0, "grace_s": 0}
     with Storage.open(tmp_path / "log", _settings(tmp_path, retention=retention), clock=clock) as log:
-        archiving = _archiving(log)
+        worker = inside(log).workers.history.take_over()
         shard = _with_sealed_file(log, "orders")
         for _ in range(3):
             log.topic("orders").append(b"1")
@@ -196,10 +186,10 @@ def test_what_time_asks_for_does_not_wait_until_everything_is_exported(
             return step(archive)
 
         monkeypatch.setattr(Archive, "step", slow)
-        archiving.chores = lambda: seen.append((shard.archive.exported, shard.wal.files.begins))
-        archiving.notice(shard)
+        worker.replace_chores(lambda: seen.append((shard.archive.exported, shard.wal.files.begins)))
+        worker.notice(shard)
 
-        archiving.step()
+        worker.step()
 
         assert {1, 2, 3} <= {exported for exported, _ in seen}
         assert any(begins and exported < 4 for exported, begins in seen), "a file went before all were exported"
@@ -217,17 +207,17 @@ def test_what_killed_uploads_left_is_cleared_from_every_store_though_another_swe
     monkeypatch.setattr(Deletions, "sweep_late", failing)
     clock = ManualClock()
     with Storage.open(tmp_path / "log", _settings(tmp_path), clock=clock) as log:
-        archiving = _archiving(log)
+        worker = inside(log).workers.history.take_over()
         left = [tmp_path / "store" / UPLOADS / "old.tmp", tmp_path / "log" / "loads" / UPLOADS / "old.tmp"]
         for path in left:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(b"half of it")
             os.utime(path, (0, 0))
 
-        archiving.step()
+        worker.step()
         assert all(path.exists() for path in left)
         clock.advance(3_600)
-        archiving.step()
+        worker.step()
 
         assert not any(path.exists() for path in left)
 
@@ -236,14 +226,14 @@ def test_a_file_of_one_shard_is_exported_and_then_a_file_of_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Storage.open(tmp_path / "log", _settings(tmp_path)) as log:
-        archiving = _archiving(log)
+        worker = inside(log).workers.history.take_over()
         shards = [_with_sealed_file(log, name) for name in ("a", "b")]
         for shard in shards:
             for _ in range(2):
                 log.topic(str(shard.ref.spec.name)).append(b"1")
                 log.topic(str(shard.ref.spec.name)).rotate()
                 shard.upkeep.seal_rotated()
-            archiving.notice(shard)
+            worker.notice(shard)
         step, seen = Archive.step, list[list[int]]()
 
         def stepped(archive: Archive) -> bool:
@@ -253,7 +243,7 @@ def test_a_file_of_one_shard_is_exported_and_then_a_file_of_the_next(
 
         monkeypatch.setattr(Archive, "step", stepped)
 
-        archiving.step()
+        worker.step()
 
         assert seen == [[1, 0], [1, 1], [2, 1], [2, 2], [3, 2], [3, 3]]
 
@@ -262,7 +252,7 @@ def test_files_are_exported_at_the_start_by_interval_and_by_size(tmp_path: Path)
     export = {"at_close_seconds_max": 0, "interval_s": 300, "bytes_min": 1_000}
     clock = ManualClock()
     with Storage.open(tmp_path / "log", _settings(tmp_path, export=export), clock=clock) as log:
-        archiving = _archiving(log)
+        worker = inside(log).workers.history.take_over()
         shard = _with_sealed_file(log, "orders")
 
         def exported(value: bytes = b"", seconds: float = 0) -> int:
@@ -271,8 +261,8 @@ def test_files_are_exported_at_the_start_by_interval_and_by_size(tmp_path: Path)
                 log.topic("orders").rotate()
                 shard.upkeep.seal_rotated()
             clock.advance(seconds)
-            archiving.notice(shard)
-            archiving.step()
+            worker.notice(shard)
+            worker.step()
             return shard.archive.exported
 
         assert exported() == 1, "the first pass is due at once"
@@ -285,7 +275,7 @@ def test_files_are_exported_at_the_start_by_interval_and_by_size(tmp_path: Path)
 
 def test_whoever_learns_by_an_export_that_it_was_overtaken_stops(tmp_path: Path) -> None:
     with Storage.open(tmp_path / "log", _settings(tmp_path)) as log:
-        archiving = _archiving(log)
+        worker = inside(log).workers.history.take_over()
         shard = _with_sealed_file(log, "orders")
         key = shard.archive.catalog.keys.state
         entry = inside(log).metadata.get(key)
@@ -295,8 +285,8 @@ def test_whoever_learns_by_an_export_that_it_was_overtaken_stops(tmp_path: Path)
             overtaken = msgspec.structs.replace(state, epoch=state.epoch + 1, owner=other.id, holder="elsewhere")
             inside(log).metadata.transaction([], [Put(key, encode_value(overtaken))])
 
-            archiving.notice(shard)
-            archiving.step()
+            worker.notice(shard)
+            worker.step()
 
             assert shard.archive.exported == 0
             assert "epoch" in (shard.wal.fenced or "")
@@ -317,11 +307,11 @@ def test_of_many_shards_that_are_to_be_swept_the_rest_comes_after_the_next_expor
 
     monkeypatch.setattr(Archive, "sweep", slow)
     with Storage.open(tmp_path / "log", _settings(tmp_path), clock=clock) as log:
-        archiving = _archiving(log)
+        worker = inside(log).workers.history.take_over()
         shards = [_with_sealed_file(log, name) for name in ("a", "b", "c")]
         clock.advance(60)
         for count in (1, 2, 3, 3):
-            archiving.step()
+            worker.step()
             assert swept == [shard.archive for shard in shards[:count]]
 
 
@@ -331,15 +321,15 @@ def test_a_damaged_file_is_not_uploaded_again_and_again(look_s: int, tmp_path: P
     clock = ManualClock()
     settings = _settings(tmp_path, retention={"check_interval_s": look_s})
     with Storage.open(tmp_path / "log", settings, clock=clock) as log:
-        archiving = _archiving(log)
+        worker = inside(log).workers.history.take_over()
         shard = _with_sealed_file(log, "orders")
         (segment,) = Path(shard.wal.writer.place.directory).glob("*.idx")
         _flip(segment.with_suffix(".seg"), -1)
-        archiving.notice(shard)
+        worker.notice(shard)
 
         for errors, seconds in ((1, 0), (1, 60), (1, 60), (2, 300)):
             clock.advance(seconds)
-            archiving.step()
+            worker.step()
             assert shard.archive.errors == errors
         assert "is not what was sealed" in (shard.archive.error or "")
 
@@ -352,14 +342,14 @@ def test_chores_that_fail_as_nobody_foresaw_keep_no_shard_from_history(tmp_path:
 
     clock, failed = ManualClock(), list[str]()
     with Storage.open(tmp_path / "log", _settings(tmp_path), clock=clock) as log:
-        archiving = _archiving(log)
-        archiving.chores = failing
+        worker = inside(log).workers.history.take_over()
+        worker.replace_chores(failing)
         shards = [_with_sealed_file(log, name) for name in ("a", "b")]
         for shard in shards:
-            archiving.notice(shard)
+            worker.notice(shard)
         clock.advance(1)
 
-        archiving.step()
+        worker.step()
 
         assert [shard.archive.exported for shard in shards] == [1, 1]
         assert len(failed) == 2, "not once more for each shard"
@@ -367,7 +357,7 @@ def test_chores_that_fail_as_nobody_foresaw_keep_no_shard_from_history(tmp_path:
 
 def test_a_failure_that_nobody_foresaw_is_one_shard_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Storage.open(tmp_path / "log", _settings(tmp_path)) as log:
-        archiving = _archiving(log)
+        worker = inside(log).workers.history.take_over()
         bad, good = _with_sealed_file(log, "bad"), _with_sealed_file(log, "good")
         step = Archive.step
 
@@ -377,10 +367,10 @@ def test_a_failure_that_nobody_foresaw_is_one_shard_s_own(tmp_path: Path, monkey
             return step(archive)
 
         monkeypatch.setattr(Archive, "step", failing)
-        archiving.notice(bad)
-        archiving.notice(good)
+        worker.notice(bad)
+        worker.notice(good)
 
-        archiving.step()
+        worker.step()
 
         assert (bad.archive.exported, good.archive.exported) == (0, 1)
 
@@ -389,18 +379,18 @@ def test_a_process_that_never_lives_for_an_interval_sweeps_too(tmp_path: Path) -
     clock, settings = ManualClock(), _settings(tmp_path)
     assert settings.export.sweep_interval_s == 86_400
     with Storage.open(tmp_path / "log", settings, clock=clock) as log:
-        archiving = _archiving(log)
+        worker = inside(log).workers.history.take_over()
         shard = _with_sealed_file(log, "orders")
         orphan = tmp_path / "store" / shard.ref.id / f"0-{'0' * 32}.seg"
         orphan.parent.mkdir()
         orphan.write_bytes(b"left behind")
         os.utime(orphan, (0, 0))
 
-        archiving.notice(shard)
-        archiving.step()
+        worker.notice(shard)
+        worker.step()
         assert orphan.exists()
         clock.advance(3_600)
-        archiving.step()
+        worker.step()
 
         assert not orphan.exists()
         assert shard.archive.exported == 1

@@ -14,9 +14,7 @@ import forebay
 from forebay import Ack, Fenced, ForebayError, Full, Indeterminate, Storage, Topic, Unavailable
 from forebay.appends.queue import Entry
 from forebay.appends.ticket import Ticket
-from forebay.appends.waiting import is_held, is_inside
 from forebay.catalog import read_state
-from forebay.engines.background import Background
 from forebay.engines.rocksdb.shard import RocksShard
 from forebay.format.control import Floor
 from forebay.format.value import encode_value
@@ -90,7 +88,7 @@ def test_a_callback_that_closes_while_the_closing_thread_waits_for_it_returns_at
 
     def work(_: Ack) -> None:
         begun.set()
-        until(lambda: log._ended)
+        until(lambda: inside(log).is_ended)
         log.close()
         returned.set()
 
@@ -183,8 +181,7 @@ def test_a_callback_may_use_a_topic_for_the_first_time_while_its_own_is_given_up
         topic, other = log.create_topic("t"), log.create_topic("other")
         heard: list[int] = []
         shard = inside(topic).shard(0)
-        # As if the thread that commits had not come to it yet.
-        topic._commit_soon = lambda _: None
+        inside(topic).leave_queued()
         topic.append_nowait(b"first").add_callback(lambda _: heard.append(other.append(b"inside")))
         assert not wal_of(topic).queue.is_empty
 
@@ -200,18 +197,15 @@ def test_upkeep_calls_back_when_its_round_is_over(tmp_path: Path) -> None:
     """Found by review: a callback that opened a topic and a deletion that awaited the round waited for each other."""
     with forebay.open(tmp_path / "log", QUICK) as log:
         topic = log.create_topic("t")
-        maintenance = log._parts.maintenance
-        assert maintenance is not None
-        maintenance._thread = Background("idle", lambda: None)  # the test is the thread
+        worker = inside(log).workers.sync.take_over()
         heard: list[bool] = []
-        topic._commit_soon = lambda _: None
+        inside(topic).leave_queued()
         shard = inside(topic).segment(0)
-        is_stepping = is_inside(maintenance._stepping)
-        topic.append_nowait(b"first").add_callback(lambda _: heard.append(is_stepping()))
+        topic.append_nowait(b"first").add_callback(lambda _: heard.append(worker.is_stepping_here()))
 
-        maintenance._busy[shard.ref.id] = shard
+        worker.ask(shard)
         shard.wal.queued_since = float("-inf")
-        maintenance.step()
+        worker.step()
 
         until(lambda: heard)
         assert heard == [False]
@@ -222,8 +216,7 @@ def _full(log: Storage, engine: str) -> Topic:
     durability = {"segment": "memory", "rocksdb": "disk"}[engine]
     topic = log.create_topic("t", durability=durability, engine=engine, cap_records=2, on_full="reject_new")
     assert topic.append(b"first", producer=1, sequence=0) == 0
-    # As if the thread that commits had not come to it yet.
-    topic._commit_soon = lambda _: None
+    inside(topic).leave_queued()
     return topic
 
 
@@ -243,7 +236,7 @@ def test_a_callback_may_append_where_an_append_at_a_cap_writes_what_waits(tmp_pa
         if engine == "segment":
             # Of class memory a callback would be called at once: queued, by an append that is not in the queue alone.
             ack = Ack(0)
-            topic._appender.one_soon(0, topic._entry(b"second", None, None, None, None, None, ack.ticket))
+            inside(topic).queue(b"second", ack.ticket)
         else:
             ack = topic.append_nowait(b"second")
         ack.add_callback(lambda _: work(topic))
@@ -267,18 +260,6 @@ def _overtake(log: Storage, shard: SegmentShard) -> None:
     inside(log).metadata.transaction([], [Put(key, encode_value(state))])
 
 
-def _locks(topic: Topic) -> dict[str, Callable[[], bool]]:
-    """Every lock of a shard on the segment engine, by name: whether it is taken."""
-    shard = inside(topic).segment(0)
-    return {
-        "committing": lambda: is_held(shard.wal.committing),
-        "queue": lambda: is_held(shard.wal.queue.lock),
-        "counting": shard._evicting._counting.locked,
-        "changing": lambda: is_held(shard.deletes._changing),
-        "working": shard.archive._working.locked,
-    }
-
-
 @pytest.mark.parametrize("act", ["delete", "delete_before", "evict", "export", "retain"])
 def test_no_lock_of_the_shard_is_held_while_the_callbacks_of_a_lost_shard_run(tmp_path: Path, act: str) -> None:
     """Another owner is found in the middle of some work: what waits is refused, and the callbacks hear of it."""
@@ -292,11 +273,11 @@ def test_no_lock_of_the_shard_is_held_while_the_callbacks_of_a_lost_shard_run(tm
         if act != "export":
             log.export_topic("t")
         heard: list[dict[str, bool]] = []
-        locks = _locks(topic)
-        topic._commit_soon = lambda _: None
-        assert log._parts.archiving is not None and log._parts.maintenance is not None
-        log._parts.archiving.forget(shard.ref.id)
-        log._parts.maintenance.forget(shard.ref.id)
+        locks = inside(topic).locks()
+        inside(topic).leave_queued()
+        workers = inside(log).workers
+        workers.history.forget(shard)
+        workers.sync.forget(shard)
         for _ in range(3):
             ack = topic.append_nowait(b"waits")
             ack.add_callback(lambda _: heard.append({name: taken() for name, taken in locks.items()}))
@@ -315,7 +296,7 @@ def test_no_lock_of_the_shard_is_held_while_the_callbacks_of_a_lost_shard_run(tm
             works[act]()
 
         assert heard == [dict.fromkeys(locks, False)] * 3
-        log._parts.maintenance.watch(shard)
+        workers.sync.watch(shard)
 
 
 @pytest.mark.parametrize("engine", ["memory", "segment", "rocksdb"])

@@ -114,7 +114,7 @@ def test_a_shard_that_attached_loads_goes_when_its_topic_is_deleted_or_sealed(tm
         log.seal_topic("t1")
 
         until(lambda: gc.collect() is not None and [shard() for shard in shards] == [None, None])
-        assert log._loads._attaching == {}
+        assert inside(log).entries()["attaching"] == 0
 
 
 def test_a_topic_that_was_sealed_here_and_deleted_leaves_no_entry(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_topic_that_was_sealed_here_and_deleted_leaves_no_entry(tmp_path: Path
         log.seal_topic("t")
         log.delete_topic("t")
 
-        assert log._parts.owned is not None and log._parts.owned._given_up == {}
+        assert inside(log).entries()["given up"] == 0
 
 
 def test_a_handle_that_outlives_its_topic_keeps_no_entry_and_says_that_it_ended(tmp_path: Path) -> None:
@@ -139,8 +139,8 @@ def test_a_handle_that_outlives_its_topic_keeps_no_entry_and_says_that_it_ended(
             with pytest.raises(forebay.UnknownTopic, match="was deleted"):
                 handle.append(b"v")
 
-        assert log._shards._opened == {}
-        assert log._alterations._handles == {}
+        entries = inside(log).entries()
+        assert entries["open shards"] == entries["handles"] == 0
 
 
 def test_a_topic_of_the_same_name_has_its_own_entries_when_the_first_is_deleted(tmp_path: Path) -> None:
@@ -160,4 +160,5 @@ def test_a_topic_of_the_same_name_has_its_own_entries_when_the_first_is_deleted(
 
         assert topic.spec.ttl_ms == 1_000_000 and old.spec.ttl_ms is None
         assert log.group("g").fetch("t") == 1
-        assert len(log._alterations._newest) == len(log._alterations._handles) == 1
+        entries = inside(log).entries()
+        assert entries["newest definitions"] == entries["handles"] == 1

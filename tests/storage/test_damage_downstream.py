@@ -13,8 +13,7 @@ from forebay.records import Gap, Offsets, Reason
 from forebay.settings import Settings
 from forebay.shard import SegmentShard
 from forebay.storage import Storage, Topic
-from forebay.storage.background.history import HistoryWorker
-from forebay.testing.inside import inside
+from forebay.testing.inside import InsideHistory, inside
 from forebay.wal import upkeep
 from forebay.wal.files import LogFile, SealedFile
 from forebay.wal.sealing import Damage
@@ -79,16 +78,7 @@ def _read(topic: Topic) -> tuple[list[bytes | None], list[Gap]]:
     return values(topic.read(0, on_gap=lambda _, gap: gaps.append(gap))), gaps
 
 
-def _stopped(log: Storage) -> HistoryWorker:
-    """The thread that exports is stopped: the test does its work, or nothing does."""
-    history = log._parts.archiving
-    assert history is not None
-    history.end()
-    history._ended = False
-    return history
-
-
-def _stepped(history: HistoryWorker, topic: Topic) -> Offsets:
+def _stepped(history: InsideHistory, topic: Topic) -> Offsets:
     history.step()
     return topic.offsets()
 
@@ -192,7 +182,7 @@ def test_the_background_stops_at_damage_and_goes_on_by_itself(
     file, found = _written(tmp_path)
     sound = _flip(file, found[1])
     with Storage.open(tmp_path / "a", _settings(tmp_path, export={"bytes_min": 1})) as log:
-        history = _stopped(log)
+        history = inside(log).workers.history.take_over()
         topic, other = log.topic(NAME), log.create_topic("shop/other")
         tries: list[LogFile] = []
         _note_tries(_shard(topic), tries, monkeypatch)
@@ -219,7 +209,7 @@ def test_a_damaged_header_is_not_exported(tmp_path: Path) -> None:
     """The file is not even listed then: what is missing before the next file is found by the export."""
     file, found = _written(tmp_path)
     with Storage.open(tmp_path / "a", _settings(tmp_path)) as log:
-        _stopped(log)
+        inside(log).workers.history.take_over()
         topic = log.topic(NAME)
         topic.rotate()
         topic.append(b"more")
@@ -242,7 +232,7 @@ def test_a_damaged_header_is_not_exported(tmp_path: Path) -> None:
 def test_a_file_that_lost_all_its_frames_stops_too(tmp_path: Path) -> None:
     file, found = _written(tmp_path)
     with Storage.open(tmp_path / "a", _settings(tmp_path)) as log:
-        _stopped(log)
+        inside(log).workers.history.take_over()
         log.topic(NAME).rotate()
         log.topic(NAME).append(b"more")
     for index in file.parent.glob("*.idx"):
@@ -281,7 +271,7 @@ def test_the_newest_file_with_nothing_whole_in_it_is_kept(tmp_path: Path) -> Non
 def test_damage_after_the_seal_is_named_and_accepted_too(tmp_path: Path, what: str) -> None:
     file, found = _written(tmp_path)
     with Storage.open(tmp_path / "a", _settings(tmp_path)) as log:
-        _stopped(log)
+        inside(log).workers.history.take_over()
         topic = log.topic(NAME)
         topic.rotate()
         topic.append(b"more")

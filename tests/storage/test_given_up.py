@@ -30,8 +30,7 @@ def _id(log: Storage) -> str:
 
 def _after_retiring(log: Storage, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """Whenever a shard is retired, `act` comes right behind it."""
-    engine = log._parts.owned
-    assert engine is not None
+    engine = inside(log).engine
     retire = engine.retire
 
     def retired(ref: ShardRef) -> None:
@@ -52,12 +51,12 @@ def test_a_shard_opened_again_right_after_it_was_lost_is_still_exported(
         lost = wal_of(topic)
         lost.fence("the lease has ended")
         until(lambda: lost.closed and topic.offsets().next == 2)
-        assert log._parts.archiving is not None and log._parts.maintenance is not None
-        log._parts.maintenance.step()  # behind the round that let go of it
+        workers = inside(log).workers
+        workers.sync.step()  # behind the step that gave it up
 
         shard = inside(topic).shard(0)
-        assert log._parts.archiving._watched[shard.ref.id] is shard
-        assert log._parts.maintenance._watched[shard.ref.id] is shard
+        assert workers.history.watches(shard)
+        assert workers.sync.watches(shard)
 
 
 def test_a_topic_that_comes_back_is_used_without_being_asked_for(tmp_path: Path) -> None:

@@ -29,11 +29,8 @@ from forebay import (
 )
 from forebay.aio import AsyncLog, AsyncStream, AsyncTopic
 from forebay.catalog import StoredState
-from forebay.engines import OpenShard
 from forebay.engines.segment import SegmentEngine
 from forebay.shard import ShardRef
-from forebay.storage.background.history import HistoryWorker
-from forebay.storage.background.limits import Ended
 from forebay.storage.streams import Stream
 from forebay.testing.inside import inside
 from tests.looking import EXPORTED, GROUP, TOPIC, UNUSED, VALUES, begin_owner, end_owner, recorded, settings_of
@@ -65,12 +62,6 @@ def states(root: Path) -> tuple[StoredState | None, StoredState | None]:
 
 def follow_and_stop(topic: Topic) -> list[bytes | None]:
     return values(topic.follow(EARLIEST, timeout=0))
-
-
-def archiving_of(log: Storage) -> HistoryWorker:
-    archiving = log._parts.archiving
-    assert archiving is not None
-    return archiving
 
 
 def wake_and_leave(topic: Topic) -> None:
@@ -109,7 +100,7 @@ LOOKS_OF_A_LOG: dict[str, Callable[[Storage], object]] = {
     "reset": lambda log: log.group("committing").reset(TOPIC, LATEST),
     "recover": lambda log: log.recover(),
     "limits in the background": lambda log: inside(log).workers.limits.step(),
-    "history in the background": lambda log: archiving_of(log).step(),
+    "history in the background": lambda log: inside(log).workers.history.step(),
     "clear_moved": lambda log: log.clear_moved(),
 }
 
@@ -478,9 +469,7 @@ def test_a_flush_of_what_another_owner_has_replaced_is_refused(tmp_path: Path) -
         topic = a.create_topic(TOPIC, durability="disk")
         topic.append(b"0")
         topic.flush()
-        membership = a._parts.membership
-        assert membership is not None
-        membership.session.close()
+        inside(a).lose_session()
         b.topic(TOPIC).acquire()
         with pytest.raises(ForebayError):
             topic.append(b"1")
@@ -517,21 +506,19 @@ def test_retention_goes_on_behind_a_topic_that_was_deleted_and_one_that_fails(
     with opened(tmp_path, "a") as a, opened(tmp_path, "b") as b:
         for name in ("a/deleted", "b/failing", "c/sound"):
             a.create_topic(name, cap_records=1).append_many([b"0", b"1"])
-        specs, apply = a.topics(), a._keeping.apply
+        specs, failing = a.topics(), inside(a.topic("b/failing")).shard()
         b.delete_topic("a/deleted")
         monkeypatch.setattr(a, "topics", lambda: specs)
 
-        def failing(shard: OpenShard) -> Ended:
-            if shard.ref.spec.topic == "failing":
-                raise Unavailable("not now")
-            return apply(shard)
+        def refuse(now_ms: int) -> object:
+            raise Unavailable("not now")
 
-        monkeypatch.setattr(a._keeping, "apply", failing)
-        with pytest.raises(Unavailable, match="not now"):
-            a.run_retention()
+        with monkeypatch.context() as patch:
+            patch.setattr(failing, "evict", refuse)
+            with pytest.raises(Unavailable, match="not now"):
+                a.run_retention()
 
         assert a.topic("c/sound").offsets().earliest == 1
-        monkeypatch.setattr(a._keeping, "apply", apply)
         assert a.run_retention().evicted == 1
     with pytest.raises(Closed):
         a.run_retention()

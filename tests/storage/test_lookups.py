@@ -341,9 +341,9 @@ def test_every_handle_goes_by_what_was_altered(log: Storage, engine: str) -> Non
 
 def test_an_old_look_at_the_definition_does_not_undo_a_newer_one(log: Storage) -> None:
     topic = log.create_topic("t", engine="memory")
-    before = log._definitions.look(topic.spec.name)
+    before = inside(log).definitions.look(topic.spec.name)
     log.alter_topic("t", partitions=3)
-    log._alterations.adopt(before)
+    inside(log).adopt(before)
     assert topic.partitions == 3 and topic.append(b"v", partition=2) == 0
 
 

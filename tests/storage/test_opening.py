@@ -11,7 +11,6 @@ import pytest
 
 import forebay
 from forebay import EARLIEST, Closed, Conflict, Settings, Storage, Unavailable, Unsupported
-from forebay.appends.waiting import is_inside
 from forebay.disk.descriptors import SystemFile
 from forebay.engines import SegmentEngine
 from forebay.metadata import Change, Compacted
@@ -171,8 +170,7 @@ def test_settings_reach_the_log_the_disk_and_the_metadata(tmp_path: Path) -> Non
         assert wal_of(topic).counters.rotations >= 2
         with pytest.raises(forebay.Invalid, match="frame_bytes_max"):
             topic.append(b"x" * 65_536)
-        assert log._parts.disk is not None
-        assert log._parts.disk._descriptors.limit == 9
+        assert inside(log).descriptors_max == 9
 
     assert (tmp_path / "meta.sqlite").exists()
     assert not (tmp_path / "log" / "metadata.sqlite").exists()
@@ -274,14 +272,13 @@ def test_closing_waits_for_whoever_is_just_hearing_of_changes(tmp_path: Path, mo
     """Else the watch is closed below it, and a warning is the last that is heard of a log."""
     held: list[bool] = []
     with Storage.open(tmp_path / "log", Settings.load(overrides=QUICK)) as log:
-        keeping = log._keeping
-        keeping.hear()
-        watch = keeping._watch
+        inside(log).follow_changes()
+        watch = inside(log).changes
         assert watch is not None
         close = watch.close
 
         def closed() -> None:
-            held.append(is_inside(keeping._stepping)())
+            held.append(inside(log).workers.limits.is_stepping_here())
             close()
 
         monkeypatch.setattr(watch, "close", closed)
@@ -300,19 +297,18 @@ def test_a_watch_that_fails_is_closed_before_the_next_begins(
         raise error
 
     with Storage.open(tmp_path / "log", Settings.load(overrides=QUICK), clock=clock) as log:
-        keeping = log._keeping
-        keeping.hear()
-        first = keeping._watch
+        inside(log).follow_changes()
+        first = inside(log).changes
         assert first is not None
         monkeypatch.setattr(first, "poll", fails)
         monkeypatch.setattr(first, "close", lambda: closed.append("first"))
 
         for _ in range(2):
             clock.advance(log.settings.retention.evict_interval_s + 1)
-            keeping.hear()
+            inside(log).follow_changes()
 
         assert closed == ["first"]
-        assert keeping._watch not in (None, first)
+        assert inside(log).changes not in (None, first)
 
 
 def test_recovery_opens_shards_of_every_engine_on_disk_and_applies_their_limits(tmp_path: Path) -> None:

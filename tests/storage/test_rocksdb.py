@@ -161,9 +161,7 @@ def test_a_signal_inside_a_write_may_not_append_and_wait_nor_close(
                     act()
                 refused.append(type(caught.value).__name__)
 
-        engine = log._parts.rocksdb
-        assert engine is not None
-        close = engine.close
+        close = inside(log).rocksdb.close
         monkeypatch.setattr(shard, "_publish", interrupted)
         before = signal.signal(signal.SIGUSR1, answer)
         try:

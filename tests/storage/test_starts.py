@@ -12,6 +12,7 @@ import forebay
 import forebay.aio
 from forebay import EARLIEST, LATEST, Invalid, Position, Storage, Topic
 from forebay.progress import Progress, ReaderName
+from forebay.testing.inside import inside
 from tests.cli.rig import Shell
 from tests.looking import EXPORTED, TOPIC, begin_owner, end_owner, settings_of
 from tests.storage.rig import QUICK, values
@@ -118,4 +119,4 @@ def test_a_stored_place_behind_the_end_waits_there_and_never_goes_back(tmp_path:
 
 def _store(log: Storage, topic: Topic, offset: int) -> None:
     name = ReaderName(topic.spec.namespace, topic.spec.topic, "r")
-    log._progress.ack_up_to(name, {0: Progress(offset=offset, incarnation=topic.spec.topic_id)})
+    inside(log).progress.ack_up_to(name, {0: Progress(offset=offset, incarnation=topic.spec.topic_id)})

@@ -12,14 +12,14 @@ from forebay import Settings, Storage, Unavailable
 from forebay.appends.queue import Entry
 from forebay.appends.ticket import Ticket
 from forebay.clock import SystemClock
-from forebay.disk import SystemDisk
 from forebay.engines.background import Background
 from forebay.settings import RuntimeSettings
 from forebay.storage.background.seal import SealWorker
 from forebay.storage.background.sync import SyncWorker
 from forebay.testing.clock import ManualClock
+from forebay.testing.inside import inside
 from tests.engines.homes import SegmentHome
-from tests.storage.rig import WatchedDisk, quick, until, values, wal_of
+from tests.storage.rig import WatchedDisk, quick, until, values
 
 pytestmark = pytest.mark.slow
 
@@ -223,8 +223,7 @@ def test_descriptors_and_threads_stay_few_with_five_hundred_shards(tmp_path: Pat
     before = len(os.listdir("/proc/self/fd"))
     threads = threading.active_count()
     with Storage.open(str(tmp_path / "log"), settings) as log:
-        disk = log._parts.disk
-        assert isinstance(disk, SystemDisk)
+        disk = inside(log).disk
         topics = [log.create_topic(f"t{number}", partitions=25) for number in range(20)]
         log.recover()
         for topic in topics:
@@ -265,7 +264,7 @@ def test_low_space_refuses_appends_and_goes_on_by_itself(tmp_path: Path) -> None
         topic = log.create_topic("t")
         topic.append(b"before")
         disk.free = 999_999
-        wal_of(topic)._space.due = float("-inf")
+        inside(topic).look_at_free_space()
 
         for _ in range(2):
             with pytest.raises(Unavailable, match=r"999999 bytes are free.*wal.free_bytes_min \(1000000\)"):

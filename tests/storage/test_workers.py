@@ -135,9 +135,8 @@ def test_whoever_ends_a_topic_waits_for_the_seal_that_has_begun(
         topic.rotate()
         assert gate.reached.wait(PATIENCE)
         end = log.close if ending == "close" else lambda: log.delete_topic("a")
-        waits: Callable[[], object] = (lambda: log._ended) if ending == "close" else (lambda: not log.topics())
         with running(end):
-            until(waits)
+            until(lambda: inside(log).is_ended if ending == "close" else not log.topics())
             gate.open()
     with Storage.open(tmp_path / "log", quick()) as log:
         assert len(log.topics()) == (ending == "close")
@@ -178,12 +177,11 @@ def test_a_log_that_does_not_heal_keeps_no_other_from_being_sealed(
     with Storage.open(str(tmp_path / "log"), quick(), disk=disk) as log:
         a, b = log.create_topic("a"), log.create_topic("b")
         a.append(b"v")
-        broken, sealing = wal_of(a), log._parts.sealing
-        assert sealing is not None
+        broken, sealing = wal_of(a), inside(log).workers.sealing
 
         def fails(*args: object) -> object:
             if is_broken and args[0] is broken.writer:
-                until(lambda: inside(a).shard(0) in sealing._asked.values() or not is_broken)
+                until(lambda: sealing.is_asked(inside(a).shard()) or not is_broken)
                 raise OSError(errno.EIO, "input/output error")
             return rebuild(*args)  # type: ignore[arg-type]
 
@@ -203,7 +201,7 @@ def test_a_callback_that_takes_long_delays_no_sync(tmp_path: Path) -> None:
     gate = Gate()
     with Storage.open(tmp_path / "log", quick()) as log:
         a, b = log.create_topic("a", durability="memory"), log.create_topic("b")
-        a._commit_soon = lambda _: None
+        inside(a).leave_queued()
         a.append_nowait(b"v").add_callback(lambda _: gate.wait())
         with gate.reached_here():
             synced(b)
@@ -215,10 +213,9 @@ def test_a_lost_shard_that_an_export_holds_delays_neither_syncs_nor_the_giving_u
         a, b, c = (log.create_topic(name) for name in "abc")
         for topic in (a, b, c):
             topic.append(b"v")
-        archiving, shard = log._parts.archiving, inside(a).shard(0)
-        assert archiving is not None and isinstance(shard, SegmentShard)
+        worker, shard = inside(log).workers.history, inside(a).segment()
         lost = [wal_of(a), wal_of(c)]
-        with running(lambda: archiving.alone_with(shard, lambda _: gate.wait())), gate.reached_here():
+        with running(lambda: worker.alone_with(shard, lambda _: gate.wait())), gate.reached_here():
             for wal in lost:
                 wal.fence("another directory has it")
             synced(b)

@@ -7,14 +7,19 @@ test does. Everything here is the log's own object, never a copy, and nothing is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeAlias, overload
+from typing import Generic, Self, TypeVar, overload
 
-from forebay.aio import AsyncLog
-from forebay.engines import OpenShard, SegmentEngine
+from forebay.aio import AsyncLog, AsyncTopic
+from forebay.appends.ticket import Ticket
+from forebay.appends.waiting import is_held, is_inside
+from forebay.disk import SystemDisk
+from forebay.engines import MemoryEngine, OpenShard, RocksEngine, SegmentEngine
 from forebay.engines.background import Background
-from forebay.metadata import MetadataStore
+from forebay.metadata import MetadataStore, Watch
+from forebay.progress import ProgressStore
 from forebay.shard import SegmentShard
 from forebay.shard.archive import Archive
 from forebay.shard.places import Places
@@ -23,31 +28,39 @@ from forebay.storage.background.history import HistoryWorker
 from forebay.storage.background.limits import LimitsWorker
 from forebay.storage.background.seal import SealWorker
 from forebay.storage.background.sync import SyncWorker
+from forebay.storage.definitions import Defined, Definitions
 from forebay.wal.log import Wal
 
-_Worker: TypeAlias = SyncWorker | SealWorker | HistoryWorker | LimitsWorker
+T = TypeVar("T")
+W = TypeVar("W", bound=SyncWorker | SealWorker | HistoryWorker | LimitsWorker)
 
 
 @overload
 def inside(opened: Storage | AsyncLog) -> InsideLog: ...
 @overload
-def inside(opened: Topic) -> InsideTopic: ...
-def inside(opened: Storage | AsyncLog | Topic) -> InsideLog | InsideTopic:
+def inside(opened: Topic | AsyncTopic) -> InsideTopic: ...
+def inside(opened: Storage | AsyncLog | Topic | AsyncTopic) -> InsideLog | InsideTopic:
     """Look behind the public names of an open log, or of one of its topics."""
-    if isinstance(opened, Topic):
-        return InsideTopic(opened)
-    return InsideLog(opened._log if isinstance(opened, AsyncLog) else opened)
+    match opened:
+        case Topic():
+            return InsideTopic(opened)
+        case AsyncTopic():
+            return InsideTopic(opened._topic)
+        case AsyncLog():
+            return InsideLog(opened._log)
+        case _:
+            return InsideLog(opened)
 
 
 class InsideTopic:
     """The shards of one topic. Asking for one opens it, as an append would."""
 
     def __init__(self, topic: Topic) -> None:
-        self._topic = topic
+        self.topic = topic
 
     def shard(self, partition: int = 0) -> OpenShard:
         """The shard of a partition, on whichever engine it is."""
-        return self._topic._shard(partition)
+        return self.topic._shard(partition)
 
     def segment(self, partition: int = 0) -> SegmentShard:
         """The shard of a partition of a topic on engine `segment`."""
@@ -63,40 +76,150 @@ class InsideTopic:
         """What exports the log of a partition and removes local copies."""
         return self.segment(partition).archive
 
+    def locks(self, partition: int = 0) -> dict[str, Callable[[], bool]]:
+        """Every lock of a shard on engine `segment`, by name: whether any thread holds it."""
+        shard = self.segment(partition)
+        return {
+            "committing": lambda: is_held(shard.wal.committing),
+            "queue": lambda: is_held(shard.wal.queue.lock),
+            "counting": shard._evicting._counting.locked,
+            "changing": lambda: is_held(shard.deletes._changing),
+            "working": shard.archive._working.locked,
+        }
+
+    def leave_queued(self) -> None:
+        """Commit nothing in the background that this handle queues, as if that thread had not come to it yet."""
+        self.topic._commit_soon = lambda _: None
+
+    def queue(self, value: bytes, ticket: Ticket, partition: int = 0) -> None:
+        """Queue a record as an append that waits does, without waiting; its outcome is the ticket's."""
+        entry = self.topic._entry(value, None, None, None, None, None, ticket)
+        self.topic._appender.one_soon(partition, entry)
+
+    def look_at_free_space(self, partition: int = 0) -> None:
+        """Have the next commit ask the disk how much room is left, however short ago that was asked."""
+        self.wal(partition)._space.due = float("-inf")
+
 
 class InsideLog:
     """The parts of an open log that a test may look at, and its background workers."""
 
     def __init__(self, log: Storage) -> None:
-        self._log = log
+        self.log = log
 
     @property
     def metadata(self) -> MetadataStore:
         """The metadata store that the log has open."""
-        return self._log._parts.metadata
+        return self.log._parts.metadata
+
+    @property
+    def definitions(self) -> Definitions:
+        """What the metadata store says of topics."""
+        return self.log._definitions
+
+    @property
+    def progress(self) -> ProgressStore:
+        """The stored cursors of readers and groups."""
+        return self.log._progress
 
     @property
     def places(self) -> Places:
         """Where history lies: the store, the files of loads, this directory."""
-        places = self._log._parts.places
+        places = self.log._parts.places
         assert places is not None, "a log in memory has no history"
         return places
 
     @property
+    def disk(self) -> SystemDisk:
+        """The disk that the log has made for itself."""
+        disk = self.log._parts.disk
+        assert disk is not None, "this log was given its disk, or has none"
+        return disk
+
+    @property
     def engine(self) -> SegmentEngine:
         """The segment engine of a log that this process owns."""
-        engine = self._log._parts.owned
+        engine = self.log._parts.owned
         assert engine is not None, "this log is in memory or read-only"
         return engine
 
     @property
+    def rocksdb(self) -> RocksEngine:
+        """The RocksDB engine of a log that this process owns."""
+        engine = self.log._parts.rocksdb
+        assert engine is not None, "this log is in memory or read-only"
+        return engine
+
+    @property
+    def memory(self) -> MemoryEngine:
+        """The engine of topics in memory."""
+        return self.log._parts.memory
+
+    @property
     def workers(self) -> InsideWorkers:
         """What works in the background, by name."""
-        return InsideWorkers(self._log)
+        return InsideWorkers(self.log)
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the log is closed, or a thread has begun to close it."""
+        return self.log._ended is not None
+
+    @property
+    def descriptors_max(self) -> int:
+        """How many files the log's own disk keeps open."""
+        return self.disk._descriptors.limit
+
+    @property
+    def changes(self) -> Watch | None:
+        """The watch on the definitions of topics, once the log follows them."""
+        return self.log._keeping._watch
+
+    def follow_changes(self) -> None:
+        """Go by what other processes have altered, if a look is due."""
+        self.log._keeping.hear()
+
+    def adopt(self, defined: Defined) -> None:
+        """Go by this definition of a topic, as by one that was just looked up."""
+        self.log._alterations.adopt(defined)
 
     def shards(self) -> list[OpenShard]:
         """Every shard that is open now."""
-        return self._log._shards.all()
+        return self.log._shards.all()
+
+    def give_up(self, shard: OpenShard) -> None:
+        """Have the next use of the shard open it once more. Its engine still has it."""
+        self.log._shards.let_go(shard.ref)
+
+    def lose_session(self) -> None:
+        """End the session that this process owns its shards by, as if its lease had run out."""
+        membership = self.log._parts.membership
+        assert membership is not None, "this log is in memory or read-only"
+        membership.session.close()
+
+    def entries(self) -> dict[str, int]:
+        """How many topics or shards each part of the log remembers."""
+        return {
+            "open shards": len(self.log._shards._opened),
+            "handles": len(self.log._alterations._handles),
+            "newest definitions": len(self.log._alterations._newest),
+            "attaching": len(self.log._loads._attaching),
+            "given up": len(self.engine._given_up),
+        }
+
+    def clear_moved(self) -> None:
+        """Do now what the history worker does now and then for shards that moved, and all else that is due."""
+        self.log._moves.on_moved()
+        self.workers.history.step()
+
+    def remove_late_objects(self) -> None:
+        """Remove what was left of deleted topics and is past its grace."""
+        self.log._deletions.sweep_late()
+
+    def sweep_handoff(self) -> None:
+        """Remove what unfinished seals have left where topics are handed over."""
+        assert self.log._chores is not None, "this log is in memory or read-only"
+        self.log._chores._sweep_handoff()
 
 
 class InsideWorkers:
@@ -106,37 +229,37 @@ class InsideWorkers:
         self._log = log
 
     @property
-    def sync(self) -> InsideWorker:
+    def sync(self) -> InsideSync:
         """Makes appends durable in the background."""
-        return InsideWorker(_running(self._log._parts.maintenance))
+        return InsideSync(_running(self._log._parts.maintenance))
 
     @property
-    def sealing(self) -> InsideWorker:
+    def sealing(self) -> InsideSeal:
         """Seals rotated files and heals failed logs."""
-        return InsideWorker(_running(self._log._parts.sealing))
+        return InsideSeal(_running(self._log._parts.sealing))
 
     @property
-    def history(self) -> InsideWorker:
+    def history(self) -> InsideHistory:
         """Exports, removes local copies, and does what is due now and then for the directory."""
-        return InsideWorker(_running(self._log._parts.archiving))
+        return InsideHistory(_running(self._log._parts.archiving))
 
     @property
-    def limits(self) -> InsideWorker:
+    def limits(self) -> InsideWorker[LimitsWorker]:
         """Ends records by caps, times to live and key compaction, and follows changes to topics."""
         return InsideWorker(self._log._keeping)
 
 
-class InsideWorker:
+class InsideWorker(Generic[W]):
     """One background worker, to be stepped by hand."""
 
-    def __init__(self, worker: _Worker) -> None:
+    def __init__(self, worker: W) -> None:
         self._worker = worker
 
     def step(self) -> None:
         """Do once, in the calling thread, what the worker's own thread does each time."""
         self._worker.step()
 
-    def take_over(self) -> None:
+    def take_over(self) -> Self:
         """End the worker's own thread: from now on it does only what a test steps."""
         worker = self._worker
         with worker._changed:
@@ -144,15 +267,100 @@ class InsideWorker:
             worker._changed.notify_all()
         worker._thread.join()
         worker._thread, worker._ended = Background("stepped by a test", lambda: None), False
+        return self
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Keep the worker's own thread from beginning a step meanwhile; the calling thread may step."""
-        assert not isinstance(self._worker, SealWorker), "take it over instead: it has no step that can be held up"
-        with self._worker._stepping:
+        with self._stepping:
             yield
 
+    def is_stepping_here(self) -> bool:
+        """Whether the calling thread is in the middle of a step."""
+        return is_inside(self._stepping)()
 
-def _running(worker: _Worker | None) -> _Worker:
+    @property
+    def _stepping(self) -> threading.RLock:
+        assert not isinstance(self._worker, SealWorker), "take it over instead: it has no step that can be held up"
+        return self._worker._stepping
+
+
+class InsideSync(InsideWorker[SyncWorker]):
+    """The worker of background syncs, and the shards that it looks after."""
+
+    def watch(self, shard: SegmentShard) -> None:
+        """Look after the shard, as after one that was opened."""
+        self._worker.watch(shard)
+
+    def watches(self, shard: OpenShard) -> bool:
+        """Whether it looks after this shard."""
+        return self._worker._watched.get(shard.ref.id) is shard
+
+    def forget(self, shard: OpenShard) -> None:
+        """Leave the shard alone, as one that was given up."""
+        self._worker.forget(shard.ref.id)
+
+    def ask(self, shard: SegmentShard) -> None:
+        """Look at the shard in the next step, whether or not it has said that there is work."""
+        self._worker._busy[shard.ref.id] = shard
+
+    def is_asked(self, shard: OpenShard) -> bool:
+        """Whether the next step looks at the shard."""
+        return shard.ref.id in self._worker._busy
+
+    def look_at_ages(self) -> None:
+        """Ask for the shards whose active file has reached its age, if it is time to look."""
+        self._worker._find_old()
+
+    def sync_together(self, shards: list[SegmentShard]) -> None:
+        """Sync the file system once, for all these shards."""
+        self._worker._sync_together(shards)
+
+
+class InsideSeal(InsideWorker[SealWorker]):
+    """The worker that seals rotated files and heals failed logs."""
+
+    def is_asked(self, shard: OpenShard) -> bool:
+        """Whether the shard waits for its turn."""
+        return shard in self._worker._asked.values()
+
+
+class InsideHistory(InsideWorker[HistoryWorker]):
+    """The worker that exports, and the shards whose history it makes."""
+
+    def notice(self, shard: SegmentShard) -> None:
+        """Say that the shard may have something to export."""
+        self._worker.notice(shard)
+
+    def is_asked(self, shard: OpenShard) -> bool:
+        """Whether the next step exports from the shard."""
+        return shard.ref.id in self._worker._behind
+
+    def watches(self, shard: OpenShard) -> bool:
+        """Whether it makes the history of this shard."""
+        return self._worker._watched.get(shard.ref.id) is shard
+
+    def forget(self, shard: OpenShard) -> None:
+        """Leave the shard alone, as one that is given up. Waits for work on it that is under way."""
+        self._worker.forget(shard.ref.id)
+
+    def alone_with(self, shard: SegmentShard, work: Callable[[SegmentShard], T]) -> T:
+        """Work on the shard as the worker does: a thread that gives it up waits."""
+        return self._worker.alone_with(shard, work)
+
+    def is_at(self, shard: OpenShard) -> bool:
+        """Whether the calling thread works on the shard, so that a thread that gives it up waits."""
+        return self._worker._at == (shard.ref.id, threading.get_ident())
+
+    def end(self) -> None:
+        """Stop for good: nothing is exported and no load is looked for."""
+        self._worker.end()
+
+    def replace_chores(self, chores: Callable[[], None]) -> None:
+        """Do this instead of what is due now and then for the directory as a whole."""
+        self._worker.chores = chores
+
+
+def _running(worker: W | None) -> W:
     assert worker is not None, "this log is in memory or read-only: it has no such worker"
     return worker
