@@ -11,7 +11,6 @@ from forebay.appends.ticket import Ticket
 from forebay.disk import Disk, replace_file
 from forebay.errors import Corrupt
 from forebay.format.batch import Columns, decode, encode_columns
-from forebay.format.frame import Kind
 from forebay.format.hashing import hash_bytes, hash_text
 from forebay.format.index import (
     FOOTER_BYTES,
@@ -23,14 +22,15 @@ from forebay.format.index import (
     read_sections,
 )
 from forebay.format.lookups import LookupSections
-from forebay.format.segment import HEADER_BYTES, index_name
+from forebay.format.scan import FrameTable
+from forebay.format.segment import index_name
 from forebay.sealed import INDEX_BYTES_FRONT, INDEX_BYTES_WHOLE, SealedSegment
 from forebay.settings import WalSettings
 from forebay.testing.disk import SimulatedDisk, SimulatedFile
 from forebay.topics import Durability
 from forebay.wal.files import LogFile, SealedFile
-from forebay.wal.scan import pieces_of
 from forebay.wal.sealing import index_of
+from forebay.wal.walk import DataFrames
 from tests.log.rig import Rig, Simulated, simulated
 
 KEY, TAG = SectionKind.KEY_POSTINGS, SectionKind.TAG_POSTINGS
@@ -136,14 +136,14 @@ def test_an_index_of_many_small_frames_is_that_of_each_by_itself() -> None:
     assert isinstance(log, LogFile)
     content = index_of(log)[0]
     rows, lookups = [], LookupSections(0)
-    for piece in pieces_of(log.file, log.salt_crc, HEADER_BYTES, log.limit):
-        assert piece.scan.is_table
-        for head, place in zip(piece.heads, piece.positions, strict=True):
-            if head.kind == Kind.DATA:
-                batch = decode(piece.buffer, place, head)
-                times = batch.timestamps().tolist()
-                rows.append((head.base, piece.origin + place, head.length, head.count, min(times), max(times)))
-                lookups.add(batch)
+    data = [step for step in log.walk() if isinstance(step, DataFrames)]
+    assert any(isinstance(step.frames, FrameTable) for step in data)
+    for step in data:
+        for head, place in step.each():
+            batch = decode(step.buffer, place, head)
+            times = batch.timestamps().tolist()
+            rows.append((head.base, step.origin + place, head.length, head.count, min(times), max(times)))
+            lookups.add(batch)
     assert len(rows) == 84
 
     decoded = decode_index(content)

@@ -46,6 +46,7 @@ from forebay.wal.retention import drop_file
 from forebay.wal.scan import LogScan
 from forebay.wal.survey import CHECKPOINT_NAME
 from forebay.wal.upkeep import Upkeep
+from forebay.wal.walk import Unreadable
 from forebay.wal.writer import Writer
 from tests.ledger import Ledger
 from tests.log.bombs import READERS, mined, stays_packed
@@ -262,10 +263,11 @@ def _without_reservation(state: State) -> State:
 
 
 def _cut_below_the_mark(patch: pytest.MonkeyPatch) -> None:
-    def always_torn(scan: LogScan, position: int, proof: int) -> None:
-        scan.torn_bytes = scan.size - position
+    def always_torn(scan: LogScan, place: Unreadable, proof: int) -> bool:
+        scan.torn_bytes = scan.size - place.byte
+        return False
 
-    patch.setattr(LogScan, "_beyond", always_torn)
+    patch.setattr(LogScan, "_steps_over", always_torn)
 
 
 def _short_write_counts(patch: pytest.MonkeyPatch) -> None:
@@ -358,8 +360,7 @@ def _stored_size_limited(patch: pytest.MonkeyPatch) -> None:
 
 
 def _marks_not_believed(patch: pytest.MonkeyPatch) -> None:
-    whole = LogScan._frames_behind
-    patch.setattr(LogScan, "_frames_behind", lambda scan, *arguments: (whole(scan, *arguments)[0], 0))
+    patch.setattr(LogScan, "_durable_behind", lambda *_: 0)
 
 
 def _retention_beyond_coverage(patch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,8 @@ from forebay.format.segment import COMPACTED, HEADER_BYTES, PARQUET_SUFFIX
 from forebay.records import Gap, Reason
 from forebay.sealed import ByteSource, SealedSegment, salt_crc_of
 from forebay.topics import shard_id
-from forebay.wal.scan import note_producers, note_state, pieces_of
+from forebay.wal.scan import note_producers, note_state
+from forebay.wal.walk import ControlFrame, DataFrames, Unreadable, walk
 
 
 class Sources(Protocol):
@@ -154,23 +155,32 @@ class _Rows:
         shift = 0 if source.header_start is None else source.start - source.header_start
         with closing(self._sources.segment(source)) as segment:
             self._note_gaps(segment, source)
-        tells = self._tells_window(source)
         with closing(self._sources.source(source)) as content:
             salt_crc = salt_crc_of(content, source.object_key)
-            for piece in pieces_of(content, salt_crc, HEADER_BYTES, source.bytes):
-                for head, position in zip(piece.heads, piece.positions, strict=True):
-                    if head.kind == Kind.STATE and tells:
-                        note_state(self._window, decode_state(piece.buffer, position, head))
-                    if head.kind != Kind.DATA:
-                        continue
-                    if tells:
-                        note_producers(self._window, head, piece.buffer, position)
-                    batch = decode(piece.buffer, position, head).moved(shift)
-                    rows = rows_of(batch, self._task.partition, runs_of(piece.buffer, position, head))
-                    # A sealed file may hold more than what of it is history.
-                    low, high = max(batch.base, source.start), min(batch.end, source.end)
-                    if low < high:
-                        yield pa.Table.from_batches([rows.slice(low - batch.base, high - low)])
+            start = source.start - shift
+            for step in walk(content, salt_crc, HEADER_BYTES, source.bytes, expected=start, end=source.end - shift):
+                match step:
+                    case DataFrames():
+                        yield from self._rows(source, step, shift)
+                    case ControlFrame():
+                        if step.head.kind == Kind.STATE and self._tells_window(source):
+                            note_state(self._window, decode_state(step.buffer, step.position, step.head))
+                    case Unreadable():
+                        raise Corrupt(
+                            f"{source.object_key} is {step.verdict.value} at byte {step.byte}: it is left as it is; "
+                            'run "forebay verify"'
+                        )
+
+    def _rows(self, source: SegmentDescriptor, data: DataFrames, shift: int) -> Iterator[pa.Table]:
+        """The rows of data frames, as far as they are history: a sealed file may hold more than that."""
+        for head, position in data.each():
+            if self._tells_window(source):
+                note_producers(self._window, head, data.buffer, position)
+            batch = decode(data.buffer, position, head).moved(shift)
+            rows = rows_of(batch, self._task.partition, runs_of(data.buffer, position, head))
+            low, high = max(batch.base, source.start), min(batch.end, source.end)
+            if low < high:
+                yield pa.Table.from_batches([rows.slice(low - batch.base, high - low)])
 
     def _tells_window(self, source: SegmentDescriptor) -> bool:
         """Whether this one tells what must be recognised as a repeat; it restates all that came before it."""

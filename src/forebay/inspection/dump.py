@@ -21,7 +21,7 @@ from forebay.format.checkpoint import Checkpoint, decode_checkpoint
 from forebay.format.checksum import salted
 from forebay.format.control import decode_delete, decode_floor, decode_gap, decode_mark, decode_state, reason_of
 from forebay.format.descriptor import Cur, SegmentDescriptor, ShardState
-from forebay.format.frame import HEADER, Codec, Column, FrameHead, Kind, Verdict, resync, runs_of
+from forebay.format.frame import Codec, Column, FrameHead, Kind, Verdict, runs_of
 from forebay.format.live import Live, decode_live
 from forebay.format.segment import (
     HEADER_BYTES,
@@ -34,11 +34,10 @@ from forebay.format.segment import (
 from forebay.format.value import decode_value
 from forebay.metadata import Entry
 from forebay.records import OFFSET_MAX, Gap, Record
-from forebay.sealed import FRAME_BYTES_LIMIT
 from forebay.storage.directory import MARKER
 from forebay.wal.live import LIVE_NAME
-from forebay.wal.scan import Piece, pieces_of
 from forebay.wal.survey import CHECKPOINT_NAME
+from forebay.wal.walk import ControlFrame, DataFrames, Unreadable, walk
 
 Item: TypeAlias = dict[str, Any]
 
@@ -161,31 +160,27 @@ def _segment(disk: Disk, path: str, *, records: bool) -> Iterator[Item]:
 
 
 def _frames(file: File, header: SegmentHeader, size: int, *, records: bool) -> Iterator[Item]:
-    position, expected, salt_crc = HEADER_BYTES, header.start, salted(header.salt)
-    while position < size:
-        verdict = Verdict.WHOLE
-        for piece in pieces_of(file, salt_crc, position, size):
-            for head, place in zip(piece.heads, piece.positions, strict=True):
-                yield from _frame(header, piece, head, place, records=records)
-                expected = max(expected, head.end)
-            position, verdict = piece.stop, piece.verdict
-        if verdict is Verdict.WHOLE:
-            return
-        rest = file.read_at(size - position, position)
-        found = resync(rest, 0, salt_crc, FRAME_BYTES_LIMIT, expected, OFFSET_MAX)
-        length = len(rest) if found is None else found
-        item: Item = {"kind": "not whole", "byte": position, "verdict": verdict.value, "bytes": length}
-        if found is not None:
-            item["resumes_at_offset"] = int(HEADER.unpack_from(rest, found)[0])
-        yield item
-        position += length
+    salt_crc = salted(header.salt)
+    for step in walk(file, salt_crc, HEADER_BYTES, size, expected=header.start, end=OFFSET_MAX):
+        match step:
+            case DataFrames():
+                for head, place in step.each():
+                    yield from _frame(header, step, head, place, records=records)
+            case ControlFrame():
+                yield from _frame(header, step, step.head, step.position, records=records)
+            case Unreadable():
+                item: Item = {"kind": "not whole", "byte": step.byte, "verdict": step.verdict.value}
+                item |= {"bytes": step.stop - step.byte}
+                yield item | ({"resumes_at_offset": step.gap.stop} if step.is_followed else {})
 
 
-def _frame(header: SegmentHeader, piece: Piece, head: FrameHead, place: int, *, records: bool) -> Iterator[Item]:
+def _frame(
+    header: SegmentHeader, step: DataFrames | ControlFrame, head: FrameHead, place: int, *, records: bool
+) -> Iterator[Item]:
     known = head.kind in set(Kind)
     item: Item = {
         "kind": Kind(head.kind).name.lower() if known else f"kind {head.kind}",
-        "byte": piece.origin + place,
+        "byte": step.origin + place,
         "bytes": head.length,
         "offset": head.base,
         "epoch": head.epoch,
@@ -199,21 +194,21 @@ def _frame(header: SegmentHeader, piece: Piece, head: FrameHead, place: int, *, 
             item |= {"end": head.end, "records": head.count, "codec": Codec(head.codec).name.lower()}
             item |= {"columns": columns} if columns else {}
             if head.run_count:
-                item["runs"] = [run._asdict() for run in runs_of(piece.buffer, place, head)]
-            batch = decode(piece.buffer, place, head) if records else None
+                item["runs"] = [run._asdict() for run in runs_of(step.buffer, place, head)]
+            batch = decode(step.buffer, place, head) if records else None
         elif head.kind == Kind.STATE:
-            item |= _plain(decode_state(piece.buffer, place, head))
+            item |= _plain(decode_state(step.buffer, place, head))
             item["window"] = [list(entry) for entry in item["window"]]
         elif head.kind == Kind.GAP:
-            item["gap"] = _gap(decode_gap(piece.buffer, place, head))
+            item["gap"] = _gap(decode_gap(step.buffer, place, head))
         elif head.kind == Kind.MARK:
-            item["clean"] = decode_mark(piece.buffer, place, head)
+            item["clean"] = decode_mark(step.buffer, place, head)
         elif head.kind == Kind.DELETE:
-            windows = list(decode_delete(piece.buffer, place, head).windows())
+            windows = list(decode_delete(step.buffer, place, head).windows())
             item["deletes"] = sum(len(bitmap) for _, bitmap in windows)
             item |= {"first": windows[0][0] + windows[0][1].min(), "last": windows[-1][0] + windows[-1][1].max()}
         elif head.kind == Kind.FLOOR:
-            floor = decode_floor(piece.buffer, place, head)
+            floor = decode_floor(step.buffer, place, head)
             item |= {"earliest": floor.earliest, "evict_floor": floor.evict_floor}
             item |= {"reason": floor.reason.name.lower()} if floor.reason is not None else {}
     except Corrupt as error:

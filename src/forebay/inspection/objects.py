@@ -203,7 +203,8 @@ class ObjectExam:
             return
         places = list(damaged_places(log))
         shift = descriptor.start - header.start
-        for byte, gap, verdict in places:
+        for place in places:
+            byte, gap, verdict = place.byte, place.gap, place.verdict
             copy.flaw = copy.flaw or f"the frame at byte {byte} is {verdict.value}"
             offsets = (gap.start + shift, gap.stop + shift)
             self._add(copy, f"the frame is {verdict.value}", byte=byte, offsets=offsets)

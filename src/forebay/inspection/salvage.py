@@ -20,8 +20,9 @@ from forebay.clock import SystemClock
 from forebay.disk import Disk, SystemDisk
 from forebay.errors import Conflict, Corrupt, Invalid, Moved, UnknownTopic, Unsupported, UnsupportedFormat
 from forebay.format.batch import Batch, decode
+from forebay.format.checksum import salted
 from forebay.format.descriptor import DescriptorKind
-from forebay.format.frame import Kind, Verdict
+from forebay.format.frame import FrameHead, Verdict
 from forebay.format.segment import (
     HEADER_BYTES,
     SEGMENT_SUFFIX,
@@ -31,7 +32,6 @@ from forebay.format.segment import (
 )
 from forebay.inspection.directory import Inspected, look, metadata_of
 from forebay.inspection.recorded import ShardHistory
-from forebay.inspection.segments import log_file
 from forebay.inspection.stores import Stores
 from forebay.records import EARLIEST, Gap, Headers, Position, Reason, Record
 from forebay.shard.places import is_local
@@ -41,7 +41,7 @@ from forebay.storage.directory import LogDirectory, is_owned
 from forebay.topics import Engine, TopicName, TopicSpec
 from forebay.wal.begin import ASIDE
 from forebay.wal.removing import KINDS, Removals
-from forebay.wal.scan import Piece, pieces_of
+from forebay.wal.walk import ControlFrame, DataFrames, Unreadable, walk
 
 ORIGIN = "forebay-origin-"
 _IDENTITY = ("topic-id", "partition", "offset", "epoch")
@@ -370,32 +370,37 @@ def _steps(disk: Disk, file: Remains) -> Iterator[Batch | Removals | Damaged]:
     if file.header is None:
         return
     with contextlib.closing(disk.open(file.path)) as opened:
-        size = opened.size()
-        log = log_file(opened, file.header, end=file.header.start, limit=size)
-        position, expected = file.begins, file.header.start
-        while position < size:
-            for piece in pieces_of(opened, log.salt_crc, position, size):
-                if piece.verdict is Verdict.NEWER:
-                    raise UnsupportedFormat(f"{file.path} has at byte {piece.stop} a frame of a newer version: upgrade")
-                yield from _decoded(piece)
-                position, expected = piece.stop, max(expected, piece.end)
-            if position < size:
-                resumed = log.damage(position, expected)[1]
-                yield Damaged(position, resumed - position)
-                position = resumed
+        size, start = opened.size(), file.header.start
+        for step in walk(opened, salted(file.header.salt), file.begins, size, expected=start, end=start):
+            match step:
+                case DataFrames():
+                    for head, place in step.each():
+                        yield _records_of(step, head, place)
+                case ControlFrame():
+                    if step.head.kind in KINDS:
+                        yield _removals_of(step)
+                case Unreadable():
+                    if step.verdict is Verdict.NEWER:
+                        raise UnsupportedFormat(
+                            f"{file.path} has at byte {step.byte} a frame of a newer version: upgrade"
+                        )
+                    yield Damaged(step.byte, step.stop - step.byte)
 
 
-def _decoded(piece: Piece) -> Iterator[Batch | Removals | Damaged]:
-    for head, place in zip(piece.heads, piece.positions, strict=True):
-        try:
-            if head.kind == Kind.DATA:
-                yield decode(piece.buffer, place, head)
-            elif head.kind in KINDS:
-                told = Removals()
-                told.take(head, piece.buffer, place)
-                yield told
-        except Corrupt:
-            yield Damaged(piece.origin + place, head.length)
+def _records_of(data: DataFrames, head: FrameHead, place: int) -> Batch | Damaged:
+    try:
+        return decode(data.buffer, place, head)
+    except Corrupt:
+        return Damaged(data.origin + place, head.length)
+
+
+def _removals_of(control: ControlFrame) -> Removals | Damaged:
+    told = Removals()
+    try:
+        told.take(control.head, control.buffer, control.position)
+    except Corrupt:
+        return Damaged(control.origin + control.position, control.head.length)
+    return told
 
 
 def _header_of_tail(disk: Disk, path: str, beside: Sequence[str], header_of: HeaderOf) -> SegmentHeader | None:

@@ -21,9 +21,10 @@ from forebay.format.segment import HEADER_BYTES, SegmentHeader, decode_header, i
 from forebay.inspection.findings import UPGRADE, Report, Severity
 from forebay.records import Gap, Reason
 from forebay.wal.files import LogFile
-from forebay.wal.scan import LogScan, pieces_of
+from forebay.wal.scan import LogScan
 from forebay.wal.sealing import index_of
 from forebay.wal.sparse import SparseIndex
+from forebay.wal.walk import Unreadable
 
 RESTORE = "restore the file from a backup; readers get this range reported as damaged"
 REPAIR = 'run "forebay repair"'
@@ -217,7 +218,8 @@ class SegmentExam:
         that are `lost`, by their bytes, it had been durable, and no copy of it is left.
         """
         found = []
-        for byte, gap, verdict in damaged_places(log):
+        for place in damaged_places(log):
+            byte, gap, verdict = place.byte, place.gap, place.verdict
             if verdict is Verdict.NEWER:
                 self._error("has a frame of a newer version", UPGRADE, byte=byte)
             elif byte in lost:
@@ -268,19 +270,9 @@ class SegmentExam:
         )
 
 
-def damaged_places(log: LogFile) -> Iterator[tuple[int, Gap, Verdict]]:
-    """Each place below the limit that holds no whole frame: its byte, the offsets it takes with it, and why."""
-    position, expected = HEADER_BYTES, log.start
-    while position < log.limit:
-        verdict = Verdict.WHOLE
-        for piece in pieces_of(log.file, log.salt_crc, position, log.limit):
-            expected = max([expected, *(head.end for head in piece.heads)])
-            position, verdict = piece.stop, piece.verdict
-        if verdict is Verdict.WHOLE:
-            return
-        gap, following = log.damage(position, expected)
-        yield position, gap, verdict
-        position, expected = following, gap.stop
+def damaged_places(log: LogFile) -> Iterator[Unreadable]:
+    """Each place below the limit that holds no whole frame."""
+    return (step for step in log.walk() if isinstance(step, Unreadable))
 
 
 def log_file(file: File, header: SegmentHeader, *, end: int, limit: int) -> LogFile:

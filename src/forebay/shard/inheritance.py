@@ -17,15 +17,16 @@ from forebay.catalog import ShardCatalog
 from forebay.errors import Corrupt
 from forebay.format.control import decode_state
 from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
-from forebay.format.frame import Kind, Verdict
+from forebay.format.frame import Kind
 from forebay.format.segment import HEADER_BYTES
 from forebay.records import Reason
 from forebay.sealed import ByteSource, salt_crc_of
 from forebay.settings import WalSettings
 from forebay.shard.places import Places
-from forebay.wal.scan import note_producers, note_state, pieces_of
+from forebay.wal.scan import note_producers, note_state
 from forebay.wal.sealing import Opening
 from forebay.wal.survey import Survey
+from forebay.wal.walk import ControlFrame, DataFrames, Unreadable, walk
 
 logger = logging.getLogger(__name__)
 
@@ -92,15 +93,17 @@ def _take(window: ProducerWindow, newest: SegmentDescriptor, places: Places) -> 
 
 def _walk(window: ProducerWindow, newest: SegmentDescriptor, source: ByteSource) -> None:
     salt_crc, opening = salt_crc_of(source, newest.object_key), Opening()
-    at, verdict = HEADER_BYTES, Verdict.WHOLE
-    for piece in pieces_of(source, salt_crc, HEADER_BYTES, newest.bytes):
-        for head, position in zip(piece.heads, piece.positions, strict=True):
-            if head.kind == Kind.DATA:
-                note_producers(window, head, piece.buffer, position)
-            elif head.kind == Kind.STATE:
-                state = decode_state(piece.buffer, position, head)
-                opening.take(state)
-                note_state(window, state)
-        at, verdict = piece.stop, piece.verdict
-    if verdict is not Verdict.WHOLE or not opening.is_whole:
-        raise Corrupt(f'{newest.object_key} is damaged at byte {at}: run "forebay repair"')
+    for step in walk(source, salt_crc, HEADER_BYTES, newest.bytes, expected=0, end=0):
+        match step:
+            case DataFrames():
+                for head, position in step.each():
+                    note_producers(window, head, step.buffer, position)
+            case ControlFrame():
+                if step.head.kind == Kind.STATE:
+                    state = decode_state(step.buffer, step.position, step.head)
+                    opening.take(state)
+                    note_state(window, state)
+            case Unreadable():
+                raise Corrupt(f'{newest.object_key} is damaged at byte {step.byte}: run "forebay repair"')
+    if not opening.is_whole:
+        raise Corrupt(f'{newest.object_key} has no whole state frame at its start: run "forebay repair"')

@@ -219,6 +219,8 @@ def acks_follow_syncs(trace: Trace) -> Iterator[Violation]:
                 pending = [entry for change in model.pending for entry in change.entries if entry.inode is not None]
                 if any(entry.name.endswith(".seg") for entry in pending):
                     yield Violation("I13", f"append {attempt} at {offset} was acknowledged before its name was synced")
+            case _:
+                pass
         model.apply(operation)
 
 
@@ -238,6 +240,8 @@ def promises_follow_syncs(trace: Trace) -> Iterator[Violation]:
                         yield Violation(
                             "I13", f"{end} is called durable, and a sync of {name} failed from offset {doubtful} on"
                         )
+            case _:
+                pass
         model.apply(operation)
 
 
@@ -266,6 +270,8 @@ def names_follow_bytes(trace: Trace) -> Iterator[Violation]:
                 for name in waiting.values():
                     yield Violation("I14", f"work went on before the name {name} was synced")
                 waiting.clear()
+            case _:
+                pass
         model.apply(operation)
 
 

@@ -24,9 +24,10 @@ from forebay.wal.active import ActiveFile
 from forebay.wal.files import FileList, LogFile, walked
 from forebay.wal.live import LIVE_NAME, LiveFile, read_live
 from forebay.wal.log import Wal
-from forebay.wal.scan import CHUNK_BYTES, LogScan
+from forebay.wal.scan import LogScan
 from forebay.wal.skipping import skip_to_history
 from forebay.wal.survey import CHECKPOINT_NAME, TEMPORARY_SUFFIX, Survey
+from forebay.wal.walk import CHUNK_BYTES
 from forebay.wal.writer import ShardPlace, Writer
 
 logger = logging.getLogger(__name__)

@@ -19,18 +19,18 @@ from forebay.format import index as index_format
 from forebay.format.batch import Batch, decode
 from forebay.format.checksum import salted
 from forebay.format.control import decode_gap
-from forebay.format.frame import HEADER, Kind, Verdict, resync
+from forebay.format.frame import Kind, Verdict
 from forebay.format.hashing import Places
 from forebay.format.index import SectionKind
 from forebay.format.lookups import HeldPostings
 from forebay.format.scan import FrameTable
 from forebay.format.segment import HEADER_BYTES, SegmentHeader, index_name
-from forebay.format.stretch import batches_of
 from forebay.pages import Page
 from forebay.records import Gap, Reason
-from forebay.sealed import FRAME_BYTES_LIMIT, UNREADABLE, Gathered, SealedSegment, first_at_time
-from forebay.wal.scan import CHUNK_BYTES, OFFSETS_AHEAD, LogScan, Piece, is_bare, pieces_of
+from forebay.sealed import UNREADABLE, Gathered, SealedSegment, first_at_time
+from forebay.wal.scan import LogScan, is_bare
 from forebay.wal.sparse import SparseIndex
+from forebay.wal.walk import CHUNK_BYTES, ControlFrame, DataFrames, Step, Unreadable, walk
 
 READ_BYTES = 1024 * 1024
 READ_BYTES_MIN = 4096
@@ -64,7 +64,7 @@ class LogFile:
         self.index = index
         self.gaps = gaps
         self.frames = frames
-        """Data frames below `limit`."""
+        """DataFrames frames below `limit`."""
         self.end = end
         self.limit = limit
         """Readers see frames below this byte only."""
@@ -102,11 +102,19 @@ class LogFile:
         position = self.index.position_of(offset) or HEADER_BYTES
         gathered = Gathered(offset, bytes_max)
         chunk_bytes = max(READ_BYTES_MIN, min(bytes_max, READ_BYTES))
-        for step in self._steps(position, limit, chunk_bytes):
-            if isinstance(step, Gap):
-                gathered.hole(step)
-            elif _take(gathered, step) or (not gathered.is_empty and gathered.left < bytes_max // 4):
-                # About full: what else would be read and checked now would have to be again for the next page.
+        for step in self.walk(position, limit, chunk_bytes):
+            match step:
+                case DataFrames():
+                    if _fills(gathered, step):
+                        return gathered.page()
+                case ControlFrame():
+                    if step.head.kind == Kind.GAP:
+                        gathered.hole(decode_gap(step.buffer, step.position, step.head))
+                case Unreadable():
+                    gathered.hole(step.gap)
+                    continue
+            if step.ends_read and not gathered.is_empty and gathered.left < bytes_max // 4:
+                # About full: the next page would have to read and check again what is read and checked now.
                 return gathered.page()
         # Behind the last whole frame only damage can stand: the file is known to have reached further.
         gathered.hole(Gap(gathered.next, end, Reason.DAMAGED))
@@ -125,7 +133,7 @@ class LogFile:
         """The damaged range that covers `offset`; `None` if its record can be read, or was none."""
         if not self._is_damaged(offset):
             return None
-        found = [step for step in self._steps(HEADER_BYTES, self.limit) if isinstance(step, Gap)]
+        found = [step.gap for step in self.walk() if isinstance(step, Unreadable)]
         found += [gap for gap in self.gaps if gap.reason is Reason.DAMAGED]
         return next((gap for gap in found if gap.start <= offset < gap.stop), None)
 
@@ -179,12 +187,15 @@ class LogFile:
         if held.end < end:
             missed = self._unposted.setdefault(kind, [])
             position = self.index.position_of(held.end) or HEADER_BYTES
-            for step in self._steps(position, limit):
-                if isinstance(step, Gap):
-                    missed += [step] if step.stop > step.start else []
-                    continue
-                for batch in _stretched(step):
-                    held.add(batch)
+            for step in self.walk(position, limit):
+                match step:
+                    case DataFrames():
+                        for batch, _ in step.batches():
+                            held.add(batch)
+                    case ControlFrame():
+                        pass
+                    case Unreadable():
+                        missed += [step.gap] if step.gap.stop > step.gap.start else []
             # Behind the last record there may be a hole.
             held.end = max(held.end, end)
         return held
@@ -192,73 +203,43 @@ class LogFile:
     def _is_damaged(self, offset: int) -> bool:
         return any(gap.reason is Reason.DAMAGED and gap.start <= offset for gap in self.read(offset, 1).events)
 
-    def _steps(self, position: int, limit: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Piece | Gap]:
-        """The frames of `[position, limit)` and, where some are not whole, the damaged ranges between them."""
-        expected = self.start
-        while position < limit:
-            for piece in pieces_of(self.file, self.salt_crc, position, limit, chunk_bytes):
-                yield piece
-                position = piece.stop
-                expected = max(expected, piece.end)
-            if position < limit:
-                gap, position = self.damage(position, expected)
-                yield gap
+    def walk(
+        self, start: int = HEADER_BYTES, limit: int | None = None, chunk_bytes: int = CHUNK_BYTES
+    ) -> Iterator[Step]:
+        """The file from byte `start` on, up to `limit`: unless given, up to what readers see."""
+        # In this order: a file that grows meanwhile has moved its limit before its end.
+        end = self.end
+        stop = self.limit if limit is None else limit
+        return walk(self.file, self.salt_crc, start, stop, expected=self.start, end=end, chunk_bytes=chunk_bytes)
 
     def _batches(self, position: int, limit: int) -> Iterator[tuple[Batch, int]]:
         """The records of `[position, limit)` with the place of each frame."""
-        for step in self._steps(position, limit):
-            if not isinstance(step, Gap):
-                yield from _batches(step)
+        for step in self.walk(position, limit):
+            match step:
+                case DataFrames():
+                    for head, at in step.each():
+                        yield decode(step.buffer, at, head), step.origin + at
+                case ControlFrame() | Unreadable():
+                    # Neither has records that a look-up by time could find.
+                    pass
 
     def close(self) -> None:
         """Give the descriptor back."""
         self.file.close()
 
-    def damage(self, position: int, expected: int) -> tuple[Gap, int]:
-        """The damaged range that begins at a bad place, and the byte where whole frames go on."""
-        limit, end = self.limit, self.end
-        buffer = self.file.read_at(limit - position, position)
-        bound = max(end, expected) + OFFSETS_AHEAD
-        found = resync(buffer, 0, self.salt_crc, FRAME_BYTES_LIMIT, expected, bound)
-        if found is None:
-            return Gap(expected, max(end, expected), Reason.DAMAGED), limit
-        return Gap(expected, int(HEADER.unpack_from(buffer, found)[0]), Reason.DAMAGED), position + found
 
-
-def _batches(piece: Piece) -> list[tuple[Batch, int]]:
-    return [
-        (decode(piece.buffer, position, head), piece.origin + position)
-        for head, position in zip(piece.heads, piece.positions, strict=True)
-        if head.kind == Kind.DATA
-    ]
-
-
-def _stretched(piece: Piece) -> Iterator[Batch]:
-    """The records of a piece, in few batches."""
-    for part in piece.parts():
-        if isinstance(part, FrameTable):
-            yield from (batch for batch, _ in batches_of(piece.buffer, part))
-        elif part[0].kind == Kind.DATA:
-            yield decode(piece.buffer, part[1], part[0])
-
-
-def _take(gathered: Gathered, piece: Piece) -> bool:
-    """Add the frames of a piece to a page; true once the page is full."""
-    for part in piece.parts():
-        if isinstance(part, FrameTable):
-            for batch, length in batches_of(piece.buffer, part):
-                if batch.end > gathered.next:
-                    if not gathered.is_empty and gathered.left < length:
-                        return True
-                    gathered.add(batch, length)
-            continue
-        head, position = part
-        if head.kind == Kind.DATA and head.base + head.count > gathered.next:
-            if not gathered.is_empty and gathered.left < head.length:
+def _fills(gathered: Gathered, data: DataFrames) -> bool:
+    """Add the records to a page; true once the page is full."""
+    if data.end <= gathered.next:
+        return False
+    if not (gathered.is_empty or isinstance(data.frames, FrameTable)) and gathered.left < data.frames.length:
+        # Not even decoded.
+        return True
+    for batch, length in data.batches():
+        if batch.end > gathered.next:
+            if not gathered.is_empty and gathered.left < length:
                 return True
-            gathered.add(decode(piece.buffer, position, head), head.length)
-        elif head.kind == Kind.GAP:
-            gathered.hole(decode_gap(piece.buffer, position, head))
+            gathered.add(batch, length)
     return False
 
 

@@ -14,14 +14,13 @@ from forebay.appends.producer_window import ProducerWindow
 from forebay.disk import Disk, File, write_all
 from forebay.errors import Corrupt
 from forebay.format.control import encode_gap
-from forebay.format.frame import HEADER, Verdict, resync
 from forebay.format.segment import HEADER_BYTES
 from forebay.records import Gap, Reason
-from forebay.sealed import FRAME_BYTES_LIMIT
 from forebay.wal.active import ActiveFile
 from forebay.wal.cache import TailCache
 from forebay.wal.files import FileList
-from forebay.wal.scan import OFFSETS_AHEAD, LogScan, pieces_of
+from forebay.wal.scan import LogScan
+from forebay.wal.walk import CHUNK_BYTES, ControlFrame, DataFrames, Unreadable, walk
 from forebay.wal.writer import Writer
 
 TEMPORARY = ".healing.tmp"
@@ -63,11 +62,15 @@ def rebuild(writer: Writer, files: FileList, cache: TailCache, head: int) -> Pro
 
 def _copy(disk: Disk, old: ActiveFile, copy: File, cache: TailCache, head: int, writer: Writer) -> None:
     source = disk.open(old.path)
+    waiting, position = bytearray(), 0
     try:
-        position = 0
         for data in _frames(source, old, cache, head, writer):
-            write_all(copy, data, position)
-            position += len(data)
+            waiting += data
+            if len(waiting) >= CHUNK_BYTES:
+                write_all(copy, waiting, position)
+                position += len(waiting)
+                waiting = bytearray()
+        write_all(copy, waiting, position)
     finally:
         source.close()
 
@@ -81,28 +84,12 @@ def _frames(source: File, old: ActiveFile, cache: TailCache, head: int, writer: 
 
 
 def _published(source: File, old: ActiveFile, cache: TailCache, head: int, writer: Writer) -> Iterator[bytes]:
-    position, expected = HEADER_BYTES, old.start
-    while position < old.limit:
-        for piece in pieces_of(source, old.salt_crc, position, old.limit):
-            yield piece.buffer[: piece.stop - piece.origin]
-            position = piece.stop
-            expected = max([expected, *(frame.end for frame in piece.heads)])
-            if piece.verdict is not Verdict.WHOLE:
-                break
-        else:
-            return
-        position, found = _behind(source, old, position, expected, head)
-        yield from _missing(old, cache, expected, found, writer)
-        expected = found
-
-
-def _behind(source: File, old: ActiveFile, position: int, expected: int, head: int) -> tuple[int, int]:
-    """Where whole frames go on behind a bad place: (byte, offset); the end if none do."""
-    buffer = source.read_at(old.limit - position, position)
-    found = resync(buffer, 0, old.salt_crc, FRAME_BYTES_LIMIT, expected, head + OFFSETS_AHEAD)
-    if found is None:
-        return old.limit, head
-    return position + found, int(HEADER.unpack_from(buffer, found)[0])
+    for step in walk(source, old.salt_crc, HEADER_BYTES, old.limit, expected=old.start, end=head):
+        match step:
+            case DataFrames() | ControlFrame():
+                yield step.raw
+            case Unreadable(gap=gap):
+                yield from _missing(old, cache, gap.start, gap.stop, writer)
 
 
 def _missing(old: ActiveFile, cache: TailCache, start: int, stop: int, writer: Writer) -> Iterator[bytes]:

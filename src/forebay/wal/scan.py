@@ -1,4 +1,4 @@
-"""What stands in a log file? Walk its frames from the front and tell facts; change nothing.
+"""Gathers the facts of one log file in one walk, for recovery and for readers; changes nothing.
 
 Knows frames and files; decides nothing but "torn or damaged": the log ends at the first frame that
 is not whole, unless something further on proves that this place had been durable. Then it is damage,
@@ -7,9 +7,7 @@ which is named and stepped over, never cut.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -19,85 +17,15 @@ from forebay.errors import Corrupt, UnsupportedFormat
 from forebay.format.checkpoint import CleanFile
 from forebay.format.checksum import salted
 from forebay.format.control import State, WindowEntry, decode_gap, decode_mark, decode_state
-from forebay.format.frame import HEADER, FrameHead, Kind, Scan, Verdict, resync, runs_of, scan_frames
+from forebay.format.frame import FrameHead, Kind, Verdict, runs_of, scan_frames
 from forebay.format.scan import FrameTable
 from forebay.format.segment import HEADER_BYTES, SegmentHeader
-from forebay.records import OFFSET_MAX, Bytes, Gap, Reason
-from forebay.sealed import FRAME_BYTES_LIMIT, ByteSource
+from forebay.records import Bytes, Gap, Reason
+from forebay.sealed import FRAME_BYTES_LIMIT
 from forebay.wal.blind import Blind, Told, has_clean_mark, is_told
 from forebay.wal.removing import KINDS, Removals
 from forebay.wal.sparse import SparseIndex
-
-CHUNK_BYTES = 4 * 1024 * 1024
-OFFSETS_AHEAD = 2**33
-"""How far above the expected offset a frame behind a damaged place may lie."""
-
-
-class Piece(NamedTuple):
-    """Whole frames read together. `positions` are in `buffer`, which begins at byte `origin` of the file."""
-
-    buffer: bytes
-    origin: int
-    scan: Scan
-    stop: int
-    """The byte of the file behind the last whole frame."""
-    verdict: Verdict
-    """What stands there; `WHOLE` if the end was reached or more pieces follow."""
-
-    @property
-    def heads(self) -> list[FrameHead]:
-        return self.scan.heads
-
-    @property
-    def positions(self) -> list[int]:
-        return self.scan.positions
-
-    @property
-    def end(self) -> int:
-        """The offset behind all frames; 0 without any."""
-        if self.scan.is_table:
-            table = self.scan.table
-            return int((table.base.view(np.int64) + table.count).max(initial=0))
-        return max((head.end for head in self.scan.heads), default=0)
-
-    def parts(self) -> Iterator[FrameTable | tuple[FrameHead, int]]:
-        """Everything in order: many data frames without producers as a table, any other as head and position."""
-        if not self.scan.is_table:
-            yield from zip(self.scan.heads, self.scan.positions, strict=True)
-            return
-        table = self.scan.table
-        plain = (table.kind == int(Kind.DATA)) & (table.run_count == 0)
-        edges: list[int] = (np.flatnonzero(plain[1:] != plain[:-1]) + 1).tolist()
-        for first, stop in pairwise([0, *edges, len(plain)]):
-            rows = FrameTable(*[field[first:stop] for field in table])
-            if stop > first and plain[first]:
-                yield rows
-                continue
-            for position, *head in zip(*[field.tolist() for field in rows], strict=True):
-                yield FrameHead(*head), position
-
-
-def pieces_of(
-    file: ByteSource, salt_crc: int, start: int, stop: int, chunk_bytes: int = CHUNK_BYTES
-) -> Iterator[Piece]:
-    """The frames of `[start, stop)` in bounded pieces, up to the first place that is not whole."""
-    position, want = start, chunk_bytes
-    while position < stop:
-        buffer = bytes(file.read_at(min(want, stop - position), position))
-        scan = scan_frames(buffer, 0, salt_crc, FRAME_BYTES_LIMIT)
-        # A file may be shorter than it should be: then no larger read gives more.
-        ended = len(buffer) < want or position + want >= stop
-        if scan.verdict is Verdict.TORN and not ended:
-            if not scan.stop:
-                want *= 2
-                continue
-            yield Piece(buffer, position, scan, position + scan.stop, Verdict.WHOLE)
-        else:
-            verdict = Verdict.TORN if not buffer else scan.verdict
-            yield Piece(buffer, position, scan, position + scan.stop, verdict)
-            if verdict is not Verdict.WHOLE:
-                return
-        position, want = position + scan.stop, chunk_bytes
+from forebay.wal.walk import ControlFrame, DataFrames, Unreadable, walk
 
 
 def note_producers(window: ProducerWindow, head: FrameHead, buffer: Bytes, position: int) -> None:
@@ -171,24 +99,22 @@ class LogScan:
 
         `proof` is an offset known from elsewhere to have been durable.
         """
-        self.size = size
-        position = self.stop = max(self.stop, HEADER_BYTES)
-        while position < size:
-            verdict = Verdict.WHOLE
-            for piece in pieces_of(self.file, self._salt_crc, position, size):
-                self._take(piece)
-                if on_bytes is not None:
-                    on_bytes(piece.stop - position)
-                position, verdict = piece.stop, piece.verdict
-            self.stop = position
-            if verdict is Verdict.WHOLE:
-                break
-            if verdict is Verdict.NEWER:
-                raise UnsupportedFormat(f"{self.file.path} has at byte {position} a frame of a newer version: upgrade")
-            resumed = self._beyond(position, proof)
-            if resumed is None:
-                return
-            position = resumed
+        self.size, self.stop = size, max(self.stop, HEADER_BYTES)
+        end = max(self.end, self.reserved_end)
+        for step in walk(self.file, self._salt_crc, self.stop, size, expected=self.end, end=end):
+            match step:
+                case DataFrames():
+                    self._take_data(step)
+                case ControlFrame():
+                    self._take_frame(step)
+                case Unreadable():
+                    if not self._steps_over(step, proof):
+                        return
+                    self.stop = step.stop
+                    continue
+            if on_bytes is not None:
+                on_bytes(step.stop - self.stop)
+            self.stop = step.stop
         if self.end < proof:
             self._end_at(proof)
 
@@ -208,21 +134,21 @@ class LogScan:
         self.stop = self.size = position
         self.clean = self.closed = True
 
-    def _take(self, piece: Piece) -> None:
-        buffer, origin = piece.buffer, piece.origin
-        for part in piece.parts():
-            if isinstance(part, FrameTable):
-                self._take_table(part, origin)
-                self._told.copies.clear()
-                continue
-            head, position = part
-            self._told.take(head, buffer, position)
-            self.clean = self.clean and head.kind in KINDS
-            if head.kind == Kind.DATA:
-                self._take_records(head, origin + position, buffer, position)
-            else:
-                self._take_control(head, buffer, position)
-            self.durable = max(self.durable, head.durable)
+    def _take_data(self, data: DataFrames) -> None:
+        self._told.copies.clear()
+        self.clean = self.closed = False
+        if isinstance(data.frames, FrameTable):
+            self._take_table(data.frames, data.origin)
+        else:
+            self._take_records(data.frames, data.origin + data.position, data.buffer, data.position)
+        self.durable = max(self.durable, data.durable)
+
+    def _take_frame(self, control: ControlFrame) -> None:
+        head, buffer, position = control.head, control.buffer, control.position
+        self._told.take(head, buffer, position)
+        self.clean = self.clean and head.kind in KINDS
+        self._take_control(head, buffer, position)
+        self.durable = max(self.durable, head.durable)
 
     def _take_table(self, table: FrameTable, origin: int) -> None:
         """Many small frames without producers."""
@@ -234,9 +160,7 @@ class LogScan:
             raise self._contradiction(origin + int(table.position[row]), int(bases[row]), int(expected[row]))
         self.index.add_many(bases, table.position + origin)
         self.frames += len(bases)
-        self.clean = self.closed = False
         self.end = int(ends[-1])
-        self.durable = max(self.durable, int(table.durable.max()))
 
     def _contradiction(self, place: int, found: int, expected: int) -> Corrupt:
         return Corrupt(
@@ -250,7 +174,6 @@ class LogScan:
         self.index.add(head.base, place, None)
         note_producers(self.window, head, buffer, position)
         self.frames += 1
-        self.closed = False
         self.end = head.base + head.count
 
     def _take_control(self, head: FrameHead, buffer: bytes, position: int) -> None:
@@ -273,35 +196,36 @@ class LogScan:
         elif head.kind in KINDS:
             self.removals.take(head, buffer, position)
 
-    def _beyond(self, position: int, proof: int) -> int | None:
-        """A place that is not whole: `None` if the log ends there, else where it goes on behind the damage."""
-        buffer = self.file.read_at(self.size - position, position)
+    def _steps_over(self, place: Unreadable, proof: int) -> bool:
+        """Whether the log goes on behind a place that is not whole; else it ends there, torn or damaged."""
+        if place.verdict is Verdict.NEWER:
+            raise self._newer(place.byte)
         expected = self.end
-        found, proven = self._frames_behind(buffer, expected)
-        if found is not None and HEADER.unpack_from(buffer, found)[0] == expected:
+        proven = max(self._durable_behind(place), proof)
+        if place.is_followed and place.gap.stop == expected:
             # No offset is missing: a frame without records was lost, such as a mark whose sync failed.
-            self._note_blind(position, buffer, found, is_proven=max(proven, proof) > expected)
-            return position + found
-        if max(proven, proof) <= expected:
+            self._note_blind(place, is_proven=proven > expected)
+            return True
+        if proven <= expected:
             # Right behind a clean mark this is still a clean stop: no record follows one before it is taken back.
-            self.torn_bytes = self.size - position
-            return None
+            self.torn_bytes = self.size - place.byte
+            return False
         self.clean = False
-        if found is None:
+        if not place.is_followed:
             self._end_at(proof)
-            return None
-        base = HEADER.unpack_from(buffer, found)[0]
-        if base > expected:
-            self.gaps.append(Gap(expected, base, Reason.DAMAGED))
-            self.window.lose()
-        self.end = base
-        return position + found
+            return False
+        self.gaps.append(place.gap)
+        self.window.lose()
+        self.end = place.gap.stop
+        return True
 
-    def _note_blind(self, position: int, buffer: Bytes, found: int, *, is_proven: bool) -> None:
-        behind = scan_frames(buffer, found, self._salt_crc, FRAME_BYTES_LIMIT)
-        if not is_told(self._told.copies, buffer, behind):
-            proven = is_proven or has_clean_mark(buffer, behind)
-            self.blind.append(Blind(position, found, self.end, proven))
+    def _note_blind(self, place: Unreadable, *, is_proven: bool) -> None:
+        lost = place.stop - place.byte
+        rest = self.file.read_at(self.size - place.byte, place.byte)
+        behind = scan_frames(rest, lost, self._salt_crc, FRAME_BYTES_LIMIT)
+        if not is_told(self._told.copies, rest, behind):
+            proven = is_proven or has_clean_mark(rest, behind)
+            self.blind.append(Blind(place.byte, lost, self.end, proven))
         self._told.copies.clear()
 
     def _end_at(self, proof: int) -> None:
@@ -312,16 +236,22 @@ class LogScan:
         self.ends_damaged = True
         self.clean = False
 
-    def _frames_behind(self, buffer: bytes, expected: int) -> tuple[int | None, int]:
-        """The first whole frame behind the start of `buffer`, and the highest durable mark of all that follow."""
-        bound = min(OFFSET_MAX, max(self.reserved_end, expected) + OFFSETS_AHEAD)
-        first: int | None = None
-        place, proven = 0, 0
-        while (found := resync(buffer, place, self._salt_crc, FRAME_BYTES_LIMIT, expected, bound)) is not None:
-            first = found if first is None else first
-            scan = scan_frames(buffer, found, self._salt_crc, FRAME_BYTES_LIMIT)
-            if not scan.heads:
-                raise UnsupportedFormat(f"{self.file.path} has a frame of a newer version: upgrade")
-            proven = max([proven, *(head.durable for head in scan.heads)])
-            place = scan.stop
-        return first, proven
+    def _durable_behind(self, place: Unreadable) -> int:
+        """The highest durable mark of all frames behind a place that is not whole; 0 without any."""
+        if not place.is_followed:
+            return 0
+        proven, end = 0, max(self.end, self.reserved_end)
+        for step in walk(self.file, self._salt_crc, place.stop, self.size, expected=self.end, end=end):
+            match step:
+                case DataFrames():
+                    proven = max(proven, step.durable)
+                case ControlFrame():
+                    proven = max(proven, step.head.durable)
+                case Unreadable():
+                    # The walk proper comes to it later; a frame that it cannot judge proves nothing.
+                    if step.verdict is Verdict.NEWER:
+                        raise self._newer(step.byte)
+        return proven
+
+    def _newer(self, byte: int) -> UnsupportedFormat:
+        return UnsupportedFormat(f"{self.file.path} has at byte {byte} a frame of a newer version: upgrade")

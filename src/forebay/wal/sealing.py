@@ -17,18 +17,18 @@ from forebay.format import index as index_format
 from forebay.format.batch import Batch, decode, encode_data_frame, merge
 from forebay.format.checksum import ContentHash, crc32
 from forebay.format.control import State, decode_gap, decode_state
-from forebay.format.frame import FrameHead, Kind, Verdict, read_frame, runs_of
+from forebay.format.frame import Kind, Verdict, read_frame
 from forebay.format.lookups import LookupSections
 from forebay.format.scan import FrameTable
 from forebay.format.segment import HEADER_BYTES, decode_header, encode_header, index_name
-from forebay.format.stretch import batches_of
 from forebay.format.times import timed
 from forebay.records import Gap, Reason, Run
 from forebay.sealed import FRAME_BYTES_LIMIT
 from forebay.settings import WalSettings
 from forebay.wal.cache import CachedFrame
 from forebay.wal.files import LogFile, SealedFile, walked
-from forebay.wal.scan import LogScan, pieces_of
+from forebay.wal.scan import LogScan
+from forebay.wal.walk import ControlFrame, DataFrames, Unreadable
 
 TEMPORARY = ".reframing.tmp"
 PLACES_MAX = 8
@@ -184,23 +184,18 @@ class _Group:
 
     def frames_of(self, log: LogFile, copies: Copies) -> Iterator[bytes]:
         """The frames of the new file, in order. Marks go: a sealed file is durable as a whole."""
-        position, expected = HEADER_BYTES, log.start
-        while position < log.limit:
-            for piece in pieces_of(log.file, log.salt_crc, position, log.limit, self._bytes_max):
-                for part in piece.parts():
-                    if isinstance(part, FrameTable):
-                        yield from self._add_table(piece.buffer, part)
-                    else:
-                        yield from self._add_frame(*part, piece.buffer)
-                position, expected = piece.stop, max(expected, piece.end)
-            if position < log.limit:
-                gap, resumed = log.damage(position, expected)
-                frames = copies(gap.start, gap.stop) if gap.stop > gap.start else ()
-                if not frames:
-                    raise Corrupt(f"{log.path} is damaged at {Damage(position, gap)}: it is not rewritten")
-                for frame in frames:
-                    yield from self._add_copy(frame)
-                position, expected = resumed, gap.stop
+        for step in log.walk(chunk_bytes=self._bytes_max):
+            match step:
+                case DataFrames():
+                    yield from self._add_data(step)
+                case ControlFrame():
+                    yield from self._add_control(step)
+                case Unreadable(gap=gap):
+                    frames = copies(gap.start, gap.stop) if gap.stop > gap.start else ()
+                    if not frames:
+                        raise Corrupt(f"{log.path} is damaged at {Damage(step.byte, gap)}: it is not rewritten")
+                    for frame in frames:
+                        yield from self._add_copy(frame)
         if self._batches:
             yield self._flush()
 
@@ -208,31 +203,24 @@ class _Group:
         head = read_frame(frame.data, 0, self._salt_crc, FRAME_BYTES_LIMIT)
         if isinstance(head, Verdict):
             raise Corrupt(f"the copy in memory of offsets [{frame.base}, {frame.end}) is of another file")
-        yield from self._add_frame(head, 0, frame.data)
+        yield from self._add_data(DataFrames(frame.data, 0, 0, head, ends_read=True))
 
-    def _add_frame(self, head: FrameHead, position: int, buffer: bytes) -> Iterator[bytes]:
-        if head.kind == Kind.DATA:
-            if self._is_full(head.length, head.epoch):
+    def _add_data(self, data: DataFrames) -> Iterator[bytes]:
+        for batch, length in data.batches():
+            if self._is_full(length, batch.epoch):
                 yield self._flush()
-            runs = runs_of(buffer, position, head) or [Run(head.count, 0, 0)]
-            self._add(decode(buffer, position, head), head.length, head.durable, runs)
-        elif head.kind != Kind.MARK:
+            self._add(batch, length, data.durable, data.runs() or [Run(batch.count, 0, 0)])
+
+    def _add_control(self, control: ControlFrame) -> Iterator[bytes]:
+        if control.head.kind != Kind.MARK:
             if self._batches:
                 yield self._flush()
-            yield buffer[position : position + head.length]
+            yield control.raw
 
     def _is_full(self, length: int, epoch: int) -> bool:
         if not self._batches:
             return False
         return self._bytes + length > self._bytes_max or self._batches[-1].epoch != epoch
-
-    def _add_table(self, buffer: bytes, table: FrameTable) -> Iterator[bytes]:
-        """Many small frames without producers."""
-        durable = int(table.durable[-1])
-        for batch, length in batches_of(buffer, table):
-            if self._is_full(length, batch.epoch):
-                yield self._flush()
-            self._add(batch, length, durable, [Run(batch.count, 0, 0)])
 
     def _add(self, batch: Batch, length: int, durable: int, runs: Iterable[Run]) -> None:
         self._batches.append(batch)
@@ -274,26 +262,35 @@ class _Walk:
         self.epoch_max = 0
         self.appended_max = 0
 
-    def take(self, head: FrameHead, buffer: bytes, position: int, place: int) -> None:
-        """Note one frame, which begins at byte `place` of the file."""
+    def take_control(self, control: ControlFrame) -> None:
+        """Note one frame without records."""
+        head, buffer, position = control.head, control.buffer, control.position
         self.epoch_max = max(self.epoch_max, head.epoch)
         self.appended_max = max(self.appended_max, head.appended_at)
         if head.kind == Kind.GAP:
             self.gap(decode_gap(buffer, position, head))
         elif head.kind == Kind.STATE:
             self.opening.take(decode_state(buffer, position, head))
-        elif head.kind == Kind.DATA:
-            batch = decode(buffer, position, head)
-            times = batch.timestamps()
-            self._add(batch, [(head.base, place, head.length, head.count, int(times.min()), int(times.max()))])
 
-    def take_table(self, table: FrameTable, buffer: bytes, origin: int) -> None:
-        """Note many data frames; `buffer` begins at byte `origin` of the file."""
+    def take_data(self, data: DataFrames) -> None:
+        """Note the records of one frame or of many."""
+        head = data.frames
+        if isinstance(head, FrameTable):
+            self._take_table(head, data)
+            return
+        self.epoch_max = max(self.epoch_max, head.epoch)
+        self.appended_max = max(self.appended_max, head.appended_at)
+        batch = decode(data.buffer, data.position, head)
+        times = batch.timestamps()
+        place = data.origin + data.position
+        self._add(batch, [(head.base, place, head.length, head.count, int(times.min()), int(times.max()))])
+
+    def _take_table(self, table: FrameTable, data: DataFrames) -> None:
         self.epoch_max = max(self.epoch_max, int(table.epoch.max()))
         self.appended_max = max(self.appended_max, int(table.appended_at.max()))
-        heads = zip(table.base.tolist(), (table.position + origin).tolist(), table.length.tolist(), strict=True)
+        heads = zip(table.base.tolist(), (table.position + data.origin).tolist(), table.length.tolist(), strict=True)
         frame = 0
-        for batch, _ in batches_of(buffer, table):
+        for batch, _ in data.batches():
             times = batch.timestamps()
             if int(table.count[frame]) == batch.count:
                 self._add(batch, [(*next(heads), batch.count, int(times.min()), int(times.max()))])
@@ -334,21 +331,14 @@ class _Walk:
 
 def _walk(log: LogFile) -> _Walk:
     walk = _Walk(log)
-    position = HEADER_BYTES
-    while position < log.limit:
-        verdict = Verdict.WHOLE
-        for piece in pieces_of(log.file, log.salt_crc, position, log.limit):
-            for part in piece.parts():
-                if isinstance(part, FrameTable):
-                    walk.take_table(part, piece.buffer, piece.origin)
-                else:
-                    head, place = part
-                    walk.take(head, piece.buffer, place, piece.origin + place)
-            position, verdict = piece.stop, piece.verdict
-        if verdict is not Verdict.WHOLE:
-            gap, resumed = log.damage(position, walk.end)
-            walk.lose(log, gap.stop, position)
-            position = resumed
+    for step in log.walk():
+        match step:
+            case DataFrames():
+                walk.take_data(step)
+            case ControlFrame():
+                walk.take_control(step)
+            case Unreadable():
+                walk.lose(log, step.gap.stop, step.byte)
     walk.lose(log, log.end, log.limit)
     return walk
 
