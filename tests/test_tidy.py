@@ -108,6 +108,8 @@ def _private_names(tree: ast.Module) -> set[str]:
                 names.add(name)
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 names.add(name)
+            case _:
+                pass
     return {name for name in names if _PRIVATE.fullmatch(name)}
 
 
