@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -41,6 +41,9 @@ from forebay.wal.files import FileList, SealedFile
 logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1024 * 1024
+
+Publishing: TypeAlias = Callable[[int], AbstractContextManager[None]]
+"""Entered before history is extended up to an offset, left when that is done or has failed."""
 
 
 class Origin(NamedTuple):
@@ -73,7 +76,14 @@ class Exporter:
     """
 
     def __init__(
-        self, origin: Origin, catalog: ShardCatalog, store: BlobStore | None, *, disk: Disk, clock: Clock
+        self,
+        origin: Origin,
+        catalog: ShardCatalog,
+        store: BlobStore | None,
+        *,
+        disk: Disk,
+        clock: Clock,
+        exported: int = 0,
     ) -> None:
         self.origin = origin
         self._catalog = catalog
@@ -81,12 +91,10 @@ class Exporter:
         self._disk = disk
         self._clock = clock
         self._replaced = Replaced(clock)
-        self.exported = 0
-        """The frontier as last seen."""
+        self.exported = exported
+        """The end of catalogued history, as last seen."""
         self.objects = 0
         self.bytes = 0
-        self.publishing: Callable[[int], AbstractContextManager[None]] = lambda end: nullcontext()
-        """Entered before history is extended up to an offset, left when that is done or has failed."""
         self.compacting: Callable[[], bool] = lambda: False
         """Whether somebody compacts the shard: what it has written may be named yet."""
         self.tabled: Callable[[], Collection[str]] = lambda: ()
@@ -99,6 +107,7 @@ class Exporter:
         producers: int = 0,
         files_max: int | None = None,
         may_lack: Callable[[Gap], bool] = lambda gap: False,
+        publishing: Publishing = lambda end: nullcontext(),
     ) -> int:
         """Make sealed files behind the frontier history, oldest first, all or up to `files_max`; how many were.
 
@@ -111,7 +120,7 @@ class Exporter:
             with contextlib.closing(SealedFile(self._disk, file.path, file.start, file.end)) as own:
                 missing = self._missing(own)
                 self._check_whole(own, [*missing, *_damaged(own)], may_lack)
-                self._export(own, producers, missing)
+                self._export(own, producers, missing, publishing)
         return len(pending)
 
     def copied(
@@ -128,9 +137,9 @@ class Exporter:
         """History reaches up to here, by something else than an export."""
         self.exported = max(self.exported, end)
 
-    def export_gap(self, gap: Gap) -> None:
-        """Make a hole at the end of the log history, where no later file will name it."""
-        with self.publishing(gap.stop):
+    def export_gap(self, gap: Gap, publishing: Publishing) -> None:
+        """Catalogue a gap at the end of the log, where no later file will name it."""
+        with publishing(gap.stop):
             self._catalog.extend(self.origin.epoch, [self._gap(gap)])
             self.exported = gap.stop
 
@@ -210,7 +219,7 @@ class Exporter:
                 f'"forebay topic export {keys.namespace}/{keys.topic} --accept-damage", or accept_damage=True'
             )
 
-    def _export(self, file: SealedFile, producers: int, missing: Sequence[Gap]) -> None:
+    def _export(self, file: SealedFile, producers: int, missing: Sequence[Gap], publishing: Publishing) -> None:
         footer = file.index().footer
         index = self._content(index_name(file.path))
         key, etag = f"{self.origin.prefix}{file.path.rpartition('/')[2]}", None
@@ -222,7 +231,7 @@ class Exporter:
         additions = [self._gap(found) for found in missing]
         additions += [self._gap(gap)] if gap is not None and gap.stop > self.exported else []
         additions.append(self._descriptor(file, footer, key, etag, index_bytes=len(index), producers=producers))
-        with self.publishing(file.end):
+        with publishing(file.end):
             self._catalog.extend(self.origin.epoch, additions)
             self.exported = file.end
         self.objects += 1

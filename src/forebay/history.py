@@ -41,6 +41,8 @@ SEGMENTS_KNOWN = 64
 SPOT = 1
 """Who asks for no more bytes wants the frame at one place and does not read on: nothing else is fetched for it."""
 
+REPLACED = (BlobMissing, BlobChanged, FileNotFoundError)
+"""How an object answers that compaction has replaced, or that is lost."""
 READABLE = (DescriptorKind.FRAMES, DescriptorKind.PARQUET)
 OpenSegment = Callable[[SegmentDescriptor], SealedSegment]
 T = TypeVar("T")
@@ -84,22 +86,31 @@ class History:
         """
         if offset >= self.end:
             self.refresh()
-        return self._tried(f"offset {offset}", lambda: self._read(self._covering(offset), offset, bytes_max))
+        left = ATTEMPTS
+        while True:
+            left, known = left - 1, self._descriptors
+            try:
+                return self._read(self._covering(offset), offset, bytes_max)
+            except REPLACED as error:
+                self._look_again(f"offset {offset}", error, known if left else None)
 
     def _tried(self, place: str, look: Callable[[], T]) -> T:
         """Look, and look again where objects were replaced meanwhile; `Corrupt` if they are simply not there."""
-        for _ in range(ATTEMPTS):
-            known = self._descriptors
+        left = ATTEMPTS
+        while True:
+            left, known = left - 1, self._descriptors
             try:
                 return look()
-            except (BlobMissing, BlobChanged, FileNotFoundError) as error:
-                missing = error
-            self.refresh()
-            if self._descriptors is known:
-                break
-        raise Corrupt(
-            f'the history of {self._catalog.keys} at {place} is not there: {missing}; run "forebay verify"'
-        ) from missing
+            except REPLACED as error:
+                self._look_again(place, error, known if left else None)
+
+    def _look_again(self, place: str, error: Exception, known: list[SegmentDescriptor] | None) -> None:
+        """Read the catalog again after an object was missing; `Corrupt` if it still says what was `known`."""
+        self.refresh()
+        if known is None or self._descriptors is known:
+            raise Corrupt(
+                f'the history of {self._catalog.keys} at {place} is not there: {error}; run "forebay verify"'
+            ) from error
 
     def _read(self, descriptor: SegmentDescriptor | None, offset: int, bytes_max: int) -> Page:
         if descriptor is None:
@@ -201,6 +212,11 @@ class History:
             self._descriptors = descriptors
             self._generation = frontier.cur.generation
             self.end = descriptors[-1].end if descriptors else 0
+
+    def renew(self) -> None:
+        """As `refresh`, unless no reader has looked yet: then there is nothing that could be out of date."""
+        if self._generation >= 0:
+            self.refresh()
 
     def close(self) -> None:
         """Give back what is held."""

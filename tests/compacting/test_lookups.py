@@ -75,4 +75,5 @@ def test_history_is_known_to_be_compacted_before_the_files_of_it_go(tmp_path: Pa
         with mock.patch.object(archive, "_drop_ended", just_now):
             assert archive.retain() == 3
 
-        assert sum(len(segment.held(low, high)) for low, high, segment in archive.segments(0, 30)) == 30
+        found = archive.history.stretches(0, 30)
+        assert sum(len(stretch.segment().held(stretch.start, stretch.stop)) for stretch in found) == 30

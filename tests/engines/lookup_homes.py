@@ -116,7 +116,7 @@ class LookupSegmentHome(SegmentHome):
             self.settled(shard)
             return offset
 
-        shard.settle = settled
+        shard.settle = settled  # type: ignore[method-assign]  # the owner of these tests is one thread
 
     def settled(self, shard: SegmentShard) -> None:
         """What time would do to class `memory`: no thread is here for it."""

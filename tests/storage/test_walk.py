@@ -22,7 +22,7 @@ APPEND_CALLS_MAX: Final = 71
 APPEND_FILES_MAX: Final = 25
 APPEND_FRAMES_MAX: Final = 8
 """Between `Topic.append` and the file's `write_at`."""
-READ_FRAMES_MAX: Final = 16
+READ_FRAMES_MAX: Final = 15
 """From the stream to the bytes of the object, both counted."""
 ROUNDS: Final = 5
 """Some rounds do what is due now and then, as the look for free space: the shortest is what every append pays."""

@@ -11,7 +11,6 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import msgspec
 
@@ -22,11 +21,13 @@ from forebay.catalog.removals import RecordedRemovals
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.errors import Fenced, ForebayError, Unavailable
-from forebay.export import Exporter, Lag, Origin
+from forebay.export import Exporter, Lag
+from forebay.format.control import Floor
 from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
+from forebay.format.offsets import OffsetSet
 from forebay.history import History
 from forebay.records import Gap, Reason
-from forebay.sealed import SealedSegment
+from forebay.settings import Settings
 from forebay.shard import compacted
 from forebay.shard.deletes import Deletes
 from forebay.shard.places import is_local, is_private
@@ -56,79 +57,77 @@ class ArchiveStatus:
     """Why the last attempt failed, if it did."""
 
 
+class OwnedPast:
+    """The history of a shard as its owner reads and extends it: the catalog, where it ends, and pages of it."""
+
+    def __init__(self, around: Surroundings, ref: ShardRef, epoch: int, *, disk: Disk, clock: Clock, end: int) -> None:
+        """`end` is where history ended when the shard was recovered."""
+        self.catalog = around.catalog(ref)
+        self.epoch = epoch
+        self.places = around.places
+        self.history = History(self.catalog, around.places.segment)
+        store = around.places.store if around.settings.is_shared else None
+        origin = around.origin(ref, epoch)
+        self.exporter = Exporter(origin, self.catalog, store, disk=disk, clock=clock, exported=end)
+        self.exporter.compacting = lambda: around.metadata.get(self.catalog.keys.compactor) is not None
+        name = ref.spec.name
+        prefix = around.settings.metadata.prefix
+        tabled = Tabled(around.metadata, prefix, name.namespace, name.topic, ref.spec.topic_id)
+        lists = around.places.loads if store is None else store
+        self.exporter.tabled = lambda: tabled.objects(lists)
+
+    @property
+    def exported(self) -> int:
+        """The end of catalogued history, as far as it is known here."""
+        return self.exporter.exported
+
+    def record(self, deleted: OffsetSet, floor: Floor) -> None:
+        """Record durably what ended in history; `Fenced` once another epoch owns the shard."""
+        RecordedRemovals(self.catalog).record(self.epoch, deleted, floor)
+
+    def deleted(self) -> OffsetSet:
+        """Every offset that is recorded as deleted."""
+        return RecordedRemovals(self.catalog).deleted()
+
+
 class Archive:
-    """History of one shard, made by its owner."""
+    """Exports the sealed files of one shard and removes local copies. The background worker steps it.
+
+    A caller that asks for it now may do so beside the worker: one of them works at a time.
+    """
 
     def __init__(
-        self,
-        wal: Wal,
-        around: Surroundings,
-        ref: ShardRef,
-        epoch: int,
-        *,
-        disk: Disk,
-        clock: Clock,
-        frontier: int,
+        self, wal: Wal, past: OwnedPast, deletes: Deletes, settings: Settings, *, disk: Disk, clock: Clock
     ) -> None:
-        settings, places = around.settings, around.places
-        self.catalog = around.catalog(ref)
+        """What ended is recorded by `deletes` before it becomes history; what lies below its floors may go."""
+        self.catalog = past.catalog
+        self.history = past.history
         self._wal = wal
-        self._places = places
+        self._deletes = deletes
+        self._places = past.places
         self._settings = settings
         self._disk = disk
         self._clock = clock
-        self._store = places.store if settings.is_shared else None
-        origin = around.origin(ref, epoch)
-        self._exporter = Exporter(origin, self.catalog, self._store, disk=disk, clock=clock)
-        self._exporter.exported = frontier
-        self._exporter.compacting = lambda: around.metadata.get(self.catalog.keys.compactor) is not None
-        name = ref.spec.name
-        tabled = Tabled(around.metadata, settings.metadata.prefix, name.namespace, name.topic, ref.spec.topic_id)
-        lists = places.loads if self._store is None else self._store
-        self._exporter.tabled = lambda: tabled.objects(lists)
-        self._floor: Callable[[], int] = lambda: 0
+        self._store = past.places.store if settings.is_shared else None
+        self._exporter = past.exporter
+        self._epoch = past.epoch
         self._dropped = 0
-        """What lies wholly below has been let go of."""
+        """What lies wholly below was removed."""
         self._working = threading.Lock()
         """One at a time: the background thread, or a caller that asks for it now. Callbacks wait for its release."""
         self.exported_at = clock.monotonic() - settings.export.interval_s
         """When the last pass was over; the first is due at once."""
-        self._local_left = self._store is not None and frontier > 0
+        self._local_left = self._store is not None and past.exported > 0
         """History may still lie in this directory alone."""
         self._looked_through = 0
         """The generation of the catalog in which no file is left that was compacted."""
         self.error: str | None = None
         self.errors = 0
 
-    def heed(self, deletes: Deletes) -> None:
-        """Nothing becomes history before what ended in it is recorded; what lies below the floors may go."""
-        self._exporter.publishing = deletes.publishing
-        self._floor = lambda: deletes.floor.earliest
-
-    @cached_property
-    def history(self) -> History:
-        """What is catalogued, for readers."""
-        return History(self.catalog, self._places.segment)
-
-    def segments(self, start: int, stop: int) -> list[tuple[int, int, SealedSegment]]:
-        """What history has of `[start, stop)`, in order: each segment with the part of the range that is in it."""
-        found = self.history.stretches(start, stop)
-        return [(low, high, segment()) for low, high, segment, waits in found if not waits]
-
-    @property
-    def compactions(self) -> int:
-        """How often history was found compacted here."""
-        return self.history.compactions
-
     @property
     def exported(self) -> int:
         """The end of catalogued history, as far as it is known here."""
         return self._exporter.exported
-
-    @property
-    def origin(self) -> Origin:
-        """Whose history it is."""
-        return self._exporter.origin
 
     @property
     def is_behind(self) -> bool:
@@ -187,7 +186,7 @@ class Archive:
     def close_gap(self, gap: Gap) -> None:
         """Make a hole at the end of history known, where no file will name it."""
         with deferred(), self._working:
-            self._noting(lambda: self._exporter.export_gap(gap))
+            self._noting(lambda: self._exporter.export_gap(gap, self._deletes.publishing))
 
     def note_end(self, end: int) -> None:
         """History reaches up to `end`, by what was attached to it."""
@@ -199,17 +198,17 @@ class Archive:
         Copies go when they are old or too many, and verified.
         """
         # What was replaced long ago is gone from the store.
-        self._look_anew()
+        self.history.renew()
         ended = self._drop_ended()
         return ended + (self._drop_compacted() if self._store is None else self._drop_copies(self._store))
 
     def _drop_ended(self) -> int:
         """What lies wholly below the floors leaves the catalog, then the directory; its objects are orphans then."""
-        floor = min(self._floor(), self.exported)
+        floor = min(self._deletes.floor.earliest, self.exported)
         if floor <= self._dropped:
             return 0
         with deferred(), self._working:
-            self._noting(lambda: RecordedRemovals(self.catalog).drop_below(self.origin.epoch, floor))
+            self._noting(lambda: RecordedRemovals(self.catalog).drop_below(self._epoch, floor))
             pieces = self.catalog.pieces()
             kept = min(pieces[0].descriptor.start if pieces else floor, floor)
             count = 0
@@ -247,7 +246,7 @@ class Archive:
         with deferred(), self._working:
             pieces = self.catalog.descriptors()
             # Else it could be an older one that names the files.
-            self._look_anew()
+            self.history.renew()
             sealed = [file for file in files if isinstance(file, SealedFile) and file.end > file.start]
             dropped = self._drop_while(
                 [file for file in sealed if not self._is_read(file)], lambda file: self._is_compacted(file, pieces)
@@ -256,10 +255,6 @@ class Archive:
                 # Until somebody rewrites history again there is nothing more to be found.
                 self._looked_through = generation
             return dropped
-
-    def _look_anew(self) -> None:
-        if "history" in vars(self):
-            self.history.refresh()
 
     def _drop_while(self, files: Sequence[SealedFile], may_go: Callable[[SealedFile], bool]) -> int:
         """Remove files from the front, as long as they may go; how many did."""
@@ -293,8 +288,7 @@ class Archive:
 
     def close(self) -> None:
         """Give back what readers held."""
-        if "history" in vars(self):
-            self.history.close()
+        self.history.close()
 
     def _publish_one(self, on_file: Callable[[Lag], None] | None = None) -> bool:
         """Publish the first piece that lies here alone; false if there is none."""
@@ -320,7 +314,9 @@ class Archive:
             with contextlib.closing(self._places.file(descriptor)) as file:
                 return self._exporter.copied(descriptor, file, store, name)
         copies = [self._published(inner, store) for inner in self._places.manifest(descriptor)]
-        listed = manifests.write(store, self.origin.prefix, copies, store_name=name, created_at=descriptor.created_at)
+        listed = manifests.write(
+            store, self._exporter.origin.prefix, copies, store_name=name, created_at=descriptor.created_at
+        )
         return msgspec.structs.replace(listed, load_id=descriptor.load_id)
 
     def holds(self, start: int, stop: int) -> bool:
@@ -344,12 +340,13 @@ class Archive:
     def _export_one(self, *, accept_damage: bool) -> None:
         if self._store is not None:
             self._places.probe()
-        producers, floor = self._wal.writer.window.producers, self._floor()
+        producers, floor = self._wal.writer.window.producers, self._deletes.floor.earliest
         self._exporter.export(
             self._wal.files,
             producers=producers,
             files_max=1,
             may_lack=lambda gap: accept_damage or gap.stop <= floor,
+            publishing=self._deletes.publishing,
         )
 
     def _publish_before(self) -> None:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Protocol
 
 from forebay.appends.callbacks import deferred
-from forebay.catalog.removals import RecordedRemovals
 from forebay.errors import Fenced
 from forebay.format.control import NO_FLOOR, Floor, higher
 from forebay.format.descriptor import ShardState
@@ -25,12 +24,21 @@ from forebay.wal.log import Wal
 from forebay.wal.removing import Removals, write_removals
 
 
-class PastRemovals(NamedTuple):
-    """How the owner in `epoch` records what ended in history, which ends at `exported`."""
+class PastRemovals(Protocol):
+    """Where an owner records what ended in history."""
 
-    recorded: RecordedRemovals
-    epoch: int
-    exported: Callable[[], int]
+    @property
+    def exported(self) -> int:
+        """The end of history as far as it is known."""
+
+    def record(self, deleted: OffsetSet, floor: Floor) -> None:
+        """On return these offsets are recorded as deleted and the floors are at least so far; else raises.
+
+        `Fenced` once another epoch owns the shard.
+        """
+
+    def deleted(self) -> OffsetSet:
+        """Every offset that is recorded as deleted."""
 
 
 class Deletes:
@@ -41,8 +49,8 @@ class Deletes:
         wal: Wal,
         visible: Visible,
         extents: Extents,
-        past: PastRemovals | None = None,
-        before: ShardState | None = None,
+        past: PastRemovals,
+        before: ShardState | None,
     ) -> None:
         """`before` is the recorded state that the shard was opened with."""
         self._wal = wal
@@ -57,12 +65,11 @@ class Deletes:
         Callbacks of appends that end meanwhile (another owner was found) are deferred until it is released.
         """
         deleted, removals = wal.writer.removals.deletes, wal.writer.removals
-        if past is not None:
-            # What the log says of history is recorded already: it was, before it became history.
-            removals.deletes = deleted.clipped(self._reached(), OFFSET_MAX)
-            if before is not None:
-                removals.floor = higher(removals.floor, before.floor)
-                deleted |= past.recorded.deleted() if before.deletes else OffsetSet()
+        # What the log says of history is recorded already: it was, before it became history.
+        removals.deletes = deleted.clipped(self._reached(), OFFSET_MAX)
+        if before is not None:
+            removals.floor = higher(removals.floor, before.floor)
+            deleted |= past.deleted() if before.deletes else OffsetSet()
         self._show(deleted)
 
     @property
@@ -116,7 +123,7 @@ class Deletes:
     def move(self, floor: Floor) -> None:
         """Move the floors; on return it is durable and in effect."""
         with deferred(), self._changing:
-            if self._past is not None and self.floor.earliest < self._reached():
+            if self.floor.earliest < self._reached():
                 self._record(OffsetSet(), floor)
                 self._wal.writer.removals.add(Removals(floor=floor))
             else:
@@ -156,12 +163,11 @@ class Deletes:
         return len(offsets)
 
     def _reached(self) -> int:
-        return 0 if self._past is None else max(self._reach, self._past.exported())
+        return max(self._reach, self._past.exported)
 
     def _record(self, deleted: OffsetSet, floor: Floor) -> None:
-        assert self._past is not None
         try:
-            self._past.recorded.record(self._past.epoch, deleted, floor)
+            self._past.record(deleted, floor)
         except Fenced as error:
             self._wal.fence(str(error))
             raise

@@ -22,10 +22,12 @@ from forebay.eviction import Evicted, Holding, Limits, Stretch, plan
 from forebay.format.batch import Batch, ColumnBytes, batch_of
 from forebay.format.index import find_offset
 from forebay.format.offsets import OffsetSet
+from forebay.history import History
 from forebay.pages import Page
 from forebay.records import Gap
 from forebay.sealed import SealedSegment
 from forebay.shard.deletes import Deletes
+from forebay.shard.tiers import NoHistory
 from forebay.wal.files import FileList, SealedFile
 from forebay.wal.log import Wal
 
@@ -33,21 +35,15 @@ PAGE_BYTES = 1024 * 1024
 
 Read: TypeAlias = Callable[[int, int], Page]
 """Pages over all tiers, of records that ended too."""
-InHistory: TypeAlias = Callable[[int, int], list[tuple[int, int, SealedSegment]]]
-"""The segments that history has for `[start, stop)`, each with the part of the range that is in it."""
 
 
 class Weights:
     """How many bytes the records of a range count for. Remembers the last answer. One thread at a time."""
 
-    def __init__(
-        self, files: FileList, read: Read, in_history: InHistory, compactions: Callable[[], int] = lambda: 0
-    ) -> None:
-        """`compactions` counts how often history has lost what ended in it."""
+    def __init__(self, files: FileList, read: Read, history: History | NoHistory) -> None:
         self._files = files
         self._read = read
-        self._in_history = in_history
-        self._compactions = compactions
+        self._history = history
         self._standing: tuple[int, int | None] = (0, None)
         self._start = self._stop = self._bytes = 0
         self._waiting: int | None = None
@@ -61,7 +57,7 @@ class Weights:
 
     def between(self, start: int, stop: int) -> int:
         """What `[start, stop)` counts for. Cheap where `start` is the same as before and `stop` a little further on."""
-        compactions = self._compactions()
+        compactions = self._history.compactions
         # Where records went for good, those of a local file count until the file goes too.
         standing = (compactions, self._files.begins if compactions else None)
         if start != self._start or stop < self._stop or standing != self._standing:
@@ -91,7 +87,8 @@ class Weights:
         begins = self._files.begins
         edge = stop if begins is None else min(max(begins, start), stop)
         if start < edge:
-            yield from self._in_history(start, edge)
+            found = self._history.stretches(start, edge)
+            yield from ((low, high, segment()) for low, high, segment, waits in found if not waits)
         for file in self._files.all:
             low, high = max(file.start, edge), min(file.end, stop)
             if isinstance(file, SealedFile) and low < high:

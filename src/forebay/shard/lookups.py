@@ -124,7 +124,7 @@ class Lookups:
         log: SearchedLog,
         read: Callable[[int, int], Page],
         ended: Callable[[], Ended],
-        past: Past | None = None,
+        past: Past,
     ) -> None:
         """`read` gives pages over all tiers, of records that ended too."""
         self._log = log
@@ -190,11 +190,10 @@ class Lookups:
             except OSError as error:
                 if not attempts.again(error):
                     raise
-                if self._past is not None:
-                    # It may have been a file of history that is compacted by now.
-                    self._past.history.refresh()
+                # It may have been a file of history that is compacted by now.
+                self._past.history.refresh()
             except (BlobMissing, BlobChanged) as error:
-                if attempt >= READ_ATTEMPTS or self._past is None:
+                if attempt >= READ_ATTEMPTS:
                     raise Corrupt(f'history is not there: {error}; run "forebay verify"') from error
                 self._past.history.refresh()
 
@@ -289,7 +288,7 @@ class Lookups:
 
     def _of_span(self, span: _Span, kind: SectionKind) -> Sequence[_Tract | Gap]:
         if span.file is None:
-            return self._of_history(span.start, span.stop, is_due=span.is_due) if self._past is not None else []
+            return self._of_history(span.start, span.stop, is_due=span.is_due)
         return self._of_file(span.file, span.start, span.stop, kind)
 
     def _of_file(self, file: LogFile | SealedFile, start: int, stop: int, kind: SectionKind) -> Sequence[_Tract | Gap]:
@@ -298,7 +297,7 @@ class Lookups:
         try:
             gaps = file.unsearched(kind)
         except (Corrupt, OSError):
-            if self._past is None or stop > self._past.exported:
+            if stop > self._past.exported:
                 raise
             return self._of_history(start, stop, is_due=True)
         for gap in gaps:
@@ -313,8 +312,6 @@ class Lookups:
 
     def _of_history(self, start: int, stop: int, *, is_due: bool = False) -> Sequence[_Tract | Gap]:
         """What history has of `[start, stop)`; where it must have all of that, also what it does not have."""
-        if self._past is None:
-            return [Gap(start, stop, Reason.DAMAGED)] if is_due else []
         history = self._past.history
         found: list[_Tract | Gap] = [_Tract(*stretch) for stretch in history.stretches(start, stop)]
         found += history.gaps(start, stop)

@@ -1,4 +1,7 @@
-"""A shard on the segment engine: acquired, recovered, open. The log does the work; this puts it together."""
+"""One open shard of the segment engine: how it is recovered, and every verb that engines and storage use.
+
+Owns the log and the history of the shard; the parts that do the work are made here, in one place.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +10,31 @@ from collections.abc import Callable
 from typing import TypedDict
 
 from forebay.appends.producer_window import ProducerWindow
+from forebay.appends.queue import Entry, Producing
 from forebay.appends.ticket import Ticket
 from forebay.catalog import ShardCatalog
-from forebay.catalog.removals import RecordedRemovals
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.errors import Corrupt, DataLoss, Fenced, Unavailable, Unsupported
-from forebay.eviction import Limits
+from forebay.eviction import Evicted, Holding, Limits
+from forebay.format.batch import ColumnBytes
 from forebay.format.descriptor import ShardState, gap_descriptor
 from forebay.format.offsets import OffsetSet
+from forebay.pages import Page
 from forebay.records import Gap, Offsets
-from forebay.settings import RetentionSettings, WalSettings
-from forebay.shard.archive import Archive
+from forebay.settings import Settings, WalSettings
+from forebay.shard.archive import Archive, OwnedPast
 from forebay.shard.decision import RecoveryDecision, Situation, Source, decide, told_of
-from forebay.shard.deletes import Deletes, PastRemovals
+from forebay.shard.deletes import Deletes
 from forebay.shard.deletion import DeleteBefore, DeleteKey, DeleteRange, DeleteTag, Deletion
-from forebay.shard.evicting import Evicting, Read, Weights
+from forebay.shard.evicting import Evicting, Weights
 from forebay.shard.extents import Extents
 from forebay.shard.inheritance import known_in_history, known_in_log
-from forebay.shard.lookups import Lookups, Sought
+from forebay.shard.lookups import PAGE_RECORDS, Lookups, Sought
 from forebay.shard.places import is_local
 from forebay.shard.reservation import reserve_in_state, tell_reserved, tell_unknown
 from forebay.shard.surroundings import ShardRef, Surroundings
-from forebay.shard.tiers import Tiers
+from forebay.shard.tiers import PAGE_BYTES, NoHistory, Tiers
 from forebay.shard.visible import Visible
 from forebay.topics import Durability, TopicSpec, parse_compression
 from forebay.wal.begin import Start, begin
@@ -46,78 +51,127 @@ LOAD_POLL_SECONDS = 0.05
 
 
 class SegmentShard:
-    """An open shard: its log, the upkeep of it, and how it was recovered; with an archive, its history too."""
+    """One shard of the segment engine, open in its owner: the log, its upkeep, and its history. For many threads."""
+
+    poll_seconds: float | None = None
 
     def __init__(
         self,
         ref: ShardRef,
         wal: Wal,
-        upkeep: Upkeep,
+        sealer: Sealer,
         decision: RecoveryDecision,
         epoch: int,
+        *,
+        past: OwnedPast | NoHistory,
+        before: ShardState | None,
+        settings: Settings,
     ) -> None:
+        """`before` is what was recorded of the shard when it was acquired."""
         self.ref = ref
-        self._archive: Archive | None = None
-        self._still_owner: Callable[[], bool] = lambda: True
         self.wal = wal
-        self.upkeep = upkeep
         self.decision = decision
         self.epoch = epoch
         self.durability = wal.durability
         self.wakers = wal.wakers
-        self.poll_seconds: float | None = None
-        # The log's own methods, so that the hot path has no call in between.
-        self.stage_one = wal.stage_one
-        self.stage_many = wal.stage_many
-        self.settle = wal.settle
-        self.commit = wal.commit
-        visible = Visible(wal, lambda: wal.head)
-        self.deletes = Deletes(wal, visible, Extents(wal.files))
-        self.read, self.offset_at_time = visible.read, visible.offset_at_time
-        self.lookups = Lookups(wal, wal.read, lambda: visible.ended)
-        self._limit(wal.read, Weights(wal.files, wal.read, lambda start, stop: []), RetentionSettings())
-        self.read_by_key, self.read_by_tag = self.lookups.read_by_key, self.lookups.read_by_tag
-        self.flush = wal.flush
-
-    def keep_history(self, archive: Archive, around: Surroundings, before: ShardState | None) -> None:
-        """From now on what the log does not have is read from history. `before` is what was recorded of the shard."""
-        self._archive, self._still_owner = archive, around.still_owner
-        tiers = Tiers(self.wal, archive)
-        visible = Visible(tiers, lambda: self.wal.head)
-        past = PastRemovals(RecordedRemovals(archive.catalog), self.epoch, lambda: archive.exported)
-        extents = Extents(self.wal.files, archive.catalog, around.places)
-        self.deletes = Deletes(self.wal, visible, extents, past, before)
-        self.read, self.offset_at_time = visible.read, visible.offset_at_time
-        self.lookups = Lookups(self.wal, tiers.read, lambda: visible.ended, archive)
-        weights = Weights(self.wal.files, tiers.read, archive.segments, lambda: archive.compactions)
-        self._limit(tiers.read, weights, around.settings.retention)
-        self.read_by_key, self.read_by_tag = self.lookups.read_by_key, self.lookups.read_by_tag
-        archive.heed(self.deletes)
-
-    def _limit(self, read: Read, weights: Weights, settings: RetentionSettings) -> None:
-        """Heed the caps and the time to live of the topic."""
-        self._retention = settings
-        self._evicting = Evicting(self.wal, self.deletes, Limits.of(self.ref.spec, settings), read, weights)
-        self.evict, self.holding = self._evicting.evict, self._evicting.holding
-        self.adopt(self.ref.spec)
-
-    def adopt(self, spec: TopicSpec) -> None:
-        """Go by this definition of the same topic from now on: its limits have changed, or its partitions."""
-        self.ref, limits = ShardRef(spec, self.ref.partition), Limits.of(spec, self._retention)
-        self._evicting.limits = limits
-        gate = self._evicting if limits.rejects else self.wal
-        self.stage_one, self.stage_many = gate.stage_one, gate.stage_many
+        self._past = past
+        tiers = Tiers(wal, past)
+        self._visible = Visible(tiers, lambda: wal.head)
+        catalogued = (past.catalog, past.places) if isinstance(past, OwnedPast) else (None, None)
+        self.deletes = Deletes(wal, self._visible, Extents(wal.files, *catalogued), past, before)
+        self.lookups = Lookups(wal, tiers.read, lambda: self._visible.ended, past)
+        self._retention = settings.retention
+        weights = Weights(wal.files, tiers.read, past.history)
+        self._evicting = Evicting(wal, self.deletes, Limits.of(ref.spec, self._retention), tiers.read, weights)
+        self._archive: Archive | None = None
+        if isinstance(past, OwnedPast):
+            disk, clock = wal.writer.disk, wal.writer.clock
+            self._archive = Archive(wal, past, self.deletes, settings, disk=disk, clock=clock)
+        self.upkeep = Upkeep(wal, sealer, self._archive.holds if self._archive else lambda start, stop: False)
 
     @property
     def archive(self) -> Archive:
-        """The way into history."""
+        """The exports of the shard; `Unsupported` where it is a log alone."""
         if self._archive is None:
             raise Unsupported(f"{self.ref} was opened as a log alone: it has no history")
         return self._archive
 
+    # Appending
+
+    def stage_one(self, entry: Entry, size: int) -> Ticket:
+        """See `OpenShard`; `Full` where the topic refuses appends at its caps."""
+        if self._evicting.limits.rejects:
+            return self._evicting.stage_one(entry, size)
+        return self.wal.stage_one(entry, size)
+
+    def stage_many(self, columns: ColumnBytes, producing: Producing | None, ticket: Ticket) -> Ticket:
+        """See `OpenShard`; `Full` where the topic refuses appends at its caps."""
+        if self._evicting.limits.rejects:
+            return self._evicting.stage_many(columns, producing, ticket)
+        return self.wal.stage_many(columns, producing, ticket)
+
+    def settle(self, ticket: Ticket) -> int:
+        """See `OpenShard`."""
+        # Only class memory acknowledges in the queue: for the others that question would cost each append a call.
+        if self.durability is Durability.MEMORY:
+            return self.wal.settle(ticket)
+        return self.wal.group.wait(ticket)
+
+    def commit(self) -> None:
+        """See `OpenShard`."""
+        self.wal.commit()
+
+    def flush(self) -> None:
+        """See `OpenShard`."""
+        self.wal.flush()
+
+    # Reading
+
+    def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page:
+        """See `OpenShard`."""
+        return self._visible.read(offset, bytes_max)
+
+    def offset_at_time(self, timestamp: int) -> int | None:
+        """See `OpenShard`."""
+        return self._visible.offset_at_time(timestamp)
+
+    def read_by_key(
+        self,
+        key: bytes,
+        start: int = 0,
+        *,
+        history: bool = False,
+        records_max: int = PAGE_RECORDS,
+        bytes_max: int = PAGE_BYTES,
+    ) -> Page:
+        """See `LookedUpShard`."""
+        return self.lookups.read_by_key(key, start, history=history, records_max=records_max, bytes_max=bytes_max)
+
+    def read_by_tag(
+        self, tag: str, start: int = 0, *, records_max: int = PAGE_RECORDS, bytes_max: int = PAGE_BYTES
+    ) -> Page:
+        """See `LookedUpShard`."""
+        return self.lookups.read_by_tag(tag, start, records_max=records_max, bytes_max=bytes_max)
+
+    # Limits
+
+    def evict(self, now_ms: int) -> Evicted:
+        """See `LookedUpShard`."""
+        return self._evicting.evict(now_ms)
+
+    def holding(self) -> Holding:
+        """See `LookedUpShard`."""
+        return self._evicting.holding()
+
+    def adopt(self, spec: TopicSpec) -> None:
+        """Go by this definition of the same topic from now on: its limits have changed, or its partitions."""
+        self.ref = ShardRef(spec, self.ref.partition)
+        self._evicting.limits = Limits.of(spec, self._retention)
+
     def check_owner(self) -> None:
         """Stop for ever if the session in which the shard was acquired has ended."""
-        if self.wal.fenced is None and not self._still_owner():
+        still_owner = self.wal.still_owner
+        if self.wal.fenced is None and still_owner is not None and not still_owner():
             self.wal.fence("the session in which it was acquired has ended")
 
     def rotate(self) -> None:
@@ -140,11 +194,11 @@ class SegmentShard:
 
     def wait(self, offset: int, timeout: float | None) -> bool:
         """Wait until something at or above `offset` can be read; false if the time is up."""
-        archive, clock = self._archive, self.wal.writer.clock
-        if archive is None or offset >= archive.exported:
+        past, clock = self._past, self.wal.writer.clock
+        if offset >= past.exported:
             return self.wal.wait(offset, timeout)
         deadline = None if timeout is None else clock.monotonic() + timeout
-        while archive.history.is_waiting(offset):
+        while past.history.is_waiting(offset):
             if deadline is not None and clock.monotonic() >= deadline:
                 return False
             clock.sleep(LOAD_POLL_SECONDS)
@@ -152,8 +206,7 @@ class SegmentShard:
 
     def offsets(self) -> Offsets:
         """The watermarks now."""
-        offsets = self.wal.offsets()
-        return offsets if self._archive is None else offsets._replace(exported=self._archive.exported)
+        return self.wal.offsets()._replace(exported=self._past.exported)
 
     def delete(self, what: Deletion) -> int:
         """How many live records it ended: of those published before the call, and no later one.
@@ -261,25 +314,15 @@ class SegmentShard:
             reserved_end=before.reserved_end if before is not None else 0,
             **_of_surroundings(around, ref, epoch, before, decision, facts),
         )
-        is_whole = decision.exact and not decision.damage and not decision.undone
-        level = logging.INFO if is_whole else logging.WARNING
-        logger.log(level, "%s: epoch %d, %s", ref, epoch, decision)
+        is_sound = decision.exact and not decision.damage and not decision.undone
+        logger.log(logging.INFO if is_sound else logging.WARNING, "%s: epoch %d, %s", ref, epoch, decision)
         sealer = Sealer(disk, settings, zstd_level)
         if around is None:
-            return cls(ref, wal, Upkeep(wal, sealer), decision, epoch)
-        archive = _archive(wal, around, ref, epoch, decision, here.frontier)
-        shard = cls(ref, wal, Upkeep(wal, sealer, archive.holds), decision, epoch)
-        shard.keep_history(archive, around, before)
-        return shard
-
-
-def _archive(
-    wal: Wal, around: Surroundings, ref: ShardRef, epoch: int, decision: RecoveryDecision, frontier: int
-) -> Archive:
-    """The way into history of a shard that was recovered so, when history ended at `frontier`."""
-    # A gap that the catalog was told of reaches up to where the log begins.
-    end = decision.next_offset if decision.source is Source.CATALOG else frontier
-    return Archive(wal, around, ref, epoch, disk=wal.writer.disk, clock=wal.writer.clock, frontier=end)
+            return cls(ref, wal, sealer, decision, epoch, past=NoHistory(), before=before, settings=Settings())
+        # A gap that the catalog was told of reaches up to where the log begins.
+        end = decision.next_offset if decision.source is Source.CATALOG else here.frontier
+        past = OwnedPast(around, ref, epoch, disk=disk, clock=clock, end=end)
+        return cls(ref, wal, sealer, decision, epoch, past=past, before=before, settings=around.settings)
 
 
 class _Ties(TypedDict, total=False):

@@ -10,7 +10,9 @@ import logging
 from typing import Protocol
 
 from forebay.errors import Corrupt, Unavailable
-from forebay.history import History
+from forebay.format.control import Floor
+from forebay.format.offsets import OffsetSet
+from forebay.history import History, Stretch
 from forebay.pages import Page
 from forebay.records import Gap, Reason
 from forebay.sealed import UNREADABLE
@@ -46,8 +48,59 @@ class Past(Protocol):
         """The end of history as far as it is known."""
 
     @property
-    def history(self) -> History:
-        """Opened when first needed."""
+    def history(self) -> History | NoHistory:
+        """Pages of it."""
+
+
+class NoHistory:
+    """The past of a shard that is a log alone: nothing is catalogued. Answers as an empty `History` does."""
+
+    exported = 0
+    compactions = 0
+
+    @property
+    def history(self) -> NoHistory:
+        """Itself."""
+        return self
+
+    def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page:
+        """An empty page."""
+        return Page([], [], offset)
+
+    def offset_at_time(self, timestamp: int) -> int | None:
+        """`None`."""
+        return None
+
+    def damage_at(self, offset: int) -> Gap | None:
+        """`None`."""
+        return None
+
+    def stretches(self, start: int, stop: int) -> list[Stretch]:
+        """None."""
+        return []
+
+    def gaps(self, start: int, stop: int) -> list[Gap]:
+        """None."""
+        return []
+
+    def covers(self, offset: int) -> bool:
+        """False."""
+        return False
+
+    def is_waiting(self, offset: int) -> bool:
+        """False."""
+        return False
+
+    def refresh(self) -> None:
+        """Nothing."""
+
+    def record(self, deleted: OffsetSet, floor: Floor) -> None:
+        """Never asked for: everything that ends lies above the end of this history."""
+        raise AssertionError(f"{deleted}, {floor}: a log alone has no history")
+
+    def deleted(self) -> OffsetSet:
+        """None."""
+        return OffsetSet()
 
 
 class Tiers:
@@ -60,7 +113,7 @@ class Tiers:
         """What was said of local files."""
 
     @property
-    def _history(self) -> History:
+    def _history(self) -> History | NoHistory:
         return self._past.history
 
     def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page:
@@ -141,4 +194,5 @@ class Tiers:
             return page
         # What ended there is not lost here.
         is_known = instead.batches or any(gap.reason is Reason.DELETED for gap in instead.events)
-        return instead if is_known or hole.reason is Reason.HISTORY else page
+        waits = hole.reason is Reason.HISTORY and (instead.next > offset or self._history.covers(offset))
+        return instead if is_known or waits else page

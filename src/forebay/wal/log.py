@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from forebay.appends.callbacks import Waking
 from forebay.appends.free_space import FreeSpace
@@ -24,7 +24,7 @@ from forebay.format.batch import ColumnBytes
 from forebay.records import Offsets
 from forebay.topics import Durability
 from forebay.wal.active import ActiveFile
-from forebay.wal.counters import Counters
+from forebay.wal.cache import CachedFrame
 from forebay.wal.files import FileList
 from forebay.wal.healing import rebuild
 from forebay.wal.live import LiveFile
@@ -36,6 +36,32 @@ from forebay.wal.writer import Writer
 logger = logging.getLogger(__name__)
 
 ROTATE_WAIT_SECONDS = 60.0
+
+
+class Counters:
+    """What the log has done since it was opened; the core counts, others publish."""
+
+    __slots__ = (
+        "bytes_written",
+        "commits",
+        "fsync_seconds",
+        "fsyncs",
+        "pause_seconds",
+        "pauses",
+        "records",
+        "rotations",
+    )
+
+    def __init__(self) -> None:
+        self.bytes_written = self.commits = self.fsyncs = self.pauses = self.records = self.rotations = 0
+        self.fsync_seconds = self.pause_seconds = 0.0
+
+    def committed(self, made: Sequence[CachedFrame]) -> None:
+        """One more commit, of these frames."""
+        self.commits += 1
+        self.records += made[-1].end - made[0].base
+        for frame in made:
+            self.bytes_written += len(frame.data)
 
 
 class Wal(PublishedLog):
