@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from forebay import locks
 from tests.ledger import Ledger, LedgerPlugin, enclose
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ hypothesis.settings.load_profile("soak" if SOAK else "normal")
 # Settings that somebody uses otherwise are not those of a test, which could write into a store of theirs.
 for _name in [name for name in os.environ if name.startswith("FOREBAY_") and "__" in name]:
     del os.environ[_name]
+
+locks.check_order(on=True)
 
 SPARK_SECONDS = 900
 SOAK_SECONDS = 7200
@@ -43,6 +46,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if SOAK:
             # The sizes are other ones: the time that a test names is for those of every day.
             item.add_marker(pytest.mark.timeout(SOAK_SECONDS), append=False)
+
+
+@pytest.fixture(autouse=True)
+def locks_in_order(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every lock that a test makes checks its rank, also in threads that log what they meet and go on.
+
+    Not where one thread plays several processes, or calls are counted: such a test has the mark `plain_locks`.
+    """
+    locks.check_order(on=request.node.get_closest_marker("plain_locks") is None)
+    yield
+    locks.check_order(on=True)
+    assert locks.violations() == []
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,8 @@ from typing import Final, TypeAlias
 
 import pytest
 
+from forebay.locks import Rank
+
 pytestmark = pytest.mark.xdist_group("tidy")  # all sources are parsed once
 
 _ROOT: Final = Path(__file__).parents[1]
@@ -24,6 +26,12 @@ _PRIVATE: Final = re.compile(r"_(?!_)\w+|__\w*[^_]")
 _PRIVATE_USES_MAX: Final = 225
 """How often tests look at what only a class or module itself should know: less with time, never more."""
 _OUTSIDE: Final = re.compile(r"\bissue\s*#|(?<![\w.])/(?:home|opt|root|work)/", re.IGNORECASE)
+
+_LOCKS_OF_THEIR_OWN: Final = {"cli", "spark", "testing", "locks.py"}
+_UNRANKED: Final = {
+    "src/forebay/appends/callbacks.py",  # a mark of one thread that no other sees
+    "src/forebay/appends/waiting.py",  # made by one thread to be woken once
+}
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -117,6 +125,47 @@ def _imported_from_elsewhere(tree: ast.Module) -> set[str]:
     """Modules that are not ours, by the names they have here."""
     imports = (alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names)
     return {alias.asname or alias.name for alias in imports if not alias.name.startswith("forebay")}
+
+
+def test_every_lock_is_listed_with_its_rank_and_every_listed_one_exists() -> None:
+    listed = re.findall(r"^\| ([A-Z]+) \| `([\w.]+)` \|", (_ROOT / "docs" / "locks.md").read_text(), re.MULTILINE)
+    made = [lock for path in _modules("src") for lock in _ranked(path)]
+
+    assert len(listed) == len(set(listed))
+    assert sorted(set(made)) == sorted(listed)
+    assert [rank for rank, _ in listed] == sorted((rank for rank, _ in listed), key=lambda name: Rank[name])
+
+
+def test_the_core_makes_no_lock_without_a_rank() -> None:
+    made = [
+        f"{_name(path)}:{call.lineno}"
+        for path in _modules("src")
+        if path.relative_to(_ROOT / "src").parts[1] not in _LOCKS_OF_THEIR_OWN
+        for call in _calls(path)
+        if ast.unparse(call.func) in ("threading.Lock", "threading.RLock", "threading.Semaphore")
+    ]
+
+    assert [place for place in made if place.rpartition(":")[0] not in _UNRANKED] == []
+
+
+def _ranked(path: Path) -> list[tuple[str, str]]:
+    """Rank and name of each lock that a module makes."""
+    return [
+        (call.args[0].attr, call.args[1].value)
+        for call in _calls(path)
+        if ast.unparse(call.func) in ("RankedLock", "RankedRLock", "RankedCondition")
+        and isinstance(call.args[0], ast.Attribute)
+        and isinstance(call.args[1], ast.Constant)
+        and isinstance(call.args[1].value, str)
+    ]
+
+
+@cache
+def _calls(path: Path) -> list[ast.Call]:
+    """The calls of a module that may make a lock."""
+    if "threading" not in path.read_text() and "forebay.locks" not in path.read_text():
+        return []
+    return [node for node in ast.walk(_tree(path)) if isinstance(node, ast.Call)]
 
 
 def _modules(*directories: str) -> list[Path]:

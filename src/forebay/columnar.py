@@ -6,7 +6,6 @@ row group that does not check is answered as a damaged range. Those decoded last
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -28,6 +27,7 @@ from forebay.format.offsets import OffsetSet
 from forebay.format.parquet import SCHEMA, ParquetFacts, encode_parquet, facts_of, row_groups
 from forebay.format.rowgroups import ParquetLayout, RowGroup, Walked, decode_layout, rows_digest, walk
 from forebay.format.segment import index_name
+from forebay.locks import Rank, RankedLock
 from forebay.pages import Page
 from forebay.records import Gap, Reason
 from forebay.sealed import ByteSource, SealedSegment
@@ -205,7 +205,7 @@ class HeldGroups:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._lock = threading.Lock()
+        self._lock = RankedLock(Rank.LEAF, "history.row_groups")
         self._held: OrderedDict[ParquetSegment, tuple[int, RowGroup]] = OrderedDict()
         self._bytes = 0
 

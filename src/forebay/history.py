@@ -6,7 +6,6 @@ Memory stays bounded: a few blocks for each of the latest readers, never more th
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from forebay.blobs.ranges import ObjectBytes, Range
 from forebay.catalog import ShardCatalog
 from forebay.errors import Corrupt, Unsupported
 from forebay.format.descriptor import DescriptorKind, LoadStatus, SegmentDescriptor
+from forebay.locks import Rank, RankedLock
 from forebay.pages import Page
 from forebay.records import Gap, Reason
 from forebay.sealed import ByteSource, SealedSegment
@@ -65,7 +65,7 @@ class History:
     def __init__(self, catalog: ShardCatalog, open_segment: OpenSegment) -> None:
         self._catalog = catalog
         self._open_segment = open_segment
-        self._lock = threading.Lock()
+        self._lock = RankedLock(Rank.IO, "history.descriptors")
         self._descriptors: list[SegmentDescriptor] = []
         self._generation = -1
         self._segments: OrderedDict[_Place, SealedSegment] = OrderedDict()

@@ -7,7 +7,6 @@ Knows stores and descriptors; knows nothing of logs.
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TypeVar
@@ -20,6 +19,7 @@ from forebay.errors import Corrupt, Invalid
 from forebay.format.checksum import content_hash
 from forebay.format.descriptor import DescriptorKind, SegmentDescriptor, Status
 from forebay.format.value import decode_value, encode_value
+from forebay.locks import Rank, RankedLock
 
 SUFFIX = ".manifest"
 BYTES_MAX = 64 * 1024 * 1024
@@ -110,7 +110,7 @@ class ManifestReader:
 
     def __init__(self, store: BlobStore) -> None:
         self._store = store
-        self._lock = threading.Lock()
+        self._lock = RankedLock(Rank.LEAF, "history.manifests")
         self._remembered: OrderedDict[str, tuple[SegmentDescriptor, ...]] = OrderedDict()
 
     def __call__(self, descriptor: SegmentDescriptor) -> Sequence[SegmentDescriptor]:

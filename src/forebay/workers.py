@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from forebay.clock import Clock
-from forebay.conditions import Condition
 from forebay.errors import ForebayError
+from forebay.locks import Rank, RankedCondition
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Worker:
         self._interval_s = interval_s
         self._delay_s = delay_s
         self._stuck_s = stuck_s
-        self.changed = Condition()
+        self.changed = RankedCondition(Rank.LEAF, "workers.changed")
         """Its lock. A step may keep what it takes its work from under it."""
         self._threads: list[threading.Thread] = []
         """The one that works comes last; those before it are stuck."""
@@ -162,7 +162,7 @@ class Worker:
 
     def abandon(self) -> None:
         """In a forked child: the threads are not there, and none begins."""
-        self.changed = Condition()
+        self.changed = RankedCondition(Rank.LEAF, "workers.changed")
         self._threads = []
         self._began = None
         self._is_stopped = True

@@ -16,8 +16,8 @@ from forebay.appends.queue import AppendQueue
 from forebay.appends.ticket import Ticket
 from forebay.appends.waiting import is_inside
 from forebay.clock import SystemClock
-from forebay.conditions import Condition
 from forebay.engines.background import Background
+from forebay.locks import Rank, RankedRLock, check_order, condition_of
 from forebay.settings import WalSettings
 from forebay.workers import ItemWorker
 
@@ -124,10 +124,12 @@ def test_the_turn_of_an_interrupted_append_is_free_at_once(monkeypatch: pytest.M
     assert queue.append() == 0
 
 
-def test_an_interrupt_at_any_instant_leaves_the_lock_of_a_condition_free() -> None:
+@pytest.mark.parametrize("checked", [False, True])
+def test_an_interrupt_at_any_instant_leaves_the_lock_of_a_condition_free(checked: bool) -> None:  # noqa: FBT001
     """Python's own condition keeps its lock in about every third of these."""
-    lock = threading.RLock()
-    condition = Condition(lock)
+    check_order(on=checked)
+    lock = RankedRLock(Rank.LEAF, "tested")
+    condition = condition_of(lock)
     struck = 0
 
     def strike(number: int, frame: FrameType | None) -> None:

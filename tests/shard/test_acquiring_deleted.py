@@ -21,6 +21,7 @@ def _settings(tmp_path: Path) -> Settings:
     )
 
 
+@pytest.mark.plain_locks
 def test_a_topic_deleted_between_look_and_use_stays_deleted_and_its_name_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

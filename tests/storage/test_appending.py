@@ -275,6 +275,7 @@ def test_the_window_of_producers_survives_reopening(tmp_path: Path) -> None:
         assert values(log.topic("t").read()) == [b"0", b"1", b"2", b"3"]
 
 
+@pytest.mark.plain_locks
 def test_where_some_partitions_hold_and_others_do_not_the_outcome_says_so(tmp_path: Path) -> None:
     """The error of the failed partition said that nothing was done, and nobody wrote what the others had queued."""
     with Storage.open(str(tmp_path / "log"), quick(queue_records_max=4, append_timeout_ms=0)) as log:

@@ -343,6 +343,7 @@ def test_readers_in_other_threads_go_on_while_the_topic_is_taken_over(killed: Pa
     assert found == [[*VALUES[:EXPORTED], b"new"]] * 3
 
 
+@pytest.mark.plain_locks
 def test_a_shard_that_changes_hands_between_the_look_and_the_opening_is_not_taken(
     killed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

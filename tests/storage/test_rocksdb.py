@@ -138,6 +138,7 @@ log.close()
     assert (done.stdout.strip(), done.returncode) == ("[b'v', b'w']", 0), done.stderr
 
 
+@pytest.mark.plain_locks
 def test_a_signal_inside_a_write_may_not_append_and_wait_nor_close(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

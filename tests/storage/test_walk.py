@@ -12,10 +12,14 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
 
+import pytest
+
 import forebay
 from forebay.settings import Settings
 from tests.ledger import Ledger
 from tests.storage.rig import QUICK
+
+pytestmark = pytest.mark.plain_locks  # only a test pays for the check of their order
 
 SOURCE: Final = str(Path(forebay.__file__).parent)
 APPEND_CALLS_MAX: Final = 71

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from functools import partial
@@ -16,6 +15,7 @@ from forebay.aio.topic import AsyncTopic
 from forebay.aio.workers import Workers
 from forebay.errors import Closed, Conflict, Moved
 from forebay.format.descriptor import ShardState
+from forebay.locks import Rank, RankedLock
 from forebay.settings import Settings
 from forebay.storage import Retained, Storage, Topic
 from forebay.storage.copying import Copied, OnRecords
@@ -30,7 +30,7 @@ class AsyncLog:
         self._open = partial(Storage.open, path, settings, read_only=read_only)
         self._storage: Storage | None = None
         self._workers = Workers()
-        self._opening = threading.Lock()
+        self._opening = RankedLock(Rank.LOG, "aio.opening")
         self._found: Storage | None = None
         self._wanted = True
 

@@ -5,7 +5,6 @@ Knows tickets, the queue and locks, nothing of what is written. An append is sta
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 from forebay.appends.callbacks import call_back
@@ -14,6 +13,7 @@ from forebay.appends.ticket import Ticket
 from forebay.appends.waiting import INSIDE, followed, is_held, is_inside
 from forebay.clock import Clock
 from forebay.errors import Closed, Indeterminate, Unavailable
+from forebay.locks import Rank, RankedRLock
 
 PATIENCE_SECONDS = 0.001
 
@@ -29,7 +29,7 @@ class GroupCommit:
     def __init__(self, name: object, queue: AppendQueue, commit: Callable[[], None]) -> None:
         """`commit` writes and acknowledges what waits, or fails it. It is called by one thread at a time."""
         self.queue = queue
-        self.lock = threading.RLock()
+        self.lock = RankedRLock(Rank.COMMIT, "appends.commit")
         """Its owner is known, so that a signal handler that comes in between is refused. Never entered twice."""
         self.is_inside = is_inside(self.lock)
         self._name = name

@@ -7,7 +7,6 @@ the next offset: an exception at any instant (Ctrl-C) leaves it wholly in or who
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from forebay.appends.waiting import INSIDE, is_inside
 from forebay.errors import ForebayError, Unavailable
 from forebay.format.batch import ColumnBytes, Columns, encode_columns, encode_row
 from forebay.format.control import WindowEntry
+from forebay.locks import Rank, RankedRLock
 from forebay.records import Headers, Run
 from forebay.settings import WalSettings
 
@@ -111,7 +111,7 @@ class AppendQueue:
     """The bounded queue of a shard."""
 
     def __init__(self, next_offset: int, window: ProducerWindow, settings: WalSettings) -> None:
-        self.lock = threading.RLock()
+        self.lock = RankedRLock(Rank.QUEUE, "appends.queue")
         """Its owner is known, so that a signal handler that comes in between is refused. Never entered twice."""
         self._is_inside = is_inside(self.lock)
         self.due: deque[Settled] = deque()

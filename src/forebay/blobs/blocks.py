@@ -5,12 +5,12 @@ Memory stays bounded: a few blocks for each of the latest readers, never more th
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict, deque
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from forebay.blobs.ahead import answer_of, asked_of
 from forebay.blobs.ranges import Range
+from forebay.locks import Rank, RankedLock
 from forebay.records import Bytes
 
 RUNS_MAX = 3
@@ -50,7 +50,7 @@ class Budget:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._lock = threading.Lock()
+        self._lock = RankedLock(Rank.STORE, "blobs.budget")
         self._held: OrderedDict[_Run, tuple[ReadAhead, int]] = OrderedDict()
         self._total = 0
 
@@ -97,7 +97,7 @@ class ReadAhead:
         self._pool = pool
         self._block_bytes = block_bytes
         self._blocks_ahead = blocks_ahead
-        self._lock = threading.Lock()
+        self._lock = RankedLock(Rank.LEAF, "blobs.blocks")
         self._runs: list[_Run] = []
         """The one used last stands last."""
 

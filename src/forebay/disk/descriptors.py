@@ -31,6 +31,7 @@ from functools import partial
 from typing import TypeVar
 
 from forebay.disk import machine
+from forebay.locks import Rank, RankedLock
 from forebay.records import Bytes
 
 T = TypeVar("T")
@@ -257,7 +258,7 @@ class Descriptors:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._lock = threading.Lock()
+        self._lock = RankedLock(Rank.DISK, "disk.descriptors")
         self._open: OrderedDict[SystemFile, None] = OrderedDict()
 
     def __len__(self) -> int:
@@ -337,7 +338,7 @@ class Descriptors:
 
     def abandon(self) -> None:
         """Close everything without taking the lock: in a forked child, whoever held it does not exist."""
-        self._lock = threading.Lock()
+        self._lock = RankedLock(Rank.DISK, "disk.descriptors")
         while self._open:
             file, _ = self._open.popitem()
             file._closed = True

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Protocol
+
+from forebay.locks import Rank, RankedRLock
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class Forks:
     """The listeners of this process."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = RankedRLock(Rank.LEAF, "disk.forks")
         self._listeners: weakref.WeakValueDictionary[int, ForkListener] = weakref.WeakValueDictionary()
         self._count = 0
         self._told: list[ForkListener] = []

@@ -5,17 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import sys
-import threading
 
 from forebay.disk import machine
 from forebay.disk.descriptors import Descriptors, SystemFile
+from forebay.locks import Rank, RankedLock
 
 if sys.platform != "win32":
     import fcntl
 
 DESCRIPTORS_MAX = 128
 
-_fork_gate = threading.Lock()
+_fork_gate = RankedLock(Rank.DISK, "disk.lock_files")
 """Held from the opening of a lock file until it is registered, and by every fork: else a child could inherit
 a lock that `abandon` does not know of, and keep it alive after its owner's death."""
 

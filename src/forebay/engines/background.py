@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from forebay.locks import Rank, RankedRLock
+
 
 class Background:
     """One daemon thread that runs `work`. It ends when `work` returns; telling it to is its owner's."""
@@ -17,7 +19,7 @@ class Background:
     def abandon(self) -> None:
         """In a forked child: the thread is not there."""
         # Entered again by a signal handler that comes in between.
-        self._starting = threading.RLock()
+        self._starting = RankedRLock(Rank.STORE, "engines.thread")
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:

@@ -5,7 +5,6 @@ Reads files and `live`, never the owner's memory, so a reader here costs the own
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import partial
 
@@ -18,6 +17,7 @@ from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
 from forebay.errors import Closed, Unavailable, UnknownTopic, Unsupported
 from forebay.format.batch import ColumnBytes
 from forebay.format.control import higher
+from forebay.locks import Rank, RankedLock
 from forebay.pages import Page
 from forebay.records import Gap, Offsets, Reason
 from forebay.settings import Settings
@@ -97,7 +97,7 @@ class FollowedShard:
         self._clock = clock
         self._looked_at = float("-inf")
         self._is_known = is_known
-        self._lock = threading.Lock()
+        self._lock = RankedLock(Rank.HISTORY, "engines.followed")
         self._closed: str | None = None
 
     @property
@@ -213,7 +213,7 @@ class FollowedShard:
 
     def abandon(self, reason: str) -> None:
         """In a forked child: descriptors go with the disk, and whoever held the lock does not exist."""
-        self._lock = threading.Lock()
+        self._lock = RankedLock(Rank.HISTORY, "engines.followed")
         self._closed = reason
 
     def _page(self, look: Callable[[], Page]) -> Page:

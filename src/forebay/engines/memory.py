@@ -6,7 +6,6 @@ after a restart none is ever given out twice. What does not fit into `memory.byt
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
@@ -17,7 +16,6 @@ from forebay.appends.ticket import Ticket
 from forebay.appends.waiting import INSIDE, is_inside
 from forebay.catalog import read_state
 from forebay.clock import Clock
-from forebay.conditions import Condition
 from forebay.engines.holding import HeldRecords
 from forebay.engines.operations import LookupEngine, joined, tombstone, wanted
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
@@ -26,6 +24,7 @@ from forebay.errors import Closed, Fenced, Full, Invalid, Moved, Unavailable
 from forebay.eviction import Evicted, Holding, Limits, plan
 from forebay.format.batch import Batch, ColumnBytes, batch_of, encode_row
 from forebay.format.control import WindowEntry
+from forebay.locks import Rank, RankedCondition, RankedRLock, condition_of
 from forebay.metadata import MetadataStore
 from forebay.pages import Page
 from forebay.progress import ProgressStore
@@ -74,9 +73,9 @@ class MemoryShard:
         self._evict_reason = Reason.CAP
         self._held = HeldRecords(start)
         self._window = ProducerWindow(settings.wal.producers_max, settings.wal.producer_appends_max)
-        self._lock = threading.RLock()
+        self._lock = RankedRLock(Rank.COMMIT, "memory.shard")
         self._is_inside = is_inside(self._lock)
-        self._published = Condition(self._lock)
+        self._published = condition_of(self._lock)
         self._closed: str | None = None
 
     @property
@@ -325,7 +324,7 @@ class MemoryShard:
 
     def abandon(self, reason: str) -> None:
         """As `end`, in a forked child, where whoever held the lock does not exist."""
-        self._published = Condition()
+        self._published = RankedCondition(Rank.COMMIT, "memory.shard")
         self.end(reason)
 
     def _check_open(self) -> None:

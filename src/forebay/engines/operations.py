@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -15,6 +14,7 @@ from forebay.errors import Closed, Invalid
 from forebay.format.batch import Columns, encode_columns
 from forebay.format.descriptor import state_key
 from forebay.format.keys import deleted_key, late_key
+from forebay.locks import Rank, RankedLock
 from forebay.pages import Page
 from forebay.progress import Progress, ProgressStore, ReaderName
 from forebay.records import OFFSET_MAX, Gap, Reason
@@ -31,7 +31,7 @@ class ShardedEngine(Generic[S]):
     """Keeps shards open and answers by name. An engine adds how a shard is opened and removed."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = RankedLock(Rank.SHARD, "engines.shards")
         self._shards: dict[str, S] = {}
         self._ended: str | None = None
 
@@ -92,7 +92,7 @@ class ShardedEngine(Generic[S]):
         """See `StorageEngine`."""
         self._ended = "was opened before a fork: open it anew in the child"
         # Whoever held it at the fork does not exist here.
-        self._lock = threading.Lock()
+        self._lock = RankedLock(Rank.SHARD, "engines.shards")
         for shard in self.shards():
             self._abandon(shard)
 

@@ -7,7 +7,6 @@ exported lies on the holder's disk alone.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -17,6 +16,7 @@ from forebay.engines.following import FollowedShard
 from forebay.engines.operations import ShardedEngine
 from forebay.engines.seam import OpenShard
 from forebay.errors import Moved, Unsupported
+from forebay.locks import Rank, RankedLock
 from forebay.shard import ShardRef, Surroundings
 from forebay.shard.inheritance import known_in_history
 from forebay.shard.recorded import Recorded
@@ -120,7 +120,7 @@ class UnownedShards(ShardedEngine[UnownedShard]):
         self._clock = clock
         self._around = around
         self._is_known = is_known
-        self._left_lock = threading.Lock()
+        self._left_lock = RankedLock(Rank.SHARD, "engines.left")
         self._left: list[UnownedShard] = []
         """Shards that are read elsewhere by now, and that a reader was inside when they were left."""
         self._lost: set[str] = set()
@@ -164,7 +164,7 @@ class UnownedShards(ShardedEngine[UnownedShard]):
     def abandon(self) -> None:
         """See `StorageEngine`."""
         super().abandon()
-        self._left_lock = threading.Lock()
+        self._left_lock = RankedLock(Rank.SHARD, "engines.left")
 
     def _open(self, ref: ShardRef) -> UnownedShard:
         past = Recorded(self._around.catalog(ref), self._around.places, NO_HOLDER, self._clock)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType, TracebackType
 from typing import Self
 
-from forebay.conditions import Condition
 from forebay.errors import Closed
+from forebay.locks import Rank, RankedCondition
 from forebay.metadata.seam import (
     HISTORY_BYTES_MAX,
     HISTORY_CHANGES_MAX,
@@ -154,7 +154,7 @@ class MemoryMetadata:
 
     def __init__(self, state: MemoryState | None = None) -> None:
         self._state = MemoryState() if state is None else state
-        self._changed = Condition()
+        self._changed = RankedCondition(Rank.STORE, "metadata.memory")
         self._own_sessions: list[MemorySession] = []
         self._closed = False
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +25,7 @@ from forebay.format.control import Floor
 from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.format.offsets import OffsetSet
 from forebay.history import History
+from forebay.locks import Rank, RankedLock
 from forebay.records import Gap, Reason
 from forebay.settings import Settings
 from forebay.shard import compacted
@@ -113,7 +113,7 @@ class Archive:
         self._epoch = past.epoch
         self._dropped = 0
         """What lies wholly below was removed."""
-        self._working = threading.Lock()
+        self._working = RankedLock(Rank.HISTORY, "shard.history_work")
         """One at a time: the background thread, or a caller that asks for it now. Callbacks wait for its release."""
         self.exported_at = clock.monotonic() - settings.export.interval_s
         """When the last pass was over; the first is due at once."""

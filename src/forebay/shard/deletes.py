@@ -8,7 +8,6 @@ that was deleted before.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -17,6 +16,7 @@ from forebay.errors import Fenced
 from forebay.format.control import NO_FLOOR, Floor, higher
 from forebay.format.descriptor import ShardState
 from forebay.format.offsets import WINDOW, OffsetSet
+from forebay.locks import Rank, RankedRLock
 from forebay.records import OFFSET_MAX, Reason
 from forebay.shard.extents import Extents
 from forebay.shard.visible import NOTHING, Ended, Visible
@@ -59,7 +59,7 @@ class Deletes:
         self._past = past
         self._reach = 0
         """History may end here, though nobody has said so yet."""
-        self._changing = threading.RLock()
+        self._changing = RankedRLock(Rank.DELETES, "shard.deletes")
         """Held from looking where history ends to having written what follows from it.
 
         Callbacks of appends that end meanwhile (another owner was found) are deferred until it is released.

@@ -6,7 +6,6 @@ counted by the indexes of sealed files where they tell them, else by the records
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import TypeAlias
@@ -23,6 +22,7 @@ from forebay.format.batch import Batch, ColumnBytes, batch_of
 from forebay.format.index import find_offset
 from forebay.format.offsets import OffsetSet
 from forebay.history import History
+from forebay.locks import Rank, RankedLock
 from forebay.pages import Page
 from forebay.records import Gap
 from forebay.sealed import SealedSegment
@@ -135,7 +135,7 @@ class Evicting:
         self.limits = limits
         self._read = read
         self._weights = weights
-        self._counting = threading.Lock()
+        self._counting = RankedLock(Rank.LIMITS, "shard.caps")
         self._staged: list[tuple[int, int, int]] = []
         """Start, end and bytes of appends that may not be published yet."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import threading
 
 from forebay.errors import Indeterminate, Unavailable
+from forebay.locks import Rank, RankedLock
 from forebay.metadata import MetadataStore, Session
 from forebay.shard.ownership import Owner
 
@@ -19,7 +19,7 @@ class Membership:
         self.holder = holder
         self._metadata = metadata
         self._ttl_s = ttl_s
-        self._lock = threading.Lock()
+        self._lock = RankedLock(Rank.IO, "shard.session")
         self._session = metadata.session(ttl_s)
         self._unended: list[Session] = []
         """Those that have ended here, and not yet for everybody."""
@@ -51,4 +51,4 @@ class Membership:
 
     def abandon(self) -> None:
         """In a forked child: whoever held the lock does not exist."""
-        self._lock = threading.Lock()
+        self._lock = RankedLock(Rank.IO, "shard.session")

@@ -12,12 +12,13 @@ from functools import partial
 from forebay.appends.callbacks import Settled, in_callback
 from forebay.appends.ticket import Ticket
 from forebay.errors import ForebayError, Indeterminate
+from forebay.locks import Rank, RankedRLock
 from forebay.storage.checks import checked_seconds
 
 logger = logging.getLogger(__name__)
 
 
-_FIRST = threading.RLock()
+_FIRST = RankedRLock(Rank.LEAF, "storage.first_callback")
 """Held while an ack gets its first callback."""
 
 

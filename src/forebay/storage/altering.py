@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable
 
@@ -10,6 +9,7 @@ from forebay.clock import Clock
 from forebay.engines import OpenShard
 from forebay.engines.unowned import UnownedShard
 from forebay.errors import Conflict, Unavailable
+from forebay.locks import Rank, RankedLock
 from forebay.shard import ShardRef
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Defined, Definitions, refs_of
@@ -31,7 +31,7 @@ class Alterations:
         self._definitions = definitions
         self._shards = shards
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = RankedLock(Rank.TOPIC, "storage.handles")
         self._newest: dict[str, Defined] = {}
         self._handles: dict[str, weakref.WeakSet[Topic]] = {}
 
@@ -94,7 +94,7 @@ class Alterations:
 
     def abandon(self) -> None:
         """In a forked child: whoever held the lock does not exist."""
-        self._lock = threading.Lock()
+        self._lock = RankedLock(Rank.TOPIC, "storage.handles")
 
     def _check_loss(self, old: TopicSpec, new: TopicSpec) -> None:
         """`Conflict` if a limit that is new would end records at once."""

@@ -7,11 +7,10 @@ group then reads that much again. Nothing is ever skipped by it.
 from __future__ import annotations
 
 import logging
-import threading
 
 from forebay.clock import Clock
-from forebay.conditions import Condition
 from forebay.errors import UnknownTopic
+from forebay.locks import Rank, RankedCondition, RankedLock
 from forebay.progress import Progress, ProgressStore, ReaderName
 from forebay.settings import ProgressSettings
 from forebay.workers import Worker
@@ -25,8 +24,8 @@ class CachedCommits:
     def __init__(self, store: ProgressStore, settings: ProgressSettings, clock: Clock) -> None:
         self._store = store
         self._settings = settings
-        self._changed = Condition()
-        self._writing = threading.Lock()
+        self._changed = RankedCondition(Rank.LEAF, "storage.cached_commits")
+        self._writing = RankedLock(Rank.ROUND, "storage.commit_flush")
         self._pending: dict[tuple[ReaderName, int], Progress] = {}
         self._durable: dict[tuple[ReaderName, int], int] = {}
         """Where each stands in the store, as far as it was written here."""
@@ -102,7 +101,8 @@ class CachedCommits:
     def abandon(self) -> None:
         """In a forked child: the thread is not there, and the parent writes what it noted."""
         self.worker.abandon()
-        self._changed, self._writing = Condition(), threading.Lock()
+        self._changed = RankedCondition(Rank.LEAF, "storage.cached_commits")
+        self._writing = RankedLock(Rank.ROUND, "storage.commit_flush")
         self._pending.clear()
 
     def _write(self, name: ReaderName, cursors: dict[int, Progress]) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 
 from forebay.errors import Closed, Unsupported
+from forebay.locks import Rank, RankedLock
 from forebay.metadata import Compare, DeleteRange, Entry, MetadataStore, Operation, Outcome, Session, Watch
 
 
@@ -20,7 +20,7 @@ class ConsumerMetadata:
         self._reading = reading
         self._cursors = f"{prefix}/progress/"
         self._open = writable
-        self._lock = threading.Lock()
+        self._lock = RankedLock(Rank.IO, "storage.consumer_metadata")
         self._writing: MetadataStore | None = None
         self._is_closed = False
 
@@ -68,7 +68,7 @@ class ConsumerMetadata:
 
     def abandon(self) -> None:
         """See `MetadataStore`."""
-        self._lock = threading.Lock()
+        self._lock = RankedLock(Rank.IO, "storage.consumer_metadata")
         if self._writing is not None:
             self._writing.abandon()
         self._reading.abandon()

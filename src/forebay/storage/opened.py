@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from forebay.engines import FollowingEngine, MemoryEngine, OpenShard, RocksEngine, SegmentEngine
 from forebay.errors import Unavailable, UnknownTopic
+from forebay.locks import Rank, RankedRLock
 from forebay.shard import ShardRef
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions
@@ -21,7 +21,7 @@ class OpenShards:
     """Opens each shard once, on the engine that its topic names."""
 
     def __init__(self, parts: Parts, definitions: Definitions, check_open: Callable[[], None]) -> None:
-        self.changing = threading.RLock()
+        self.changing = RankedRLock(Rank.REGISTRY, "storage.shards")
         """Held while a topic is deleted and while a shard is opened: none is opened behind a deletion's back."""
         self.on_opened: Callable[[OpenShard], None] = lambda shard: None
         """Hears of each shard before its first use."""
@@ -135,7 +135,7 @@ class OpenShards:
 
     def abandon(self) -> None:
         """In a forked child: whoever held the lock does not exist, and every use must ask anew."""
-        self.changing = threading.RLock()
+        self.changing = RankedRLock(Rank.REGISTRY, "storage.shards")
         self._opened.clear()
 
 

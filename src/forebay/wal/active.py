@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from typing import NamedTuple
 
-from forebay.conditions import Condition
+from forebay.locks import Rank, RankedCondition
 from forebay.wal.files import LogFile
 from forebay.wal.scan import LogScan
 
@@ -66,7 +66,7 @@ class BackgroundSync:
 
     def __init__(self, target: SyncTarget) -> None:
         self.target = target
-        self._changed = Condition()
+        self._changed = RankedCondition(Rank.LEAF, "wal.background_sync")
         self._is_over = False
         self._error: OSError | None = None
 

@@ -6,7 +6,6 @@ replace a damaged tail byte for byte. Knows nothing of files.
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
@@ -19,6 +18,7 @@ from forebay.format.frame import HEADER_SIZE, FrameHead
 from forebay.format.head import WHOLE_HEAD
 from forebay.format.scan import table_at
 from forebay.format.stretch import STRETCH_MIN, batches_of
+from forebay.locks import Rank, RankedLock
 
 SMALL_BYTES = 2048
 """Frames up to here are worth copying to be read together."""
@@ -56,7 +56,7 @@ class TailCache:
         self._bases: list[int] = []
         self._dropped = 0
         self._end = -1
-        self._lock = threading.Lock()
+        self._lock = RankedLock(Rank.LEAF, "wal.tail")
         self.bytes = 0
         self.hits = 0
         self.misses = 0

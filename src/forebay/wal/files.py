@@ -8,7 +8,6 @@ so a file that is replaced under a reader costs it a look-up and nothing else.
 from __future__ import annotations
 
 import errno
-import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
@@ -25,6 +24,7 @@ from forebay.format.index import SectionKind
 from forebay.format.lookups import HeldPostings
 from forebay.format.scan import FrameTable
 from forebay.format.segment import HEADER_BYTES, SegmentHeader, index_name
+from forebay.locks import Rank, RankedLock
 from forebay.pages import Page
 from forebay.records import Gap, Reason
 from forebay.sealed import UNREADABLE, Gathered, SealedSegment, first_at_time
@@ -68,12 +68,12 @@ class LogFile:
         self.end = end
         self.limit = limit
         """Readers see frames below this byte only."""
-        self.indexing = threading.Lock()
+        self.indexing = RankedLock(Rank.LEAF, "wal.index")
         """Held while `index` and `limit` move together."""
         self._postings: dict[SectionKind, HeldPostings] = {}
         self._unposted: dict[SectionKind, list[Gap]] = {}
         """Damage that was met while the file was read for its postings."""
-        self._posting = threading.Lock()
+        self._posting = RankedLock(Rank.IO, "wal.postings")
 
     @property
     def path(self) -> str:
@@ -305,8 +305,8 @@ class FileList:
         self._clock = clock
         self.all: tuple[LogFile | SealedFile, ...] = tuple(sorted(files, key=_start))
         # The writer adds while the sealer replaces: neither may undo the other.
-        self._changing = threading.Lock()
-        self.replacing = threading.Lock()
+        self._changing = RankedLock(Rank.LEAF, "wal.file_list")
+        self.replacing = RankedLock(Rank.IO, "wal.file_names")
         """Held from before a name is given to another file until that file is listed."""
 
     def add(self, file: LogFile | SealedFile) -> None:

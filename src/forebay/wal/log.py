@@ -18,9 +18,9 @@ from forebay.appends.free_space import FreeSpace
 from forebay.appends.group_commit import GroupCommit
 from forebay.appends.queue import AppendQueue, Entry, Producing
 from forebay.appends.ticket import Ticket
-from forebay.conditions import Condition
 from forebay.errors import Closed, Fenced, ForebayError, Unavailable
 from forebay.format.batch import ColumnBytes
+from forebay.locks import Rank, RankedCondition
 from forebay.records import Offsets
 from forebay.topics import Durability
 from forebay.wal.active import ActiveFile
@@ -430,7 +430,7 @@ class Wal(PublishedLog):
         """End without touching the disk: in a forked child, whose parent goes on writing."""
         self.closed = True
         # Whoever held a lock at the fork does not exist here.
-        self.published = Condition()
+        self.published = RankedCondition(Rank.LEAF, "wal.published")
         self.queue = AppendQueue(0, self.writer.window, self.settings)
         self.group = GroupCommit(self.writer.place, self.queue, self._commit)
         self.queue.refuse(Closed(f"{self.writer.place} was opened before a fork: open it anew in the child"))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from forebay.conditions import Condition
 from forebay.errors import Closed
+from forebay.locks import Rank, RankedCondition
 from forebay.pages import Page
 from forebay.records import Gap
 from forebay.wal.cache import CachedFrame, TailCache, batches_in
@@ -33,7 +33,7 @@ class PublishedLog:
         self.wakers: set[Callable[[], None]] = set()
         """Called after each publication, when no lock is held, by the thread that published."""
         self.closed = False
-        self.published = Condition()
+        self.published = RankedCondition(Rank.LEAF, "wal.published")
         """Notified when `head` has moved, or something else that is waited for has come."""
         self._waiting = 0
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import threading
 from collections.abc import Callable, Sequence
 
 from msgspec import UNSET
@@ -17,6 +16,7 @@ from forebay.disk import replace_file
 from forebay.errors import Corrupt, DataLoss
 from forebay.format.checkpoint import Checkpoint, CheckpointFile, encode_checkpoint
 from forebay.format.segment import parse_segment_name
+from forebay.locks import Rank, RankedLock
 from forebay.records import Gap
 from forebay.wal.active import BackgroundSync, SyncTarget
 from forebay.wal.cache import CachedFrame
@@ -42,7 +42,7 @@ class Upkeep:
         self._wal = wal
         self._sealer = sealer
         self._has_copy = has_copy
-        self._sealing = threading.Lock()
+        self._sealing = RankedLock(Rank.SEALING, "wal.sealing")
         self._stopped: DataLoss | None = None
         self._retry_at = 0.0
         self._left: object = None

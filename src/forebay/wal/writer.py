@@ -8,7 +8,6 @@ active file can no longer be trusted; what then happens is the business of `heal
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ from forebay.format.batch import encode_data_frame
 from forebay.format.checksum import salted
 from forebay.format.control import State, encode_gap, encode_mark, encode_state
 from forebay.format.segment import SegmentHeader, encode_header, segment_name
+from forebay.locks import Rank, RankedLock
 from forebay.records import Gap, Reason
 from forebay.settings import WalSettings
 from forebay.wal.active import ActiveFile, BackgroundSync, SyncTarget
@@ -94,7 +94,7 @@ class Writer:
         """Bytes went to the active file that nobody has accounted for: an exception now means it cannot be trusted."""
         self._zstd_level = zstd_level
         self._reserve = reserve
-        self._noting = threading.Lock()
+        self._noting = RankedLock(Rank.LEAF, "wal.reservation")
         self._reserving: tuple[int, int] | None = None
         self._reserved_at: tuple[float, int] | None = None  # when offsets were reserved last, and the end then
         self._look_again = 0

@@ -8,7 +8,6 @@ Knows keys and bytes; knows nothing of what they mean.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -38,6 +37,7 @@ from forebay.blobs.seam import (
 )
 from forebay.clock import Clock
 from forebay.errors import Closed, ForebayError, Indeterminate, Unavailable, Unsupported
+from forebay.locks import Rank, RankedLock
 from forebay.records import Bytes
 from forebay.settings import StoreSettings
 
@@ -68,7 +68,7 @@ class ObjectStore:
         self._store = store
         self._once = once
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = RankedLock(Rank.STORE, "blobs.pool")
         self._pool: ThreadPoolExecutor | None = None
         self._closed = False
 

@@ -12,9 +12,9 @@ from importlib.util import find_spec
 from types import TracebackType
 from typing import Any
 
-from forebay.conditions import Condition
 from forebay.disk import Disk, make_directories
 from forebay.errors import Closed, Corrupt, ForebayError, Indeterminate, Unavailable, Unsupported, UnsupportedFormat
+from forebay.locks import Rank, RankedCondition
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class Database:
         self.path = path
         self.disk = disk
         self.read_only = read_only
-        self._lock = Condition()
+        self._lock = RankedCondition(Rank.STORE, "rocksdb.database")
         self._rocks: Any = None
         self._family: Any = None
         self._handle: Any = None
@@ -211,7 +211,7 @@ class Database:
     def abandon(self) -> None:
         """In a forked child: RocksDB's threads are not there, and to end it would wait for them for ever."""
         self._ended = "was opened before a fork: open it anew in the child"
-        self._lock = Condition()
+        self._lock = RankedCondition(Rank.STORE, "rocksdb.database")
         if self._rocks is not None:
             _end_without_handlers()
         for held in (self._rocks, self._family, self._handle):

@@ -6,7 +6,6 @@ Readers go by the stance, which moves only after what it tells of may be shown.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import partial
 
@@ -17,7 +16,6 @@ from forebay.appends.queue import AppendQueue, Producing
 from forebay.appends.queue import Entry as Queued
 from forebay.appends.ticket import Ticket
 from forebay.clock import Clock
-from forebay.conditions import Condition
 from forebay.engines.rocksdb.committing import Commits
 from forebay.engines.rocksdb.database import Database
 from forebay.engines.rocksdb.entries import Shelf, Stance
@@ -29,6 +27,7 @@ from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
 from forebay.errors import Closed, Corrupt, Full, Unavailable
 from forebay.eviction import Evicted, Holding, Limits, plan
 from forebay.format.batch import ColumnBytes, batch_of
+from forebay.locks import Rank, RankedCondition, RankedRLock
 from forebay.pages import Page
 from forebay.records import Offsets
 from forebay.settings import RetentionSettings, WalSettings
@@ -79,10 +78,11 @@ class RocksShard:
         self._limits = Limits.of(ref.spec, retention)
         self._space = FreeSpace(database.disk, database.path, ref, settings.free_bytes_min)
         self._closed: str | None = None
-        self._changing, self._capping = threading.RLock(), threading.RLock()
+        self._changing = RankedRLock(Rank.LIMITS, "rocksdb.deletes")
+        self._capping = RankedRLock(Rank.DELETES, "rocksdb.caps")
         self._admitted = stance.counters.total
         """What all records count for, with those that wait."""
-        self._published = Condition()
+        self._published = RankedCondition(Rank.LEAF, "rocksdb.published")
         self._pages = Pages(str(ref), database, shelf)
         self._removal = Removal(database, shelf, self._change)
         queue = AppendQueue(stance.counters.next, window, settings)
@@ -353,8 +353,9 @@ class RocksShard:
     def abandon(self, reason: str) -> None:
         """End in a forked child, where whoever held a lock does not exist."""
         self._closed = reason
-        self._published = Condition()
-        self._changing, self._capping = threading.RLock(), threading.RLock()
+        self._published = RankedCondition(Rank.LEAF, "rocksdb.published")
+        self._changing = RankedRLock(Rank.LIMITS, "rocksdb.deletes")
+        self._capping = RankedRLock(Rank.DELETES, "rocksdb.caps")
         queue = AppendQueue(0, self._window, self._settings)
         queue.refuse(Closed(f"{self.ref} {reason}"))
         self._commits = Commits(str(self.ref), queue, write=self._write, head=lambda: 0)

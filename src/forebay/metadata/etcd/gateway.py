@@ -20,6 +20,7 @@ import msgspec
 from forebay.clock import Clock
 from forebay.disk.forks import tell_of_forks
 from forebay.errors import Closed, Indeterminate, Invalid, Unavailable
+from forebay.locks import Rank, RankedLock
 from forebay.metadata.etcd.refusals import AnswerLost, LoginNeeded, NotDone, Refused, failure_of
 from forebay.metadata.etcd.wire import Request, Token
 
@@ -256,7 +257,7 @@ class _Login:
     def __init__(self, user: str, password: str) -> None:
         self.user = user
         self.password = password
-        self.lock = threading.Lock()
+        self.lock = RankedLock(Rank.STORE, "metadata.login")
         self.token: str | None = None
 
 

@@ -14,6 +14,7 @@ import threading
 
 from forebay.clock import Clock
 from forebay.errors import ForebayError, Invalid, Unavailable
+from forebay.locks import Rank, RankedLock
 from forebay.metadata.etcd.gateway import Gateway
 from forebay.metadata.etcd.keyspace import Keyspace, lease_from, session_of
 from forebay.metadata.etcd.refusals import FAILED_PRECONDITION, NOT_FOUND, Refused
@@ -75,7 +76,7 @@ class Leases:
         self._keyspace = keyspace
         self._clock = clock
         self._held: dict[str, EtcdSession] = {}
-        self._lock = threading.Lock()
+        self._lock = RankedLock(Rank.STORE, "metadata.leases")
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
 

@@ -15,8 +15,8 @@ from typing import Self
 
 import msgspec
 
-from forebay.conditions import Condition
 from forebay.errors import Closed, ForebayError, Unavailable
+from forebay.locks import Rank, RankedCondition
 from forebay.metadata.etcd.gateway import Gateway, Stream
 from forebay.metadata.etcd.keyspace import Keyspace, span_of
 from forebay.metadata.etcd.refusals import Refused, failure_by
@@ -40,7 +40,7 @@ class EtcdWatch:
         self._idle_s = idle_s
         self._next = start
         self._thread: threading.Thread | None = None
-        self._mail = Condition()
+        self._mail = RankedCondition(Rank.STORE, "metadata.etcd_watch")
         self._changes: list[Change] = []
         self._arrived = start - 1
         """Every change up to and including this revision was handed out or lies in `_changes`."""

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-import threading
 from collections.abc import Iterator
 from urllib.parse import quote
 
 from forebay.clock import Clock
 from forebay.disk.forks import tell_of_forks
 from forebay.errors import Closed, Corrupt, ForebayError, Indeterminate, Unavailable, Unsupported
+from forebay.locks import Rank, RankedLock
 from forebay.metadata.sqlite import schema
 
 _RETRY_INTERVAL_S = 0.005
@@ -31,7 +31,7 @@ class _Link:
     """One connection, its lock, and how often it was opened."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = RankedLock(Rank.STORE, "metadata.connection")
         self.connection: sqlite3.Connection | None = None
         self.generation = 0
 

@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Self
 
 from forebay.clock import Clock
-from forebay.conditions import Condition
 from forebay.errors import Closed
+from forebay.locks import Rank, RankedCondition
 from forebay.metadata.seam import Change
 from forebay.metadata.sqlite import ledger
 from forebay.metadata.sqlite.database import Database
@@ -25,7 +25,7 @@ class Commits:
     """Counts the commits of this process and wakes who waits for the next."""
 
     def __init__(self) -> None:
-        self._condition = Condition()
+        self._condition = RankedCondition(Rank.STORE, "metadata.sqlite_watch")
         self.count = 0
 
     def announce(self) -> None:

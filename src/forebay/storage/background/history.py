@@ -13,9 +13,9 @@ from typing import TypeVar
 
 from forebay.appends.callbacks import deferred
 from forebay.clock import Clock
-from forebay.conditions import Condition
 from forebay.engines.background import Background
 from forebay.errors import Corrupt, Fenced, ForebayError, Unavailable
+from forebay.locks import Rank, RankedCondition, RankedRLock
 from forebay.settings import Settings
 from forebay.shard import SegmentShard
 from forebay.shard.archive import Archive
@@ -40,8 +40,8 @@ class HistoryWorker:
         """What is due now and then for the directory as a whole."""
         self._clock = clock
         self._settings = settings
-        self._changed = Condition()
-        self._stepping = threading.RLock()
+        self._changed = RankedCondition(Rank.LEAF, "storage.exporting")
+        self._stepping = RankedRLock(Rank.CHORES, "storage.export_round")
         """Whoever steps; nobody waits for it who only wants one shard to be left alone."""
         self._at: tuple[str, int] | None = None
         """The shard that is worked on, and the thread that does it."""
@@ -129,8 +129,8 @@ class HistoryWorker:
         """In a forked child: the thread is not there."""
         self._thread.abandon()
         self._ended = True
-        self._stepping = threading.RLock()
-        self._changed = Condition()
+        self._stepping = RankedRLock(Rank.CHORES, "storage.export_round")
+        self._changed = RankedCondition(Rank.LEAF, "storage.exporting")
         self._at = None
 
     def _start(self) -> None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
 from forebay.appends.callbacks import deferred
 from forebay.clock import Clock
-from forebay.conditions import Condition
 from forebay.engines import OpenShard
 from forebay.engines.background import Background
 from forebay.engines.seam import LookedUpShard
 from forebay.errors import Closed, ForebayError
+from forebay.locks import Rank, RankedCondition, RankedRLock
 from forebay.metadata import Compacted, Watch
 from forebay.storage.altering import Alterations
 from forebay.storage.compaction import Compaction
@@ -51,8 +50,8 @@ class LimitsWorker:
         self._clock = clock
         self._interval_s = interval_s
         self._compaction = Compaction()
-        self._changed = Condition()
-        self._stepping = threading.RLock()
+        self._changed = RankedCondition(Rank.LEAF, "storage.limits")
+        self._stepping = RankedRLock(Rank.ROUND, "storage.limits_round")
         self._watch: Watch | None = None
         self._heard_at = float("-inf")
         self._ended = False
@@ -113,7 +112,8 @@ class LimitsWorker:
         self._thread.abandon()
         self._watch = None
         self._ended = True
-        self._changed, self._stepping = Condition(), threading.RLock()
+        self._changed = RankedCondition(Rank.LEAF, "storage.limits")
+        self._stepping = RankedRLock(Rank.ROUND, "storage.limits_round")
 
     def _run(self) -> None:
         while True:

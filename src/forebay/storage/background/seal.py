@@ -9,8 +9,8 @@ import logging
 import threading
 from collections.abc import Callable
 
-from forebay.conditions import Condition
 from forebay.engines.background import Background
+from forebay.locks import Rank, RankedCondition
 from forebay.shard import SegmentShard
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class SealWorker:
     def __init__(self, on_sealed: Callable[[SegmentShard], None]) -> None:
         """`on_sealed` is called after each turn, by this thread, without a lock."""
         self._on_sealed = on_sealed
-        self._changed = Condition()
+        self._changed = RankedCondition(Rank.LEAF, "storage.sealing")
         self._asked: dict[str, SegmentShard] = {}
         self._at: tuple[str, int] | None = None
         """The shard that is worked on, and the thread that does it."""
@@ -80,7 +80,7 @@ class SealWorker:
         """In a forked child: the thread is not there."""
         self._thread.abandon()
         self._ended = True
-        self._changed = Condition()
+        self._changed = RankedCondition(Rank.LEAF, "storage.sealing")
         self._at = None
 
     def _run(self) -> None:

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import errno
 import logging
-import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 
 from forebay.appends.callbacks import in_callback, left_due
 from forebay.appends.waiting import INSIDE, is_inside
 from forebay.clock import Clock
-from forebay.conditions import Condition
 from forebay.disk import Disk
 from forebay.engines import OpenShard
 from forebay.engines.background import Background
 from forebay.errors import Unavailable
+from forebay.locks import Rank, RankedCondition, RankedRLock
 from forebay.settings import RuntimeSettings
 from forebay.shard import SegmentShard
 from forebay.storage.background.seal import SealWorker
@@ -48,11 +47,11 @@ class SyncWorker:
         self._callbacks: ItemWorker[SegmentShard] = ItemWorker(
             "forebay-callbacks", lambda shard: shard.wal.call_back(), clock=clock
         )
-        self._changed = Condition()
+        self._changed = RankedCondition(Rank.LEAF, "storage.syncing")
         self._busy: dict[str, SegmentShard] = {}
         """Shards with something to do. Only those that are watched: see `_enlist`."""
         self._watched: dict[str, SegmentShard] = {}
-        self._stepping = threading.RLock()
+        self._stepping = RankedRLock(Rank.ROUND, "storage.sync_round")
         """Entered again where a round finds that a shard was lost."""
         self._ended = False
         self._thread = Background("forebay-maintenance", self._run)
@@ -124,8 +123,8 @@ class SyncWorker:
         self._thread.abandon()
         self._callbacks.worker.abandon()
         self._ended = True
-        self._stepping = threading.RLock()
-        self._changed = Condition()
+        self._stepping = RankedRLock(Rank.ROUND, "storage.sync_round")
+        self._changed = RankedCondition(Rank.LEAF, "storage.syncing")
 
     def _wake(self, shard: SegmentShard) -> None:
         if self._busy.get(shard.ref.id) is shard:
@@ -217,7 +216,7 @@ class Closing:
     """One thread closes at a time, and never one that is in the middle of an append."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = RankedRLock(Rank.LOG, "storage.closing")
 
     def run(self, close: Callable[[], None], shards: Iterable[OpenShard], committer: ItemWorker[OpenShard]) -> None:
         """Close, after whoever is at it.
