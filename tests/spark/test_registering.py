@@ -176,7 +176,7 @@ def test_what_is_noted_before_the_snapshot_is_let_go_of_if_it_never_came(
     mixed.every_tier()
     compacted(land, [TOPIC])
     changes = iter([0, 1])
-    real = registering._change
+    real = registering.change_of
 
     def changed(*arguments: object) -> object:
         if next(changes) == 1:
@@ -184,7 +184,7 @@ def test_what_is_noted_before_the_snapshot_is_let_go_of_if_it_never_came(
         return real(*arguments)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patched, pytest.raises(Conflict, match="compacted meanwhile"):
-        patched.setattr(registering, "_change", changed)
+        patched.setattr(registering, "change_of", changed)
         registered(land)
     noted = objects_kept(land)
     assert noted

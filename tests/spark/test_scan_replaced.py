@@ -41,7 +41,7 @@ def test_what_went_since_the_plan_is_named_in_every_run(tmp_path: Path, monkeypa
     def compacted_again(reader: PieceReader, part: Part, filters: Filters) -> Iterator[Run]:
         runs = list(wanted_runs(reader, part, filters))
         assert len(runs) == 2, "the keys lie far from each other"
-        reader._let_go()
+        reader.close_open()
         mixed.delete(0, 190, 191)
         mixed.compact()
         old.unlink()

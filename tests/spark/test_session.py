@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from forebay.spark.pushing import SETTING
-from forebay.spark.session import SETTINGS, WANTED, _tell, session
+from forebay.spark.session import SETTINGS, WANTED, session, warn_once
 
 
 class _Session:
@@ -21,7 +21,7 @@ class _Session:
 def test_running_session_is_taken_and_what_it_lacks_is_told_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, off: str, effect: str
 ) -> None:
-    _tell.cache_clear()
+    warn_once.cache_clear()
     running = _Session({name: str(name != off).lower() for name in WANTED})
     monkeypatch.setitem(session.__globals__, "running", lambda: running)  # the package has a function of its name
 

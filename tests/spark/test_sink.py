@@ -118,7 +118,7 @@ def test_without_the_ids_that_spark_tells_its_tasks_nothing_is_written(monkeypat
     monkeypatch.setattr("forebay.spark.sink.TaskContext.get", Untold)
 
     with pytest.raises(Unsupported, match="has not told its task the local property streaming.sql.batchId"):
-        sink._sink_of_task()
+        sink.sink_of_task()
 
 
 def test_tasks_that_do_not_agree_on_their_batch_are_refused() -> None:
@@ -126,7 +126,7 @@ def test_tasks_that_do_not_agree_on_their_batch_are_refused() -> None:
         result = TaskResult(load_id=load_id, number=0, staged=())
         return WrittenBatch(result, Sink(query_id="q", batch_id=batch), mock.sentinel.target)
 
-    assert sink._agreed([told(3, "a"), told(3, "a")], 3)[1].batch_id == 3
+    assert sink.agreed([told(3, "a"), told(3, "a")], 3)[1].batch_id == 3
     for messages in ([told(3, "a"), told(4, "a")], [told(3, "a"), told(3, "b")], [told(2, "a")], []):
         with pytest.raises(Conflict, match="nothing of it is brought in"):
-            sink._agreed(messages, 3)
+            sink.agreed(messages, 3)

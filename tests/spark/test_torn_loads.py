@@ -20,6 +20,7 @@ from forebay.metadata.opening import open_metadata
 from forebay.spark import opening, snapshot
 from forebay.spark.options import ReadOptions
 from forebay.spark.snapshot import ShardView, Viewer, load, look_again
+from forebay.testing.inside import inside
 from tests.moves import rig
 from tests.spark.mixed import Mixed
 
@@ -45,27 +46,27 @@ def _ends(mixed: Mixed, viewer: Viewer) -> list[int]:
 
 
 def test_a_load_that_comes_between_two_partitions_is_seen_in_both(mixed: Mixed, viewer: Viewer) -> None:
-    looked, views = snapshot._Viewed.look, list[ShardView]()
+    looked, views = snapshot.ViewedShard.look, list[ShardView]()
 
-    def look_and_load(viewed: snapshot._Viewed) -> ShardView:
+    def look_and_load(viewed: snapshot.ViewedShard) -> ShardView:
         views.append(looked(viewed))
         if len(views) in (1, 3):
             mixed.load(5)
         return views[-1]
 
-    with mock.patch.object(snapshot._Viewed, "look", look_and_load):
+    with mock.patch.object(snapshot.ViewedShard, "look", look_and_load):
         assert _ends(mixed, viewer) == [15, 15], "not the one that came during the second try"
     assert _ends(mixed, viewer) == [20, 20]
 
 
 def test_a_load_that_is_committed_between_two_partitions_is_seen_in_both(mixed: Mixed, viewer: Viewer) -> None:
-    looked, views = snapshot._Viewed.look, list[ShardView]()
+    looked, views = snapshot.ViewedShard.look, list[ShardView]()
     commit, may_commit = LoadBook.commit, threading.Event()
 
     def commit_later(book: LoadBook, load_id: str) -> Load:
         return commit(book, load_id) if may_commit.is_set() else book.get(load_id).load
 
-    def look_and_commit(viewed: snapshot._Viewed) -> ShardView:
+    def look_and_commit(viewed: snapshot.ViewedShard) -> ShardView:
         views.append(looked(viewed))
         if len(views) == 1:
             may_commit.set()
@@ -76,7 +77,7 @@ def test_a_load_that_is_committed_between_two_partitions_is_seen_in_both(mixed: 
     with mock.patch.object(LoadBook, "commit", commit_later):
         mixed.load(5)
         assert _ends(mixed, viewer) == [10, 10]
-        with mock.patch.object(snapshot._Viewed, "look", look_and_commit):
+        with mock.patch.object(snapshot.ViewedShard, "look", look_and_commit):
             assert _ends(mixed, viewer) == [15, 15]
     assert [view.next for view in views] == [10, 15, 15, 15]
 
@@ -128,15 +129,15 @@ def test_a_look_asks_no_more_the_more_loads_a_history_has(mixed: Mixed, monkeypa
 
 
 def test_a_first_look_at_loads_that_are_over_is_made_once(mixed: Mixed, viewer: Viewer) -> None:
-    looked, views = snapshot._Viewed.look, list[ShardView]()
+    looked, views = snapshot.ViewedShard.look, list[ShardView]()
 
-    def look(viewed: snapshot._Viewed) -> ShardView:
+    def look(viewed: snapshot.ViewedShard) -> ShardView:
         views.append(looked(viewed))
         return views[-1]
 
     mixed.load(5)
     mixed.load(5, partitions=[1])
-    with mock.patch.object(snapshot._Viewed, "look", look):
+    with mock.patch.object(snapshot.ViewedShard, "look", look):
         assert _ends(mixed, viewer) == [15, 20]
 
     assert len(views) == 2
@@ -154,16 +155,25 @@ def _offered(mixed: Mixed) -> Iterator[str]:
 _commit = LoadBook.commit
 
 
+def _end(mixed: Mixed, load_id: str, *, is_kept: bool) -> None:
+    if is_kept:
+        _commit(LoadBook(inside(mixed.log).metadata, "/forebay"), load_id)
+    else:
+        mixed.log.loads.abandon(load_id)
+
+
 @pytest.mark.parametrize("is_kept", [True, False], ids=["committed", "given up"])
 def test_a_load_that_ends_between_the_history_and_the_list_of_offers(
     mixed: Mixed, viewer: Viewer, *, is_kept: bool
 ) -> None:
     """A load that is on no list any more is not committed for that: it may have become a gap."""
-    really, left = LoadBook.pending, [1]
+    really, left, here = LoadBook.pending, [1], threading.get_ident()
 
     def end_and_list(book: LoadBook) -> dict[str, dict[int, AttachedPart]]:
-        if book._metadata is viewer._opened.metadata and left and left.pop():
-            _commit(mixed.log.loads._book, load_id) if is_kept else mixed.log.loads.abandon(load_id)
+        if threading.get_ident() == here and left and left.pop():
+            _commit(LoadBook(inside(mixed.log).metadata, "/forebay"), load_id) if is_kept else mixed.log.loads.abandon(
+                load_id
+            )
         return really(book)
 
     with _offered(mixed) as load_id, mock.patch.object(LoadBook, "pending", end_and_list):
@@ -177,11 +187,13 @@ def test_a_load_that_ends_between_the_history_and_the_list_of_offers(
 def test_a_load_that_ends_between_the_list_of_offers_and_its_own_key(
     mixed: Mixed, viewer: Viewer, *, is_kept: bool
 ) -> None:
-    really, left = ShardCatalog.load_status, [1]
+    really, left, here = ShardCatalog.load_status, [1], threading.get_ident()
 
     def end_and_ask(catalog: ShardCatalog, asked: str) -> LoadStatus:
-        if catalog.store is viewer._opened.metadata and left and left.pop():
-            _commit(mixed.log.loads._book, load_id) if is_kept else mixed.log.loads.abandon(load_id)
+        if threading.get_ident() == here and left and left.pop():
+            _commit(LoadBook(inside(mixed.log).metadata, "/forebay"), load_id) if is_kept else mixed.log.loads.abandon(
+                load_id
+            )
         return really(catalog, asked)
 
     with _offered(mixed) as load_id, mock.patch.object(ShardCatalog, "load_status", end_and_ask):

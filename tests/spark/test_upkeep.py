@@ -112,7 +112,7 @@ def test_an_expiry_that_was_cut_short_is_finished_by_the_next(
     table = made(catalog, **{"commit.manifest.min-count-to-merge": "2"})
     for number in range(6):
         commit(table, number)
-    real, calls = upkeep._delete, list[int]()
+    real, calls = upkeep.delete_file, list[int]()
 
     def interrupted(*arguments: Any) -> None:
         if len(calls) == files:
@@ -121,7 +121,7 @@ def test_an_expiry_that_was_cut_short_is_finished_by_the_next(
         real(*arguments)
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(upkeep, "_delete", interrupted)
+        patched.setattr(upkeep, "delete_file", interrupted)
         expire(table, TableSettings(snapshots_kept_max=1), 0)
     again = catalog.load_table("shop.orders")
     left = manifests(again) - reachable(again)

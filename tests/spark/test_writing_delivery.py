@@ -280,7 +280,7 @@ def test_what_a_dead_driver_has_attached_everywhere_is_committed_by_the_replay(p
     dying = mock.patch.object(LoadBook, "commit", side_effect=KeyboardInterrupt)
     with dying, pytest.raises(KeyboardInterrupt):
         bring(place.target(), 0)
-    with mock.patch.object(delivery._Delivery, "_attach_in", side_effect=AssertionError):
+    with mock.patch.object(delivery.Delivery, "attach_in", side_effect=AssertionError):
         bring(place.target(), 0, tasks=2)
 
     assert shown(place) == sorted(VALUES)
@@ -324,7 +324,7 @@ def test_aborting_after_the_commit_changes_nothing(place: Place) -> None:
 def test_aborting_an_offer_that_waits_gives_it_up(place: Place) -> None:
     target = place.target()
     results = staged(target, "load")
-    dying = mock.patch.object(delivery._Delivery, "_settle", side_effect=KeyboardInterrupt)
+    dying = mock.patch.object(delivery.Delivery, "finish", side_effect=KeyboardInterrupt)
     with dying, pytest.raises(KeyboardInterrupt):
         deliver(target, "load", results)
 

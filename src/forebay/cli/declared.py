@@ -79,7 +79,7 @@ def run_pipeline(
         from forebay.spark.pipelines.running import Running
 
         # Spark has taken the signals over, to end jobs wherever they are: we end queries, in order.
-        with run.interruptions.heeded(), _live() as on_progress:
+        with run.interruptions.heeded(), live_line() as on_progress:
             running = Running(
                 pipeline=pipeline,
                 place=outlined.location,
@@ -161,7 +161,7 @@ def _say_outline(outlined: Outline, *, as_json: bool) -> None:
 
 
 @contextmanager
-def _live() -> Iterator[_Live | None]:
+def live_line() -> Iterator[_Live | None]:
     """A line on stderr that is written anew, where somebody is looking."""
     if not sys.stderr.isatty():
         yield None

@@ -37,10 +37,10 @@ def examine(run: Invocation) -> Iterator[Answer]:
     """All answers, in order."""
     settings = run.settings
     yield from _versions()
-    yield _java()
-    yield _limits(settings.runtime.descriptors_max)
+    yield probe_java()
+    yield probe_limits(settings.runtime.descriptors_max)
     place = _nearest(run.directory)
-    yield _file_system(place)
+    yield probe_file_system(place)
     yield _free_space(run, place)
     yield from _disk_and_clock(run, place)
     yield from examine_metadata(run)
@@ -60,7 +60,7 @@ def _versions() -> Iterator[Answer]:
     yield Answer("packages", Verdict.OK, ", ".join(found))
 
 
-def _java() -> Answer:
+def probe_java() -> Answer:
     """Which Java Spark would run on, found by the function that starts Spark. Only Spark needs Java."""
     try:
         found = usable_java(os.environ)
@@ -73,7 +73,7 @@ def _java() -> Answer:
     return Answer("java", Verdict.OK, text)
 
 
-def _limits(descriptors_max: int) -> Answer:
+def probe_limits(descriptors_max: int) -> Answer:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     kept = descriptors_max if soft == resource.RLIM_INFINITY else min(descriptors_max, soft // 2)
     needed = kept + 64
@@ -94,8 +94,8 @@ def _nearest(path: str) -> str:
     return place
 
 
-def _file_system(place: str) -> Answer:
-    kind, device = _mount(place)
+def probe_file_system(place: str) -> Answer:
+    kind, device = mount_of(place)
     text = f"{kind} on {device}, holds {place}"
     if kind.startswith(VOLATILE):
         return Answer("file system", Verdict.WARNING, f"{text}: in memory, nothing outlives a restart of the machine")
@@ -106,7 +106,7 @@ def _file_system(place: str) -> Answer:
     return Answer("file system", Verdict.OK, text)
 
 
-def _mount(place: str) -> tuple[str, str]:
+def mount_of(place: str) -> tuple[str, str]:
     """The kind of the file system that holds the place, and what it lies on."""
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
@@ -139,7 +139,7 @@ def _disk_and_clock(run: Invocation, place: str) -> Iterator[Answer]:
         file = run.disk.create(path)
     except OSError as error:
         yield Answer("disk", Verdict.PROBLEM, f"{place} cannot be written: {error.strerror or error}")
-        yield _clock(clock.now_ms(), None)
+        yield probe_clock(clock.now_ms(), None)
         return
     took = []
     try:
@@ -153,7 +153,7 @@ def _disk_and_clock(run: Invocation, place: str) -> Iterator[Answer]:
         file.close()
         run.disk.unlink(path)
     yield _syncs(took)
-    yield _clock(now, written)
+    yield probe_clock(now, written)
 
 
 def _syncs(took: list[float]) -> Answer:
@@ -166,7 +166,7 @@ def _syncs(took: list[float]) -> Answer:
     return Answer("disk", Verdict.OK, text)
 
 
-def _clock(now: int, written: int | None) -> Answer:
+def probe_clock(now: int, written: int | None) -> Answer:
     text = readable_time(now)
     if now < CLOCK_FLOOR_MS:
         return Answer("clock", Verdict.PROBLEM, f"{text}: the clock was never set, timestamps will be wrong")

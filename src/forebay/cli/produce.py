@@ -145,7 +145,7 @@ def _records(inputs: Sequence[str], input_format: InputFormat, defaults: Default
             if input_format is InputFormat.FILE:
                 yield _whole_file(stream, shown, defaults)
             else:
-                yield from read_records(_lines(stream, shown), shown, input_format, defaults)
+                yield from read_records(lines_of(stream, shown), shown, input_format, defaults)
 
 
 def _whole_file(stream: BinaryIO, shown: str, defaults: Defaults) -> NewRecord:
@@ -158,7 +158,7 @@ def _whole_file(stream: BinaryIO, shown: str, defaults: Defaults) -> NewRecord:
     return NewRecord(shown, content, defaults.key, defaults.tag, (), None, defaults.partition)
 
 
-def _lines(stream: BinaryIO, shown: str) -> Iterator[bytes | None]:
+def lines_of(stream: BinaryIO, shown: str) -> Iterator[bytes | None]:
     """Complete lines as they come; `None` where nothing more can be had without waiting."""
     begun: list[bytes] = []
     size = 0

@@ -62,7 +62,7 @@ def deliver(target: Target, load_id: str, results: Sequence[TaskResult], sink: S
     nothing of it is in the topic then, except where the message says that this is not known.
     """
     with opened(target.location, read_only=False) as found:
-        _Delivery(target, found).run(load_id, results, sink)
+        Delivery(target, found).run(load_id, results, sink)
 
 
 def give_up(target: Target, load_id: str, results: Sequence[TaskResult]) -> None:
@@ -100,7 +100,7 @@ def _finish(found: Opened, book: LoadBook, spec: TopicSpec, load_id: str) -> Non
         logger.warning("load %s was given up, and notes of it are left to be swept: %s", load_id, error)
 
 
-class _Delivery:
+class Delivery:
     """One load on its way into the topic."""
 
     def __init__(self, target: Target, found: Opened) -> None:
@@ -119,12 +119,12 @@ class _Delivery:
         if sink is None:
             if load.shards:
                 self._book.offer(load_id, load)
-                self._settle(load_id, is_own=True)
+                self.finish(load_id, is_own=True)
             return
         standing: str | None = None
         while standing != load_id:
             standing = self._book.offer_batch(load_id, load)
-            if standing is None or self._settle(standing, is_own=standing == load_id):
+            if standing is None or self.finish(standing, is_own=standing == load_id):
                 break
         if standing != load_id:
             # An earlier attempt of the same batch brought it: ours was never offered.
@@ -157,7 +157,7 @@ class _Delivery:
             directory=self._found.directory.id if self._found.directory is not None else None,
         )
 
-    def _settle(self, load_id: str, *, is_own: bool) -> bool:
+    def finish(self, load_id: str, *, is_own: bool) -> bool:
         """Wait until the load is over: true if it is committed. One of our own that is not raises."""
         is_late = False
         while True:
@@ -201,11 +201,11 @@ class _Delivery:
             self._try_at = self._clock.monotonic() + self._pause
             self._pause = min(2 * self._pause, TRY_SECONDS_MAX)
             if path is not None:
-                self._attach_in(path, load_id)
+                self.attach_in(path, load_id)
             else:
                 # Only partitions of which nothing lies in a directory are taken here, and left so: see `Loads.attach`.
                 with tempfile.TemporaryDirectory(prefix="forebay-") as made:
-                    self._attach_in(f"{made}/d", load_id)
+                    self.attach_in(f"{made}/d", load_id)
         except Unavailable as error:
             self._reason = str(error)
 
@@ -224,7 +224,7 @@ class _Delivery:
             self._reason = f"partition {partition}: directory {stored.state.holder} has it and did not attach it"
         return False
 
-    def _attach_in(self, path: str, load_id: str) -> None:
+    def attach_in(self, path: str, load_id: str) -> None:
         with Storage.open(path, self._found.settings) as log:
             progress = log.loads.attach(load_id)
         if progress.elsewhere:

@@ -135,7 +135,7 @@ class Filters:
 
     def offsets(self, start: int, stop: int) -> tuple[int, int]:
         """The part of `[start, stop)` that may pass."""
-        low, high = self._span("offset")
+        low, high = self.span_of("offset")
         return max(start, low), min(stop, high + 1)
 
     def may_match_partition(self, topic: str, partition: int) -> bool:
@@ -145,7 +145,7 @@ class Filters:
 
     def may_match(self, descriptor: SegmentDescriptor) -> bool:
         """Whether a row of a segment may pass, by its times; a hole passes, for its sake alone."""
-        low, high = self._span("timestamp")
+        low, high = self.span_of("timestamp")
         return descriptor.gap is not None or (descriptor.time_max * 1000 >= low and descriptor.time_min * 1000 <= high)
 
     @property
@@ -170,7 +170,7 @@ class Filters:
 
     def may_match_frames(self, entries: FrameEntries) -> Mask:
         """For each frame of an index whether a row of it may pass, by its times."""
-        low, high = self._span("timestamp")
+        low, high = self.span_of("timestamp")
         # Numbers of any size: times in an index are milliseconds, and may be as large as they like.
         low_ms, high_ms = (max(-OFFSET_MAX, min(OFFSET_MAX, bound)) for bound in (-(-low // 1000), high // 1000))
         found: Mask = (entries["time_max"] >= low_ms) & (entries["time_min"] <= high_ms)
@@ -208,7 +208,7 @@ class Filters:
             return _micros(batch.timestamps())
         return batch.to_arrow(0, [column]).column(0)
 
-    def _span(self, column: str) -> tuple[int, int]:
+    def span_of(self, column: str) -> tuple[int, int]:
         spans = [each.span for each in self.conditions if each.column == column]
         return max((low for low, _ in spans), default=-OFFSET_MAX), min((high for _, high in spans), default=OFFSET_MAX)
 

@@ -100,7 +100,7 @@ class PieceReader:
             return self._segment[1]
         found = self._open(piece)
         if found is not None:
-            self._let_go()
+            self.close_open()
             self._segment = piece, found
         return found
 
@@ -130,7 +130,7 @@ class PieceReader:
 
     def close(self) -> None:
         """Give back what is held."""
-        self._let_go()
+        self.close_open()
         log, self._log = self._log, None
         if log is not None:
             log.close()
@@ -156,7 +156,7 @@ class PieceReader:
 
     def _instead(self, piece: Piece, offset: int, bytes_max: int, error: Exception) -> Page:
         """What a piece that is gone had, from where it lies now."""
-        self._let_go()
+        self.close_open()
         if piece.descriptor is None and piece.file is not None:
             # Sealed anew: the log finds out which file has these offsets now.
             now: Sequence[Piece] = [piece._replace(start=offset, bytes=0, file=None)]
@@ -191,7 +191,7 @@ class PieceReader:
             self._log = self._opened.log(self._shard)
         return self._log
 
-    def _let_go(self) -> None:
+    def close_open(self) -> None:
         held, self._segment = self._segment, None
         if held is not None:
             held[1].close()

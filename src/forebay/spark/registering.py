@@ -67,7 +67,7 @@ def run(location: Location, topic: str, *, dry_run: bool = False) -> Report:
         if spec.engine is not Engine.SEGMENT:
             raise Unsupported(f'{name} lives on engine "{spec.engine}" and has no history: copy it to a segment topic')
         if dry_run:
-            change, expired = _change(found, spec, look_up_table(location, identifier(name))), 0
+            change, expired = change_of(found, spec, look_up_table(location, identifier(name))), 0
         else:
             with contextlib.closing(open_catalog(location)) as catalog:
                 change, expired = _leased(found, spec, catalog)
@@ -85,7 +85,7 @@ def _leased(found: Opened, spec: TopicSpec, catalog: Catalog) -> tuple[_Change, 
         warnings.simplefilter("ignore")
         table = find_table(catalog, identifier(spec.name)) or _made(catalog, spec)
         tabled = Tabled(found.metadata, found.settings.metadata.prefix, spec.namespace, spec.topic, spec.topic_id)
-        change = _change(found, spec, table)
+        change = change_of(found, spec, table)
         if change.is_needed:
             _name(found, spec, table, tabled, change, lease)
         expired = expire(table, found.settings.table, found.clock.now_ms())
@@ -99,7 +99,7 @@ def _made(catalog: Catalog, spec: TopicSpec) -> Table:
     return catalog.create_table(identifier(spec.name), schema=SCHEMA, properties={TOPIC_ID: spec.topic_id})
 
 
-def _change(found: Opened, spec: TopicSpec, table: Table | None) -> _Change:
+def change_of(found: Opened, spec: TopicSpec, table: Table | None) -> _Change:
     wanted = {ref.partition: list(_parquet(found, found.catalog(ref).descriptors())) for ref in refs_of(spec)}
     present = {} if table is None else {file.file_path: file for file in _current(table)}
     addresses = {address for pieces in wanted.values() for address, _ in pieces}
@@ -131,7 +131,7 @@ def _name(found: Opened, spec: TopicSpec, table: Table, tabled: Tabled, change: 
     store = found.new_objects().store
     keys = {piece.object_key for pieces in change.wanted.values() for _, piece in pieces}
     tabled.put(tabled.objects(store) | keys, store, held=[lease.held])
-    if _change(found, spec, table).added != change.added:
+    if change_of(found, spec, table).added != change.added:
         raise Conflict(f"the history of {spec.name} was compacted meanwhile: run it again")
     lease.check()
     from pyiceberg.exceptions import CommitFailedException, ValidationException

@@ -105,11 +105,11 @@ def _submitted(environment: Mapping[str, str]) -> dict[str, str]:
 def _tell_what_is_off(found: SparkSession) -> None:
     for name in WANTED:
         if found.conf.get(name, "false") != "true":
-            _tell(name)
+            warn_once(name)
 
 
 @cache
-def _tell(name: str) -> None:
+def warn_once(name: str) -> None:
     logger.warning("this Spark session was started without %s=true: %s", name, WANTED[name])
 
 

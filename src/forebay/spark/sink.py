@@ -38,23 +38,23 @@ class ForebayStreamWriter(DataSourceStreamArrowWriter):
     """Appends the micro-batches of a streaming query to a topic."""
 
     def __init__(self, target: Target) -> None:
-        self._target = target
+        self.target = target
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of one task."""
-        sink = _sink_of_task()
-        result = stage_rows(self._target, load_id_of(self._target, sink), iterator)
-        return WrittenBatch(result, sink, self._target)
+        sink = sink_of_task()
+        result = stage_rows(self.target, load_id_of(self.target, sink), iterator)
+        return WrittenBatch(result, sink, self.target)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Bring in what all tasks have staged, unless the topic has the batch."""
-        target, sink = _agreed(messages, batchId)
+        target, sink = agreed(messages, batchId)
         deliver(target, load_id_of(target, sink), results_of(messages), sink)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """See to it that nothing of it is ever brought in by this attempt; Spark runs the batch again."""
         if any(isinstance(message, WrittenBatch) for message in messages):
-            target, sink = _agreed(messages, batchId)
+            target, sink = agreed(messages, batchId)
             give_up(target, load_id_of(target, sink), results_of(messages))
 
 
@@ -65,7 +65,7 @@ def plan_stream_write(options: Mapping[str, str], schema: StructType, *, overwri
     return ForebayStreamWriter(planned_target(options, schema))
 
 
-def _sink_of_task() -> Sink:
+def sink_of_task() -> Sink:
     context = TaskContext.get()
     assert context is not None, "Spark writes inside of a task"
     found = {name: context.getLocalProperty(name) for name in (QUERY_ID, BATCH_ID)}
@@ -78,7 +78,7 @@ def _sink_of_task() -> Sink:
     return Sink(query_id=str(found[QUERY_ID]), batch_id=int(str(found[BATCH_ID])))
 
 
-def _agreed(messages: Sequence[WriterCommitMessage | None], batch_id: int) -> tuple[Target, Sink]:
+def agreed(messages: Sequence[WriterCommitMessage | None], batch_id: int) -> tuple[Target, Sink]:
     """What all tasks of a batch say of it."""
     told = [message for message in messages if isinstance(message, WrittenBatch)]
     batches = {(message.sink.query_id, message.sink.batch_id, message.result.load_id) for message in told}

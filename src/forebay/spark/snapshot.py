@@ -214,7 +214,7 @@ class Viewer:
 
     def __init__(self, location: Location) -> None:
         self._opened = Opened(location)
-        self._shards: dict[str, _Viewed] = {}
+        self._shards: dict[str, ViewedShard] = {}
         self._loads = LoadsSeen()
 
     def look(self, topics: Topics) -> Snapshot:
@@ -278,9 +278,9 @@ class Viewer:
             found = reader.first_at_time(timestamp, view.earliest, view.next, view.deleted)
         return FROM_LATEST if found is None else found
 
-    def _viewed(self, ref: ShardRef) -> _Viewed:
+    def _viewed(self, ref: ShardRef) -> ViewedShard:
         if ref.id not in self._shards:
-            self._shards[ref.id] = _Viewed(self._opened, ref, self._loads)
+            self._shards[ref.id] = ViewedShard(self._opened, ref, self._loads)
         return self._shards[ref.id]
 
 
@@ -289,7 +289,7 @@ def look_again(opened: Opened, topic_id: str, topic: str, partition: int, start:
     specs = [spec for spec in opened.definitions.all() if spec.topic_id == topic_id and str(spec.name) == topic]
     if not specs:
         return []
-    with contextlib.closing(_Viewed(opened, ShardRef(specs[0], partition), LoadsSeen())) as viewed:
+    with contextlib.closing(ViewedShard(opened, ShardRef(specs[0], partition), LoadsSeen())) as viewed:
         view = viewed.look()
     return [
         piece._replace(start=max(start, piece.start), stop=min(stop, piece.stop))
@@ -325,7 +325,7 @@ def _refuse_another(spec: TopicSpec, topic_id: str | None) -> None:
         )
 
 
-class _Viewed:
+class ViewedShard:
     """One partition, looked at again and again."""
 
     def __init__(self, opened: Opened, ref: ShardRef, loads: LoadsSeen) -> None:

@@ -107,8 +107,8 @@ def _remove_metadata(table: Table, before: str) -> None:
             continue  # its list goes last
         paths = {manifest.manifest_path for manifest in manifests}
         for path in (paths | set(_merged(snapshot.manifest_list, paths))) - kept:
-            _delete(table, path)
-        _delete(table, snapshot.manifest_list)
+            delete_file(table, path)
+        delete_file(table, snapshot.manifest_list)
 
 
 def _merged(manifest_list: str, manifests: Iterable[str]) -> Iterator[str]:
@@ -121,7 +121,7 @@ def _merged(manifest_list: str, manifests: Iterable[str]) -> Iterator[str]:
         yield f"{posixpath.dirname(manifest_list)}/{commit[1]}-m{number}.avro"
 
 
-def _delete(table: Table, address: str) -> None:
+def delete_file(table: Table, address: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         table.io.delete(address)
 
@@ -158,7 +158,7 @@ def remove_strays(table: Table, folder: str, *, grace_s: int, now_ms: int) -> in
     named = {posixpath.basename(address) for address in named_files(table)}
     strays = sorted(present - named)
     for name in strays:
-        _delete(table, f"{folder}/{name}")
+        delete_file(table, f"{folder}/{name}")
     if strays:
         logger.info("%s: %d files that no snapshot names are removed", folder, len(strays))
     return len(strays)

@@ -73,14 +73,14 @@ class Halves:
 
 
 STEPS: dict[str, Callable[[], None]] = {
-    "files written": lambda: die_at(lake._Lake, "_written"),
-    "before the manifest": lambda: die_at(DirectoryTarget, "_created", before=True),
-    "behind the manifest": lambda: die_at(DirectoryTarget, "_created"),
-    "files in place": lambda: die_at(DirectoryTarget, "_place", call=1),
-    "before the side table": lambda: die_at(TableTarget, "_commit", before=True),
-    "between the tables": lambda: die_at(TableTarget, "_commit", call=1),
-    "behind the table": lambda: die_at(TableTarget, "_commit", call=2),
-    "second commit": lambda: die_at(lake._Lake, "_written", call=2),
+    "files written": lambda: die_at(lake.LakeRun, "write_files"),
+    "before the manifest": lambda: die_at(DirectoryTarget, "create_once", before=True),
+    "behind the manifest": lambda: die_at(DirectoryTarget, "create_once"),
+    "files in place": lambda: die_at(DirectoryTarget, "place_files", call=1),
+    "before the side table": lambda: die_at(TableTarget, "commit_table", before=True),
+    "between the tables": lambda: die_at(TableTarget, "commit_table", call=1),
+    "behind the table": lambda: die_at(TableTarget, "commit_table", call=2),
+    "second commit": lambda: die_at(lake.LakeRun, "write_files", call=2),
 }
 
 

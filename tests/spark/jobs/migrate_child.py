@@ -21,10 +21,10 @@ from tests.dying import die_at
 
 STEPS: dict[str, Callable[[], None]] = {
     "object stored": lambda: die_at(DirectoryStore, "upload", call=3),
-    "before the switch": lambda: die_at(migrate._Migration, "switch", before=True),
+    "before the switch": lambda: die_at(migrate.Migration, "switch", before=True),
     "manifest stored": lambda: die_at(manifests, "write"),
-    "one partition switched": lambda: die_at(migrate._Migration, "_switched"),
-    "before old objects go": lambda: die_at(migrate._Migration, "remove_old", before=True),
+    "one partition switched": lambda: die_at(migrate.Migration, "switch_shard"),
+    "before old objects go": lambda: die_at(migrate.Migration, "remove_old", before=True),
     "an old object gone": lambda: die_at(DirectoryStore, "delete", call=2),
 }
 

@@ -422,7 +422,7 @@ def test_files_of_a_commit_whose_job_was_killed_come_into_place_before_the_next_
     staged = tmp_path / "_staged" / "a.parquet"
     staged.write_bytes(b"rows")
     files = (Written(False, f"file://{staged}", 1, 4),)
-    monkeypatch.setattr(late, "_place", lambda commit: None)
+    monkeypatch.setattr(late, "place_files", lambda commit: None)
     late.commit(Batch(topic="shop/orders", topic_id="x", offsets={0: (0, 10)}, files=files), _Held())
 
     assert other.marks().good == {0: 10}

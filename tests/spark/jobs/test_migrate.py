@@ -168,14 +168,14 @@ def test_objects_go_from_a_directory_to_s3_whatever_ends_a_run(
             migrate.run(None, location, to)  # type: ignore[arg-type]
         ledger.count("interruptions", at="copy")
         assert _values(data, old) == before, "the old store is named until all of a partition is copied"
-    switched = migrate._Migration._switched
+    switched = migrate.Migration.switch_shard
 
     def ended(*arguments: Any) -> bool:
         switched(*arguments)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(migrate._Migration, "_switched", ended)
+        patch.setattr(migrate.Migration, "switch_shard", ended)
         migrate.run(None, location, to)  # type: ignore[arg-type]
     ledger.count("interruptions", at="switch")
     report = migrate.run(None, location, to)  # type: ignore[arg-type]
@@ -236,13 +236,13 @@ def test_what_is_compacted_meanwhile_stays_in_the_old_store(
     data, old, new = tmp_path / "data", _shared(tmp_path, "old"), _shared(tmp_path, "new")
     before = _fill(data, old)
     location, to = (Location.of(data, _file(tmp_path, name, found)) for name, found in (("o", old), ("n", new)))
-    real = getattr(migrate._Migration, step)
+    real = getattr(migrate.Migration, step)
 
-    def late(self: migrate._Migration, *given: Any) -> None:
+    def late(self: migrate.Migration, *given: Any) -> None:
         assert compact(Here(location), location, [], rules=AT_ONCE).figures["rewrites"] == 2
         real(self, *given)
 
-    monkeypatch.setattr(migrate._Migration, step, late)
+    monkeypatch.setattr(migrate.Migration, step, late)
     report = migrate.run(None, location, to, remove_old=True)  # type: ignore[arg-type]
     monkeypatch.undo()
 

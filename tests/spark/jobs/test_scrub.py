@@ -151,7 +151,7 @@ def test_notes_let_a_run_go_on_where_another_ended(spark: SparkSession, exported
 def test_what_the_owner_replaced_meanwhile_is_not_damaged(spark: SparkSession, exported: Exported) -> None:
     location = _location(exported)
     with opened(location) as found:
-        (shard,) = [scrub._looked_at(found, ref) for ref in refs_at(found, [])]
+        (shard,) = [scrub.shard_at(found, ref) for ref in refs_at(found, [])]
     old = exported.object(1)
     with exported.metadata() as metadata:
         catalog = ShardCatalog(metadata, KEYS, "")
@@ -161,7 +161,7 @@ def test_what_the_owner_replaced_meanwhile_is_not_damaged(spark: SparkSession, e
     old.unlink()
     exported.root.joinpath(exported.descriptors()[0].object_key).unlink()
 
-    scrub._examine(spark, location, [shard], Notes(None), quick=False, progress=None)
+    scrub.examine_all(spark, location, [shard], Notes(None), quick=False, progress=None)
 
     assert [finding.offsets for finding in shard.findings] == [(0, 20)], "one is gone, the other was replaced"
     assert (shard.figures["sound"], shard.figures["damaged"]) == (1, 1)

@@ -105,7 +105,7 @@ def test_where_nothing_works_not_every_unit_is_tried(spark: SparkSession, monkey
         tried.append(len(units))
         raise PySparkException("no executor is left")
 
-    monkeypatch.setattr(units_module, "_together", refused)
+    monkeypatch.setattr(units_module, "run_together", refused)
     units = [Unit(number, "") for number in range(10)]
 
     outcomes = list(spread(spark, units, square, unit_type=Unit, result_type=Part))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from forebay.cli.declared import _live
+from forebay.cli.declared import live_line
 from forebay.clock import SystemClock
 from forebay.errors import Unavailable
 from forebay.spark import pipelines
@@ -120,11 +120,11 @@ def test_a_line_shows_how_far_the_sinks_are_where_somebody_is_looking(monkeypatc
     sink = SinkProgress(name="out", writes="shop/out", batch=3, read=1200, rows=90, rows_per_second=400, lag=17)
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setattr("sys.stderr", io.StringIO())
-    with _live() as nobody:
+    with live_line() as nobody:
         assert nobody is None
 
     monkeypatch.setattr("sys.stderr", terminal := _Terminal())
-    with _live() as line:
+    with live_line() as line:
         assert line is not None
         line([sink, sink])
         shown = terminal.getvalue()

@@ -15,7 +15,7 @@ from forebay.spark.pipelines.failures import quiet
 
 def test_the_loggers_that_are_silenced_stay_those_of_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("forebay-test-never-made-before",)
-    monkeypatch.setattr(failures, "_LOGGERS", names)
+    monkeypatch.setattr(failures, "SILENCED", names)
 
     with quiet():
         assert logging.getLogger(names[0]).disabled

@@ -124,13 +124,13 @@ def test_of_two_who_commit_at_once_one_is_refused(location: Location, monkeypatc
     """Files are not looked for in the table: that each batch comes once rests on its note and on the commit alone."""
     with closing(OpenTable(location, NAME)) as one, closing(OpenTable(location, NAME)) as other:
         one.put(_ids(0), batch=Batch("query", 0))
-        commit = one._commit
+        commit = one.commit
 
         def behind_the_other(*args: Any, **more: Any) -> None:
             other.put(_ids(1), batch=Batch("query", 1))
             commit(*args, **more)
 
-        monkeypatch.setattr(one, "_commit", behind_the_other)
+        monkeypatch.setattr(one, "commit", behind_the_other)
         with pytest.raises(Conflict, match="was changed by another meanwhile: run it again"):
             one.put(_ids(1), batch=Batch("query", 1))
         monkeypatch.undo()
@@ -209,7 +209,7 @@ def test_a_column_of_another_type_is_refused_by_table_column_and_both_types(loca
 def test_what_is_refused_is_what_pyiceberg_would_refuse(location: Location, theirs: str) -> None:
     """Only then: what a table takes, it goes on taking."""
     with closing(OpenTable(location, NAME)) as opened:
-        table = opened._made(pa.schema([("x", COLUMNS[theirs])]))
+        table = opened.table_for(pa.schema([("x", COLUMNS[theirs])]))
 
         refused = [ours for ours, kind in COLUMNS.items() if not _takes(opened, kind)]
 
@@ -220,7 +220,7 @@ def test_what_is_refused_is_what_pyiceberg_would_refuse(location: Location, thei
 
 def _takes(table: OpenTable, kind: pa.DataType) -> bool:
     try:
-        table._made(pa.schema([("x", kind)]))
+        table.table_for(pa.schema([("x", kind)]))
     except Invalid as error:
         assert f"column x of the table {NAME} is" in str(error)
         return False

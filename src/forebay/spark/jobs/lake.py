@@ -74,7 +74,7 @@ def run(
             )
         target = stack.enter_context(contextlib.closing(_target(location, table, directory, how)))
         snapshot = look_at(location, topic)
-        work = _Lake(spark, location, snapshot, target, how, fail_on_data_loss=fail_on_data_loss)
+        work = LakeRun(spark, location, snapshot, target, how, fail_on_data_loss=fail_on_data_loss)
         work.bring(lease, commit_records, progress or Unseen())
     return work.report(dry_run=dry_run, seconds=clock.monotonic() - begun)
 
@@ -86,7 +86,7 @@ def _target(location: Location, table: str | None, directory: str | None, how: D
     return DirectoryTarget(directory, grace_s=location.settings().table.orphan_grace_s)
 
 
-class _Lake:
+class LakeRun:
     """One run."""
 
     def __init__(
@@ -123,7 +123,7 @@ class _Lake:
         if lease is None:
             return
         for offsets in chunks(missing, commit_records):
-            files = self._written(offsets, self._target.marks())
+            files = self.write_files(offsets, self._target.marks())
             batch = Batch(topic=self._topic, topic_id=self._topic_id, offsets=offsets, files=tuple(files))
             self._target.commit(batch, lease)
             self._files += files
@@ -151,7 +151,7 @@ class _Lake:
                 missing[view.partition] = (start, view.next)
         return missing
 
-    def _written(self, offsets: Offsets, marks: Marks) -> list[Written]:
+    def write_files(self, offsets: Offsets, marks: Marks) -> list[Written]:
         """Files with the rows of these offsets that the target does not have yet."""
         good, bad = self._target.folders()
         outlet = Outlet(

@@ -78,7 +78,7 @@ def run(
     with opened(location, read_only=dry_run, also=settings.store) as found:
         _check_stores(found, to)
         shards = [_looked_at(found, ref) for ref in refs_at(found, topics)]
-        work = _Migration(found, to, shards)
+        work = Migration(found, to, shards)
         if not dry_run:
             with closing(open_store(settings.store, disk=found.disk, clock=clock)) as store:
                 store.probe()
@@ -142,7 +142,7 @@ def _looked_at(found: Opened, ref: ShardRef) -> _Shard:
     )
 
 
-class _Migration:
+class Migration:
     """One run."""
 
     def __init__(self, found: Opened, to: Location, shards: Sequence[_Shard]) -> None:
@@ -201,7 +201,7 @@ class _Migration:
             if not shard.findings:
                 try:
                     with self._uncompacted(shard):
-                        shard.figures["switched"] = self._switched(shard, store)
+                        shard.figures["switched"] = self.switch_shard(shard, store)
                 except ForebayError as error:
                     shard.tell(f"the catalog was not switched: {error}", AGAIN)
 
@@ -258,7 +258,7 @@ class _Migration:
             clock=self._found.clock,
         )
 
-    def _switched(self, shard: _Shard, store: BlobStore) -> bool:
+    def switch_shard(self, shard: _Shard, store: BlobStore) -> bool:
         """Whether the catalog names the new store for all of it, on return."""
         self._check_unowned(shard)
         created_at = self._found.clock.now_ms()

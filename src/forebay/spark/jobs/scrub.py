@@ -104,20 +104,20 @@ def run(
         raise Invalid("repair needs the data directory, where the other copies are: name it with path or --data")
     known = Notes(notes, read_only=dry_run)
     with opened(location) as found:
-        shards = [_looked_at(found, ref) for ref in refs_at(found, topics)]
+        shards = [shard_at(found, ref) for ref in refs_at(found, topics)]
     steps: list[Step] = []
     if not dry_run or repair:
-        _examine(spark, location, shards, known, quick=quick, progress=progress)
+        examine_all(spark, location, shards, known, quick=quick, progress=progress)
         damaged = [shard for shard in shards if any(found.severity is Severity.ERROR for found in shard.findings)]
         if repair and damaged:
             steps = _repaired(location, damaged, apply=not dry_run)
             if not dry_run:
                 _look_again(location, damaged)
-                _examine(spark, location, damaged, known, quick=quick, progress=None)
+                examine_all(spark, location, damaged, known, quick=quick, progress=None)
     return _report(shards, steps, dry_run=dry_run, seconds=clock.monotonic() - begun)
 
 
-def _looked_at(found: Opened, ref: ShardRef) -> _Shard:
+def shard_at(found: Opened, ref: ShardRef) -> _Shard:
     """A partition: the catalog is judged here, and what it names is listed."""
     place, history = _subject(found, ref)
     exam = Exam()
@@ -173,7 +173,7 @@ def _note(piece: SegmentDescriptor) -> str:
     return f"{piece.store} {piece.object_key} {piece.etag} {piece.content_hash}"
 
 
-def _examine(
+def examine_all(
     spark: SparkSession,
     location: Location,
     shards: Sequence[_Shard],
@@ -259,7 +259,7 @@ def _look_again(location: Location, damaged: Sequence[_Shard]) -> None:
     """On return these shards are as they are now, with nothing found yet."""
     with opened(location) as found:
         for shard in damaged:
-            fresh = _looked_at(found, shard.ref)
+            fresh = shard_at(found, shard.ref)
             shard.pieces, shard.findings, shard.figures = fresh.pieces, fresh.findings, fresh.figures
 
 

@@ -81,7 +81,7 @@ def _wave(
     from pyspark.errors import PySparkException
 
     try:
-        return _together(spark, units, work, unit_type, result_type)
+        return run_together(spark, units, work, unit_type, result_type)
     except (PySparkException, Py4JError) as error:
         lost = f"the task ended before its result was known: {said(error)}"
         if len(units) == 1:
@@ -96,7 +96,7 @@ def _wave(
     return outcomes
 
 
-def _together(
+def run_together(
     spark: SparkSession, units: Sequence[U], work: Callable[[U], R], unit_type: type[U], result_type: type[R]
 ) -> list[Outcome[U, R]]:
     rows = [(number, bytearray(msgspec.msgpack.encode(unit))) for number, unit in enumerate(units)]

@@ -65,7 +65,7 @@ class DirectoryTarget:
             make_directories(self._disk, f"{self._root}/{folder}")
         self._last = self._newest()
         if self._last is not None:
-            self._place(self._last)
+            self.place_files(self._last)
         for folder in (self._root, f"{self._root}/{STAGED}"):
             clear_uploads(f"{FILE}{folder}", self._grace_s)
         self._remove_aged(STAGED, self._names(STAGED, ".parquet"))
@@ -99,22 +99,22 @@ class DirectoryTarget:
         commit = Commit(number=number, batch=batch, marks=marks, committed_at=self._clock.now_ms())
         if self._last is not None and self._last.number != self._placed:
             # By one that had lost its lease, and may have been killed then: behind this commit nobody looks for it.
-            self._place(self._last)
+            self.place_files(self._last)
         lease.check()
         gone = [written.path for written in batch.files if not self._disk.exists(written.path.removeprefix(FILE))]
         if gone:
             raise Conflict(f"{gone[0]} was removed before it was committed, {self._grace_s} s on: run it again")
         # Commit point: whoever creates this object has brought these offsets; nobody else can any more.
-        if not self._created(f"{COMMITS}/{number:020d}.json", msgspec.json.encode(commit)):
+        if not self.create_once(f"{COMMITS}/{number:020d}.json", msgspec.json.encode(commit)):
             raise Conflict(f"{self.name}: commit {number} was made by another job meanwhile: run it again")
         self._last = commit
-        self._place(commit)
+        self.place_files(commit)
 
     def close(self) -> None:
         self._store.close()
         self._disk.close()
 
-    def _created(self, key: str, content: bytes) -> bool:
+    def create_once(self, key: str, content: bytes) -> bool:
         try:
             return bool(self._store.put_if_absent(key, content))
         except Indeterminate:
@@ -133,7 +133,7 @@ class DirectoryTarget:
         except msgspec.MsgspecError as error:
             raise Corrupt(f"{folder}/{numbered[-1]} is no commit ({error}): restore it from a backup") from error
 
-    def _place(self, commit: Commit) -> None:
+    def place_files(self, commit: Commit) -> None:
         """On return the files of a commit are where readers look."""
         for folder, is_bad in ((DATA, False), (BAD, True)):
             for written in files_of(commit.batch, bad=is_bad):

@@ -91,14 +91,14 @@ class TableTarget:
 
     def commit(self, batch: Batch, lease: Lease) -> None:
         for is_bad in (True, False):
-            self._commit(is_bad, batch, lease)
+            self.commit_table(is_bad, batch, lease)
 
     def close(self) -> None:
         if self._opened is not None:
             self._opened.close()
             self._opened = None
 
-    def _commit(self, is_bad: bool, batch: Batch, lease: Lease) -> None:  # noqa: FBT001 - which of the two
+    def commit_table(self, is_bad: bool, batch: Batch, lease: Lease) -> None:  # noqa: FBT001 - which of the two
         """On return the table has its part of the batch, once; `Conflict` if another brought something meanwhile."""
         from pyiceberg.exceptions import CommitFailedException
 

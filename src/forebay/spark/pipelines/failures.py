@@ -25,7 +25,7 @@ _PLACE: Final = re.compile(r"[;(]?\s*\(?line (\d+),? pos (\d+)\)?")
 _CONDITION: Final = re.compile(r"^\s*\[[A-Z_0-9.]+\]\s*")
 _CAUSE: Final = re.compile(r"terminated with (?:exception|error)[:\s]*", re.IGNORECASE)
 _LAST_LINE: Final = re.compile(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception)): ([^\n]+)$", re.MULTILINE)
-_LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+SILENCED: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 TEXT_MAX: Final = 500
 
 
@@ -86,7 +86,7 @@ def told_at(word: Word | Place, what: str) -> Iterator[None]:
 def quiet() -> Iterator[None]:
     """Spark also logs what it raises, stack and all: not in the block."""
     # Made as Spark makes them: to plain ones it could not log afterwards.
-    loggers = [PySparkLogger.getLogger(name) for name in _LOGGERS]
+    loggers = [PySparkLogger.getLogger(name) for name in SILENCED]
     before = [logger.disabled for logger in loggers]
     for logger in loggers:
         logger.disabled = True

@@ -56,12 +56,12 @@ class OpenTable:
     def put(self, rows: DataFrame, *, batch: Batch | None = None, overwrite: bool = False) -> None:
         """Add the rows, all at once, or put them in the place of what is there. A batch is added only once."""
         schema = schema_of(rows)
-        table = self._made(schema)
+        table = self.table_for(schema)
         if batch is not None and int(table.properties.get(f"{BATCH}{batch.query_id}", "-1")) >= batch.number:
             return
         folder = own_folder(table, FOLDER)
         told = rows.mapInArrow(_task(self.location, folder, schema), REPORT).collect()
-        self._commit(table, [row.path for row in told], batch, overwrite=overwrite)
+        self.commit(table, [row.path for row in told], batch, overwrite=overwrite)
         try:
             expire(table, self.location.settings().table, self._clock.now_ms(), at_least=EXPIRED_AT_LEAST)
         except Exception as error:  # noqa: BLE001 - the rows are in: who hears of a failure adds them once more
@@ -79,7 +79,7 @@ class OpenTable:
         """Give the connection to the catalog back."""
         self._catalog.close()
 
-    def _made(self, schema: pa.Schema) -> Table:
+    def table_for(self, schema: pa.Schema) -> Table:
         self._catalog.create_namespace_if_not_exists(self.name.rpartition(".")[0])
         table = self._catalog.create_table_if_not_exists(self.name, schema)
         known = {field.name: field.field_type for field in table.schema().fields}
@@ -109,7 +109,7 @@ class OpenTable:
                 f"{field.type if ours is None else _shown(ours)}: cast it, or name another table"
             )
 
-    def _commit(self, table: Table, files: list[str], batch: Batch | None, *, overwrite: bool) -> None:
+    def commit(self, table: Table, files: list[str], batch: Batch | None, *, overwrite: bool) -> None:
         from pyiceberg.exceptions import CommitFailedException
         from pyiceberg.expressions import AlwaysTrue
 
