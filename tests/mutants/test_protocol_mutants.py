@@ -29,7 +29,7 @@ from forebay.metadata import MetadataStore, SessionEnded
 from forebay.progress import Progress, ProgressStore, ReaderName
 from forebay.records import Gap
 from forebay.shard.inheritance import KnownProducers
-from forebay.storage.commits import CachedCommits
+from forebay.storage.cursors import CachedCommits
 from forebay.testing.blobs import SimulatedBlobs
 from forebay.testing.catalogs import every_record_has_a_copy, objects_are_whole
 from forebay.testing.clock import ManualClock

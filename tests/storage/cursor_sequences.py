@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 from forebay.metadata import MemoryMetadata
 from forebay.progress import Progress, ProgressStore, ReaderName
 from forebay.settings import ProgressSettings
-from forebay.storage.commits import CachedCommits
+from forebay.storage.cursors import CachedCommits
 from forebay.testing.clock import ManualClock
 from forebay.testing.cursors import Acked, Cursor, Event, Found, Reset, cursors_hold
 from forebay.testing.invariants import Violation

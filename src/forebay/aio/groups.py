@@ -7,7 +7,7 @@ from functools import partial
 from forebay.aio.workers import Workers
 from forebay.records import Position
 from forebay.storage import Group, GroupOffset
-from forebay.storage.groups import Ack
+from forebay.storage.cursors import CommitAck
 from forebay.topics import TopicName
 
 
@@ -26,7 +26,7 @@ class AsyncGroup:
         partition: int = 0,
         *,
         note: str = "",
-        ack: Ack = "durable",
+        ack: CommitAck = "durable",
         expected: int | None = None,
     ) -> int:
         """See `Group.commit`."""

@@ -2,8 +2,7 @@
 
 from forebay.storage.acks import Ack
 from forebay.storage.copying import Copied
-from forebay.storage.groups import Group, GroupOffset
-from forebay.storage.readers import Reader
+from forebay.storage.cursors import Group, GroupOffset, Reader
 from forebay.storage.store import Retained, Storage
 from forebay.storage.streams import Stream
 from forebay.storage.topic import Topic

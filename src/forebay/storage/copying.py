@@ -15,7 +15,7 @@ from forebay.errors import Conflict, Invalid
 from forebay.partitioning import partition_of_key
 from forebay.records import Gap, Record
 from forebay.storage.checks import StoredOffset
-from forebay.storage.readers import Reader
+from forebay.storage.cursors import Reader
 from forebay.storage.topic import Topic
 
 BATCH_RECORDS = 5_000

@@ -26,13 +26,12 @@ from forebay.storage.background.cleanup import CleanupWorker
 from forebay.storage.background.limits import LimitsWorker
 from forebay.storage.background.sync import Closing, committing
 from forebay.storage.building import IN_MEMORY, Parts, beside_parts, memory_parts, owner_parts
-from forebay.storage.commits import CachedCommits
 from forebay.storage.copying import Copied, OnRecords, copy_records
 from forebay.storage.creating import Creations
+from forebay.storage.cursors import CachedCommits, Group
 from forebay.storage.definitions import Definitions, refs_of
 from forebay.storage.deletions import Deletions
 from forebay.storage.directory import LogDirectory, NoDirectory
-from forebay.storage.groups import Group
 from forebay.storage.limited import Limited
 from forebay.storage.loads import Loads
 from forebay.storage.moves import Moves

@@ -42,8 +42,8 @@ from forebay.storage.checks import (
     checked_timestamps,
     checked_values,
 )
+from forebay.storage.cursors import Reader
 from forebay.storage.lookups import Lookups
-from forebay.storage.readers import Reader
 from forebay.storage.streams import Bounded, Following, Stream, Waiting, wake
 from forebay.topics import TopicSpec
 
