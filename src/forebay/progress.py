@@ -75,16 +75,18 @@ class ProgressStore:
             return None
         return stored.progress
 
-    def ack_up_to(self, name: ReaderName, cursors: Mapping[int, Progress]) -> dict[int, int]:
+    def ack_up_to(self, name: ReaderName, cursors: Mapping[int, Progress], *, defined: bool = False) -> dict[int, int]:
         """Move cursors forward; where each partition stands on return. All are durable, in as few transactions as fit.
 
-        One that is further already stays where it is: a late or repeated acknowledgement does no harm.
+        One that is further already stays where it is: a late or repeated acknowledgement does no harm. With `defined`
+        a cursor is made only in a topic that the metadata store defines, else `UnknownTopic`: the deletion of the
+        topic has removed its cursors, and would not remove this one.
         """
         standing: dict[int, int] = {}
         pending = dict(cursors)
         while pending:
             part = dict(list(pending.items())[: OPERATIONS_MAX // 2])
-            standing |= self._move(name, part)
+            standing |= self._move(name, part, defined=defined)
             for partition in part:
                 del pending[partition]
         return standing
@@ -161,7 +163,7 @@ class ProgressStore:
                 return
         raise _busy(name)
 
-    def _move(self, name: ReaderName, cursors: Mapping[int, Progress]) -> dict[int, int]:
+    def _move(self, name: ReaderName, cursors: Mapping[int, Progress], *, defined: bool) -> dict[int, int]:
         for _ in range(ATTEMPTS):
             compares, puts = list[RevisionIs](), list[Operation]()
             standing: dict[int, int] = {}
@@ -173,21 +175,26 @@ class ProgressStore:
                 if stored is not None and not _moves(stored.progress, progress):
                     standing[partition] = stored.progress.offset
                     continue
-                compares += self._guards(name, key, stored, progress)
+                compares += self._guards(name, key, stored, progress, defined=defined)
                 puts.append(_put(key, stored, progress))
             if not puts or self._done(compares, puts):
                 return standing
         raise _busy(name)
 
-    def _guards(self, name: ReaderName, key: str, stored: _Stored | None, wanted: Progress) -> list[RevisionIs]:
-        """What must still hold when the cursor changes; `UnknownTopic` if it would go to a topic that is no more."""
+    def _guards(
+        self, name: ReaderName, key: str, stored: _Stored | None, wanted: Progress, *, defined: bool = False
+    ) -> list[RevisionIs]:
+        """What must still hold when the cursor changes; `UnknownTopic` if it would go to a topic that was deleted."""
         compares = [RevisionIs(key, stored.revision if stored is not None else 0)]
-        if stored is not None and stored.progress.incarnation != wanted.incarnation:
+        is_first = stored is None or stored.progress.incarnation != wanted.incarnation
+        if is_first and (defined or stored is not None):
             topic = topic_key(name.namespace, name.topic, prefix=self._prefix)
             entry = self._store.get(topic)
+            if entry is None and defined:
+                raise UnknownTopic(f"{name.namespace}/{name.topic} was deleted: {name.reader} has no place in it")
             if entry is not None and decode_value(entry.value, TopicSpec)[0].topic_id != wanted.incarnation:
                 raise UnknownTopic(
-                    f"{name.namespace}/{name.topic} was deleted and created anew: "
+                    f"{name.namespace}/{name.topic} was deleted and created again: "
                     f"what {name.reader} read of the one before does not count for it"
                 )
             compares.append(RevisionIs(topic, entry.mod_revision if entry is not None else 0))

@@ -46,7 +46,7 @@ def test_group_offsets_are_not_acknowledged_before_they_are_durable(log: Storage
 
         with forebay.open(crashed, QUICK, read_only=True) as found:
             spec = found.topics()[0]
-            stored = found._progress.get(ReaderName(spec.namespace, spec.topic, "g"), 0, spec.topic_id)
+            stored = inside(found).progress.get(ReaderName(spec.namespace, spec.topic, "g"), 0, spec.topic_id)
             assert stored is not None
             assert (stored.offset, stored.note) == (offset, "so far")
 

@@ -16,6 +16,7 @@ import forebay.shard.handover
 import forebay.shard.ownership
 import forebay.shard.reservation
 import forebay.shard.segment
+import forebay.storage.cursors
 import forebay.storage.deletions
 import forebay.wal.begin
 from forebay.appends.producer_window import ProducerWindow
@@ -29,7 +30,7 @@ from forebay.metadata import MetadataStore, SessionEnded
 from forebay.progress import Progress, ProgressStore, ReaderName
 from forebay.records import Gap
 from forebay.shard.inheritance import KnownProducers
-from forebay.storage.cursors import CachedCommits
+from forebay.storage.cursors import Cursors
 from forebay.testing.blobs import SimulatedBlobs
 from forebay.testing.catalogs import every_record_has_a_copy, objects_are_whole
 from forebay.testing.clock import ManualClock
@@ -307,18 +308,20 @@ def _cursors_go_back(patch: pytest.MonkeyPatch) -> None:
 
 
 def _cached_commits_compared_among_themselves(patch: pytest.MonkeyPatch) -> None:
-    commit = CachedCommits.commit
+    note = Cursors._note
 
-    def blindly(commits: CachedCommits, name: ReaderName, partition: int, progress: Progress) -> int:
+    def blindly(cursors: Cursors, name: ReaderName, partition: int, progress: Progress) -> int:
         with pytest.MonkeyPatch.context() as inside:
             inside.setattr(ProgressStore, "get", lambda *_: None)
-            return commit(commits, name, partition, progress)
+            return note(cursors, name, partition, progress)
 
-    def found(commits: CachedCommits, name: ReaderName, partition: int, incarnation: str) -> Progress | None:
-        return commits.get(name, partition, incarnation) or commits._store.get(name, partition, incarnation)
+    patch.setattr(Cursors, "_note", blindly)
+    patch.setattr(forebay.storage.cursors, "_further", lambda stored, noted: noted or stored)
 
-    patch.setattr(CachedCommits, "commit", blindly)
-    patch.setattr(CachedCommits, "found", found)
+
+def _durable_commits_blind_to_cached_ones(patch: pytest.MonkeyPatch) -> None:
+    flush = Cursors._flush
+    patch.setattr(Cursors, "_flush", lambda cursors, chosen: flush(cursors, None) if chosen is None else None)
 
 
 def _repeats_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -351,6 +354,12 @@ MUTANTS: Final = (
     Mutant("coverage not checked at a seal", _coverage_not_checked, _seal_without_an_object, "I17"),
     Mutant("local copies go, those in the store are lost", _copies_not_looked_for, _retain_without_an_object, "I17"),
     Mutant("a late acknowledgement moves a cursor back", _cursors_go_back, _some_schedules, "I25"),
+    Mutant(
+        "a durable commit answers less than was cached before",
+        _durable_commits_blind_to_cached_ones,
+        lambda: list(broken_by_some_sequence()),
+        "I25",
+    ),
     Mutant(
         "a cached commit moves a cursor back",
         _cached_commits_compared_among_themselves,

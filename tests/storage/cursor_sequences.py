@@ -6,16 +6,20 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Final, TypeAlias
 
-from forebay.metadata import MemoryMetadata
+from forebay.format.keys import topic_key
+from forebay.format.value import encode_value
+from forebay.metadata import MemoryMetadata, Put
 from forebay.progress import Progress, ProgressStore, ReaderName
 from forebay.settings import ProgressSettings
-from forebay.storage.cursors import CachedCommits
+from forebay.storage.cursors import Cursors
 from forebay.testing.clock import ManualClock
 from forebay.testing.cursors import Acked, Cursor, Event, Found, Reset, cursors_hold
 from forebay.testing.invariants import Violation
+from forebay.topics import TopicSpec
 
 NAME: Final = ReaderName("shop", "orders", "billing")
 CURSOR: Final = Cursor("billing", 0, "0" * 32)
+SPEC: Final = TopicSpec(namespace="shop", topic="orders", topic_id=CURSOR.incarnation, partitions=1)
 STEPS_MAX: Final = 3
 
 
@@ -23,30 +27,35 @@ class Member:
     """A process of the group. Nothing is written in the background: a flush is a step of its own."""
 
     def __init__(self) -> None:
-        self.store = ProgressStore(MemoryMetadata(), "/forebay")
+        metadata = MemoryMetadata()
+        metadata.transaction([], [Put(topic_key("shop", "orders", prefix="/forebay"), encode_value(SPEC))])
+        self.store = ProgressStore(metadata, "/forebay")
         settings = ProgressSettings(flush_interval_ms=600_000, flush_records_min=1_000_000)
-        self.commits = CachedCommits(self.store, settings, ManualClock())
-        self.commits.worker.stop()
+        self.cursors = Cursors(self.store, settings, ManualClock())
+        self.cursors.worker.stop()
         self.events: list[Event] = []
 
     def durable(self, offset: int) -> None:
-        """As another member: what is cached here it cannot know, so its answer is not compared with that."""
+        """Of this member: its answer counts what is cached here."""
+        self.events.append(Acked(CURSOR, offset, self.cursors.commit(NAME, 0, _at(offset), ack="durable")))
+
+    def durable_elsewhere(self, offset: int) -> None:
+        """Of another member: what is cached here it cannot know, so its answer is not compared with that."""
         self.store.ack_up_to(NAME, {0: _at(offset)})
         self.events.append(Acked(CURSOR, offset, None))
 
     def cached(self, offset: int) -> None:
-        self.events.append(Acked(CURSOR, offset, self.commits.commit(NAME, 0, _at(offset))))
+        self.events.append(Acked(CURSOR, offset, self.cursors.commit(NAME, 0, _at(offset), ack="cached")))
 
     def flush(self, _: int) -> None:
-        self.commits.flush()
+        self.cursors.flush()
 
     def reset(self, offset: int) -> None:
-        self.commits.forget(NAME)
-        self.store.reset(NAME, 0, _at(offset))
+        self.cursors.reset(NAME, 0, _at(offset))
         self.events.append(Reset(CURSOR, offset, done=True))
 
     def look(self) -> None:
-        found = self.commits.found(NAME, 0, CURSOR.incarnation)
+        found = self.cursors.at(NAME.reader, SPEC, 0)
         self.events.append(Found(CURSOR, found.offset if found is not None else 0))
 
 
@@ -57,7 +66,8 @@ def _at(offset: int) -> Progress:
 Step: TypeAlias = tuple[Callable[[Member, int], None], int]
 STEPS: Final[tuple[Step, ...]] = (
     (Member.durable, 4),
-    (Member.durable, 8),
+    (Member.durable_elsewhere, 4),
+    (Member.durable_elsewhere, 8),
     (Member.cached, 4),
     (Member.cached, 6),
     (Member.cached, 8),

@@ -1,7 +1,9 @@
 """Cursors: how far readers and groups have come in the partitions of topics.
 
 A cursor says "everything below this offset is done". It lies in the metadata store, apart from any owner, so that
-restarts and moves keep it; what was read and not acknowledged is read again.
+restarts and moves keep it; what was read and not acknowledged is read again. `Cursors` knows them all, those that are
+stored and those on their way. `Reader` moves the cursors of one topic, `Group` those of any topic by the reader of
+its name there. A further kind of consumer is a class beside these two, over the same `Cursors`.
 """
 
 from __future__ import annotations
@@ -9,12 +11,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from forebay.clock import Clock
 from forebay.engines.operations import check_offset
 from forebay.errors import Closed, ForebayError, Invalid, UnknownTopic
-from forebay.locks import Rank, RankedCondition, RankedLock
+from forebay.locks import Rank, RankedLock
 from forebay.partitioning import check_partition
 from forebay.progress import Progress, ProgressStore, ReaderName, check_progress
 from forebay.reading import OnGap
@@ -30,83 +32,87 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CommitAck = Literal["durable", "cached"]
+CommitAck: TypeAlias = Literal["durable", "cached"]
+_Place: TypeAlias = tuple[ReaderName, int]
 
 
-class CachedCommits:
-    """Places on their way into the progress store. Safe for concurrent use."""
+class Cursors:
+    """The cursors of a log, stored and on their way. Safe for concurrent use.
+
+    A cached commit is kept in memory and written with others after `progress.flush_interval_ms`, or once a cursor is
+    `progress.flush_records_min` ahead. If the process dies before, the group reads that much again; it skips nothing.
+    """
 
     def __init__(self, store: ProgressStore, settings: ProgressSettings, clock: Clock) -> None:
         self._store = store
         self._settings = settings
-        self._changed = RankedCondition(Rank.LEAF, "storage.cached_commits")
+        self._changing = RankedLock(Rank.LEAF, "storage.cached_commits")
         self._writing = RankedLock(Rank.ROUND, "storage.commit_flush")
-        self._pending: dict[tuple[ReaderName, int], Progress] = {}
-        self._durable: dict[tuple[ReaderName, int], int] = {}
-        """Where each stands in the store, as far as it was written here."""
+        self._noted: dict[_Place, Progress] = {}
+        """Commits that are not in the store yet, the furthest of each cursor."""
         delay_s = settings.flush_interval_ms / 1000
-        self.worker = Worker("forebay-commits", self._write_pending, clock=clock, delay_s=delay_s)
+        self.worker = Worker("forebay-commits", self._write_noted, clock=clock, delay_s=delay_s)
 
-    def commit(self, name: ReaderName, partition: int, progress: Progress) -> int:
-        """Note a place; where it stands on return, in memory. It never goes back, nor behind what is stored.
+    def at(self, reader: str, spec: TopicSpec, partition: int) -> Progress | None:
+        """The cursor as stored, or as committed last if that is further; `None` before the first commit."""
+        check_partition(checked_partition(partition), spec.partitions)
+        name = ReaderName(spec.namespace, spec.topic, reader)
+        stored = self._store.get(name, partition, spec.topic_id)
+        return _further(stored, self._noted_at(name, partition, spec.topic_id))
 
-        Called by the committing thread; reads the metadata store before it takes the lock.
+    def commit(
+        self, name: ReaderName, partition: int, progress: Progress, *, ack: CommitAck, expected: int | None = None
+    ) -> int:
+        """Move a cursor forward; where it stands on return. One that is further already stays there.
+
+        With `expected` it moves only from that very place, else `Conflict`. Called by the committing thread, which
+        holds no lock and waits for the metadata store.
         """
-        place = (name, partition)
-        stored = self._store.get(name, partition, progress.incarnation)
-        if stored is not None and stored.offset >= progress.offset:
-            return self._further(stored, self.get(name, partition, progress.incarnation)).offset
-        with self._changed:
-            known = self._pending.get(place)
-            if known is not None and known.incarnation == progress.incarnation and known.offset >= progress.offset:
-                return known.offset
-            self._pending[place] = progress
-            moved = progress.offset - self._durable.get(place, 0)
-        self.worker.wake()
-        if moved >= self._settings.flush_records_min:
-            self.flush()
+        if ack not in ("durable", "cached"):
+            raise Invalid(f'ack is {ack!r:.40}; use "durable" or "cached"')
+        if ack == "cached":
+            if expected is not None:
+                raise Invalid('expected needs ack="durable": only the metadata store knows where all members stand')
+            return self._note(name, partition, progress)
+        if expected is not None:
+            check_offset(expected)
+        # What was committed before counts, also where it is not stored yet.
+        self._flush({(name, partition)})
+        if expected is None:
+            return self._store.ack_up_to(name, {partition: progress}, defined=True)[partition]
+        self._store.move_from(name, partition, expected, progress)
         return progress.offset
 
-    def found(self, name: ReaderName, partition: int, incarnation: str) -> Progress | None:
-        """The place as stored, or as noted last if that is further."""
-        stored = self._store.get(name, partition, incarnation)
-        noted = self.get(name, partition, incarnation)
-        return noted if stored is None else self._further(stored, noted)
+    def reset(self, name: ReaderName, partition: int, progress: Progress) -> None:
+        """Set a cursor, also to an earlier place. Commits that are on their way do not undo it."""
+        with self._writing:
+            self._drop(lambda noted, _: noted == (name, partition))
+            self._store.reset(name, partition, progress)
 
-    @staticmethod
-    def _further(stored: Progress, noted: Progress | None) -> Progress:
-        return noted if noted is not None and noted.offset > stored.offset else stored
+    def forget(self, name: ReaderName, partitions: int) -> None:
+        """Remove every cursor of a reader in these partitions, stored or on its way."""
+        with self._writing:
+            self._drop(lambda noted, _: noted[0] == name)
+            self._store.forget(name, partitions)
 
-    def get(self, name: ReaderName, partition: int, incarnation: str) -> Progress | None:
-        """The place as noted last, if it is not in the store yet."""
-        found = self._pending.get((name, partition))
-        return found if found is not None and found.incarnation == incarnation else None
+    def forget_topic(self, spec: TopicSpec) -> None:
+        """A topic was deleted: commits in it are not written any more. Those in a later topic of its name are."""
+        with self._writing:
+            self._drop(lambda _, progress: progress.incarnation == spec.topic_id)
+
+    def places(self, reader: str) -> list[tuple[str, str, int]]:
+        """Every (namespace, topic, partition) where this reader has a cursor."""
+        self.flush()
+        return self._store.places(reader)
+
+    def names(self) -> list[str]:
+        """The names of all readers and groups that have a cursor anywhere."""
+        self.flush()
+        return self._store.names()
 
     def flush(self) -> None:
-        """On return everything noted before is in the store, or logged as belonging to a topic that is no more."""
-        with self._writing:
-            pending = dict(self._pending)
-            readers: dict[ReaderName, dict[int, Progress]] = {}
-            for (name, partition), progress in pending.items():
-                readers.setdefault(name, {})[partition] = progress
-            for name, cursors in readers.items():
-                self._write(name, cursors)
-
-    def forget(self, name: ReaderName) -> None:
-        """What is noted of this reader does not count any more."""
-        with self._writing, self._changed:
-            for place in [place for place in self._pending if place[0] == name]:
-                del self._pending[place]
-            self._durable = {place: offset for place, offset in self._durable.items() if place[0] != name}
-
-    def forget_topic(self, namespace: str, topic: str) -> None:
-        """A topic of this name was deleted: drop where its readers stood.
-
-        What is noted stays: it may belong to a later topic of the name, and the next flush drops the rest.
-        """
-        with self._writing, self._changed:
-            for place in [place for place in self._durable if place[0][:2] == (namespace, topic)]:
-                del self._durable[place]
+        """On return every commit before is in the store, or logged as belonging to a topic that was deleted."""
+        self._flush(None)
 
     def end(self) -> None:
         """Write what is left, and stop."""
@@ -114,41 +120,79 @@ class CachedCommits:
         self.flush()
 
     def abandon(self) -> None:
-        """In a forked child: the thread is not there, and the parent writes what it noted."""
+        """In a forked child: the thread is not there, and the parent writes what was committed there."""
         self.worker.abandon()
-        self._changed = RankedCondition(Rank.LEAF, "storage.cached_commits")
+        self._changing = RankedLock(Rank.LEAF, "storage.cached_commits")
         self._writing = RankedLock(Rank.ROUND, "storage.commit_flush")
-        self._pending.clear()
+        self._noted.clear()
+
+    def _note(self, name: ReaderName, partition: int, progress: Progress) -> int:
+        """Keep a commit to be written later. Reads the metadata store before it takes the lock."""
+        check_progress(progress)
+        stored = self._store.get(name, partition, progress.incarnation)
+        with self._changing:
+            known = _further(stored, self._noted_at(name, partition, progress.incarnation))
+            if known is not None and known.offset >= progress.offset:
+                return known.offset
+            self._noted[name, partition] = progress
+        self.worker.wake()
+        if progress.offset - (0 if stored is None else stored.offset) >= self._settings.flush_records_min:
+            self.flush()
+        return progress.offset
+
+    def _noted_at(self, name: ReaderName, partition: int, incarnation: str) -> Progress | None:
+        found = self._noted.get((name, partition))
+        return found if found is not None and found.incarnation == incarnation else None
+
+    def _drop(self, is_dropped: Callable[[_Place, Progress], bool]) -> None:
+        """Forget commits that are not stored yet. The caller holds `_writing`: none of them is being written."""
+        with self._changing:
+            self._noted = {place: noted for place, noted in self._noted.items() if not is_dropped(place, noted)}
+
+    def _flush(self, chosen: set[_Place] | None) -> None:
+        """Write the commits of some cursors, or of all."""
+        if chosen is not None and chosen.isdisjoint(self._noted):
+            return
+        with self._writing:
+            by_reader: dict[tuple[ReaderName, str], dict[int, Progress]] = {}
+            for (name, partition), progress in self._noted.copy().items():
+                if chosen is None or (name, partition) in chosen:
+                    by_reader.setdefault((name, progress.incarnation), {})[partition] = progress
+            for (name, _), cursors in by_reader.items():
+                self._write(name, cursors)
 
     def _write(self, name: ReaderName, cursors: dict[int, Progress]) -> None:
         try:
-            standing = self._store.ack_up_to(name, cursors)
+            self._store.ack_up_to(name, cursors, defined=True)
         except UnknownTopic as error:
-            logger.warning("%s", error)
-            standing = {}
-        with self._changed:
+            logger.warning("commits are dropped: %s", error)
+        with self._changing:
             for partition, progress in cursors.items():
-                if partition in standing:
-                    self._durable[name, partition] = standing[partition]
-                if self._pending.get((name, partition)) is progress:
-                    del self._pending[name, partition]
+                if self._noted.get((name, partition)) is progress:
+                    del self._noted[name, partition]
 
-    def _write_pending(self) -> None:
+    def _write_noted(self) -> None:
         """The step of the background worker: what is not written is tried again after the same interval."""
         try:
             self.flush()
         finally:
-            if self._pending:
+            if self._noted:
                 self.worker.wake()
+
+
+def _further(stored: Progress | None, noted: Progress | None) -> Progress | None:
+    if stored is None or (noted is not None and noted.offset > stored.offset):
+        return noted
+    return stored
 
 
 class Reader:
     """One reader of one topic. Made by `Topic.reader`; safe for concurrent use by threads and processes."""
 
-    def __init__(self, topic: Topic, name: str, store: ProgressStore) -> None:
+    def __init__(self, topic: Topic, name: str, cursors: Cursors) -> None:
         self.topic = topic
         self._name = ReaderName.of(topic.spec.namespace, topic.spec.topic, name)
-        self._store = store
+        self._cursors = cursors
 
     @property
     def name(self) -> str:
@@ -157,40 +201,50 @@ class Reader:
 
     def offset(self, partition: int = 0) -> int | None:
         """Everything below is done; `None` before the first acknowledgement."""
-        found = self._progress(partition)
+        found = self._cursors.at(self.name, self.topic.spec, partition)
         return found.offset if found is not None else None
 
     def note(self, partition: int = 0) -> str:
-        """What was noted beside the place."""
-        found = self._progress(partition)
+        """What was noted beside the cursor."""
+        found = self._cursors.at(self.name, self.topic.spec, partition)
         return found.note if found is not None else ""
 
     def ack(self, record: Record, note: str = "") -> int:
         """This record, and all before it in its partition, are done; see `ack_up_to`."""
         return self.ack_up_to(record.offset + 1, record.partition, note)
 
-    def ack_up_to(self, offset: int, partition: int = 0, note: str = "") -> int:
-        """Everything below `offset` is done; where the partition stands on return, durably.
+    def ack_up_to(
+        self,
+        offset: int,
+        partition: int = 0,
+        note: str = "",
+        *,
+        ack: CommitAck = "durable",
+        expected: int | None = None,
+    ) -> int:
+        """Everything below `offset` is done; where the cursor stands on return, durably unless `ack` is `"cached"`.
 
-        A place that is further already stays where it is, so a late or repeated call does no harm.
+        A cursor that is further already stays where it is, so a late or repeated call does no harm. For `ack` and
+        `expected` see `Group.commit`.
         """
-        return self._store.ack_up_to(self._name, {partition: self.place(offset, partition, note)})[partition]
+        progress = self._progress(offset, partition, note)
+        return self._cursors.commit(self._name, partition, progress, ack=ack, expected=expected)
 
     def reset(self, position: Position | int = EARLIEST, partition: int = 0, note: str = "") -> int:
-        """Set the place, also to an earlier one; the offset it stands for now."""
+        """Set the cursor, also to an earlier place; the offset it stands for now."""
         offset = self.topic.resolve(position, partition)
-        self._store.reset(self._name, partition, self.place(offset, partition, note))
+        self._cursors.reset(self._name, partition, self._progress(offset, partition, note))
         return offset
 
     def forget(self) -> None:
-        """Remove every place of this reader."""
-        self._store.forget(self._name, self.topic.partitions)
+        """Remove every cursor of this reader."""
+        self._cursors.forget(self._name, self.topic.partitions)
 
     def read(
         self, *, start: Position = EARLIEST, partition: int | None = None, on_gap: OnGap | None = None
     ) -> Stream[Record]:
         """What is not done yet, up to the end as it is now; from `start` where nothing was acknowledged."""
-        return self.topic.read(self._places(start), partition=partition, on_gap=on_gap)
+        return self.topic.read(self._starts(start), partition=partition, on_gap=on_gap)
 
     def follow(
         self,
@@ -202,27 +256,21 @@ class Reader:
         on_gap: OnGap | None = None,
     ) -> Stream[Record]:
         """What is not done yet, and then new records as they come; see `Topic.follow`."""
-        return self.topic.follow(self._places(start), partition=partition, timeout=timeout, stop=stop, on_gap=on_gap)
+        return self.topic.follow(self._starts(start), partition=partition, timeout=timeout, stop=stop, on_gap=on_gap)
 
     def following(
         self, *, start: Position = EARLIEST, partition: int | None = None, on_gap: OnGap | None = None
     ) -> Following[Record]:
         """What `follow` asks again and again, for callers who wait in their own way."""
-        return self.topic.following(self._places(start), partition=partition, on_gap=on_gap)
+        return self.topic.following(self._starts(start), partition=partition, on_gap=on_gap)
 
-    def _places(self, start: Position) -> dict[int, Position | int]:
-        places: dict[int, Position | int] = {}
-        for partition in range(self.topic.partitions):
-            done = self.offset(partition)
-            places[partition] = start if done is None else StoredOffset(done)
-        return places
+    def _starts(self, start: Position) -> dict[int, Position | int]:
+        """Where to read on in each partition."""
+        done = {partition: self.offset(partition) for partition in range(self.topic.partitions)}
+        return {partition: start if at is None else StoredOffset(at) for partition, at in done.items()}
 
-    def _progress(self, partition: int) -> Progress | None:
-        check_partition(checked_partition(partition), self.topic.partitions)
-        return self._store.get(self._name, partition, self.topic.spec.topic_id)
-
-    def place(self, offset: int, partition: int, note: str) -> Progress:
-        """What is recorded for this place; `Invalid` if the partition has not come so far."""
+    def _progress(self, offset: int, partition: int, note: str) -> Progress:
+        """What is stored for this place; `Invalid` if the partition has not come so far."""
         check_offset(offset)
         end = self.topic.offsets(partition).next
         if offset > end:
@@ -252,22 +300,23 @@ class GroupOffset(NamedTuple):
 
 
 class Group:
-    """One consumer group. Made by `Storage.group`; safe for concurrent use by threads and processes."""
+    """One consumer group: a reader of its name in every topic that it commits in.
+
+    Made by `Storage.group`; safe for concurrent use by threads and processes.
+    """
 
     def __init__(
         self,
         name: str,
         topic: Callable[[str | TopicName], Topic],
         definition: Callable[[str | TopicName], TopicSpec],
-        store: ProgressStore,
-        commits: CachedCommits,
+        cursors: Cursors,
     ) -> None:
         ReaderName.of("default", "any", name)
         self.name = name
         self._topic = topic
         self._definition = definition
-        self._store = store
-        self._commits = commits
+        self._cursors = cursors
 
     def commit(
         self,
@@ -282,31 +331,19 @@ class Group:
         """Everything below `offset` is done; where the group stands on return.
 
         A group that is further already stays there. With `expected` it moves only from that very place, else
-        `Conflict`: of two members that commit at once, one is told. `ack="durable"` returns when it is in the
+        `Conflict`: of two members that commit at once, one gets it. `ack="durable"` returns when it is in the
         metadata store; `ack="cached"` at once, and a crash may take the last `progress.flush_interval_ms` of it.
         """
-        if ack not in ("durable", "cached"):
-            raise Invalid(f'ack is {ack!r:.40}; use "durable" or "cached"')
-        handle = self._topic(topic)
-        name, progress = self._place(handle, offset, partition, note)
-        if ack == "cached":
-            if expected is not None:
-                raise Invalid('expected needs ack="durable": only the metadata store knows where all members stand')
-            return self._commits.commit(name, partition, progress)
-        if expected is None:
-            return self._store.ack_up_to(name, {partition: progress})[partition]
-        check_offset(expected)
-        self._store.move_from(name, partition, expected, progress)
-        return offset
+        return self._topic(topic).reader(self.name).ack_up_to(offset, partition, note, ack=ack, expected=expected)
 
     def fetch(self, topic: str | TopicName, partition: int = 0) -> int | None:
         """Everything below is done; `None` if the group has never committed there."""
-        found = self._found(self._definition(topic), partition)
+        found = self._cursors.at(self.name, self._definition(topic), partition)
         return found.offset if found is not None else None
 
     def note(self, topic: str | TopicName, partition: int = 0) -> str:
         """What was noted with the last commit."""
-        found = self._found(self._definition(topic), partition)
+        found = self._cursors.at(self.name, self._definition(topic), partition)
         return found.note if found is not None else ""
 
     def offsets(self) -> list[GroupOffset]:
@@ -315,13 +352,12 @@ class Group:
         A partition that cannot be asked here, as one in the memory of another process, keeps no other from being
         shown: its `end` is `None`, and `failure` says why.
         """
-        self._commits.flush()
         found = []
-        for namespace, topic, partition in self._store.places(self.name):
+        for namespace, topic, partition in self._cursors.places(self.name):
             try:
                 spec = self._definition(TopicName(namespace, topic))
                 # Committed in an earlier topic of that name, if it has no such partition.
-                progress = self._found(spec, partition) if partition < spec.partitions else None
+                progress = self._cursors.at(self.name, spec, partition) if partition < spec.partitions else None
                 if progress is not None:
                     end, failure = self._end(spec, partition)
                     found.append(
@@ -331,6 +367,21 @@ class Group:
                 continue
         return found
 
+    def reset(self, topic: str | TopicName, position: Position | int, partition: int | None = None) -> dict[int, int]:
+        """Set the group's cursor in a partition, or in all of them, also to an earlier place; where each stands now."""
+        handle = self._topic(topic)
+        partitions = range(handle.partitions) if partition is None else [checked_partition(partition)]
+        reader = handle.reader(self.name)
+        return {number: reader.reset(position, number) for number in partitions}
+
+    def delete(self) -> int:
+        """Forget every cursor of the group; how many there were."""
+        places = self._cursors.places(self.name)
+        for namespace, topic in sorted({(namespace, topic) for namespace, topic, _ in places}):
+            partitions = 1 + max(partition for *of, partition in places if of == [namespace, topic])
+            self._cursors.forget(ReaderName(namespace, topic, self.name), partitions)
+        return len(places)
+
     def _end(self, spec: TopicSpec, partition: int) -> tuple[int | None, str | None]:
         """How far the partition has come, or why this process cannot say it."""
         try:
@@ -339,35 +390,3 @@ class Group:
             raise
         except ForebayError as error:
             return None, str(error)
-
-    def reset(self, topic: str | TopicName, position: Position | int, partition: int | None = None) -> dict[int, int]:
-        """Set the group's place in a partition, or in all of them, also to an earlier one; where each stands now."""
-        handle = self._topic(topic)
-        partitions = range(handle.partitions) if partition is None else [checked_partition(partition)]
-        self._commits.forget(self._name(handle.spec))
-        standing = {}
-        for number in partitions:
-            offset = handle.resolve(position, number)
-            name, progress = self._place(handle, offset, number, "")
-            self._store.reset(name, number, progress)
-            standing[number] = offset
-        return standing
-
-    def delete(self) -> int:
-        """Forget every place of the group; how many there were."""
-        places = self._store.places(self.name)
-        for namespace, topic in sorted({(namespace, topic) for namespace, topic, _ in places}):
-            name = ReaderName(namespace, topic, self.name)
-            self._commits.forget(name)
-            self._store.forget(name, 1 + max(p for n, t, p in places if (n, t) == (namespace, topic)))
-        return len(places)
-
-    def _name(self, spec: TopicSpec) -> ReaderName:
-        return ReaderName(spec.namespace, spec.topic, self.name)
-
-    def _found(self, spec: TopicSpec, partition: int) -> Progress | None:
-        check_partition(checked_partition(partition), spec.partitions)
-        return self._commits.found(self._name(spec), partition, spec.topic_id)
-
-    def _place(self, topic: Topic, offset: int, partition: int, note: str) -> tuple[ReaderName, Progress]:
-        return self._name(topic.spec), topic.reader(self.name).place(offset, partition, note)

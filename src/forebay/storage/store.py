@@ -28,7 +28,7 @@ from forebay.storage.background.sync import Closing, committing
 from forebay.storage.building import IN_MEMORY, Parts, beside_parts, memory_parts, owner_parts
 from forebay.storage.copying import Copied, OnRecords, copy_records
 from forebay.storage.creating import Creations
-from forebay.storage.cursors import CachedCommits, Group
+from forebay.storage.cursors import Cursors, Group
 from forebay.storage.definitions import Definitions, refs_of
 from forebay.storage.deletions import Deletions
 from forebay.storage.directory import LogDirectory, NoDirectory
@@ -76,8 +76,8 @@ class Storage:
         self._ended: str | None = None
         self._deletions = Deletions(parts, self._definitions, settings, clock, self._forget, self._forget_topic)
         self._creations = Creations(parts, self._definitions, self._deletions, self._shards, settings, clock)
-        self._progress = ProgressStore(parts.metadata, settings.metadata.prefix)
-        self._commits = CachedCommits(self._progress, settings.progress, clock)
+        store = ProgressStore(parts.metadata, settings.metadata.prefix)
+        self._cursors = Cursors(store, settings.progress, clock)
         self._moves = Moves(parts, self._definitions, settings, self._forget, self._shards.drop_closed)
         self._loads = Loads(parts, self._definitions, settings, clock, self._shards.open)
         self._alterations = Alterations(parts, self._definitions, self._shards, clock)
@@ -337,13 +337,12 @@ class Storage:
     def group(self, name: str) -> Group:
         """The consumer group of this name; it need not exist yet."""
         self._check_open()
-        return Group(name, self.topic, self._definition, self._progress, self._commits)
+        return Group(name, self.topic, self._definition, self._cursors)
 
     def groups(self) -> list[str]:
         """The names of all groups and readers that have committed anywhere."""
         self._check_open()
-        self._commits.flush()
-        return self._progress.names()
+        return self._cursors.names()
 
     def recover(self, on_progress: Progress | None = None) -> None:
         """Open every shard of this directory now rather than at its first use, and apply its limits from now on.
@@ -391,7 +390,7 @@ class Storage:
             ):
                 if part is not None:
                     last_first.callback(part.release if isinstance(part, LogDirectory) else part.close)
-            last_first.callback(self._commits.end)
+            last_first.callback(self._cursors.end)
             if parts.reserving is not None:
                 last_first.callback(parts.reserving.worker.stop)
             for thread in (parts.archiving, self._keeping):
@@ -429,7 +428,7 @@ class Storage:
             held_here.abandon()
         for worker in (self._giving_up.worker, self._committer.worker):
             worker.abandon()
-        self._commits.abandon()
+        self._cursors.abandon()
         parts = self._parts
         if parts.reserving is not None:
             parts.reserving.worker.abandon()
@@ -472,7 +471,7 @@ class Storage:
             look=look,
             shard_if_open=partial(find, topic_id),
             commit_soon=self._committer.ask,
-            progress=self._progress,
+            cursors=self._cursors,
         )
         self._alterations.note(topic)
         return topic
@@ -496,7 +495,7 @@ class Storage:
     def _forget_topic(self, spec: TopicSpec) -> None:
         """A topic was deleted: nothing that is kept by its id or name stays."""
         self._alterations.forget(spec.topic_id)
-        self._commits.forget_topic(spec.namespace, spec.topic)
+        self._cursors.forget_topic(spec)
         if self._parts.unowned is not None:
             for ref in refs_of(spec):
                 self._parts.unowned.forget(ref)

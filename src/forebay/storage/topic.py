@@ -15,7 +15,6 @@ from forebay.engines.operations import check_offset
 from forebay.errors import Invalid, Unsupported
 from forebay.format.batch import Batch, Columns
 from forebay.partitioning import Partitioner
-from forebay.progress import ProgressStore
 from forebay.reading import Cursor, OnGap
 from forebay.records import EARLIEST, LATEST, Offsets, Position, Record
 from forebay.settings import WalSettings
@@ -42,7 +41,7 @@ from forebay.storage.checks import (
     checked_timestamps,
     checked_values,
 )
-from forebay.storage.cursors import Reader
+from forebay.storage.cursors import Cursors, Reader
 from forebay.storage.lookups import Lookups
 from forebay.storage.streams import Bounded, Following, Stream, Waiting, wake
 from forebay.topics import TopicSpec
@@ -69,7 +68,7 @@ class Topic(Lookups):
         look: Callable[[int], OpenShard],
         shard_if_open: Callable[[int], OpenShard | None],
         commit_soon: Callable[[OpenShard], None],
-        progress: ProgressStore,
+        cursors: Cursors,
     ) -> None:
         self.spec = spec
         self._clock = clock
@@ -77,7 +76,7 @@ class Topic(Lookups):
         self._look = look
         self._shard_if_open = shard_if_open
         self._commit_soon = commit_soon
-        self._progress = progress
+        self._cursors = cursors
         self._partitioner = Partitioner(spec.partitions)
         self._appender = Appender(self.name, settings, clock, shard)
 
@@ -358,7 +357,7 @@ class Topic(Lookups):
 
     def reader(self, name: str) -> Reader:
         """A reader of this name, whose place in the topic survives restarts and moves."""
-        return Reader(self, name, self._progress)
+        return Reader(self, name, self._cursors)
 
     def failure(self, partition: int = 0) -> str | None:
         """Why the partition refuses appends, if it does."""
@@ -417,7 +416,7 @@ class Topic(Lookups):
         if self.spec.partitions > 1 and (checked_position(start).kind == "offset" or stop is not None):
             raise Invalid(
                 f"{self.name} has {self.spec.partitions} partitions and an offset is a place in one of them: "
-                "name the partition"
+                "name the partition, or give {partition: offset} for each"
             )
         return range(self.spec.partitions)
 

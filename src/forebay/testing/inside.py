@@ -120,7 +120,7 @@ class InsideLog:
     @property
     def progress(self) -> ProgressStore:
         """The stored cursors of readers and groups."""
-        return self.log._progress
+        return self.log._cursors._store
 
     @property
     def places(self) -> Places:
