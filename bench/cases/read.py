@@ -170,7 +170,7 @@ def _follower(plan: Plan) -> Result:
             topic.append(b"first")
             follower = topic.follow(forebay.EARLIEST, timeout=1)
             next(follower)
-            cache = topic._shard(0).wal.cache
+            cache = topic._shard(0).wal.tail.cache
             hits, misses = cache.hits, cache.misses
             seen: list[bytes] = []
             for batch in payload.batches(records, 100):

@@ -55,7 +55,7 @@ def _pages(rig: Simulated) -> None:
 
 
 def _cold(rig: Simulated) -> None:
-    rig.wal.cache.clear()
+    rig.wal.tail.cache.clear()
     _pages(rig)
 
 

@@ -11,7 +11,7 @@ import pytest
 from forebay.errors import ForebayError, Unavailable
 from forebay.testing.history import Outcome
 from forebay.topics import Durability
-from forebay.wal.active import BackgroundSync, SyncTarget
+from forebay.wal.writer import BackgroundSync, SyncTarget
 from tests.log.rig import Rig, Simulated, simulated
 
 PATIENCE = 60.0
@@ -26,18 +26,18 @@ class Waiting:
         self.outcomes: list[object] = []
         self._threads: list[threading.Thread] = []
         self._waiting = threading.Semaphore(0)
-        wait, await_sync = BackgroundSync.wait, rig.wal._await_sync
+        wait, await_sync = BackgroundSync.wait, rig.wal.writer.wait_for_background_sync
 
         def waits(sync: BackgroundSync, seconds_max: float) -> None:
             self._waiting.release()
             wait(sync, seconds_max)
 
-        def waits_outside() -> None:
+        def waits_outside(seconds_max: float) -> None:
             self._waiting.release()
-            await_sync()
+            await_sync(seconds_max)
 
         monkeypatch.setattr(BackgroundSync, "wait", waits)
-        monkeypatch.setattr(rig.wal, "_await_sync", waits_outside)
+        monkeypatch.setattr(rig.wal.writer, "wait_for_background_sync", waits_outside)
 
     def begin(self, work: Callable[[], object]) -> None:
         """Return once the work waits for the sync."""
@@ -68,7 +68,7 @@ def syncing(durability: Durability) -> tuple[Simulated, SyncTarget]:
     if durability is FSYNC:
         with rig.wal.committing:
             rig.wal.writer.mark()
-    target = rig.shard.upkeep.sync_begin()
+    target = rig.wal.begin_background_sync()
     assert target is not None
     return rig, target
 
@@ -83,7 +83,7 @@ def test_what_promises_durability_fails_with_a_sync_that_began_before(
     for _ in range(waiters):
         waiting.begin(getattr(rig.wal, answer))
 
-    rig.shard.upkeep.sync_failed(LOST)
+    rig.wal.fail_background_sync(LOST)
 
     outcomes = waiting.end()
     assert [type(outcome) for outcome in outcomes] == [Unavailable] * waiters
@@ -105,7 +105,7 @@ def test_what_promises_durability_goes_on_behind_a_sync_that_succeeds(
     waiting.begin(getattr(rig.wal, answer))
 
     target.active.file.sync()
-    rig.shard.upkeep.sync_end(target)
+    rig.wal.end_background_sync(target)
 
     assert waiting.end() == [None, None]
     assert rig.wal.offsets().durable == 3
@@ -119,7 +119,7 @@ def test_an_append_of_class_fsync_is_not_acknowledged_if_a_sync_that_began_befor
     waiting = Waiting(rig, monkeypatch)
     waiting.begin(rig.append)
 
-    rig.shard.upkeep.sync_failed(LOST)
+    rig.wal.fail_background_sync(LOST)
 
     assert waiting.end() == [Outcome.INDETERMINATE]
     assert (rig.wal.head, rig.wal.offsets().durable) == (2, 2)
@@ -135,7 +135,7 @@ def test_an_append_of_class_fsync_is_acknowledged_behind_a_sync_that_succeeds(mo
     waiting.begin(rig.append)
 
     target.active.file.sync()
-    rig.shard.upkeep.sync_end(target)
+    rig.wal.end_background_sync(target)
 
     assert waiting.end() == [Outcome.ACKED]
     assert rig.wal.offsets().durable == 3
@@ -150,10 +150,10 @@ def test_a_log_that_closes_waits_for_the_sync_and_is_clean_only_if_that_succeeds
     waiting.begin(rig.wal.close)
 
     if error is not None:
-        rig.shard.upkeep.sync_failed(error)
+        rig.wal.fail_background_sync(error)
     else:
         target.active.file.sync()
-        rig.shard.upkeep.sync_end(target)
+        rig.wal.end_background_sync(target)
 
     assert waiting.end() == [None]
     assert (rig.wal.failure is not None) is (error is not None)
@@ -168,7 +168,7 @@ def test_the_failure_of_a_sync_says_nothing_of_the_copy_that_replaced_its_file()
     assert rig.wal.heal()
 
     rig.flush()  # the copy is another file: there is nothing to wait for
-    rig.shard.upkeep.sync_failed(LOST)
+    rig.wal.fail_background_sync(LOST)
 
     assert rig.wal.failure is None
     assert rig.append() is Outcome.ACKED

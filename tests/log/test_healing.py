@@ -13,8 +13,8 @@ from forebay.records import Gap, Reason
 from forebay.testing.history import Outcome, Troubled
 from forebay.testing.invariants import check_log
 from forebay.topics import Durability
-from forebay.wal.active import ActiveFile
 from forebay.wal.scan import LogScan
+from forebay.wal.writer import ActiveFile
 from tests.log.rig import DIRECTORY, SMALL, Rig, Simulated, simulated
 from tests.log.scenarios import fail_next
 
@@ -51,7 +51,7 @@ def test_what_neither_file_nor_cache_gives_back_is_a_lost_range_and_no_more() ->
     rig.flush()
     for _ in range(4):
         rig.append(size=3000)
-    held = rig.wal.cache.next_frame(0)
+    held = rig.wal.tail.cache.next_frame(0)
     assert held is not None
     _failed_sync(rig)
     rig.disk.discard_failed(f"{DIRECTORY}/00000000000000000000-00000001.seg")
@@ -85,11 +85,11 @@ def test_appends_that_only_waited_when_the_log_failed_were_not_written() -> None
     rig.append()
     _, ticket = rig.stage()
     fail_next(rig, "sync", errno.EIO)
-    target = rig.shard.upkeep.sync_begin()
+    target = rig.wal.begin_background_sync()
     assert target is not None
     with pytest.raises(OSError) as failure:
         target.active.file.sync()
-    rig.shard.upkeep.sync_failed(failure.value)
+    rig.wal.fail_background_sync(failure.value)
 
     with pytest.raises(Unavailable):
         rig.wal.settle(ticket)  # type: ignore[arg-type]
@@ -111,14 +111,14 @@ def test_no_file_is_left_behind_while_its_background_sync_is_still_running() -> 
     """The system tells of a failed sync once: were the file rotated meanwhile, nobody would heal it."""
     rig = Rig(simulated(), DISK).open()
     rig.append()
-    target = rig.shard.upkeep.sync_begin()
+    target = rig.wal.begin_background_sync()
     assert target is not None
 
     rig.append(size=5000)
     rig.append()
     assert len(rig.wal.files.all) == 1
 
-    rig.shard.upkeep.sync_end(target)
+    rig.wal.end_background_sync(target)
     rig.append()
     assert len(rig.wal.files.all) == 2
 
@@ -186,18 +186,18 @@ def test_the_file_of_a_log_that_heals_is_not_sealed_meanwhile(monkeypatch: pytes
     rig.append()
     fail_next(rig, "write", errno.EIO, taken=60)
     assert rig.append() is Outcome.INDETERMINATE
-    resume = rig.wal.writer.resume
+    restart = rig.wal.writer.restart_after_failure
     sealing = threading.Thread(target=rig.shard.upkeep.seal_rotated)
 
     def seal_beside(active: ActiveFile, scan: LogScan) -> None:
         lock = Signalling(rig.wal.committing)
-        monkeypatch.setattr(rig.wal, "committing", lock)
+        monkeypatch.setattr(rig.wal.group, "lock", lock)
         sealing.start()
         while sealing.is_alive() and not lock.came.wait(0.01):
             pass
-        resume(active, scan)
+        restart(active, scan)
 
-    monkeypatch.setattr(rig.wal.writer, "resume", seal_beside)
+    monkeypatch.setattr(rig.wal.writer, "restart_after_failure", seal_beside)
     rig.flush()
     sealing.join()
 

@@ -183,16 +183,16 @@ def test_a_slow_reader_falls_back_to_files_and_holds_nothing_up() -> None:
     limits = {"cache": rig.settings.cache_bytes_max, "queue": rig.settings.queue_bytes_max}
     for _ in range(200):
         rig.append(size=100)
-        assert list(bounded({"cache": rig.wal.cache.bytes, "queue": rig.wal.queue.bytes}, limits)) == []
+        assert list(bounded({"cache": rig.wal.tail.cache.bytes, "queue": rig.wal.queue.bytes}, limits)) == []
 
-    assert rig.wal.cache.frames_from(0, 1) == []
+    assert rig.wal.tail.cache.frames_from(0, 1) == []
     assert _offsets(rig.reading()) == list(range(200))
 
 
 def test_a_waiting_reader_is_woken_and_pulls_by_offset() -> None:
     rig = _open()
     woken = threading.Event()
-    rig.wal.wakers.add(woken.set)
+    rig.wal.tail.wakers.add(woken.set)
 
     rig.append(3)
 
@@ -207,7 +207,7 @@ def test_a_waker_that_fails_fails_nobody_else() -> None:
     def fail() -> None:
         raise RuntimeError("the loop is closed")
 
-    rig.wal.wakers.add(fail)
+    rig.wal.tail.wakers.add(fail)
 
     assert rig.append() is Outcome.ACKED
     assert rig.wal.failure is None
@@ -219,7 +219,7 @@ def test_a_reader_in_mid_file_goes_on_when_the_file_is_re_framed_under_it() -> N
         rig.append(size=50)
     rig.wal.rotate()
     rig.append()
-    rig.wal.cache.clear()
+    rig.wal.tail.cache.clear()
     page = rig.wal.read(0, bytes_max=1)
     plan = rig.wal.files.all
 
@@ -243,7 +243,7 @@ def test_a_re_framing_that_fails_after_its_rename_is_followed_by_readers_and_fin
 
     rig.shard.upkeep.seal_rotated()
     rig.disk.release_idle()
-    rig.wal.cache.clear()
+    rig.wal.tail.cache.clear()
 
     assert _offsets(rig.reading()) == list(range(7))
     rig.shard.upkeep.seal_rotated()
@@ -256,7 +256,7 @@ def test_a_file_cut_under_an_open_reader_gives_a_damaged_range_and_no_hang(left:
     rig = _open()
     for _ in range(4):
         rig.append(size=40)
-    rig.wal.cache.clear()
+    rig.wal.tail.cache.clear()
     rig.disk.open(_newest(rig), writable=True).truncate(left)
 
     reading = rig.reading()

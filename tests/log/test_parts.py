@@ -16,9 +16,9 @@ from forebay.appends.ticket import Ticket
 from forebay.errors import Closed, Conflict
 from forebay.format.batch import Columns, encode_columns, encode_data_frame
 from forebay.format.control import WindowEntry
-from forebay.wal.cache import CachedFrame, TailCache
 from forebay.wal.files import READ_ATTEMPTS, Attempts, FileList, LogFile
 from forebay.wal.sparse import ENTRY_BYTES, SparseIndex
+from forebay.wal.tail import CachedFrame, TailCache
 from tests.log.rig import SMALL
 
 

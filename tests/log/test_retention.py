@@ -78,7 +78,7 @@ def test_as_much_goes_as_the_limit_of_bytes_asks_for() -> None:
 
 def test_a_file_that_was_just_read_stays_and_so_does_all_behind_it() -> None:
     rig = _filled()
-    rig.wal.cache.clear()
+    rig.wal.tail.cache.clear()
     rig.wal.read(4)
     assert [file.read_last for file in rig.wal.files.all[:2] if isinstance(file, SealedFile)] == [0.0, LONG]
 
@@ -99,7 +99,7 @@ def test_the_newest_file_stays_even_when_it_is_sealed() -> None:
 
 def test_below_the_files_a_reader_is_told_who_else_may_know() -> None:
     rig = _filled()
-    rig.wal.cache.clear()
+    rig.wal.tail.cache.clear()
     follower = FollowedLog(rig.disk, rig.clock, DIRECTORY, SMALL, lambda: True)
     assert follower.read(0, bytes_max=1).next == 3
     for _ in range(2):
@@ -126,7 +126,7 @@ def test_only_the_oldest_file_can_be_dropped() -> None:
 @pytest.mark.parametrize("kind", ["sync_directory", "unlink"])
 def test_a_file_that_the_disk_does_not_let_go_stays_readable_and_goes_later(kind: str) -> None:
     rig = _filled()
-    rig.wal.cache.clear()
+    rig.wal.tail.cache.clear()
     fail_next(rig, kind, errno.EIO, suffix="")
 
     with pytest.raises(OSError, match="EIO"):
@@ -204,7 +204,7 @@ def _judge(rig: Bare, records: list[tuple[int, bytes | None]], covered_end: int)
 def test_readers_beside_retention_get_records_or_are_told_that_they_are_below(tmp_path: Path) -> None:
     rig = BareRig(SystemDisk(descriptors_max=8), DISK, settings=SMALL, directory=str(tmp_path / "shard")).begin()
     rig.fill(60)
-    rig.wal.cache.clear()
+    rig.wal.tail.cache.clear()
     ended = threading.Event()
 
     def read() -> int:

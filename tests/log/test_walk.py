@@ -37,10 +37,10 @@ from forebay.sealed import FRAME_BYTES_LIMIT, ByteSource, SealedSegment
 from forebay.settings import WalSettings
 from forebay.shard import inheritance
 from forebay.topics import Durability
-from forebay.wal.cache import CachedFrame
 from forebay.wal.files import LogFile
 from forebay.wal.scan import LogScan
 from forebay.wal.sealing import Sealer, index_of
+from forebay.wal.tail import CachedFrame
 from forebay.wal.walk import ControlFrame, DataFrames, Step, Unreadable, walk
 from tests.log.rig import DIRECTORY, TOPIC_ID, Rig, Simulated, simulated
 from tests.log.scenarios import fail_next

@@ -40,12 +40,11 @@ from forebay.testing.invariants import (
 from forebay.topics import Durability
 from forebay.wal.begin import Start
 from forebay.wal.files import BelowFiles, SealedFile
-from forebay.wal.live import LIVE_NAME
 from forebay.wal.log import Wal
 from forebay.wal.retention import drop_file
 from forebay.wal.scan import LogScan
 from forebay.wal.survey import CHECKPOINT_NAME
-from forebay.wal.upkeep import Upkeep
+from forebay.wal.tail import LIVE_NAME
 from forebay.wal.walk import Unreadable
 from forebay.wal.writer import Writer
 from tests.ledger import Ledger
@@ -162,8 +161,8 @@ def _flip_an_offset(durability: Durability) -> list[Violation]:
     active = rig.wal.writer.active
     assert active is not None
     # The record behind the first one, of the same size.
-    (first,) = rig.wal.cache.frames_from(0, 1)
-    rig.wal.cache.clear()
+    (first,) = rig.wal.tail.cache.frames_from(0, 1)
+    rig.wal.tail.cache.clear()
     _overwrite(rig, active.path, _first_record(rig) + len(first.data))
     history = rig.history()
     return [*check_log(history, rig.reading()), *damage_is_reported(history, rig.reading(), 4)]
@@ -285,7 +284,7 @@ def _sync_again(patch: pytest.MonkeyPatch) -> None:
             sync(writer)
         except OSError:
             sync(writer)
-            writer.unsettled = False
+            writer.in_doubt = False
 
     patch.setattr(Writer, "sync", twice)
 
@@ -340,11 +339,11 @@ def _lease_asked_before_the_sync(patch: pytest.MonkeyPatch) -> None:
 
 
 def _background_sync_tried_again(patch: pytest.MonkeyPatch) -> None:
-    def try_later(upkeep: Upkeep, error: OSError) -> None:
-        upkeep._wal.dirty_since = upkeep._wal.writer.clock.monotonic()
-        upkeep._wal.sync_ended()
+    def try_later(wal: Wal, error: OSError) -> None:
+        wal.dirty_since = wal.writer.clock.monotonic()
+        wal.writer.end_background_sync()
 
-    patch.setattr(Upkeep, "sync_failed", try_later)
+    patch.setattr(Wal, "fail_background_sync", try_later)
 
 
 def _stored_size_limited(patch: pytest.MonkeyPatch) -> None:

@@ -301,7 +301,7 @@ def test_a_split_append_that_is_refused_half_way_says_what_is_in(
     keys: list[bytes] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`Unavailable` said that nothing was done, and whoever repeated the append had its first pieces twice."""
-    monkeypatch.setattr("forebay.wal.log.SPACE_CHECK_SECONDS", 0.0)
+    monkeypatch.setattr("forebay.appends.free_space.CHECK_SECONDS", 0.0)
     disk = WatchedDisk()
 
     def fills_up(kind: str, path: str) -> None:

@@ -149,10 +149,10 @@ def test_followers_that_are_forgotten_leave_nothing_behind(log: Storage) -> None
         next(topic.follow(EARLIEST))
     with topic.follow(EARLIEST) as stream:
         next(stream)
-        assert len(wal_of(topic).wakers) == 1
+        assert len(wal_of(topic).tail.wakers) == 1
     gc.collect()
 
-    assert len(wal_of(topic).wakers) == 0
+    assert len(wal_of(topic).tail.wakers) == 0
 
 
 def damaged(path: Path) -> None:
@@ -226,7 +226,7 @@ def test_a_stalled_reader_costs_the_writer_nothing_and_goes_on_from_files(tmp_pa
             topic.append(b"%d" % number + b"x" * 100)
 
         wal = wal_of(topic)
-        assert wal.cache.bytes <= 8192
+        assert wal.tail.cache.bytes <= 8192
         assert wal.counters.rotations >= 3
         assert [record.offset for record in stalled] == list(range(1, 2000))
 
@@ -234,7 +234,7 @@ def test_a_stalled_reader_costs_the_writer_nothing_and_goes_on_from_files(tmp_pa
 def test_a_follower_that_keeps_up_reads_from_memory(log: Storage) -> None:
     topic = log.create_topic("t")
     stream = topic.follow(timeout=0)
-    cache = wal_of(topic).cache
+    cache = wal_of(topic).tail.cache
 
     for number in range(500):
         topic.append(b"%d" % number)

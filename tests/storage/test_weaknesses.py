@@ -44,7 +44,7 @@ def test_a_reader_that_lags_behind_the_cache_goes_on_and_its_stream_does_not_end
             topic.append_many([b"x" * 100] * 500)
             assert next(stream).offset == round_ * 500
             assert len(list(stream)) == 499
-        assert wal_of(topic).cache.bytes <= 500 * 120
+        assert wal_of(topic).tail.cache.bytes <= 500 * 120
 
 
 def test_a_restart_goes_on_behind_the_last_record_and_not_at_zero(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ from forebay.inspection.recorded import METADATA, Recorded, ShardHistory
 from forebay.inspection.segments import REPAIR, RESTORE, Examined, SegmentExam
 from forebay.wal.begin import ASIDE
 from forebay.wal.files import read_footer
-from forebay.wal.live import LIVE_NAME
 from forebay.wal.survey import CHECKPOINT_NAME, TEMPORARY_SUFFIX
+from forebay.wal.tail import LIVE_NAME
 
 LOOKS = 3
 """Beside an owner: how often a shard with errors is looked at before they are believed."""

@@ -73,7 +73,7 @@ class SegmentShard:
         self.decision = decision
         self.epoch = epoch
         self.durability = wal.durability
-        self.wakers = wal.wakers
+        self.wakers = wal.tail.wakers
         self._past = past
         tiers = Tiers(wal, past)
         self._visible = Visible(tiers, lambda: wal.head)
@@ -264,7 +264,7 @@ class SegmentShard:
 
     def commit_within(self, seconds: float) -> None:
         """Commit everything that is queued, unless the log still pauses or is written when the time is up."""
-        self.wal.commit_within(seconds)
+        self.wal.group.commit_within(seconds, self.wal.writer.clock)
 
     def last_sequence(self, producer: int) -> int | None:
         """The newest acknowledged sequence of an idempotent producer."""

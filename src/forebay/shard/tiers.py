@@ -31,7 +31,10 @@ class LocalLog(Protocol):
     """The hot tiers: files, cache and live records of one shard."""
 
     files: FileList
-    head: int
+
+    @property
+    def head(self) -> int:
+        """Readers see everything below."""
 
     def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page:
         """A page; raises `BelowFiles` where the local files begin later."""

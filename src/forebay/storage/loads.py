@@ -292,7 +292,7 @@ class Loads:
         for shard in self._engine.shards():
             if shard.ref.spec.topic_id == topic_id:
                 shard.wal.wake()
-                shard.wal.call_back()
+                shard.wal.group.call_back()
 
     @property
     def _holder(self) -> str:

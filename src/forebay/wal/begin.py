@@ -20,15 +20,13 @@ from forebay.format.segment import INDEX_SUFFIX, parse_segment_name
 from forebay.records import Gap, Reason
 from forebay.settings import WalSettings
 from forebay.topics import Durability
-from forebay.wal.active import ActiveFile
 from forebay.wal.files import FileList, LogFile, walked
-from forebay.wal.live import LIVE_NAME, LiveFile, read_live
 from forebay.wal.log import Wal
 from forebay.wal.scan import LogScan
-from forebay.wal.skipping import skip_to_history
 from forebay.wal.survey import CHECKPOINT_NAME, TEMPORARY_SUFFIX, Survey
+from forebay.wal.tail import LIVE_NAME, LiveFile, read_live
 from forebay.wal.walk import CHUNK_BYTES
-from forebay.wal.writer import ShardPlace, Writer
+from forebay.wal.writer import ActiveFile, ShardPlace, Writer
 
 logger = logging.getLogger(__name__)
 
@@ -95,8 +93,7 @@ def begin(
     if facts.last is not None:
         _take_up(writer, files, facts, facts.last, start)
     else:
-        writer.end = writer.durable = start.history_end
-        writer.opening_gap = start.gap
+        writer.resume_at(start.history_end, start.gap)
     if facts.is_empty:
         # One that has a file in it got its own name made durable before.
         make_directories(disk, place.directory)
@@ -111,7 +108,7 @@ def _live(writer: Writer) -> LiveFile:
     newest = files[-1] if files else None
     if isinstance(newest, LogFile) and _is_outdated(read_live(disk, directory), newest):
         # Other processes go by it from now on: it must not promise what recovery has cut.
-        live.publish(newest, writer)
+        live.publish(newest, writer.place.epoch, writer.durable)
     return live
 
 
@@ -176,30 +173,24 @@ def _take_up(writer: Writer, files: FileList, facts: Survey, last: LogScan, star
 
 
 def _resume(writer: Writer, files: FileList, last: LogScan, start: Start, clock: Clock) -> None:
-    writer.removals = last.removals
     if last.end < start.history_end:
         _resume(writer, files, last, Start(next_offset=last.end), clock)
-        skip_to_history(writer, start.history_end)
-        writer.opening_gap = start.gap
+        writer.skip_to(start.history_end, start.gap)
         return
     opens_history = last.frames == 0 and any(gap.reason is Reason.HISTORY for gap in last.gaps)
     if (start.gap is None or opens_history) and not last.ends_damaged:
         active = ActiveFile(last, clock.monotonic())
         files.add(active)
-        writer.resume(active, last)
         # What the history holds before it must not become part of the gap: that goes into this file, then.
-        writer.opening_gap = start.gap
+        writer.resume(active, last, start.gap)
         return
-    writer.resume_behind(last.end, last.reserved_end)
     if last.is_bare and not last.ends_damaged:
         # A file without records only opened this place; the next one will say all that it said.
-        writer.end = writer.durable = last.previous_end
-        writer.obsolete = last.path
         gap = start.gap or Gap(last.end, start.next_offset, last.gaps[-1].reason)
-        writer.opening_gap = Gap(last.previous_end, start.next_offset, gap.reason)
+        writer.resume_behind(last, Gap(last.previous_end, start.next_offset, gap.reason), obsolete=True)
         return
     files.add(walked(last))
-    writer.opening_gap = start.gap
+    writer.resume_behind(last, start.gap)
 
 
 def _drop_leftovers(disk: Disk, facts: Survey) -> None:

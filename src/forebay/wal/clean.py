@@ -23,9 +23,8 @@ from forebay.format.live import Live
 from forebay.format.segment import HEADER_BYTES, SegmentHeader, decode_header, parse_segment_name
 from forebay.records import Reason
 from forebay.sealed import FRAME_BYTES_LIMIT
-from forebay.wal.active import ActiveFile
 from forebay.wal.scan import LogScan
-from forebay.wal.writer import Writer
+from forebay.wal.writer import ActiveFile, Writer
 
 INDEX_STEP_BYTES = 64 * 1024
 """So far apart are the frames whose places are written down."""

@@ -22,10 +22,10 @@ from forebay.pages import Page
 from forebay.records import Offsets
 from forebay.settings import WalSettings
 from forebay.wal.files import FileList, LogFile, SealedFile, walked
-from forebay.wal.live import read_live
 from forebay.wal.removing import Removals
 from forebay.wal.scan import LogScan
 from forebay.wal.survey import Survey, indexed_files, survey
+from forebay.wal.tail import read_live
 
 PAGE_BYTES = 1024 * 1024
 POLL_SECONDS = 0.005

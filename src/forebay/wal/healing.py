@@ -16,12 +16,11 @@ from forebay.errors import Corrupt
 from forebay.format.control import encode_gap
 from forebay.format.segment import HEADER_BYTES
 from forebay.records import Gap, Reason
-from forebay.wal.active import ActiveFile
-from forebay.wal.cache import TailCache
 from forebay.wal.files import FileList
 from forebay.wal.scan import LogScan
+from forebay.wal.tail import TailCache
 from forebay.wal.walk import CHUNK_BYTES, ControlFrame, DataFrames, Unreadable, walk
-from forebay.wal.writer import Writer
+from forebay.wal.writer import ActiveFile, Writer
 
 TEMPORARY = ".healing.tmp"
 
@@ -56,7 +55,7 @@ def rebuild(writer: Writer, files: FileList, cache: TailCache, head: int) -> Pro
     renewed = ActiveFile(scan, old.created)
     files.replace(old, renewed)
     old.file.close()
-    writer.resume(renewed, scan)
+    writer.restart_after_failure(renewed, scan)
     return window
 
 

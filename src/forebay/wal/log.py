@@ -1,10 +1,11 @@
-"""The log of one shard: stage, commit, maintain. No threads of its own; whoever calls does the work.
+"""The log of one shard: stage, commit, maintain. No threads of its own: the thread that calls does the work.
 
-`stage_*` checks, assigns offsets and queues. `commit` writes, syncs as the durability class asks, and
-publishes. What time asks for is in `upkeep`. Knows no topics and no metadata.
+`stage_*` checks, assigns offsets and queues. `commit` writes, syncs as the durability class asks, and publishes. What
+time asks for is in `upkeep`. Knows no topics and no metadata.
 
-Locks, outer first: `committing` (one writer at a time), then the queue's own. Readers take neither:
-they go by `head`, which moves only after the bytes below it may be shown.
+Made of four parts: `queue` (what waits), `group` (one writer for all that wait), `writer` (the active file) and `tail`
+(what readers see). Locks, outer first: the commit lock of `group`, then the queue's own. Readers take neither: they go
+by `head`, which moves only after the bytes below it may be shown.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from enum import Enum, auto
+from typing import Final, NamedTuple
 
 from forebay.appends.callbacks import Waking
 from forebay.appends.free_space import FreeSpace
@@ -20,22 +23,50 @@ from forebay.appends.queue import AppendQueue, Entry, Producing
 from forebay.appends.ticket import Ticket
 from forebay.errors import Closed, Fenced, ForebayError, Unavailable
 from forebay.format.batch import ColumnBytes
-from forebay.locks import Rank, RankedCondition
-from forebay.records import Offsets
+from forebay.pages import Page
+from forebay.records import Gap, Offsets
 from forebay.topics import Durability
-from forebay.wal.active import ActiveFile
-from forebay.wal.cache import CachedFrame
 from forebay.wal.files import FileList
 from forebay.wal.healing import rebuild
-from forebay.wal.live import LiveFile
-from forebay.wal.published import PublishedLog
 from forebay.wal.refusals import Refusals, fenced, refusals
-from forebay.wal.skipping import skip_to_history
-from forebay.wal.writer import Writer
+from forebay.wal.tail import CachedFrame, LiveFile, Tail
+from forebay.wal.writer import ActiveFile, SyncTarget, Writer
 
 logger = logging.getLogger(__name__)
 
+PAGE_BYTES = 1024 * 1024
 ROTATE_WAIT_SECONDS = 60.0
+
+
+class Phase(Enum):
+    """What a log can do. A background sync may run in any of them; see `Writer.syncing`."""
+
+    OPEN = auto()
+    """It takes appends."""
+    FAILED = auto()
+    """A write or a sync failed: readable, and `heal` makes it writable again."""
+    FENCED = auto()
+    """Another owner has the shard, or may have: readable, and never writable again."""
+    CLOSED = auto()
+    """It is of no use any more."""
+
+
+_NEXT: Final = {
+    Phase.OPEN: (Phase.FAILED, Phase.FENCED, Phase.CLOSED),
+    Phase.FAILED: (Phase.OPEN, Phase.FAILED, Phase.FENCED, Phase.CLOSED),
+    Phase.FENCED: (Phase.FENCED, Phase.CLOSED),
+    Phase.CLOSED: (Phase.CLOSED,),
+}
+
+
+class LogState(NamedTuple):
+    """What a log can do, and why not more."""
+
+    phase: Phase
+    reason: str | None = None
+    """Why appends are refused. Of a closed log: why it could not be closed in order."""
+    is_fenced: bool = False
+    """The log was fenced, and may be closed since."""
 
 
 class Counters:
@@ -64,7 +95,7 @@ class Counters:
             self.bytes_written += len(frame.data)
 
 
-class Wal(PublishedLog):
+class Wal:
     """One shard's log, open for appends. Made by `forebay.wal.begin.begin`."""
 
     def __init__(
@@ -76,45 +107,83 @@ class Wal(PublishedLog):
         live: LiveFile,
         still_owner: Callable[[], bool] | None = None,
     ) -> None:
-        super().__init__(writer, files, live)
+        place, settings = writer.place, writer.settings
         self.durability = durability
-        self.settings = writer.settings
-        self.queue = AppendQueue(writer.next, writer.window, writer.settings)
-        self.group = GroupCommit(writer.place, self.queue, self._commit)
-        self._space = FreeSpace(writer.disk, writer.place.directory, writer.place, writer.settings.free_bytes_min)
+        self.settings = settings
+        self.files = files
+        self.writer = writer
+        self.queue = AppendQueue(writer.next, writer.window, settings)
+        self.group = GroupCommit(place, self.queue, self._commit)
+        self.tail = Tail(writer.end, place.epoch, settings.cache_bytes_max, live)
+        self.state = LogState(Phase.OPEN)
+        """Changed by `_become` alone."""
         self.counters = Counters()
         self.on_dirty: Callable[[], None] = lambda: None
         """Called when there may be work for `upkeep`."""
-        self.failure: str | None = None
-        """Why appends are refused, if they are."""
-        self.fenced: str | None = None
-        """Why this log will never take an append again, if so: another owner has the shard, or may have."""
         self.dirty_since: float | None = None
         self.queued_since: float | None = None
         self.idle_since = writer.clock.monotonic()
         self.still_owner = still_owner
-        self.trouble: BaseException | None = None
+        self._acks_in_queue = durability is Durability.MEMORY
+        self._space = FreeSpace(writer.disk, place.directory, place, settings.free_bytes_min)
+
+    # State
+
+    @property
+    def failure(self) -> str | None:
+        """Why appends are refused, if they are. Of a closed log: why it could not be closed in order."""
+        return self.state.reason
+
+    @property
+    def fenced(self) -> str | None:
+        """Why this log will never take an append again, if so: another owner has the shard, or may have."""
+        return self.state.reason if self.state.is_fenced else None
+
+    @property
+    def closed(self) -> bool:
+        return self.state.phase is Phase.CLOSED
+
+    def _become(self, phase: Phase, reason: str | None, refusal: ForebayError | None) -> None:
+        """Every change of the state. Appends are answered with `refusal` from now on.
+
+        The caller holds the commit lock, or is the only thread of a forked child.
+        """
+        before = self.state
+        assert phase in _NEXT[before.phase], f"{self.writer.place}: {before.phase.name} cannot become {phase.name}"
+        self.state = LogState(phase, reason, before.is_fenced or phase is Phase.FENCED)
+        self.queue.refuse(refusal)
+
+    def check_open(self) -> None:
+        """`Closed` if the log is."""
+        if self.state.phase is Phase.CLOSED:
+            raise Closed(f"{self.writer.place} is closed")
+
+    def check_writable(self) -> None:
+        """`Closed` or `Fenced` if the log will never be written again."""
+        self.check_open()
+        if self.state.phase is Phase.FENCED:
+            raise fenced(self.writer.place, str(self.state.reason)).later
 
     # Appending
 
     def stage_one(self, entry: Entry, size: int) -> Ticket:
         """Queue one record; see `AppendQueue.stage_one`."""
         self.queue.stage_one(entry, size)
-        if self.queued_since is None:
+        if self._acks_in_queue and self.queued_since is None:
             self._note_queued()
         return entry.ticket
 
     def stage_many(self, columns: ColumnBytes, producing: Producing | None, ticket: Ticket) -> Ticket:
         """Queue many records as one; see `AppendQueue.stage_many`."""
         self.queue.stage_many(columns, producing, ticket)
-        if self.queued_since is None:
+        if self._acks_in_queue and self.queued_since is None:
             self._note_queued()
         return ticket
 
     def settle(self, ticket: Ticket) -> int:
-        """See `GroupCommit.wait`."""
+        """Wait until the durability class of an append holds; its first offset, or the error it failed with."""
         # As `is_held_queued`, without that call: an append of class memory is hardly more than a few of them.
-        if self.durability is Durability.MEMORY and ticket.offset + ticket.count <= self.writer.reserved:
+        if self._acks_in_queue and ticket.offset + ticket.count <= self.writer.reserved:
             still_owner = self.still_owner
             if still_owner is None or still_owner():
                 return ticket.result() if ticket.done else ticket.offset
@@ -125,7 +194,7 @@ class Wal(PublishedLog):
 
         Its offset is reserved, so that even if it is lost it never stands for another record.
         """
-        if self.durability is not Durability.MEMORY or ticket.offset + ticket.count > self.writer.reserved:
+        if not self._acks_in_queue or ticket.offset + ticket.count > self.writer.reserved:
             return False
         return self.still_owner is None or self.still_owner()
 
@@ -134,26 +203,15 @@ class Wal(PublishedLog):
         """Held by the one thread at a time that changes the log."""
         return self.group.lock
 
-    def is_inside(self) -> bool:
-        """Whether the thread that asks is in the middle of a write of this log."""
-        return self.group.is_inside()
-
     def commit(self) -> None:
         """Write and publish everything that waits; see `GroupCommit.commit`."""
         self.group.commit()
 
-    def commit_within(self, seconds: float) -> None:
-        """As `commit`, unless the log still pauses or is written when the time is up."""
-        self.group.commit_within(seconds, self.writer.clock)
-
-    def call_back(self) -> None:
-        """Run the callbacks that are due. The caller holds no lock."""
-        self.group.call_back()
-
     def _commit(self) -> None:
+        """Write and acknowledge what waits, or fail it. The caller holds the commit lock."""
         try:
             self.queued_since = None
-            self.writer.unsettled = False
+            self.writer.account()
             self.queue.take()
             if self.queue.taken:
                 self._write()
@@ -163,56 +221,62 @@ class Wal(PublishedLog):
                 raise
 
     def _write(self) -> None:
-        writer = self.writer
+        """The whole order of a commit: space, rotation, write, sync, ownership, publication, acknowledgement."""
+        writer, queue = self.writer, self.queue
         now = writer.clock.monotonic()
         if now >= self._space.due:
             self._space.check(now)
-        full = writer.active is not None and writer.active.position >= self.settings.rotate_bytes_max
-        if full and not writer.syncing:
+        active = writer.active
+        if active is not None and active.position >= self.settings.rotate_bytes_max and not writer.syncing:
             self.rotate_locked()
-        made = writer.write(self.queue.taken)
+        made = writer.write(queue.taken)
         if self.durability is Durability.FSYNC:
             self.timed_sync()
-        # After everything that takes time and before anybody hears of it: whoever pauses here acknowledges nothing.
+        # After everything that takes time and before the answer: an owner that pauses here acknowledges nothing.
         if self.still_owner is not None and not self.still_owner():
             raise Fenced(f"{writer.place}: the lease ended before the append was acknowledged")
-        self.publish(made)
+        active = writer.active
+        assert active is not None, "there is a file once a frame is written"
+        # In this order: an exception in between fails the log, and what readers may have seen is acknowledged.
+        self.tail.publish(made, active, writer.end, writer.durable)
+        writer.account()
         self.counters.committed(made)
         self.idle_since = writer.clock.monotonic()
         self.note_dirty()
-        self.queue.settle()
+        queue.settle()
         self.wake()
 
     def note_dirty(self) -> None:
+        """Something is to be synced: `upkeep` has work."""
         if self.dirty_since is None:
             try:
                 self.dirty_since = self.writer.clock.monotonic()
                 self.on_dirty()
             except BaseException:
-                # Nobody may have heard of it (Ctrl-C): the next who has something to sync says it again.
+                # The call may not have arrived (Ctrl-C): the next thread that has something to sync repeats it.
                 self.dirty_since = None
                 raise
 
     def _note_queued(self) -> None:
-        if self.durability is Durability.MEMORY:
-            try:
-                self.queued_since = self.writer.clock.monotonic()
-                self.on_dirty()
-            except BaseException:
-                self.queued_since = None
-                raise
+        try:
+            self.queued_since = self.writer.clock.monotonic()
+            self.on_dirty()
+        except BaseException:
+            self.queued_since = None
+            raise
 
     def timed_sync(self) -> None:
+        """Make everything written durable. The caller holds the commit lock."""
         begun = self.writer.clock.monotonic()
         self.writer.sync()
         self.counters.fsyncs += 1
         self.counters.fsync_seconds += self.writer.clock.monotonic() - begun
 
     def rotate_locked(self) -> None:
-        """Begin a new file, if the present one has records. The caller holds `committing`."""
+        """Begin a new file, if the present one has records. The caller holds the commit lock."""
         if self.writer.rotate():
             self.counters.rotations += 1
-            self.tell()
+            self.show()
             self.note_dirty()
 
     # Pausing and going on elsewhere
@@ -228,43 +292,40 @@ class Wal(PublishedLog):
     def skip_to_history(self, stop: int) -> None:
         """History holds everything below `stop`: go on there. The caller has held appends and committed.
 
-        On return `head` is there too, so that readers go on, and the log says who has the offsets in between.
+        On return `head` is there too, so that readers go on, and the log says that history has the offsets in between.
         Raises `Unavailable` if no new file could be begun; it may then be repeated.
         """
-        self._await_sync()
-        with self.committing:
+        self.writer.wait_for_background_sync(ROTATE_WAIT_SECONDS)
+        with self.group.lock:
             self.check_writable()
             assert self.queue.is_empty, "appends are held, and what was queued is committed"
             if stop <= self.writer.next:
                 return
             try:
-                self._begin_file(lambda: skip_to_history(self.writer, stop))
+                self._begin_file(lambda: self.writer.skip_to(stop))
             finally:
                 # Where the writer goes on, whatever happened: an offset is never given out twice.
                 self.queue.restart_at(self.writer.next)
-            self.head = self.writer.end
-            self.tell()
+            self.show_end()
             self.note_dirty()
         self.wake()
-        self.call_back()
+        self.group.call_back()
 
     def fence(self, reason: str) -> None:
         """Another owner has the shard: stop for ever. What is queued fails, and so does every later append."""
-        with self.committing:
-            if self.fenced is None and not self.closed:
+        with self.group.lock:
+            if self.state.phase in (Phase.OPEN, Phase.FAILED):
                 self._fence(reason)
-        self.call_back()
+        self.group.call_back()
 
     def _fence(self, reason: str) -> None:
-        self.fenced = reason
-        self.live.end()
         answers = fenced(self.writer.place, reason)
-        self._stop(reason, answers if self.writer.unsettled else answers.unwritten(), self.head)
+        self._stop(Phase.FENCED, reason, answers if self.writer.in_doubt else answers.unwritten(), self.head)
 
     # Failing and healing
 
     def _fail(self, error: BaseException) -> None:
-        """A commit ended in an exception: settle every waiter. Unless nothing was written, distrust the file."""
+        """A commit ended in an exception: answer every waiter. Unless nothing was written, distrust the file."""
         name, writer = self.writer.place, self.writer
         if self.queue.taken and self.queue.taken[-1].end <= self.head:
             # Published already: whatever failed then did not fail these appends.
@@ -274,83 +335,171 @@ class Wal(PublishedLog):
             return
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         refusal = error if isinstance(error, ForebayError) else Unavailable(f"{name}: not written ({reason})")
-        if not writer.unsettled:
+        if not writer.in_doubt:
             self.queue.fail(refusal, refusal, max(writer.next, self._skip_lost(writer.end)))
             return
-        self.live.doubtful = True
-        self.tell()
-        self._stop(reason, refusals(name, reason), self._skip_lost(self.head))
+        self._stop(Phase.FAILED, reason, refusals(name, reason), self._skip_lost(self.head))
 
-    def _stop(self, reason: str, answers: Refusals, next_offset: int) -> None:
+    def _stop(self, phase: Phase, reason: str, answers: Refusals, next_offset: int) -> None:
         """Take no appends any more, and answer all that wait."""
-        self.failure = reason
-        self.queue.refuse(answers.later)
+        self._become(phase, reason, answers.later)
+        if phase is Phase.FENCED:
+            # The directory may be another owner's.
+            self.tail.live.end()
+        else:
+            self.show()
         self.queue.fail(answers.written, answers.queued, next_offset)
         logger.error("%s: log failed at offset %d: %s", self.writer.place, self.head, reason)
         self.on_dirty()
 
     def _skip_lost(self, end: int) -> int:
         """Where to go on: at `end`, but class `memory` acknowledges what only waits, and gives out no offset twice."""
-        if self.durability is not Durability.MEMORY or self.queue.next <= end:
+        if not self._acks_in_queue or self.queue.next <= end:
             return end
-        self.writer.skip_to(self.queue.next, end)
+        self.writer.skip_lost(self.queue.next, end)
         return self.queue.next
 
     def heal(self) -> bool:
         """Try to make a failed log writable again; true if it is. Acknowledged records keep their offsets."""
-        with self.committing:
-            if self.failure is None or self.fenced is not None or self.closed:
-                return self.failure is None
+        with self.group.lock:
+            if self.state.phase is not Phase.FAILED:
+                return self.state.reason is None
             try:
-                window = rebuild(self.writer, self.files, self.cache, self.head)
+                window = rebuild(self.writer, self.files, self.tail.cache, self.head)
             except (OSError, ForebayError) as error:
                 logger.warning("%s: still read-only: %s", self.writer.place, error)
                 return False
-            self.head = self.writer.end
-            self.live.doubtful = False
-            self.tell()
-            self.writer.unsettled = False
+            self.tail.head = self.writer.end
+            self.writer.account()
             self.queue.restart_at(self.writer.next, window)
-            self.failure = None
-            self.queue.refuse(None)
+            self._become(Phase.OPEN, None, None)
+            self.show()
             logger.warning("%s: writable again from offset %d", self.writer.place, self.writer.next)
             return True
 
-    def guarded(self, step: Callable[[], None]) -> bool:
-        """Run a step that writes to the active file; true if it succeeded. The caller holds `committing`."""
-        self.writer.unsettled = False
+    def attempt(self, step: Callable[[], None]) -> Exception | None:
+        """Run a step that writes to the active file; why it failed, if it did. The caller holds the commit lock.
+
+        If bytes may have reached the file by then, the log has failed too.
+        """
+        self.writer.account()
         try:
             step()
         except BaseException as error:
-            if self.writer.unsettled:
+            if self.writer.in_doubt:
                 self._fail(error)
             if not isinstance(error, OSError | ForebayError):
                 raise
             logger.warning("%s: %s", self.writer.place, error)
-            self.trouble = error
-            return False
-        self.writer.unsettled = False
-        return True
+            return error
+        self.writer.account()
+        return None
+
+    # Background syncs
+
+    def begin_background_sync(self) -> SyncTarget | None:
+        """What a sync that starts now would make durable, if anything. Appends go on beside it."""
+        with self.group.lock:
+            if self.state.phase is not Phase.OPEN or self.writer.syncing:
+                return None
+            self.dirty_since = None
+            return self.writer.begin_background_sync()
+
+    def end_background_sync(self, target: SyncTarget) -> None:
+        """The sync begun before has succeeded."""
+        self.writer.report_background_sync(None)
+        try:
+            with self.group.lock:
+                self.counters.fsyncs += 1
+                self.writer.note_synced(target)
+                if not self.closed:
+                    self.show()
+        finally:
+            self.writer.end_background_sync()
+
+    def fail_background_sync(self, error: OSError) -> None:
+        """The sync begun before has failed: what it covered may never reach the disk."""
+        file = self.writer.report_background_sync(error)
+        try:
+            if file is not None:
+                self.fail_file(file, error)
+        finally:
+            self.writer.end_background_sync()
 
     def fail_file(self, file: ActiveFile, error: OSError) -> None:
         """A background sync of `file` has failed: it cannot be trusted, unless a copy has replaced it meanwhile."""
-        with self.committing:
-            if self.failure is None and not self.closed and file is self.writer.active:
-                self.writer.unsettled = True
+        with self.group.lock:
+            if self.state.phase is Phase.OPEN and file is self.writer.active:
+                self.writer.distrust()
                 self._fail(error)
-        self.call_back()
+        self.group.call_back()
+
+    def mark(self) -> None:
+        """Write down how far the log is durable, if the file does not say so yet."""
+        with self.group.lock:
+            active = self.writer.active
+            if active is not None and self.state.phase is Phase.OPEN and active.marked < self.writer.durable:
+                self.attempt(self.writer.mark)
+                # Of use only once it is durable; and a file with unsynced bytes keeps its descriptor.
+                self.dirty_since = self.dirty_since or self.writer.clock.monotonic()
 
     # Reading
 
+    @property
+    def head(self) -> int:
+        """Readers see everything below."""
+        return self.tail.head
+
+    def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page:
+        """Records from `offset` on, at least one if there is any, up to about `bytes_max`.
+
+        Raises `BelowFiles` for what lies before all local files.
+        """
+        self.check_open()
+        tail = self.tail
+        if offset >= tail.head:
+            # Read your write.
+            self.bring_up()
+        head = tail.head
+        if offset >= head:
+            return Page([], [], offset)
+        page = tail.read(offset, bytes_max)
+        return (page if page is not None else self.files.read(offset, bytes_max)).clipped(head)
+
+    def wait(self, offset: int, timeout: float | None) -> bool:
+        """Wait until a record at or above `offset` may be read; false when the time is up or the log closed."""
+        self.bring_up()
+        return self.tail.wait(offset, timeout)
+
+    def offset_at_time(self, timestamp: int, start: int = 0) -> int | None:
+        """The first record at or after the time, in files that reach beyond `start`; `None` if there is none."""
+        self.check_open()
+        self.bring_up()
+        found = self.files.offset_at_time(timestamp, start)
+        return found if found is not None and found < self.head else None
+
+    def damage_at(self, offset: int) -> Gap | None:
+        """The damaged range of the files that covers `offset`, if one does."""
+        return self.files.damage_at(offset)
+
+    def show(self) -> None:
+        """Show other processes, and a later recovery, how far the log is published and durable."""
+        self.tail.show(self.writer.active, self.writer.durable, doubtful=self.state.phase is Phase.FAILED)
+
+    def show_end(self) -> None:
+        """Publish the end of what is written, where no record was: readers go on there."""
+        self.tail.head = self.writer.end
+        self.show()
+
     def wake(self) -> None:
         """Wake the threads that wait for more; the wakers are due at the next `call_back`, without a lock."""
-        super().wake()
-        if self.wakers:
-            self.queue.due.append(Waking(self.wakers, self.writer.place))
+        self.tail.wake()
+        if self.tail.wakers:
+            self.queue.due.append(Waking(self.tail.wakers, self.writer.place))
 
     def bring_up(self) -> None:
         """Of class memory an append is acknowledged in the queue: it is written before it is asked for."""
-        if self.durability is Durability.MEMORY and not self.queue.is_empty:
+        if self._acks_in_queue and not self.queue.is_empty:
             self.commit()
 
     def offsets(self) -> Offsets:
@@ -366,76 +515,64 @@ class Wal(PublishedLog):
         Waits for a background sync that began before, and fails if that did: the kernel reports a lost write once.
         """
         self.commit()
-        if self.failure is not None:
+        if self.state.phase is Phase.FAILED:
             self.heal()
-        self._await_sync()
-        with self.committing:
+        self.writer.wait_for_background_sync(ROTATE_WAIT_SECONDS)
+        with self.group.lock:
             self.check_writable()
-            if self.failure is not None or not self.guarded(self.timed_sync):
-                raise Unavailable(
-                    f"{self.writer.place}: not everything could be made durable ({self.failure or self.trouble})"
-                )
+            trouble = self.state.reason or self.attempt(self.timed_sync)
+            if trouble is not None:
+                why = self.state.reason or trouble
+                raise Unavailable(f"{self.writer.place}: not everything could be made durable ({why})")
             self.dirty_since = None
-            self.tell()
+            self.show()
 
     def rotate(self) -> None:
         """Close the active file, if it has records, and begin a new one."""
         self.commit()
-        self._await_sync()
-        with self.committing:
+        self.writer.wait_for_background_sync(ROTATE_WAIT_SECONDS)
+        with self.group.lock:
             self.check_writable()
             self._begin_file(self.rotate_locked)
 
-    def _await_sync(self) -> None:
-        """A sync beside us may fail, and the system tells only once: the file must still be the active one then.
-
-        The caller holds no lock, so that appends go on meanwhile.
-        """
-        with self.published:
-            self.published.wait_for(lambda: not self.writer.syncing, ROTATE_WAIT_SECONDS)
-
     def _begin_file(self, step: Callable[[], None]) -> None:
-        if self.failure is not None or self.writer.syncing or not self.guarded(step):
-            why = self.failure or ("a sync is under way" if self.writer.syncing else self.trouble)
+        syncing = "a sync is under way" if self.writer.syncing else None
+        trouble = self.state.reason or syncing or self.attempt(step)
+        if trouble is not None:
+            why = self.state.reason or trouble
             raise Unavailable(f"{self.writer.place}: no new log file could be begun ({why}); try again")
-
-    def sync_ended(self) -> None:
-        """The outcome of the background sync was acted on."""
-        self.writer.background = None
-        with self.published:
-            self.published.notify_all()
 
     def close(self) -> None:
         """Write and sync everything, say in the log that it ended in order, give files back. Harmless when repeated."""
         if self.closed:
             return
         self.commit()
-        if self.failure is not None:
+        if self.state.phase is Phase.FAILED:
             self.heal()
-        with self.committing:
-            if self.fenced is None:
-                self.queue.refuse(Closed(f"{self.writer.place} is closed"))
-            # What came in since the commit above: nobody else will write it now.
+        with self.group.lock:
+            place = self.writer.place
+            refusal = Closed(f"{place} is closed") if self.fenced is None else fenced(place, self.fenced).later
+            self.queue.refuse(refusal)
+            # What came in since the commit above: no other thread will write it now.
             self._commit()
-            self.closed = True
-            if self.failure is None and self.guarded(self.writer.finish) and self.writer.touched:
-                self.tell()
+            reason = self.state.reason
+            if reason is None and self.attempt(self.writer.finish) is None and self.writer.touched:
+                self.show()
+            self._become(Phase.CLOSED, self.state.reason, refusal)
             for file in self.files.all:
                 file.close()
-            self.live.close()
+            self.tail.live.close()
+        self.tail.end()
         self.wake()
-        self.call_back()
+        self.group.call_back()
 
     def abandon(self) -> None:
         """End without touching the disk: in a forked child, whose parent goes on writing."""
-        self.closed = True
-        # Whoever held a lock at the fork does not exist here.
-        self.published = RankedCondition(Rank.LEAF, "wal.published")
+        place = self.writer.place
+        # The thread that held a lock at the fork does not exist here.
+        self.tail.abandon()
+        self.writer.abandon()
         self.queue = AppendQueue(0, self.writer.window, self.settings)
-        self.group = GroupCommit(self.writer.place, self.queue, self._commit)
-        self.queue.refuse(Closed(f"{self.writer.place} was opened before a fork: open it anew in the child"))
-
-    def check_writable(self) -> None:
-        self.check_open()
-        if self.fenced is not None:
-            raise fenced(self.writer.place, self.fenced).later
+        self.group = GroupCommit(place, self.queue, self._commit)
+        refusal = Closed(f"{place} was opened before a fork: open it anew in the child")
+        self._become(Phase.CLOSED, self.state.reason, refusal)

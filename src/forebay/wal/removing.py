@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forebay.appends.waiting import INSIDE
 from forebay.errors import Fenced, Indeterminate, Unavailable
 from forebay.format.control import NO_FLOOR, Floor, decode_delete, decode_floor, encode_delete, encode_floor, higher
 from forebay.format.frame import FrameHead, Kind
@@ -62,25 +61,24 @@ def write_removals(wal: Wal, removals: Removals) -> None:
 
     Raises `Unavailable` if nothing was written, and `Indeterminate` if it is not known what will be found.
     """
-    if wal.is_inside():
-        raise Unavailable(f"{wal.writer.place}: {INSIDE}")
+    wal.group.refuse_inside()
     with wal.committing:
         wal.check_writable()
         if wal.failure is not None:
             raise Unavailable(f"{wal.writer.place}: nothing is deleted, the log is read-only ({wal.failure})")
-        if not wal.guarded(lambda: _write(wal, removals)):
+        trouble = wal.attempt(lambda: _write(wal, removals))
+        if trouble is not None:
             if wal.failure is None:
-                raise Unavailable(f"{wal.writer.place}: nothing is deleted ({wal.trouble}); try again")
+                raise Unavailable(f"{wal.writer.place}: nothing is deleted ({trouble}); try again")
             raise Indeterminate(
                 f"{wal.writer.place}: the log failed while a delete was being written ({wal.failure}): what it names "
                 "may or may not be gone; repeat it"
             )
         wal.writer.removals.add(removals)
-        wal.head = wal.writer.end
-        wal.tell()
+        wal.show_end()
         wal.note_dirty()
     wal.wake()
-    wal.call_back()
+    wal.group.call_back()
 
 
 def _write(wal: Wal, removals: Removals) -> None:

@@ -25,9 +25,9 @@ from forebay.format.times import timed
 from forebay.records import Gap, Reason, Run
 from forebay.sealed import FRAME_BYTES_LIMIT
 from forebay.settings import WalSettings
-from forebay.wal.cache import CachedFrame
 from forebay.wal.files import LogFile, SealedFile, walked
 from forebay.wal.scan import LogScan
+from forebay.wal.tail import CachedFrame
 from forebay.wal.walk import ControlFrame, DataFrames, Unreadable
 
 TEMPORARY = ".reframing.tmp"

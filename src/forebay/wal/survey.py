@@ -30,8 +30,8 @@ from forebay.settings import WalSettings
 from forebay.wal.blind import Blind
 from forebay.wal.clean import recalled
 from forebay.wal.files import SealedFile, read_footer
-from forebay.wal.live import LIVE_NAME, read_live
 from forebay.wal.scan import LogScan
+from forebay.wal.tail import LIVE_NAME, read_live
 
 CHECKPOINT_NAME = "checkpoint"
 TEMPORARY_SUFFIX = ".tmp"

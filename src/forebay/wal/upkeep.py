@@ -18,13 +18,12 @@ from forebay.format.checkpoint import Checkpoint, CheckpointFile, encode_checkpo
 from forebay.format.segment import parse_segment_name
 from forebay.locks import Rank, RankedLock
 from forebay.records import Gap
-from forebay.wal.active import BackgroundSync, SyncTarget
-from forebay.wal.cache import CachedFrame
 from forebay.wal.clean import clean_file
 from forebay.wal.files import LogFile, SealedFile
 from forebay.wal.log import Wal
 from forebay.wal.sealing import Sealer, listed
 from forebay.wal.survey import CHECKPOINT_NAME
+from forebay.wal.tail import CachedFrame
 
 logger = logging.getLogger(__name__)
 
@@ -77,11 +76,11 @@ class Upkeep:
             return
         now = wal.writer.clock.monotonic()
         if _due(wal.idle_since, now, wal.settings.mark_interval_ms):
-            self._mark()
+            wal.mark()
         if self.is_old:
             with wal.committing:
                 if not wal.closed and wal.failure is None:
-                    wal.guarded(wal.rotate_locked)
+                    wal.attempt(wal.rotate_locked)
 
     @property
     def needs_mending(self) -> bool:
@@ -119,47 +118,6 @@ class Upkeep:
         waiting = wal.failure is not None or wal.queued_since is not None or wal.dirty_since is not None
         waiting = waiting or bool(wal.queue.due)
         return waiting or (active is not None and active.marked < wal.writer.durable) or bool(self.rotated())
-
-    def sync_begin(self) -> SyncTarget | None:
-        """What a sync that starts now would make durable. Appends go on beside it."""
-        wal = self._wal
-        with wal.committing:
-            if wal.failure is not None or wal.closed or wal.writer.syncing:
-                return None
-            wal.dirty_since = None
-            target = wal.writer.sync_begin()
-            if target is not None:
-                wal.writer.background = BackgroundSync(target)
-            return target
-
-    def sync_end(self, target: SyncTarget) -> None:
-        """The sync begun before has succeeded."""
-        wal = self._wal
-        self._note_outcome(None)
-        try:
-            with wal.committing:
-                wal.counters.fsyncs += 1
-                wal.writer.sync_end(target)
-                if not wal.closed:
-                    wal.tell()
-        finally:
-            wal.sync_ended()
-
-    def sync_failed(self, error: OSError) -> None:
-        """The sync begun before has failed: what it covered may never reach the disk."""
-        background = self._wal.writer.background
-        self._note_outcome(error)
-        try:
-            if background is not None:
-                self._wal.fail_file(background.target.active, error)
-        finally:
-            self._wal.sync_ended()
-
-    def _note_outcome(self, error: OSError | None) -> None:
-        """Answer the threads that wait for the outcome. Before `committing` is taken: one of them may hold it."""
-        background = self._wal.writer.background
-        if background is not None:
-            background.end(error)
 
     @property
     def stopped(self) -> DataLoss | None:
@@ -204,36 +162,27 @@ class Upkeep:
 
     def sync(self) -> None:
         """Make everything written durable, beside appends and readers."""
-        target = self.sync_begin()
+        target = self._wal.begin_background_sync()
         if target is None:
             return
         try:
             target.active.file.sync()
         except OSError as error:
-            self.sync_failed(error)
+            self._wal.fail_background_sync(error)
         except BaseException as error:
             # Whether the sync would have failed is now unknown.
-            self.sync_failed(OSError(errno.EINTR, f"a sync was interrupted by {type(error).__name__}"))
+            self._wal.fail_background_sync(OSError(errno.EINTR, f"a sync was interrupted by {type(error).__name__}"))
             raise
         else:
-            self.sync_end(target)
+            self._wal.end_background_sync(target)
 
     def _call_back(self) -> None:
         """Call back for a thread that was interrupted before it did."""
         due = self._wal.queue.due
         first = next(iter(due.copy()), None)
         if first is not None and first is self._left:
-            self._wal.call_back()
+            self._wal.group.call_back()
         self._left = first
-
-    def _mark(self) -> None:
-        wal = self._wal
-        with wal.committing:
-            active = wal.writer.active
-            if active is not None and not wal.closed and not wal.failure and active.marked < wal.writer.durable:
-                wal.guarded(wal.writer.mark)
-                # Of use only once it is durable; and a file with unsynced bytes keeps its descriptor.
-                wal.dirty_since = wal.dirty_since or wal.writer.clock.monotonic()
 
     def rotated(self) -> list[LogFile]:
         """Files that are no longer written and not sealed yet."""
@@ -281,7 +230,7 @@ class Upkeep:
 
     def _copies(self, start: int, stop: int) -> Sequence[CachedFrame]:
         """The frames of `[start, stop)` in the tail cache; none if not all of them are there."""
-        frames = self._wal.cache.frames_from(start, self._wal.settings.cache_bytes_max)
+        frames = self._wal.tail.cache.frames_from(start, self._wal.settings.cache_bytes_max)
         frames = [frame for frame in frames if frame.end <= stop]
         return frames if frames and (frames[0].base, frames[-1].end) == (start, stop) else ()
 

@@ -1,12 +1,13 @@
 """The writing side of a shard's log: the active file, its state, reservation, rotation and syncs.
 
-Has no threads and takes no locks: the caller lets one in at a time. Knows nothing of metadata; the
-epoch and `reserve` come from outside. Any exception out of `write`, `sync` or `rotate` means that the
-active file can no longer be trusted; what then happens is the business of `healing`.
+Has no threads; one thread at a time may use a writer, the one that holds the log's commit lock. Knows nothing of
+metadata; the epoch and `reserve` come from outside. After an exception out of `write`, `sync` or `rotate` the writer
+is `in_doubt` if bytes may have reached the active file: it can no longer be trusted then, and `healing` replaces it.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -19,14 +20,13 @@ from forebay.format.batch import encode_data_frame
 from forebay.format.checksum import salted
 from forebay.format.control import State, encode_gap, encode_mark, encode_state
 from forebay.format.segment import SegmentHeader, encode_header, segment_name
-from forebay.locks import Rank, RankedLock
+from forebay.locks import Rank, RankedCondition, RankedLock
 from forebay.records import Gap, Reason
 from forebay.settings import WalSettings
-from forebay.wal.active import ActiveFile, BackgroundSync, SyncTarget
-from forebay.wal.cache import CachedFrame
-from forebay.wal.files import FileList
+from forebay.wal.files import FileList, LogFile
 from forebay.wal.removing import Removals
 from forebay.wal.scan import LogScan
+from forebay.wal.tail import CachedFrame
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +53,86 @@ class ShardPlace(NamedTuple):
         return self.name
 
 
+class ActiveFile(LogFile):
+    """The file that is being written. `position` may run ahead of `limit`, which readers go by."""
+
+    def __init__(self, scan: LogScan, created: float) -> None:
+        super().__init__(
+            scan.file,
+            scan.header,
+            index=scan.index,
+            gaps=scan.gaps,
+            frames=scan.frames,
+            end=scan.end,
+            limit=scan.stop,
+        )
+        self.position = self.synced = scan.stop
+        self.marked = scan.durable
+        """The highest durable mark that stands in the file."""
+        self.created = created
+        self.state_epoch = scan.state_epoch
+        """The epoch of the newest state in the file."""
+        self.clean_mark = b""
+        """The frame that ends a log which was closed in order."""
+        self.opened_behind = scan.previous_end
+        """Where the file before it ended, as its first state says."""
+        self.has_blind = bool(scan.blind)
+        """Damaged control frames may have held deletes: each opening walks the file and says so."""
+        self.written: list[tuple[int, int, int]] = []
+        """Base, position and highest time of frames that are not published yet."""
+
+    def publish(self, end: int) -> None:
+        """Show readers everything up to `position`, which holds the records below `end`."""
+        with self.indexing:
+            for base, position, time_max in self.written:
+                self.index.add(base, position, time_max)
+            self.written = []
+            self.limit = self.position
+            self.end = end
+
+
+class SyncTarget(NamedTuple):
+    """What a sync that starts now will make durable."""
+
+    active: ActiveFile
+    position: int
+    end: int
+
+
+class BackgroundSync:
+    """A sync of the active file that runs beside appends, and how it ended.
+
+    The kernel reports a lost write once, to one of the syncs of a file that run at the same time. So a thread that
+    answers for the same file first waits here for the outcome. The lock is a leaf: the thread that syncs takes no
+    other lock before it calls `end`, and a waiter may hold the commit lock.
+    """
+
+    def __init__(self, target: SyncTarget) -> None:
+        self.target = target
+        self._changed = RankedCondition(Rank.LEAF, "wal.background_sync")
+        self._is_over = False
+        self._error: OSError | None = None
+
+    def end(self, error: OSError | None = None) -> None:
+        """The sync has returned, or failed with `error`. Only the first call counts."""
+        with self._changed:
+            if not self._is_over:
+                self._error, self._is_over = error, True
+            self._changed.notify_all()
+
+    def wait(self, seconds_max: float) -> None:
+        """Return once the sync has succeeded; `OSError` if it failed or has not returned within the time."""
+        with self._changed:
+            is_over = self._changed.wait_for(lambda: self._is_over, seconds_max)
+        path = self.target.active.path
+        if not is_over:
+            raise OSError(errno.ETIMEDOUT, f"a sync begun before has not returned for {seconds_max:.0f} s", path)
+        if self._error is not None:
+            raise OSError(self._error.errno, f"a sync begun before has failed: {self._error}", path)
+
+
 class Writer:
-    """One shard's log, from `next` on."""
+    """One shard's log, from `next` on. Other modules read the public fields and assign none of them."""
 
     def __init__(
         self,
@@ -75,7 +153,7 @@ class Writer:
         self.files = files
         self.window = window
         self.removals = Removals()
-        """What ended, as far as the log must tell of it."""
+        """Deletes and floors that each new file states again."""
         self.active: ActiveFile | None = None
         self.end = 0
         """Everything below is written."""
@@ -83,28 +161,28 @@ class Writer:
         """Everything below is synced."""
         self.reserved_end = 0
         """No frame reaches above before a higher value is durable."""
-        self.opening_gap: Gap | None = None
-        """The hole that the next new file begins behind."""
-        self.obsolete: str | None = None
-        """A file without records that the next new file takes the place of."""
-        self.state_written = False
         self.touched = False
         """Something was written since the log was opened."""
-        self.unsettled = False
-        """Bytes went to the active file that nobody has accounted for: an exception now means it cannot be trusted."""
+        self.in_doubt = False
+        """Bytes went to the active file that are not published yet: after an exception now it cannot be trusted."""
+        self._gap: Gap | None = None
+        """The gap that the next record stands behind, not in the log yet."""
+        self._obsolete: str | None = None
+        """A file without records that the next new file takes the place of."""
+        self._state_written = False
         self._zstd_level = zstd_level
         self._reserve = reserve
         self._noting = RankedLock(Rank.LEAF, "wal.reservation")
-        self._reserving: tuple[int, int] | None = None
+        self._reserving: tuple[int, int] | None = None  # what a state in the file reserves, and where that state ends
         self._reserved_at: tuple[float, int] | None = None  # when offsets were reserved last, and the end then
-        self._look_again = 0
-        """From this offset on, see whether more should be reserved ahead of need."""
-        self.background: BackgroundSync | None = None
+        self._look_again = 0  # from this offset on, see whether more should be reserved ahead of need
+        self._background: BackgroundSync | None = None
         """The sync that runs beside other work, from its begin until its outcome was acted on."""
+        self._sync_over = RankedCondition(Rank.LEAF, "wal.sync_over")
+        """Notified when a background sync was acted on."""
         self._stray: str | None = None
         """Path of a segment whose creation failed, perhaps after the rename; unlinked before the active file grows."""
-        self._reopened_clean = False
-        """The file ends in a clean mark, which must not outlive what is written behind it."""
+        self._reopened_clean = False  # the file ends in a clean mark, which must not outlive what is written behind it
         self._identity: str | None = None
 
     def write(self, frames: Sequence[PendingFrame]) -> list[CachedFrame]:
@@ -149,37 +227,71 @@ class Writer:
     @property
     def syncing(self) -> bool:
         """Whether a sync of the active file runs beside other work: its failure must find that file still active."""
-        return self.background is not None and self.background.target.active is self.active
+        return self._background is not None and self._background.target.active is self.active
 
     def sync(self) -> None:
-        """Make everything written durable. Waits first for a background sync of the same file, and fails if that did.
-
-        The caller holds `committing`.
-        """
-        self._await_background()
-        target = self.sync_begin()
+        """Make everything written durable; first wait for a background sync of the same file, and fail if that did."""
+        if self._background is not None:
+            self._await_background()
+        target = self._unsynced()
         if target is not None:
-            unsettled, self.unsettled = self.unsettled, True
+            in_doubt, self.in_doubt = self.in_doubt, True
             target.active.file.sync()
-            self.sync_end(target)
-            self.unsettled = unsettled
+            self.note_synced(target)
+            self.in_doubt = in_doubt
 
     def _await_background(self) -> None:
-        background = self.background
+        background = self._background
         if background is not None and self.syncing:
-            unsettled, self.unsettled = self.unsettled, True
+            in_doubt, self.in_doubt = self.in_doubt, True
             background.wait(SYNC_WAIT_SECONDS)
-            self.unsettled = unsettled
+            self.in_doubt = in_doubt
 
-    def sync_begin(self) -> SyncTarget | None:
-        """What is to be synced, if anything is not; the sync itself may then run beside other work."""
+    def begin_background_sync(self) -> SyncTarget | None:
+        """Begin a sync that runs beside appends: what it will make durable, or `None` if there is nothing to sync.
+
+        The caller then syncs the file without the commit lock, and reports to `end_background_sync`.
+        """
+        target = self._unsynced()
+        if target is not None:
+            self._background = BackgroundSync(target)
+        return target
+
+    def report_background_sync(self, error: OSError | None) -> ActiveFile | None:
+        """Answer the threads that wait for the outcome; the file that was synced. Needs no lock.
+
+        Called before the commit lock is taken: one of those threads may hold it.
+        """
+        background = self._background
+        if background is None:
+            return None
+        background.end(error)
+        return background.target.active
+
+    def end_background_sync(self) -> None:
+        """The outcome was acted on: another sync may begin. Needs no lock."""
+        self._background = None
+        with self._sync_over:
+            self._sync_over.notify_all()
+
+    def abandon(self) -> None:
+        """In a forked child: the thread that synced does not exist, nor one that held the lock."""
+        self._background = None
+        self._sync_over = RankedCondition(Rank.LEAF, "wal.sync_over")
+
+    def wait_for_background_sync(self, seconds_max: float) -> None:
+        """Return once no sync runs beside other work, or the time is up. The caller holds no lock: appends go on."""
+        with self._sync_over:
+            self._sync_over.wait_for(lambda: not self.syncing, seconds_max)
+
+    def _unsynced(self) -> SyncTarget | None:
         active = self.active
         if active is None or active.position == active.synced:
             return None
         return SyncTarget(active, active.position, self.end)
 
-    def sync_end(self, target: SyncTarget) -> None:
-        """The sync of `target` has returned without an error."""
+    def note_synced(self, target: SyncTarget) -> None:
+        """A sync that covered `target` has returned without an error."""
         active = target.active
         active.synced = max(active.synced, target.position)
         if active is not self.active:
@@ -212,9 +324,14 @@ class Writer:
         return self.reserved_end if self.active is not None and not self._reopened_clean else 0
 
     @property
+    def opening_gap(self) -> Gap | None:
+        """The gap that the next record stands behind, where the log does not name it yet."""
+        return self._gap
+
+    @property
     def next(self) -> int:
         """Where the next record goes."""
-        return self.opening_gap.stop if self.opening_gap is not None else self.end
+        return self._gap.stop if self._gap is not None else self.end
 
     def rotate(self) -> bool:
         """Begin a new file behind the present one, which is fully durable then. False before the first record."""
@@ -237,27 +354,85 @@ class Writer:
         self.mark(clean=True)
         self.sync()
 
-    def skip_to(self, stop: int, end: int) -> None:
+    def skip_lost(self, stop: int, end: int) -> None:
         """Never use the offsets from `end` up to `stop`: they were given out, but what they stood for is lost."""
-        start = self.opening_gap.start if self.opening_gap is not None else end
+        start = self._gap.start if self._gap is not None else end
         if stop > self.next or stop > end:
-            self.opening_gap = Gap(start, stop, Reason.LOST)
+            self._gap = Gap(start, stop, Reason.LOST)
 
-    def resume_behind(self, end: int, reserved_end: int) -> None:
-        """Go on in a new file, to be made at the first append."""
+    def skip_to(self, stop: int, gap: Gap | None = None) -> None:
+        """History holds everything below `stop`: go on there, in a new file. If it fails, nothing has changed.
+
+        On return the file and its name are durable, and the gap before it says that history has those offsets. The
+        next record stands behind `gap`, if there is one.
+        """
+        self.drop_stray()
+        self.sync()
+        old, before = self.active, (self.end, self.durable, self._gap, self._obsolete)
+        start = self._gap.start if self._gap is not None else self.end
+        try:
+            if old is not None and old.is_bare:
+                # It only opened this place; the next one says all that it said.
+                start, self._obsolete = old.previous_end, old.path
+            self.end = self.durable = start
+            self._gap = Gap(start, stop, Reason.HISTORY)
+            self.create(stop)
+        finally:
+            if self.active is old:
+                self.end, self.durable, self._gap, self._obsolete = before
+        if old is not None and not old.is_bare:
+            old.limit = old.position
+        elif old is not None:
+            self.files.forget(old.path)
+            old.close()
+        self._gap = gap
+
+    def account(self) -> None:
+        """Every byte written so far is published, or belongs to a step that is over: an exception is harmless now."""
+        self.in_doubt = False
+
+    def distrust(self) -> None:
+        """A sync of the active file has failed: what it holds may never reach the disk."""
+        self.in_doubt = True
+
+    # Beginning
+
+    def resume_at(self, end: int, gap: Gap | None) -> None:
+        """Go on at `end`, behind `gap` if there is one, in a file to be made at the first append."""
         self.end = self.durable = end
-        if self._reserve is None:
-            self.reserved_end = reserved_end
+        self._gap = gap
 
-    def resume(self, active: ActiveFile, scan: LogScan) -> None:
-        """Go on in a file that holds exactly what was published and is durable as a whole."""
+    def resume_behind(self, last: LogScan, gap: Gap | None, *, obsolete: bool = False) -> None:
+        """Go on behind a file that is not written any more, in one to be made at the first append.
+
+        `obsolete` where it holds no record and the next one says all that it said: it goes then.
+        """
+        self.removals = last.removals
+        self.end = self.durable = last.previous_end if obsolete else last.end
+        self._obsolete = last.path if obsolete else None
+        self._gap = gap
+        if self._reserve is None:
+            self.reserved_end = last.reserved_end
+
+    def resume(self, active: ActiveFile, scan: LogScan, gap: Gap | None = None) -> None:
+        """Go on in a file that is durable as a whole and holds what was published, behind `gap` if there is one."""
+        self.removals = scan.removals
+        self._gap = gap
+        self._continue(active, scan)
+
+    def restart_after_failure(self, active: ActiveFile, scan: LogScan) -> None:
+        """Go on in the durable copy of a file that failed, which holds exactly what was published."""
+        self._continue(active, scan)
+        self.in_doubt = False
+
+    def _continue(self, active: ActiveFile, scan: LogScan) -> None:
         self.active = active
         self.end = self.durable = scan.end
         if self._reserve is None:
             self.reserved_end = scan.reserved_end
         self._reserving = None
         self._reopened_clean = scan.closed
-        self.state_written = scan.state_epoch == self.place.epoch
+        self._state_written = scan.state_epoch == self.place.epoch
 
     @property
     def wants_reservation(self) -> bool:
@@ -283,15 +458,15 @@ class Writer:
         """Control frames due before records up to `end`; waits for the disk only where that order is a promise."""
         if self._stray is not None:
             self.drop_stray()
-        if self.opening_gap is not None:
+        if self._gap is not None:
             self._put_gap(active)
         needed = end > self.reserved_end
         early = end >= self._look_again and self._is_early(end)
-        if not needed and not early and self.state_written and not self._reopened_clean:
+        if not needed and not early and self._state_written and not self._reopened_clean:
             return
         reserved_end = end + self._step() if needed or early else self.reserved_end
         self._put(active, self._state(active.salt_crc, reserved_end))
-        self.state_written = True
+        self._state_written = True
         active.state_epoch = self.place.epoch
         if needed or early:
             self._reserving = (reserved_end, active.position)
@@ -308,11 +483,11 @@ class Writer:
         return self._reserving is None and self._reserve is None and end > self.reserved_end - self._step() // 2
 
     def _put_gap(self, active: ActiveFile) -> None:
-        gap = self.opening_gap
+        gap = self._gap
         if gap is not None:
             self._put(active, [encode_gap(gap, **self.stamp(active.salt_crc, gap.stop))])
             active.gaps.append(gap)
-            self.end, self.opening_gap = gap.stop, None
+            self.end, self._gap = gap.stop, None
 
     def _step(self) -> int:
         if self._reserved_at is None:
@@ -332,8 +507,8 @@ class Writer:
         opening = [encode_header(header), *self._state(salt_crc, reserved_end, next_offset=start, restated=True)]
         opening += self.removals.frames(self.settings.frame_bytes_max, self.stamp(salt_crc, start))
         if start > self.end:
-            assert self.opening_gap is not None and self.opening_gap.stop == start
-            opening.append(encode_gap(self.opening_gap, **self.stamp(salt_crc, start)))
+            assert self._gap is not None and self._gap.stop == start
+            opening.append(encode_gap(self._gap, **self.stamp(salt_crc, start)))
         path = f"{place.directory}/{segment_name(start, place.epoch)}"
         content = b"".join(opening)
         self._stray = path
@@ -352,8 +527,8 @@ class Writer:
             "active": active,
             "end": start,
             "durable": start,
-            "opening_gap": None,
-            "state_written": True,
+            "_gap": None,
+            "_state_written": True,
             "touched": True,
             "_stray": None,
             "_reserving": None,
@@ -381,7 +556,7 @@ class Writer:
 
     def _drop_obsolete(self) -> None:
         """Recovery knows an obsolete file too, so it may stay if the disk refuses."""
-        path, self.obsolete = self.obsolete, None
+        path, self._obsolete = self._obsolete, None
         if path is not None:
             try:
                 self.disk.unlink(path)
@@ -416,6 +591,6 @@ class Writer:
 
     def _put(self, active: ActiveFile, parts: Sequence[bytes]) -> None:
         data = parts[0] if len(parts) == 1 else b"".join(parts)
-        self.unsettled = self.touched = True
+        self.in_doubt = self.touched = True
         write_all(active.file, data, active.position)
         active.position += len(data)

@@ -21,7 +21,7 @@ from forebay.locks import Rank, RankedCondition, RankedRLock
 from forebay.settings import RuntimeSettings
 from forebay.shard import SegmentShard
 from forebay.storage.background.seal import SealWorker
-from forebay.wal.active import SyncTarget
+from forebay.wal.writer import SyncTarget
 from forebay.workers import ItemWorker
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class SyncWorker:
         self._settings = settings
         self._sealing = sealing
         self._callbacks: ItemWorker[SegmentShard] = ItemWorker(
-            "forebay-callbacks", lambda shard: shard.wal.call_back(), clock=clock
+            "forebay-callbacks", lambda shard: shard.wal.group.call_back(), clock=clock
         )
         self._changed = RankedCondition(Rank.LEAF, "storage.syncing")
         self._busy: dict[str, SegmentShard] = {}
@@ -179,7 +179,7 @@ class SyncWorker:
         failure: OSError | None = OSError(errno.EINTR, "a sync was interrupted")
         try:
             for shard in shards:
-                target = shard.upkeep.sync_begin()
+                target = shard.wal.begin_background_sync()
                 if target is not None:
                     targets.append((shard, target))
             self._disk.sync_filesystem(self._root)
@@ -193,9 +193,9 @@ class SyncWorker:
 
 def _sync_over(shard: SegmentShard, target: SyncTarget, failure: OSError | None) -> None:
     if failure is None:
-        shard.upkeep.sync_end(target)
+        shard.wal.end_background_sync(target)
     else:
-        shard.upkeep.sync_failed(failure)
+        shard.wal.fail_background_sync(failure)
 
 
 def _safely(shard: SegmentShard, step: Callable[[], bool | None]) -> bool:

@@ -1,0 +1,290 @@
+"""The newest end of a log as readers see it: how far they may read, the newest frames in memory, who waits for more.
+
+Writes no record: it shows what is written, to readers in this process and, by the `live` file, in others. Readers
+take no lock of the writer.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from forebay.disk import Disk, File
+from forebay.format.batch import Batch, decode
+from forebay.format.frame import HEADER_SIZE, FrameHead, Verdict
+from forebay.format.head import WHOLE_HEAD
+from forebay.format.live import LIVE_BYTES, Live, decode_live, encode_live
+from forebay.format.scan import table_at
+from forebay.format.stretch import STRETCH_MIN, batches_of
+from forebay.locks import Rank, RankedCondition, RankedLock
+from forebay.pages import Page
+
+if TYPE_CHECKING:
+    from forebay.wal.files import LogFile
+    from forebay.wal.writer import ActiveFile
+
+logger = logging.getLogger(__name__)
+
+LIVE_NAME = "live"
+SMALL_BYTES = 2048
+"""Frames up to here are worth copying to be read together."""
+
+
+class CachedFrame(NamedTuple):
+    """One published data frame: the offsets it covers and its bytes."""
+
+    base: int
+    end: int
+    data: bytes
+
+    def batch(self) -> Batch:
+        """The records of the frame."""
+        _, length, _, _, *rest = WHOLE_HEAD.unpack_from(self.data)
+        return decode(self.data, 0, FrameHead(self.base, length + HEADER_SIZE, *rest))
+
+
+class Tail:
+    """What readers of a log that grows go by. Only the thread that commits changes it."""
+
+    def __init__(self, head: int, epoch: int, cache_bytes_max: int, live: LiveFile) -> None:
+        self.head = head
+        """Readers see everything below."""
+        self.cache = TailCache(cache_bytes_max)
+        self.live = live
+        self.wakers: set[Callable[[], None]] = set()
+        """Called after each publication, when no lock is held, by the thread that published."""
+        self._epoch = epoch
+        self._changed = RankedCondition(Rank.LEAF, "wal.published")
+        """Notified when `head` has moved, or will never move again."""
+        self._waiting = 0
+        self._is_ended = False
+
+    def publish(self, made: Sequence[CachedFrame], active: ActiveFile, end: int, durable: int) -> None:
+        """Show what is written, and durable if the class asks for that, to every reader."""
+        self.cache.add(made)
+        active.publish(end)
+        # Commit point for readers: what is below `head` is never taken back while this process lives.
+        self.head = end
+        self.live.publish(active, self._epoch, durable)
+
+    def show(self, active: ActiveFile | None, durable: int, *, doubtful: bool = False) -> None:
+        """Show other processes, and a later recovery, how far the log is published and durable.
+
+        `doubtful` says that the file may not reach the disk: a recovery in this life of the machine must know.
+        """
+        if active is not None:
+            self.live.publish(active, self._epoch, durable, doubtful=doubtful)
+
+    def read(self, offset: int, bytes_max: int) -> Page | None:
+        """Records in memory from `offset` on, up to about `bytes_max`; `None` if they are not in memory any more."""
+        frames = self.cache.frames_from(offset, bytes_max)
+        if not frames:
+            return None
+        batches = batches_in(frames)
+        if batches[0].base < offset:
+            batches[0] = batches[0].slice(offset, batches[0].end)
+        return Page(batches, [], frames[-1].end)
+
+    def wait(self, offset: int, timeout: float | None) -> bool:
+        """Wait until a record at or above `offset` may be read; false when the time is up or the log closed."""
+        with self._changed:
+            self._waiting += 1
+            try:
+                self._changed.wait_for(lambda: self.head > offset or self._is_ended, timeout)
+            finally:
+                self._waiting -= 1
+        return self.head > offset
+
+    def wake(self) -> None:
+        """Wake the threads in `wait`."""
+        # A waiting thread counts itself before it looks at `head`, which has moved by now: none is missed.
+        if self._waiting:
+            with self._changed:
+                self._changed.notify_all()
+
+    def end(self) -> None:
+        """No record will follow: threads in `wait` return."""
+        self._is_ended = True
+        self.wake()
+
+    def abandon(self) -> None:
+        """End in a forked child, where the thread that held a lock does not exist."""
+        self._changed = RankedCondition(Rank.LEAF, "wal.published")
+        self._is_ended = True
+
+
+def batches_in(frames: Sequence[CachedFrame]) -> list[Batch]:
+    """The records of consecutive frames; those of many small ones are put together."""
+    if len(frames) < STRETCH_MIN or len(frames[0].data) > SMALL_BYTES:
+        return [frame.batch() for frame in frames]
+    sizes = [len(frame.data) for frame in frames]
+    positions = np.array([0, *accumulate(sizes[:-1])], dtype=np.int64)
+    buffer = b"".join([frame.data for frame in frames])
+    return [batch for batch, _ in batches_of(buffer, table_at(buffer, positions))]
+
+
+class TailCache:
+    """The newest published frames, in offset order without a gap; the oldest go first when the limit is reached.
+
+    Holds them exactly as they were written, so that it costs no second encoding and can replace a damaged tail byte for
+    byte.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._frames: dict[int, CachedFrame] = {}
+        self._bases: list[int] = []
+        self._dropped = 0
+        self._end = -1
+        self._lock = RankedLock(Rank.LEAF, "wal.tail")
+        self.bytes = 0
+        self.hits = 0
+        self.misses = 0
+
+    def add(self, frames: Sequence[CachedFrame]) -> None:
+        """Append frames that continue the newest one; a jump in offsets empties the cache first."""
+        with self._lock:
+            for frame in frames:
+                base, end, data = frame
+                if base != self._end:
+                    self._clear()
+                self._frames[base] = frame
+                self._bases.append(base)
+                self._end = end
+                self.bytes += len(data)
+            while self.bytes > self._bytes_max and len(self._frames) > 1:
+                self._drop_oldest()
+
+    def frames_from(self, offset: int, bytes_max: int) -> list[CachedFrame]:
+        """Frames that cover `offset` and on, at least one if any, up to about `bytes_max`; empty if not held."""
+        with self._lock:
+            frame = self._covering(offset)
+            if frame is None:
+                self.misses += 1
+                return []
+            self.hits += 1
+            found = [frame]
+            size = len(frame.data)
+            while (frame := self._frames.get(frame.end)) is not None:
+                size += len(frame.data)
+                if size > bytes_max:
+                    break
+                found.append(frame)
+            return found
+
+    def next_frame(self, offset: int) -> CachedFrame | None:
+        """The first held frame that starts at `offset` or later."""
+        with self._lock:
+            index = max(bisect_left(self._bases, offset), self._dropped)
+            return self._frames[self._bases[index]] if index < len(self._bases) else None
+
+    def read_cached_since(self, offset: int) -> tuple[list[Batch], int]:
+        """All cached records at or after `offset`, and the offset that follows them (the watermark)."""
+        with self._lock:
+            held = [frame for frame in self._frames.values() if frame.end > offset]
+        batches = [frame.batch() for frame in held]
+        if batches and batches[0].base < offset:
+            batches[0] = batches[0].slice(offset, batches[0].end)
+        return batches, held[-1].end if held else offset
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._clear()
+
+    def _covering(self, offset: int) -> CachedFrame | None:
+        index = bisect_right(self._bases, offset) - 1
+        frame = self._frames.get(self._bases[index]) if index >= self._dropped else None
+        return frame if frame is not None and offset < frame.end else None
+
+    def _clear(self) -> None:
+        self._frames.clear()
+        self._bases.clear()
+        self._dropped = 0
+        self.bytes = 0
+
+    def _drop_oldest(self) -> None:
+        # The list of bases is trimmed in bulk: deleting from its front each time would cost its length.
+        self.bytes -= len(self._frames.pop(self._bases[self._dropped]).data)
+        self._dropped += 1
+        if self._dropped * 2 > len(self._bases):
+            del self._bases[: self._dropped]
+            self._dropped = 0
+
+
+class LiveFile:
+    """The `live` file of a shard: how far other processes may read. One small write per commit, never synced.
+
+    Losing it, or a write to it, costs other processes time and never a fact, so its errors end here.
+    """
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self._disk = disk
+        self._path = f"{directory}/{LIVE_NAME}"
+        self._file: File | None = None
+        self._sequence = 0
+        self._failed = False
+        self._ended = False
+
+    def publish(self, active: LogFile, epoch: int, durable: int, *, doubtful: bool = False) -> None:
+        """Show other processes what they may read now; `doubtful` if the file may not reach the disk."""
+        if self._ended:
+            return
+        self._sequence += 1
+        header, sequence = active.header, self._sequence
+        content = encode_live(epoch, header.epoch, active.start, active.limit, durable, active.end, sequence, doubtful)
+        self._write(content)
+
+    def doubt(self, shown: Live) -> None:
+        """Say that a sync of the newest file has failed before the log was open: the next opening copies the file."""
+        self._write(encode_live(*shown._replace(doubtful=True)))
+        self.close()
+
+    def _write(self, content: bytes) -> None:
+        try:
+            if self._file is None:
+                self._file = self._open()
+            self._file.write_at(content, 0)
+            self._failed = False
+        except OSError as error:
+            if not self._failed:
+                logger.warning("%s cannot be written (%s): other processes do not see new records", self._path, error)
+            self._failed = True
+            # Its name may lead elsewhere by now: the next publishing opens it again.
+            self.close()
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def end(self) -> None:
+        """Publish nothing any more: the directory may be another's."""
+        self._ended = True
+        self.close()
+
+    def _open(self) -> File:
+        try:
+            return self._disk.open(self._path, writable=True, scratch=True)
+        except FileNotFoundError:
+            self._disk.create(self._path).close()
+            return self._disk.open(self._path, writable=True, scratch=True)
+
+
+def read_live(disk: Disk, directory: str) -> Live | None:
+    """What the owner published last; `None` if there is nothing to go by."""
+    try:
+        file = disk.open(f"{directory}/{LIVE_NAME}")
+    except FileNotFoundError:
+        return None
+    try:
+        live = decode_live(file.read_at(LIVE_BYTES, 0))
+    finally:
+        file.close()
+    return None if isinstance(live, Verdict) else live
