@@ -163,7 +163,7 @@ def test_many_segments_are_attached_by_one_manifest(land: Land, monkeypatch: pyt
         (DescriptorKind.MANIFEST, LOAD),
     ]
     assert broken(land, node, brought) == []
-    node.engine.seal_shard(node.shard().ref, target="b", quiesce=lambda: None)
+    node.engine.seal_shard(node.engine.open_shard(node.shard().ref), target="b", quiesce=lambda: None)
     other = land.node("b")
     assert not any(map(is_private, land.catalog(0).descriptors()))
     assert broken(land, other, brought) == []
@@ -230,7 +230,7 @@ def test_readers_wait_before_a_load_though_no_local_file_is_left_of_what_lies_ar
         bring_into_history(first.shard(0))
     reader = first
     if moved:
-        first.engine.seal_shard(first.shard(0).ref, target="b", quiesce=lambda: None)
+        first.engine.seal_shard(first.engine.open_shard(first.shard(0).ref), target="b", quiesce=lambda: None)
         reader = second
     land.clock.advance(10 * land.settings.retention.time_s)
     reader.append(0)
@@ -514,7 +514,7 @@ def test_a_topic_with_a_load_is_sealed_and_moves(land: Land) -> None:
     node.loads.attach(LOAD)
     node.append()
 
-    state = node.engine.seal_shard(node.shard().ref, target="b", quiesce=lambda: None)
+    state = node.engine.seal_shard(node.engine.open_shard(node.shard().ref), target="b", quiesce=lambda: None)
     other = land.node("b")
 
     assert state.next_offset == 34

@@ -94,7 +94,9 @@ def test_a_partition_that_is_promised_elsewhere_waits_for_its_new_owner() -> Non
     node, target, asked = land.node("a"), land.node("b"), land.node("c")
     node.append(0, 5)
     shard = node.shard(0)
-    node.engine.seal_shard(shard.ref, target="b", quiesce=lambda: node.archiving.forget(shard.ref.id))
+    node.engine.seal_shard(
+        node.engine.open_shard(shard.ref), target="b", quiesce=lambda: node.archiving.forget(shard.ref.id)
+    )
     _offer(asked, "c")
 
     asked.loads.step()
@@ -114,7 +116,7 @@ def test_a_load_that_its_topic_left_behind_half_way_is_given_up(by: str) -> None
     first.append(1)
     brought = {0: values(0, 5), 1: values(1, 5)}
     first.offer(brought)
-    first.engine.seal_shard(first.shard(1).ref, target="b", quiesce=lambda: None)
+    first.engine.seal_shard(first.engine.open_shard(first.shard(1).ref), target="b", quiesce=lambda: None)
     assert second.append(1) == [1]
     second.loads.step()
     assert land.load().status is LoadStatus.OFFERED, "as long as nothing waits for it, it may yet come back"
@@ -122,7 +124,7 @@ def test_a_load_that_its_topic_left_behind_half_way_is_given_up(by: str) -> None
     node = first
     if by == "who has what lacks it":
         node = second
-        first.engine.seal_shard(first.shard(0).ref, target="b", quiesce=lambda: None)
+        first.engine.seal_shard(first.engine.open_shard(first.shard(0).ref), target="b", quiesce=lambda: None)
     assert node.append(0) == [7]
 
     assert node.settle().status is LoadStatus.ABANDONED

@@ -217,7 +217,7 @@ class Node(Member):
         stored = read_state(self.metadata, KEYS.state)
         if stored is not None and stored.state.phase is Phase.SEALED and stored.state.target == target:
             return stored.state
-        return self.engine.seal_shard(self.world.ref, target=target, quiesce=lambda: None)
+        return self.engine.seal_shard(self.engine.open_shard(self.world.ref), target=target, quiesce=lambda: None)
 
     def take_back(self) -> None:
         """A shard that was sealed here may be opened here."""

@@ -348,11 +348,11 @@ def test_a_shard_that_changes_hands_between_the_look_and_the_opening_is_not_take
     killed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only this directory's own shard is opened by looking, also where that stops being so in between."""
-    is_unowned = SegmentEngine.is_unowned
+    may_own = SegmentEngine.may_own
     taken: list[StoredState | None] = []
 
     def late(engine: SegmentEngine, ref: ShardRef) -> bool:
-        found = is_unowned(engine, ref)
+        found = may_own(engine, ref)
         if not taken:
             taken.append(None)
             with opened(killed, "b") as other:
@@ -361,7 +361,7 @@ def test_a_shard_that_changes_hands_between_the_look_and_the_opening_is_not_take
         return found
 
     with opened(killed, "a") as owner:
-        monkeypatch.setattr(SegmentEngine, "is_unowned", late)
+        monkeypatch.setattr(SegmentEngine, "may_own", late)
         with pytest.raises(forebay.Unavailable, match="changed hands"):
             owner.topic(TOPIC).offsets()
         assert owner.topic(TOPIC).offsets().next >= EXPORTED

@@ -19,7 +19,7 @@ from forebay.locks import Rank, RankedLock
 from forebay.settings import Settings
 from forebay.storage import Retained, Storage, Topic
 from forebay.storage.copying import Copied, OnRecords
-from forebay.storage.opened import Progress
+from forebay.storage.shards import Progress
 from forebay.topics import TopicChanges, TopicLimits, TopicName, TopicSpec
 
 

@@ -34,7 +34,7 @@ from forebay.settings import Settings
 from forebay.shard import RecoveryDecision, ShardRef, Source
 from forebay.shard.deletion import DeleteBefore, DeleteKey, DeleteRange, Deletion
 from forebay.shard.membership import Membership
-from forebay.topics import Durability, TopicSpec, shard_id
+from forebay.topics import Durability, TopicSpec
 
 EVICTED_PART = 8
 """At the limit this part of the bytes goes at once."""
@@ -52,10 +52,10 @@ class MemoryShard:
         tenures: Tenures,
         tenure: Tenure,
         start: int,
+        on_lost: Callable[[MemoryShard], None],
     ) -> None:
+        """`on_lost` is called when the shard has ended here because another owner has it, without a lock."""
         self.ref = ref
-        self.on_lost: Callable[[], None] = lambda: None
-        """Hears that another owner has the shard; it has ended here then."""
         self.durability = Durability.EPHEMERAL
         self.wakers: set[Callable[[], None]] = set()
         self.failure: str | None = None
@@ -64,6 +64,7 @@ class MemoryShard:
         self._clock = clock
         self._settings = settings
         self._limits = Limits.of(ref.spec, settings.retention)
+        self._on_lost = on_lost
         self._tenures = tenures
         self._tenure = tenure
         self._reserved_end = start
@@ -144,7 +145,7 @@ class MemoryShard:
     def _lose(self, error: Fenced) -> None:
         if self._closed is None:
             self.end(f"has ended here: {error}")
-            self.on_lost()
+            self._on_lost(self)
 
     def _check_room(self, batch: Batch, size: int) -> None:
         most = self._settings.memory.bytes_max
@@ -350,28 +351,24 @@ class MemoryEngine(LookupEngine[MemoryShard]):
         self._metadata = metadata
         self._membership = membership
         self._tenures = Tenures(metadata, settings, membership) if membership is not None else None
-        self.on_lost: Callable[[ShardRef], None] = lambda ref: None
-        """Hears of each shard that has ended because another owner has it, or its topic was deleted elsewhere."""
 
-    def is_unowned(self, ref: ShardRef) -> bool:
+    def may_own(self, ref: ShardRef) -> bool:
         """See `ShardedEngine`; `Moved` if another directory has the shard: its records are in memory there."""
-        if ref.id in self._shards or self._membership is None:
-            return False
+        if self._membership is None:
+            return True
         stored = read_state(self._metadata, wanted(ref, self._settings).key)
         if stored is not None and stored.state.holder not in (None, self._membership.holder):
             raise Moved(
                 f"{ref} lives in the memory of its owner, last in directory {stored.state.holder}: no other process "
                 "can read it; once that owner is gone, an append here takes it over"
             )
-        return stored is None
+        return stored is not None
 
     def remove_topic(self, topic_id: str, partitions: int) -> None:
         """On return what is open of a topic that another directory has deleted has ended."""
         for partition in range(partitions):
-            shard = self._shards.get(shard_id(topic_id, partition))
-            if shard is not None:
-                shard.end("was deleted from another directory")
-                self._drop(shard)
+            if self.registry.find(topic_id, partition) is not None:
+                self.registry.give_up(topic_id, partition, _end_deleted)
 
     def _close(self, shard: MemoryShard) -> None:
         shard.end("is closed")
@@ -384,20 +381,21 @@ class MemoryEngine(LookupEngine[MemoryShard]):
         assert tenures is not None, "beside an owner no shard is opened"
         tenure, before = tenures.begin(ref)
         start = before.reserved_end if before is not None else 0
-        shard = MemoryShard(ref, self._settings, clock=self._clock, tenures=tenures, tenure=tenure, start=start)
-        shard.on_lost = lambda: self._drop(shard)
-        return shard
-
-    def _drop(self, shard: MemoryShard) -> None:
-        """The next use opens it anew, or is told who has it."""
-        with self._lock:
-            # Several threads may hear of it at once, and one of them may have opened it anew by now.
-            is_ours = self._shards.get(shard.ref.id) is shard
-            if is_ours:
-                del self._shards[shard.ref.id]
-        if is_ours:
-            self.on_lost(shard.ref)
+        return MemoryShard(
+            ref,
+            self._settings,
+            clock=self._clock,
+            tenures=tenures,
+            tenure=tenure,
+            start=start,
+            on_lost=self.registry.drop,
+        )
 
     def _remove(self, ref: ShardRef, shard: MemoryShard | None) -> None:
         if shard is not None:
             shard.end("was deleted")
+
+
+def _end_deleted(shard: MemoryShard | None) -> None:
+    if shard is not None:
+        shard.end("was deleted from another directory")

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
 
-from forebay.appends.callbacks import deferred
 from forebay.appends.queue import Entry, record_bytes
 from forebay.appends.ticket import Ticket
+from forebay.engines.registry import Registry
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS, LookedUpShard, NewRecord, OpenShard, ShardStatus
-from forebay.errors import Closed, Invalid
+from forebay.errors import Invalid
 from forebay.format.batch import Columns, encode_columns
 from forebay.format.descriptor import state_key
 from forebay.format.keys import deleted_key, late_key
-from forebay.locks import Rank, RankedLock
 from forebay.pages import Page
 from forebay.progress import Progress, ProgressStore, ReaderName
 from forebay.records import OFFSET_MAX, Gap, Reason
@@ -31,9 +30,7 @@ class ShardedEngine(Generic[S]):
     """Keeps shards open and answers by name. An engine adds how a shard is opened and removed."""
 
     def __init__(self) -> None:
-        self._lock = RankedLock(Rank.SHARD, "engines.shards")
-        self._shards: dict[str, S] = {}
-        self._ended: str | None = None
+        self.registry: Registry[S] = Registry()
 
     @abstractmethod
     def _open(self, ref: ShardRef) -> S:
@@ -53,52 +50,38 @@ class ShardedEngine(Generic[S]):
 
     def open_shard(self, ref: ShardRef) -> S:
         """The shard, opened once."""
-        return self._once(ref, self._open)
+        return self.registry.open(ref, self._open)
 
     def open_here(self, ref: ShardRef) -> S:
         """As `open_shard`, for a caller who only looks: nothing that another directory holds is taken over."""
-        return self._once(ref, self._open)
+        return self.registry.open(ref, self._open)
 
-    def is_unowned(self, ref: ShardRef) -> bool:
-        """Whether a caller who only looks goes by what is recorded of the shard: opening it would acquire it."""
-        return False
+    def may_own(self, ref: ShardRef) -> bool:
+        """Whether a caller who only looks may open the shard as its owner: it is recorded as this directory's.
 
-    def _once(self, ref: ShardRef, opening: Callable[[ShardRef], S]) -> S:
-        shard = self._shards.get(ref.id)
-        if shard is None:
-            with self._lock:
-                self._check_open()
-                shard = self._shards.get(ref.id)
-                if shard is None:
-                    shard = self._shards[ref.id] = opening(ref)
-        return shard
+        If not, a look goes by what is recorded of the shard.
+        """
+        return True
 
-    def has(self, ref: ShardRef, shard: OpenShard) -> bool:
-        """Whether this very shard is still the open one."""
-        return self._shards.get(ref.id) is shard
+    def find(self, ref: ShardRef) -> S | None:
+        """The shard, if it is open. Takes no lock."""
+        return self.registry.find(ref.spec.topic_id, ref.partition)
 
     def shards(self) -> list[S]:
         """Every open shard."""
-        return list(self._shards.values())
+        return self.registry.shards()
 
     def close(self) -> None:
         """See `StorageEngine`."""
-        with self._lock:
-            self._ended = "is closed"
-            for shard in self.shards():
-                self._close(shard)
+        self.registry.close(self._close)
 
     def abandon(self) -> None:
         """See `StorageEngine`."""
-        self._ended = "was opened before a fork: open it anew in the child"
-        # Whoever held it at the fork does not exist here.
-        self._lock = RankedLock(Rank.SHARD, "engines.shards")
-        for shard in self.shards():
-            self._abandon(shard)
+        self.registry.abandon(self._abandon)
 
     def prepare(self, spec: TopicSpec) -> None:
         """See `StorageEngine`."""
-        self._check_open()
+        self.registry.check_open()
 
     def create_shard(self, ref: ShardRef) -> None:
         """See `StorageEngine`."""
@@ -106,14 +89,12 @@ class ShardedEngine(Generic[S]):
 
     def delete_shard(self, ref: ShardRef) -> None:
         """See `StorageEngine`."""
-        with deferred(), self._lock:
-            self._check_open()
-            self._remove(ref, self._shards.get(ref.id))
-            self._shards.pop(ref.id, None)
+        self.registry.check_open()
+        self.registry.give_up(ref.spec.topic_id, ref.partition, partial(self._remove, ref))
 
     def list_shard(self, shard_id: str | None = None) -> list[ShardStatus]:
         """See `StorageEngine`."""
-        chosen = self.shards() if shard_id is None else [s for n, s in list(self._shards.items()) if n == shard_id]
+        chosen = [shard for shard in self.shards() if shard_id in (None, shard.ref.id)]
         return [ShardStatus(shard.ref, shard.offsets()) for shard in chosen]
 
     def write(self, ref: ShardRef, record: NewRecord) -> int:
@@ -145,10 +126,6 @@ class ShardedEngine(Generic[S]):
     def get_offset_by_timestamp(self, ref: ShardRef, timestamp: int) -> int | None:
         """See `StorageEngine`."""
         return self.open_shard(ref).offset_at_time(timestamp)
-
-    def _check_open(self) -> None:
-        if self._ended is not None:
-            raise Closed(f"this engine {self._ended}")
 
 
 class LookupEngine(ShardedEngine[L]):

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TypeAlias
 
-from forebay.appends.callbacks import deferred
 from forebay.catalog import ShardCatalog, StoredState, read_state
 from forebay.cleanup.moved_shards import clear_away, drop_history, remove_files
 from forebay.clock import Clock
 from forebay.disk import Disk, make_directories
 from forebay.engines.operations import LookupEngine, wanted
-from forebay.errors import Conflict, Fenced, ForebayError, Moved, Unavailable
+from forebay.errors import Conflict, Fenced, ForebayError, Moved, Unavailable, UnknownTopic
 from forebay.format.descriptor import Phase, ShardState
 from forebay.metadata import MetadataStore, Session
 from forebay.progress import ProgressStore
@@ -23,7 +22,7 @@ from forebay.shard.conclusion import Ended, end_reservations, export_tails
 from forebay.shard.decision import refuse_contradiction, refuse_lost_directory
 from forebay.shard.handover import OnFile, begin_seal, finish_seal
 from forebay.shard.membership import Membership
-from forebay.shard.ownership import Acquired, Owner, give_back, is_promised, refuse_if_owned
+from forebay.shard.ownership import BATCH_SHARDS, Acquired, Owner, give_back, is_promised, refuse_if_owned
 from forebay.shard.places import Places
 from forebay.shard.reservation import tell_unknown
 from forebay.topics import TopicSpec
@@ -58,8 +57,6 @@ class SegmentEngine(LookupEngine[SegmentShard]):
         self._metadata = metadata
         self._membership = membership
         self._on_open = on_open
-        self.on_retired: Callable[[ShardRef], None] = lambda ref: None
-        """Hears of each shard that is given up before it is closed."""
         self._given_up: dict[str, ShardState] = {}
         """Shards that were sealed here, as they stood then."""
 
@@ -79,7 +76,7 @@ class SegmentEngine(LookupEngine[SegmentShard]):
 
     def tail_bytes(self, ref: ShardRef) -> int:
         """About how many bytes opening the shard will walk."""
-        return 0 if ref.id in self._shards else tail_bytes(self._disk, self.directory_of(ref))
+        return 0 if self.find(ref) is not None else tail_bytes(self._disk, self.directory_of(ref))
 
     def was_here(self, ref: ShardRef) -> bool:
         """Whether the shard was last open in this directory, and was not given up since, nor half-way."""
@@ -88,57 +85,102 @@ class SegmentEngine(LookupEngine[SegmentShard]):
         stored = self._stored(ref)
         return stored is not None and self._is_ours(stored.state) and stored.state.phase is Phase.OPEN
 
-    def is_unowned(self, ref: ShardRef) -> bool:
+    def may_own(self, ref: ShardRef) -> bool:
         """See `ShardedEngine`. Files without a recorded state are opened: that refuses them by name."""
-        if ref.id in self._shards:
-            return False
         stored = self._stored(ref)
         if stored is None:
-            return not self._disk.exists(self.directory_of(ref))
-        return not self._is_ours(stored.state)
+            return self._disk.exists(self.directory_of(ref))
+        return self._is_ours(stored.state)
 
     def open_here(self, ref: ShardRef) -> SegmentShard:
-        """See `ShardedEngine`; `Unavailable` if the shard has changed hands since `is_unowned` was asked."""
-        return self._once(ref, lambda ref: self._open(ref, self._refuse_others))
+        """See `ShardedEngine`; `Unavailable` if the shard has changed hands since `may_own` was asked."""
+        return self.registry.open(ref, partial(self._open, check=self._refuse_others))
 
     def open_many(self, refs: Sequence[ShardRef], on_bytes: Callable[[int], None]) -> None:
-        """Open shards of this directory, acquired in few transactions; `on_bytes` hears of the bytes walked.
+        """Open shards of this directory, acquired in few transactions; `on_bytes` gets the count of bytes walked.
 
         What another directory has, what is sealed and what was never used is left alone: only an append or another
         write asks for it here. One that cannot be opened does not keep the others closed; the first error is raised
-        when all were tried.
+        when all were tried. Holds the lock of one shard at a time, and none while shards are acquired together.
         """
+        self.registry.check_open()
         failed: list[ForebayError | OSError] = []
-        with self._lock:
-            self._check_open()
-            ours: list[ShardRef] = []
-            session = self._membership.session
-            owner, is_alive = Owner(session.id, self._membership.holder), cache(self._metadata.session_alive)
-            for ref in refs:
-                if ref.id in self._shards or self.is_unowned(ref):
-                    continue
-                stored = self._stored(ref)
-                try:
-                    self._make_directory(ref)
-                    self._refuse_contradiction(ref, stored.state if stored is not None else None)
-                    # In one transaction with the others it would keep them all closed.
-                    refuse_if_owned(self._metadata, wanted(ref, self._settings), stored, owner, is_alive=is_alive)
-                    ours.append(ref)
-                except (ForebayError, OSError) as error:
-                    logger.error("%s cannot be opened: %s", ref, error)
-                    failed.append(error)
-            for ref, (before, epoch) in zip(ours, self._acquire(ours, session), strict=True):
-                try:
-                    self._shards[ref.id] = self._recover(ref, before, epoch, session, on_bytes)
-                except (ForebayError, OSError) as error:
-                    logger.error("%s cannot be opened: %s", ref, error)
-                    failed.append(error)
+        session = self._membership.session
+        ours = self._closed_here(refs, session, failed)
+        acquired = self._acquire_together(ours, session)
+        for ref in ours:
+            opening = partial(self._open_acquired, acquired=acquired.get(ref), session=session, on_bytes=on_bytes)
+            try:
+                self.registry.open(ref, opening)
+            except UnknownTopic:
+                logger.info("%s is not opened: its topic was deleted meanwhile", ref)
+            except (ForebayError, OSError) as error:
+                logger.error("%s cannot be opened: %s", ref, error)
+                failed.append(error)
         if failed:
             raise failed[0]
 
+    def _closed_here(
+        self, refs: Sequence[ShardRef], session: Session, failed: list[ForebayError | OSError]
+    ) -> list[ShardRef]:
+        """Those of this directory that can be opened and are not open; what keeps one from it goes to `failed`."""
+        owner, is_alive = Owner(session.id, self._membership.holder), cache(self._metadata.session_alive)
+        ours = []
+        for ref in refs:
+            if self.find(ref) is not None or not self.may_own(ref):
+                continue
+            try:
+                with self.registry.lock(ref.spec.topic_id, ref.partition):
+                    self._make_directory(ref)
+                stored = self._stored(ref)
+                self._refuse_contradiction(ref, stored.state if stored is not None else None)
+                if stored is None:
+                    continue
+                # In one transaction with the others it would keep them all closed.
+                refuse_if_owned(self._metadata, wanted(ref, self._settings), stored, owner, is_alive=is_alive)
+                ours.append(ref)
+            except (ForebayError, OSError) as error:
+                logger.error("%s cannot be opened: %s", ref, error)
+                failed.append(error)
+        return ours
+
+    def _acquire_together(self, refs: Sequence[ShardRef], session: Session) -> dict[ShardRef, Acquired]:
+        """Own shards in few transactions, without their locks; those that must be acquired one by one are left out.
+
+        Refuses a shard that this session owns already: another thread here may be recovering it, and a second
+        acquisition would fence it.
+        """
+
+        def check(ref: ShardRef, state: ShardState | None) -> None:
+            if state is None or state.owner == session.id or not self._is_ours(state):
+                raise Unavailable(f"{ref} changed hands while it was being acquired together with others")
+
+        found: dict[ShardRef, Acquired] = {}
+        for first in range(0, len(refs), BATCH_SHARDS):
+            together = refs[first : first + BATCH_SHARDS]
+            try:
+                found.update(zip(together, self._acquire(together, session, check), strict=True))
+            except ForebayError as error:
+                logger.info("%d shards are acquired one by one: %s", len(together), error)
+        return found
+
+    def _open_acquired(
+        self, ref: ShardRef, *, acquired: Acquired | None, session: Session, on_bytes: Callable[[int], None]
+    ) -> SegmentShard:
+        """Recover a shard as it was acquired together with others, or acquire it by itself if that is not so any more.
+
+        Called with the shard's lock held: no other thread here acquires it from the look at its state on.
+        """
+        stored = self._stored(ref)
+        if stored is None:
+            raise UnknownTopic(f"{ref}: the topic was deleted while its shard was being opened")
+        if acquired is None or stored.state.epoch != acquired.epoch:
+            return self._open(ref, self._refuse_others, on_bytes)
+        return self._recover(ref, acquired.before, acquired.epoch, session, on_bytes)
+
     def close(self) -> None:
         """See `StorageEngine`. Where another directory may go on, it finds as much of the tail as could be exported."""
-        shards = self.shards() if self._settings.is_shared and self._ended is None else []
+        shards = self.shards() if self._settings.is_shared and not self.registry.is_closed else []
         export_tails(shards, self._clock, self._settings.export.at_close_seconds_max)
         super().close()
         ended = [
@@ -153,19 +195,19 @@ class SegmentEngine(LookupEngine[SegmentShard]):
 
     def seal_shard(
         self,
-        ref: ShardRef,
+        shard: SegmentShard,
         *,
         target: str | None,
         quiesce: Callable[[], None],
         on_file: OnFile | None = None,
         accept_damage: bool = False,
     ) -> ShardState:
-        """Seal the shard and give it up, to `target` if given; its state on return. See `finish_seal` for damage.
+        """Seal an open shard and give it up, to `target` if given; its state on return. See `finish_seal` for damage.
 
-        `quiesce` stops whoever works on it in the background and lets go of it. If anything fails the shard is
-        closed, and whoever uses it next takes the seal back.
+        `quiesce` stops the background work on it. If anything fails the shard is closed, and its next use takes the
+        seal back. The shard stays open to readers meanwhile, and appends are refused.
         """
-        shard = self.open_shard(ref)
+        ref = shard.ref
         if accept_damage:
             self.accept_unknown_producers(shard)
         around = self._around(self._membership.session)
@@ -176,7 +218,7 @@ class SegmentEngine(LookupEngine[SegmentShard]):
                 shard, around, clock=self._clock, on_file=on_file, accept_damage=accept_damage
             )
         finally:
-            # Again: whoever came meanwhile has found it, and now waits for the end of it.
+            # Again: a user of the shard may have asked for background work meanwhile.
             quiesce()
             self.retire(ref)
         return state
@@ -201,30 +243,29 @@ class SegmentEngine(LookupEngine[SegmentShard]):
         self._given_up.pop(ref.id, None)
 
     def retire(self, ref: ShardRef) -> None:
-        """Close the shard, if it is open, and forget it: its next use waits for that, and acquires it anew."""
-        with deferred(), self._lock:
-            shard = self._shards.pop(ref.id, None)
-            self.on_retired(ref)
-            if shard is not None:
-                self._close(shard)
+        """Close the shard, if it is open: its next use waits for that, and acquires it again."""
+        self.registry.give_up(ref.spec.topic_id, ref.partition, self._close_if_open)
 
     def clear_moved(self, ref: ShardRef) -> None:
-        """If another directory has the shard now, let go of what is left of it here."""
-        with self._lock:
-            if ref.id in self._shards or not self._disk.exists(self.directory_of(ref)):
-                return
-            stored = self._stored(ref)
-            if stored is None or stored.state.incarnation != ref.spec.topic_id:
-                return
-            if stored.state.holder not in (None, self._membership.holder):
-                clear_away(self._disk, self.directory_of(ref), self.catalog(ref), self._settings.wal)
+        """If another directory has the shard now, remove what is left of it here. Does not wait for a shard in use."""
+        if self._disk.exists(self.directory_of(ref)):
+            self.registry.if_idle(ref, partial(self._clear_moved, ref))
 
-    def _open(self, ref: ShardRef, check: _Check | None = None) -> SegmentShard:
+    def _clear_moved(self, ref: ShardRef) -> None:
+        stored = self._stored(ref)
+        if stored is None or stored.state.incarnation != ref.spec.topic_id:
+            return
+        if stored.state.holder not in (None, self._membership.holder):
+            clear_away(self._disk, self.directory_of(ref), self.catalog(ref), self._settings.wal)
+
+    def _open(
+        self, ref: ShardRef, check: _Check | None = None, on_bytes: Callable[[int], None] | None = None
+    ) -> SegmentShard:
         self._refuse_given_up(ref)
         self._make_directory(ref)
         session = self._membership.session
         before, epoch = self._acquire([ref], session, check)[0]
-        return self._recover(ref, before, epoch, session, None)
+        return self._recover(ref, before, epoch, session, on_bytes)
 
     def _refuse_given_up(self, ref: ShardRef) -> None:
         """Raise `Moved` for a shard that was sealed here, unless another owner has had it since and sealed it too."""
@@ -313,6 +354,10 @@ class SegmentEngine(LookupEngine[SegmentShard]):
         except (OSError, Fenced) as error:
             # The others must still be closed; what is missing here is found by the next recovery.
             logger.warning("%s: not closed in order: %s", shard.ref, error)
+
+    def _close_if_open(self, shard: SegmentShard | None) -> None:
+        if shard is not None:
+            self._close(shard)
 
     def _abandon(self, shard: SegmentShard) -> None:
         shard.wal.abandon()

@@ -13,9 +13,8 @@ from typing import TypeAlias
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.engines.following import FollowedShard
-from forebay.engines.operations import ShardedEngine
 from forebay.engines.seam import OpenShard
-from forebay.errors import Moved, Unsupported
+from forebay.errors import Moved
 from forebay.locks import Rank, RankedLock
 from forebay.shard import ShardRef, Surroundings
 from forebay.shard.inheritance import known_in_history
@@ -111,15 +110,15 @@ class UnownedShard(FollowedShard):
         return True
 
 
-class UnownedShards(ShardedEngine[UnownedShard]):
+class UnownedShards:
     """The shards that are looked at, each opened once."""
 
     def __init__(self, around: Surroundings, *, disk: Disk, clock: Clock, is_known: IsKnown) -> None:
-        super().__init__()
         self._disk = disk
         self._clock = clock
         self._around = around
         self._is_known = is_known
+        self._shards: dict[str, UnownedShard] = {}
         self._left_lock = RankedLock(Rank.SHARD, "engines.left")
         self._left: list[UnownedShard] = []
         """Shards that are read elsewhere by now, and that a reader was inside when they were left."""
@@ -127,9 +126,26 @@ class UnownedShards(ShardedEngine[UnownedShard]):
         """Shards that another owner has taken from this process, until this process owns them again."""
 
     def found(self, ref: ShardRef) -> UnownedShard | None:
-        """The shard, if it is looked at already and can go on."""
+        """The shard, if it is looked at already and can go on. Takes no lock."""
         shard = self._shards.get(ref.id)
         return shard if shard is not None and not shard.is_over else None
+
+    def open(self, ref: ShardRef) -> UnownedShard:
+        """The shard as it is recorded. Called with the lock that its engine has for it: no other thread opens it."""
+        shard = self.found(ref)
+        if shard is None:
+            self.leave(ref, None)
+            past = Recorded(self._around.catalog(ref), self._around.places, NO_HOLDER, self._clock)
+            shard = self._shards[ref.id] = UnownedShard(
+                ref,
+                past,
+                self._around,
+                disk=self._disk,
+                clock=self._clock,
+                is_known=self._is_known,
+                is_lost=ref.id in self._lost,
+            )
+        return shard
 
     def leave(self, ref: ShardRef, owned: OpenShard | None) -> None:
         """Readers of this shard ask again from now on, and find the one that this process owns, if it does.
@@ -156,33 +172,12 @@ class UnownedShards(ShardedEngine[UnownedShard]):
         self._lost.discard(ref.id)
 
     def close(self) -> None:
-        """See `StorageEngine`. Waits for readers that are inside."""
-        super().close()
-        for shard in self._left:
+        """Give every descriptor back. Waits for readers that are inside; the engines are closed by then."""
+        for shard in (*self._shards.values(), *self._left):
             shard.end("is closed")
 
     def abandon(self) -> None:
-        """See `StorageEngine`."""
-        super().abandon()
+        """In a forked child: threads that held the lock do not exist there."""
         self._left_lock = RankedLock(Rank.SHARD, "engines.left")
-
-    def _open(self, ref: ShardRef) -> UnownedShard:
-        past = Recorded(self._around.catalog(ref), self._around.places, NO_HOLDER, self._clock)
-        return UnownedShard(
-            ref,
-            past,
-            self._around,
-            disk=self._disk,
-            clock=self._clock,
-            is_known=self._is_known,
-            is_lost=ref.id in self._lost,
-        )
-
-    def _close(self, shard: UnownedShard) -> None:
-        shard.end("is closed")
-
-    def _abandon(self, shard: UnownedShard) -> None:
-        shard.abandon("was opened before a fork: open it anew in the child")
-
-    def _remove(self, ref: ShardRef, shard: UnownedShard | None) -> None:
-        raise Unsupported(f"{ref} is not owned here: delete it through the engine that has it")
+        for shard in self._shards.values():
+            shard.abandon("was opened before a fork: open it again in the child")

@@ -14,7 +14,7 @@ from forebay.shard import ShardRef
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Defined, Definitions, refs_of
 from forebay.storage.lookups import offering, offers
-from forebay.storage.opened import OpenShards
+from forebay.storage.shards import Shards
 from forebay.storage.topic import Topic
 from forebay.topics import Cleanup, OnFull, TopicChanges, TopicName, TopicSpec
 
@@ -24,7 +24,7 @@ ATTEMPTS = 5
 class Alterations:
     """Changes definitions, and tells everyone here of a change, whoever made it."""
 
-    def __init__(self, parts: Parts, definitions: Definitions, shards: OpenShards, clock: Clock) -> None:
+    def __init__(self, parts: Parts, definitions: Definitions, shards: Shards, clock: Clock) -> None:
         self.on_adopted: Callable[[TopicSpec], None] = lambda spec: None
         """Hears of each definition that handles here go by."""
         self._parts = parts
@@ -115,7 +115,7 @@ class Alterations:
                 self._check_shard(ref, tightened)
 
     def _check_shard(self, ref: ShardRef, tightened: dict[str, int]) -> None:
-        found = self._shards.look(ref)
+        found = self._shards.read(ref)
         if isinstance(found, UnownedShard):
             if found.holder is not None:
                 raise Conflict(

@@ -23,7 +23,6 @@ from forebay.settings import Settings
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions, refs_of
 from forebay.storage.deletions import Deletions
-from forebay.storage.opened import OpenShards
 from forebay.topics import TopicSpec
 
 POLL_SECONDS = 0.05
@@ -46,14 +45,12 @@ class Creations:
         parts: Parts,
         definitions: Definitions,
         deletions: Deletions,
-        shards: OpenShards,
         settings: Settings,
         clock: Clock,
     ) -> None:
         self._parts = parts
         self._definitions = definitions
         self._deletions = deletions
-        self._shards = shards
         self._settings = settings
         self._clock = clock
         self._visible = _Step(
@@ -75,12 +72,9 @@ class Creations:
         If a step fails or its time is up, the error names it, and the topic is not there: `Indeterminate` if
         that could not be seen to. A topic that was there before stays.
         """
-        with self._shards.changing:
-            if any(gone.name == spec.name for gone in self._deletions.finish()):
-                raise Unavailable(
-                    f"{spec.name}: the files of the deleted topic of that name are not gone yet; try again"
-                )
-            found = self._definitions.create(spec, exist_ok=exist_ok)
+        if any(gone.name == spec.name for gone in self._deletions.finish()):
+            raise Unavailable(f"{spec.name}: the files of the deleted topic of that name are not gone yet; try again")
+        found = self._definitions.create(spec, exist_ok=exist_ok)
         if found.topic_id != spec.topic_id:
             # Whoever created it may have died before the last step.
             self._prepare(found)
@@ -152,6 +146,5 @@ class Creations:
 
     def _undo(self, spec: TopicSpec) -> bool:
         """On return the topic is not there; whether files of it are."""
-        with self._shards.changing:
-            self._definitions.withdraw(spec)
-            return any(gone.topic_id == spec.topic_id for gone in self._deletions.finish())
+        self._definitions.withdraw(spec)
+        return any(gone.topic_id == spec.topic_id for gone in self._deletions.finish())

@@ -9,7 +9,7 @@ from forebay.errors import Closed, ForebayError, Moved, Unavailable, UnknownTopi
 from forebay.shard import ShardRef
 from forebay.storage.building import Parts
 from forebay.storage.definitions import refs_of
-from forebay.storage.opened import OpenShards
+from forebay.storage.shards import Shards
 from forebay.topics import Engine, TopicSpec
 
 logger = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 class Limited:
     """Opens them, each once: from then on they are kept to their limits like any other. Other topics stay closed."""
 
-    def __init__(self, parts: Parts, shards: OpenShards) -> None:
+    def __init__(self, parts: Parts, shards: Shards) -> None:
         self._parts = parts
         self._shards = shards
         self._due: dict[str, TopicSpec] = {}
@@ -45,8 +45,8 @@ class Limited:
 
     def _is_seen_to(self, ref: ShardRef) -> bool:
         try:
-            if self._shards.find(ref.spec.topic_id, ref.partition) is None and self.was_here(ref):
-                self._shards.open_here(ref)
+            if self._shards.find(ref) is None and self.was_here(ref):
+                self._shards.ours(ref)
         except (Closed, Moved, UnknownTopic):
             return True
         except (ForebayError, OSError) as error:

@@ -11,11 +11,12 @@ from forebay.engines.segment import SegmentEngine
 from forebay.errors import Moved, Unavailable, Unsupported
 from forebay.format.descriptor import Phase, ShardState
 from forebay.settings import Settings
-from forebay.shard import ShardRef
+from forebay.shard import SegmentShard, ShardRef
 from forebay.shard.directories import directory_name
 from forebay.shard.handover import OnFile, withdraw_target
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions, refs_of
+from forebay.storage.shards import Shards
 from forebay.storage.topic import Topic
 from forebay.topics import Engine, TopicName, TopicSpec
 
@@ -27,18 +28,17 @@ class Moves:
         self,
         parts: Parts,
         definitions: Definitions,
+        shards: Shards,
         settings: Settings,
         forget: Callable[[ShardRef], None],
-        drop_closed: Callable[[ShardRef], None],
     ) -> None:
         self.on_moved: Callable[[], None] = lambda: None
         """Called when local files may have become another owner's business."""
         self._parts = parts
         self._definitions = definitions
+        self._shards = shards
         self._settings = settings
         self._forget = forget
-        if parts.owned is not None:
-            parts.owned.on_retired = drop_closed
 
     def seal(
         self,
@@ -58,9 +58,10 @@ class Moves:
                 # By an earlier attempt that did not get through all partitions.
                 states.append(stored.state)
                 continue
-            quiesce = partial(self._forget, ref)
+            shard, quiesce = self._shards.own(ref), partial(self._forget, ref)
+            assert isinstance(shard, SegmentShard)
             states.append(
-                engine.seal_shard(ref, target=target, quiesce=quiesce, on_file=on_file, accept_damage=accept_damage)
+                engine.seal_shard(shard, target=target, quiesce=quiesce, on_file=on_file, accept_damage=accept_damage)
             )
         self.on_moved()
         return states
@@ -78,10 +79,11 @@ class Moves:
         engine = self._engine(topic.spec)
         topic.rotate()
         for ref in refs_of(topic.spec):
-            if engine.is_unowned(ref):
+            if engine.find(ref) is None and not engine.may_own(ref):
                 self._refuse_held_elsewhere(ref)
                 continue
-            shard = engine.open_here(ref)
+            shard = self._shards.ours(ref)
+            assert isinstance(shard, SegmentShard)
             if accept_damage:
                 engine.accept_unknown_producers(shard)
             rotated = shard.upkeep.rotated()

@@ -35,7 +35,7 @@ from forebay.storage.directory import LogDirectory, NoDirectory
 from forebay.storage.limited import Limited
 from forebay.storage.loads import Loads
 from forebay.storage.moves import Moves
-from forebay.storage.opened import OpenShards, Progress, open_all
+from forebay.storage.shards import Progress, Shards
 from forebay.storage.topic import Topic
 from forebay.topics import Engine, TopicChanges, TopicLimits, TopicName, TopicSpec
 from forebay.workers import ItemWorker
@@ -69,17 +69,16 @@ class Storage:
         self._clock = clock
         self._committer = committing(clock)
         self._definitions = Definitions(parts.metadata, settings.metadata.prefix, clock)
-        self._shards = OpenShards(parts, self._definitions, self._check_open)
-        parts.memory.on_lost = self._shards.let_go
+        self._shards = Shards(parts, self._definitions, self._check_open)
         self._closing = Closing()
         self._giving_up = ItemWorker("forebay-giving-up", self._give_up, clock=clock, delay_s=GIVE_UP_SECONDS)
         self._ended: str | None = None
         self._deletions = Deletions(parts, self._definitions, settings, clock, self._forget, self._forget_topic)
-        self._creations = Creations(parts, self._definitions, self._deletions, self._shards, settings, clock)
+        self._creations = Creations(parts, self._definitions, self._deletions, settings, clock)
         store = ProgressStore(parts.metadata, settings.metadata.prefix)
         self._cursors = Cursors(store, settings.progress, clock)
-        self._moves = Moves(parts, self._definitions, settings, self._forget, self._shards.drop_closed)
-        self._loads = Loads(parts, self._definitions, settings, clock, self._shards.open)
+        self._moves = Moves(parts, self._definitions, self._shards, settings, self._forget)
+        self._loads = Loads(parts, self._definitions, settings, clock, self._shards.own)
         self._alterations = Alterations(parts, self._definitions, self._shards, clock)
         self._limited = Limited(parts, self._shards)
         self._keeping = LimitsWorker(
@@ -99,7 +98,7 @@ class Storage:
             )
             parts.maintenance.on_kept = self._after_upkeep
             parts.archiving.chores = self._chores.step
-            self._chores.hear, self._chores.open_shard = self._keeping.hear, self._shards.open_here
+            self._chores.hear, self._chores.open_shard = self._keeping.hear, self._shards.ours
             self._moves.on_moved = self._chores.look_for_moved
 
     @classmethod
@@ -228,9 +227,8 @@ class Storage:
         Files that cannot be removed now are removed later, at the latest when the directory is opened next.
         """
         self._check_writable()
-        with self._shards.changing:
-            self._definitions.begin_deletion(TopicName.parse(name))
-            self._deletions.finish()
+        self._definitions.begin_deletion(TopicName.parse(name))
+        self._deletions.finish()
 
     def seal_topic(
         self,
@@ -277,8 +275,8 @@ class Storage:
         failed: list[ForebayError] = []
         for ref in [ref for spec in specs for ref in refs_of(spec)]:
             try:
-                if self._shards.find(ref.spec.topic_id, ref.partition) is not None or self._limited.was_here(ref):
-                    one = self._retain(self._shards.open_here(ref))
+                if self._shards.find(ref) is not None or self._limited.was_here(ref):
+                    one = self._retain(self._shards.ours(ref))
                     removed = Retained(*(sum(pair) for pair in zip(removed, one, strict=True)))
             except (Closed, UnknownTopic):
                 # Another directory has the partition, or its topic was deleted; unless the log itself is closed.
@@ -351,17 +349,10 @@ class Storage:
         `on_progress` hears 0.0 to 1.0, by bytes walked.
         """
         self._check_open()
-        owned, rocksdb = self._parts.owned, self._parts.rocksdb
-        if owned is not None:
-            with self._shards.changing:
-                handles = [self._handle(spec) for spec in self.topics() if spec.engine is not Engine.MEMORY]
-                refs = [ref for topic in handles for ref in refs_of(topic.spec)]
-                try:
-                    open_all(owned, rocksdb, refs, on_progress or (lambda done: None))
-                finally:
-                    self._shards.take_in(owned)
-                    if rocksdb is not None:
-                        self._shards.take_in(rocksdb)
+        if self._parts.owned is not None:
+            handles = [self._handle(spec) for spec in self.topics() if spec.engine is not Engine.MEMORY]
+            refs = [ref for topic in handles for ref in refs_of(topic.spec)]
+            self._shards.recover(refs, on_progress or (lambda done: None))
 
     # Ending
 
@@ -424,7 +415,7 @@ class Storage:
         self._ended = "was opened before a fork: open it anew in the child"
         # Whoever held one of these at the fork does not exist here.
         self._closing = Closing()
-        for held_here in (self._shards, self._alterations, self._keeping):
+        for held_here in (self._alterations, self._keeping):
             held_here.abandon()
         for worker in (self._giving_up.worker, self._committer.worker):
             worker.abandon()
@@ -452,16 +443,15 @@ class Storage:
         return self._definitions.get(TopicName.parse(name))
 
     def _handle(self, spec: TopicSpec) -> Topic:
-        self._parts.engine_of(spec)
-        find, topic_id = self._shards.find, spec.topic_id
+        find, topic_id = self._parts.engine_of(spec).registry.find, spec.topic_id
 
         def shard(partition: int) -> OpenShard:
             found = find(topic_id, partition)
-            return found if found is not None else self._shards.open(ShardRef(topic.spec, partition))
+            return found if found is not None else self._shards.own(ShardRef(topic.spec, partition))
 
         def look(partition: int) -> OpenShard:
             found = find(topic_id, partition)
-            return found if found is not None else self._shards.look(ShardRef(topic.spec, partition))
+            return found if found is not None else self._shards.read(ShardRef(topic.spec, partition))
 
         topic = Topic(
             spec,
@@ -483,8 +473,8 @@ class Storage:
             self._keeping.begin()
 
     def _forget(self, ref: ShardRef) -> None:
-        """Stop all work on a shard in the background and let go of it; its next use opens it anew."""
-        self._shards.let_go(ref)
+        """Stop all work on a shard in the background, before it is given up or removed."""
+        self._shards.leave_unowned(ref)
         self._keeping.forget()
         # In this order: each asks only the next ones for work on the shard.
         for worker in (self._parts.maintenance, self._parts.sealing, self._parts.archiving):
@@ -520,7 +510,7 @@ class Storage:
         """
         parts = self._parts
         assert parts.sealing is not None and parts.archiving is not None and parts.owned is not None
-        if not parts.owned.has(shard.ref, shard):
+        if parts.owned.find(shard.ref) is not shard:
             return
         is_idle = [worker.drop(shard.ref.id) for worker in (parts.sealing, parts.archiving)]
         if not all(is_idle):
@@ -530,7 +520,6 @@ class Storage:
             parts.unowned.lose(shard.ref)
         self._forget(shard.ref)
         parts.owned.retire(shard.ref)
-        self._shards.drop_closed(shard.ref)
         self._moves.on_moved()
 
     def _check_writable(self) -> None:

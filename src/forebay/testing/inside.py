@@ -187,10 +187,6 @@ class InsideLog:
         """Every shard that is open now."""
         return self.log._shards.all()
 
-    def give_up(self, shard: OpenShard) -> None:
-        """Have the next use of the shard open it once more. Its engine still has it."""
-        self.log._shards.let_go(shard.ref)
-
     def lose_session(self) -> None:
         """End the session that this process owns its shards by, as if its lease had run out."""
         membership = self.log._parts.membership
@@ -200,7 +196,7 @@ class InsideLog:
     def entries(self) -> dict[str, int]:
         """How many topics or shards each part of the log remembers."""
         return {
-            "open shards": len(self.log._shards._opened),
+            "open shards": len(self.log._shards.all()),
             "handles": len(self.log._alterations._handles),
             "newest definitions": len(self.log._alterations._newest),
             "attaching": len(self.log._loads._attaching),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Sequence
+from functools import partial
 
-from forebay.appends.callbacks import deferred
 from forebay.catalog import read_state
 from forebay.clock import Clock
 from forebay.disk import Disk
@@ -25,7 +25,7 @@ from forebay.settings import Settings
 from forebay.shard import RecoveryDecision, ShardRef, Situation, acquire, decide
 from forebay.shard.decision import refuse_contradiction
 from forebay.shard.membership import Membership
-from forebay.topics import TopicSpec, parse_compression, shard_id
+from forebay.topics import TopicSpec, parse_compression
 from forebay.workers import Worker
 
 logger = logging.getLogger(__name__)
@@ -86,11 +86,11 @@ class RocksEngine(LookupEngine[RocksShard]):
         stored = read_state(self._metadata, wanted(ref, self._settings).key)
         return stored is not None and stored.state.holder == self._membership.holder
 
-    def is_unowned(self, ref: ShardRef) -> bool:
-        """See `ShardedEngine`. What another directory holds is not unowned: opening it refuses it by name."""
-        if ref.id in self._shards or read_state(self._metadata, wanted(ref, self._settings).key) is not None:
-            return False
-        return not self._database.is_made or self._bounds(Keys(ref.spec.topic_id, ref.partition)) is None
+    def may_own(self, ref: ShardRef) -> bool:
+        """See `ShardedEngine`. What another directory holds is opened: that refuses it by name."""
+        if read_state(self._metadata, wanted(ref, self._settings).key) is not None:
+            return True
+        return self._database.is_made and self._bounds(Keys(ref.spec.topic_id, ref.partition)) is not None
 
     def open_many(self, refs: Sequence[ShardRef]) -> None:
         """Open shards of this directory; those that another one has, and those never used, are left alone.
@@ -101,7 +101,7 @@ class RocksEngine(LookupEngine[RocksShard]):
         for ref in refs:
             stored = read_state(self._metadata, wanted(ref, self._settings).key)
             is_other = stored is not None and stored.state.holder not in (None, self._membership.holder)
-            if not is_other and not self.is_unowned(ref):
+            if not is_other and self.may_own(ref):
                 try:
                     self.open_shard(ref)
                 except (ForebayError, OSError) as error:
@@ -113,12 +113,9 @@ class RocksEngine(LookupEngine[RocksShard]):
     def remove_topic(self, topic_id: str, partitions: int) -> None:
         """On return nothing of a topic that another directory has deleted is left; what is open of it has ended."""
         for partition in range(partitions):
-            with deferred(), self._lock:
-                self._check_open()
-                shard = self._shards.pop(shard_id(topic_id, partition), None)
-                if shard is not None:
-                    shard.end("was deleted from another directory", clean=False)
-                self._clear(Keys(topic_id, partition))
+            self.registry.check_open()
+            removing = partial(self._end, Keys(topic_id, partition), "was deleted from another directory")
+            self.registry.give_up(topic_id, partition, removing)
 
     def close(self) -> None:
         """See `StorageEngine`. `Unavailable` inside a write of this thread, which a signal handler has interrupted."""
@@ -145,11 +142,12 @@ class RocksEngine(LookupEngine[RocksShard]):
         shard.abandon("was opened before a fork: open it anew in the child")
 
     def _remove(self, ref: ShardRef, shard: RocksShard | None) -> None:
-        if shard is not None:
-            shard.end("was deleted", clean=False)
-        self._clear(Keys(ref.spec.topic_id, ref.partition))
+        self._end(Keys(ref.spec.topic_id, ref.partition), "was deleted", shard)
 
-    def _clear(self, keys: Keys) -> None:
+    def _end(self, keys: Keys, why: str, shard: RocksShard | None) -> None:
+        """Remove all rows of a shard, which was open if `shard` is given."""
+        if shard is not None:
+            shard.end(why, clean=False)
         if not self._database.is_made:
             return
         batch = self._database.batch()

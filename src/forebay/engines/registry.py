@@ -1,0 +1,141 @@
+"""The open shards of one engine: opens each shard once and closes it once, under a lock of that shard alone.
+
+A thread holds a shard's lock while it opens, gives up or removes that shard, also over metadata calls and recovery.
+It holds no other lock of this module meanwhile, so a shard that hangs delays its own users and no other shard.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeAlias, TypeVar
+
+from forebay.appends.callbacks import deferred
+from forebay.appends.waiting import is_inside
+from forebay.errors import Closed, Unavailable
+from forebay.locks import Rank, RankedRLock
+from forebay.shard import ShardRef
+
+
+class Named(Protocol):
+    """What a registry must know of a shard."""
+
+    ref: ShardRef
+
+
+S = TypeVar("S", bound=Named)
+Key: TypeAlias = tuple[str, int]
+"""Topic id and partition of a shard."""
+_Locks: TypeAlias = "weakref.WeakValueDictionary[Key, threading.RLock]"
+
+
+class Registry(Generic[S]):
+    """Shards by topic id and partition. Safe for concurrent use, in signal handlers too."""
+
+    def __init__(self) -> None:
+        self._shards: dict[Key, S] = {}
+        self._ended: str | None = None
+        self._noting = RankedRLock(Rank.LEAF, "engines.registry")
+        """A leaf, held for single steps: one lock for each shard, and one answer to what is open."""
+        self._locks: _Locks = weakref.WeakValueDictionary()
+        """A lock lives while a thread uses it: a deleted shard leaves none behind."""
+        self._working: _Locks = weakref.WeakValueDictionary()
+        """Held by the thread that opens or closes a shard: a mark that no exception at any instant leaves behind."""
+
+    def find(self, topic_id: str, partition: int) -> S | None:
+        """The shard, if it is open. Takes no lock."""
+        return self._shards.get((topic_id, partition))
+
+    def shards(self) -> list[S]:
+        """Every open shard. Takes no lock."""
+        return list(self._shards.copy().values())
+
+    def lock(self, topic_id: str, partition: int) -> threading.RLock:
+        """The lock of one shard: while a thread holds it, no other opens, gives up or removes that shard."""
+        with self._noting:
+            # Entered again by a signal handler, which is done with what it made by the time the first one goes on.
+            return self._locks.setdefault((topic_id, partition), RankedRLock(Rank.REGISTRY, "engines.shard"))
+
+    def open(self, ref: ShardRef, opening: Callable[[ShardRef], S]) -> S:
+        """The shard, opened by `opening` if it is not open. A thread that comes meanwhile waits, and gets the same."""
+        key = (ref.spec.topic_id, ref.partition)
+        shard = self._shards.get(key)
+        if shard is not None:
+            return shard
+        with self.lock(*key):
+            self.check_open()
+            shard = self._shards.get(key)
+            if shard is None:
+                with self._work_on(key):
+                    shard = self._shards[key] = opening(ref)
+            return shard
+
+    def give_up(self, topic_id: str, partition: int, closing: Callable[[S | None], None]) -> None:
+        """Take the shard out and close it by `closing`, which gets `None` if it is not open.
+
+        A thread that uses the shard meanwhile waits until it is closed. Append callbacks run after the lock is free.
+        """
+        key = (topic_id, partition)
+        with deferred(), self.lock(*key), self._work_on(key):
+            closing(self._shards.pop(key, None))
+
+    def drop(self, shard: S) -> None:
+        """Take out this very shard, which has ended by itself; one that was opened since stays. Waits for no shard."""
+        key = (shard.ref.spec.topic_id, shard.ref.partition)
+        with self._noting:
+            if self._shards.get(key) is shard:
+                del self._shards[key]
+
+    def if_idle(self, ref: ShardRef, work: Callable[[], None]) -> None:
+        """Do something with what a closed shard has left; nothing if it is open, or another thread is at it.
+
+        For background workers: does not wait.
+        """
+        lock = self.lock(ref.spec.topic_id, ref.partition)
+        if lock.acquire(blocking=False):
+            try:
+                if self.find(ref.spec.topic_id, ref.partition) is None:
+                    work()
+            finally:
+                lock.release()
+
+    def close(self, closing: Callable[[S], None]) -> None:
+        """Open no more shards, and close every open one by `closing`; may be repeated. Waits for each shard's lock."""
+        self._ended = "is closed"
+        with self._noting:
+            # Shards that are being opened come last: a thread that has their lock found the registry open.
+            keys = dict.fromkeys([*self._shards.copy(), *self._locks])
+        for key in keys:
+            with self.lock(*key), self._work_on(key):
+                shard = self._shards.get(key)
+                if shard is not None:
+                    closing(shard)
+
+    def abandon(self, abandoning: Callable[[S], None]) -> None:
+        """In a forked child: threads that held a lock at the fork do not exist here, and nothing is opened any more."""
+        self._ended = "was opened before a fork: open it again in the child"
+        self._noting = RankedRLock(Rank.LEAF, "engines.registry")
+        self._locks, self._working = weakref.WeakValueDictionary(), weakref.WeakValueDictionary()
+        for shard in self.shards():
+            abandoning(shard)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether no more shards are opened."""
+        return self._ended is not None
+
+    def check_open(self) -> None:
+        """`Closed` once no more shards are opened."""
+        if self._ended is not None:
+            raise Closed(f"this engine {self._ended}")
+
+    def _work_on(self, key: Key) -> threading.RLock:
+        """The mark of work on a shard, for the thread that holds its lock; `Unavailable` inside such work."""
+        with self._noting:
+            mark = self._working.setdefault(key, RankedRLock(Rank.SHARD, "engines.shard_work"))
+        if is_inside(mark)():
+            raise Unavailable(
+                "a signal handler interrupted this thread while it opened or closed this shard: try again after that"
+            )
+        return mark

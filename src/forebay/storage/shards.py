@@ -1,0 +1,136 @@
+"""The shards of a log for its topics: opened on the engine that the topic names, to be owned or to be looked at.
+
+Every way in holds the lock of that one shard and reads the definition of its topic under it. A deletion first makes
+the topic unknown and then takes the lock of each of its shards, so none is opened after a deletion has removed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from forebay.engines import FollowingEngine, MemoryEngine, OpenShard, RocksEngine, SegmentEngine
+from forebay.errors import Unavailable, UnknownTopic
+from forebay.shard import ShardRef
+from forebay.storage.building import Parts
+from forebay.storage.definitions import Definitions
+from forebay.topics import Engine
+
+Progress = Callable[[float], None]
+_Engine: TypeAlias = MemoryEngine | RocksEngine | SegmentEngine | FollowingEngine
+
+
+class Shards:
+    """Opens shards with one of two intents: to own them, or to read what can be read without owning them."""
+
+    def __init__(self, parts: Parts, definitions: Definitions, check_open: Callable[[], None]) -> None:
+        self.on_opened: Callable[[OpenShard], None] = lambda shard: None
+        """Called with each shard that was opened here, with its lock held."""
+        self._parts = parts
+        self._definitions = definitions
+        self._check_open = check_open
+
+    def find(self, ref: ShardRef) -> OpenShard | None:
+        """The shard, if it is open. Takes no lock."""
+        return self._parts.engine_of(ref.spec).find(ref)
+
+    def of(self, topic_id: str) -> list[OpenShard]:
+        """The open shards of a topic."""
+        return [shard for shard in self.all() if shard.ref.spec.topic_id == topic_id]
+
+    def all(self) -> list[OpenShard]:
+        """Every open shard."""
+        engines: tuple[_Engine | None, ...] = (self._parts.segment, self._parts.rocksdb, self._parts.memory)
+        return [shard for engine in engines if engine is not None for shard in engine.shards()]
+
+    def own(self, ref: ShardRef) -> OpenShard:
+        """The shard, owned by this process and opened by the definition that its topic has now.
+
+        Acquires the shard if this process does not own it, which takes it over from an owner that is gone: for
+        appends, other writes, and callers who ask for it by name.
+        """
+        engine = self._parts.engine_of(ref.spec)
+        with engine.registry.lock(ref.spec.topic_id, ref.partition):
+            return self._opened(engine.open_shard, self._current(ref))
+
+    def ours(self, ref: ShardRef) -> OpenShard:
+        """As `own`, for background work: `Unavailable` if another directory holds the shard."""
+        engine = self._parts.engine_of(ref.spec)
+        with engine.registry.lock(ref.spec.topic_id, ref.partition):
+            return self._opened(engine.open_here, self._current(ref))
+
+    def read(self, ref: ShardRef) -> OpenShard:
+        """The shard for a caller who only looks: opened if it is this directory's, else as it is recorded.
+
+        Acquires nothing that another directory holds, that was sealed or that was never used. A shard that is
+        recorded as this directory's is acquired and recovered: only its log says where it ends.
+        """
+        unowned = self._parts.unowned
+        if unowned is None:
+            return self.own(ref)
+        found = unowned.found(ref)
+        if found is not None:
+            return found
+        engine = self._parts.engine_of(ref.spec)
+        with engine.registry.lock(ref.spec.topic_id, ref.partition):
+            owned = engine.find(ref)
+            if owned is not None:
+                return owned
+            ref = self._current(ref)
+            if not engine.may_own(ref):
+                return unowned.open(ref)
+            return self._opened(engine.open_here, ref)
+
+    def recover(self, refs: Sequence[ShardRef], on_progress: Progress) -> None:
+        """Open those of these shards that are here now; `on_progress` is called with 0.0 to 1.0, by bytes walked."""
+        segment, rocksdb = self._parts.owned, self._parts.rocksdb
+        if segment is None:
+            return
+        logs = [ref for ref in refs if ref.spec.engine is Engine.SEGMENT]
+        done, total = 0, sum(segment.tail_bytes(ref) for ref in logs) or 1
+
+        def on_bytes(count: int) -> None:
+            nonlocal done
+            done += count
+            on_progress(min(0.999, done / total))
+
+        try:
+            try:
+                segment.open_many(logs, on_bytes)
+            finally:
+                if rocksdb is not None:
+                    rocksdb.open_many([ref for ref in refs if ref.spec.engine is Engine.ROCKSDB])
+        except OSError as error:
+            raise Unavailable(f"not every shard could be opened: {error}; once the disk works, try again") from error
+        finally:
+            for shard in self.all():
+                self._introduce(shard)
+        on_progress(1.0)
+
+    def leave_unowned(self, ref: ShardRef) -> None:
+        """Readers of this shard that go by what is recorded ask for it again from now on."""
+        if self._parts.unowned is not None:
+            self._parts.unowned.leave(ref, None)
+
+    def _current(self, ref: ShardRef) -> ShardRef:
+        """The shard by the present definition of its topic. Called with the shard's lock held."""
+        self._check_open()
+        # A handle may outlive its topic: what it names must not come to life again by being used.
+        spec = self._definitions.current(ref.spec)
+        if spec is None:
+            raise UnknownTopic(f"topic {ref.spec.name} was deleted: this handle has ended")
+        return ShardRef(spec, ref.partition)
+
+    def _opened(self, opening: Callable[[ShardRef], OpenShard], ref: ShardRef) -> OpenShard:
+        try:
+            shard = opening(ref)
+        except OSError as error:
+            raise Unavailable(f"{ref} cannot be opened: {error}; once the disk works, try again") from error
+        self._introduce(shard)
+        return shard
+
+    def _introduce(self, shard: OpenShard) -> None:
+        """Have the shard go by the newest definition, and readers of what is recorded of it ask for it again."""
+        self.on_opened(shard)
+        if self._parts.unowned is not None:
+            self._parts.unowned.leave(shard.ref, shard)
