@@ -1,24 +1,22 @@
 """The bridge from log to history: a sealed file is verified, uploaded, and then made history by one transaction.
 
 Only sealed files, only from the frontier on, oldest first. Every step can be repeated: an object is named by
-its content, and the catalog refuses what it has already. A crash before the transaction leaves an orphan, which
-`sweep` finds later. Knows files, stores and the catalog; knows nothing of topics or owners beyond the epoch.
+its content, and the catalog refuses what it has already. A crash before the transaction leaves an orphan object, which
+is collected later (`cleanup`). Knows files, stores and the catalog; knows nothing of topics or owners beyond the epoch.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 import msgspec
 
 from forebay.blobs import BlobStore, Stat
 from forebay.catalog import ShardCatalog
-from forebay.catalog.replaced import Replaced
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.errors import DataLoss
@@ -32,9 +30,8 @@ from forebay.format.descriptor import (
     sparse_index,
 )
 from forebay.format.index import Footer, find_offset
-from forebay.format.segment import COMPACTED, SEGMENT_SUFFIX, index_name
+from forebay.format.segment import SEGMENT_SUFFIX, index_name
 from forebay.records import Gap, Reason
-from forebay.sweeping import Sweep, sweep
 from forebay.topics import shard_id
 from forebay.wal.files import FileList, SealedFile
 
@@ -90,15 +87,10 @@ class Exporter:
         self._store = store
         self._disk = disk
         self._clock = clock
-        self._replaced = Replaced(clock)
         self.exported = exported
         """The end of catalogued history, as last seen."""
         self.objects = 0
         self.bytes = 0
-        self.compacting: Callable[[], bool] = lambda: False
-        """Whether somebody compacts the shard: what it has written may be named yet."""
-        self.tabled: Callable[[], Collection[str]] = lambda: ()
-        """The objects that snapshots of tables name."""
 
     def export(
         self,
@@ -149,45 +141,9 @@ class Exporter:
         sizes = [file.footer.segment_bytes for file in pending]
         return Lag(len(pending), sum(file.end - file.start for file in pending), sum(sizes))
 
-    def sweep(
-        self,
-        grace_s: float,
-        files: FileList,
-        private: BlobStore | None = None,
-        is_private: Callable[[SegmentDescriptor], bool] = lambda piece: True,
-        handoff: BlobStore | None = None,
-    ) -> list[str]:
-        """Remove objects of this shard that nobody needs and that are older than the grace; their keys.
-
-        Needed is what the catalog or a table names, and what is still to be exported from `files`: a transaction
-        whose answer was lost may yet name it, and a delete whose answer was lost may yet be done. `private` is the
-        store in the data directory, where compaction puts what it makes if there is no other; a segment that is not
-        `is_private` lies elsewhere by now, and a copy of it there is not needed. In `handoff`, where nothing is
-        exported to, segments are put when the shard is given up: what is private still is not needed there. What was
-        compacted stays for the grace, too, for those who read it.
-        """
-        by = Sweep(
-            clock=self._clock,
-            grace_s=grace_s,
-            replaced=self._replaced,
-            compacting=self.compacting,
-            # In this order: who names an object in a table sees first that history still does.
-            others=lambda: [*(self._key(file.footer) for file in self._pending(files)), *self.tabled()],
-            may_go=self._may_sweep,
-        )
-        swept = sweep(self._store, self.origin.prefix, self._catalog, by) if self._store is not None else []
-        if private is not None:
-            below = f"{self.origin.prefix}{COMPACTED}"
-            swept += sweep(private, below, self._catalog, replace(by, is_there=is_private))
-        if handoff is not None:
-            met = replace(by, is_there=lambda piece: not is_private(piece))
-            swept += sweep(handoff, self.origin.prefix, self._catalog, met)
-        return swept
-
-    def _may_sweep(self, key: str) -> bool:
-        """Not what is a load's; nor what has a later epoch: if we were overtaken, its owner may be about to name it."""
-        epoch = key.removeprefix(self.origin.prefix).partition("-")[0]
-        return "/loads/" not in key and not (epoch.isdecimal() and int(epoch) > self.origin.epoch)
+    def unexported(self, files: FileList) -> list[str]:
+        """The keys that sealed files behind the frontier have, or will have, in the store."""
+        return [self._key(file.footer) for file in self._pending(files)]
 
     def _pending(self, files: FileList) -> list[SealedFile]:
         self.exported = self._catalog.frontier().next

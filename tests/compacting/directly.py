@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from forebay.catalog import ShardCatalog
+from forebay.cleanup.objects import ObjectCleanup
 from forebay.clock import SystemClock
 from forebay.compacting.passes import Unit
 from forebay.compacting.planning import Rules
@@ -107,3 +109,10 @@ def check_sound(land: Land, name: str = "one") -> None:
     finally:
         disk.close()
     assert [str(finding) for finding in report.findings if finding.severity is not Severity.NOTE] == []
+
+
+def collect_without_grace(log: Storage, topic: Topic, partition: int = 0) -> list[str]:
+    """Collect the objects of an open shard as if every grace were over."""
+    settings = replace(log.settings, export=replace(log.settings.export, orphan_grace_s=-1))
+    cleanup = ObjectCleanup(metadata_of(log), settings, inside(log).places, SystemClock())
+    return cleanup.collect_owned(inside(topic).segment(partition))

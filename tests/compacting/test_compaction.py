@@ -26,7 +26,15 @@ from forebay.storage import Topic
 from forebay.tabled import Tabled
 from forebay.testing.inside import inside
 from forebay.wal.files import SealedFile
-from tests.compacting.directly import AT_ONCE, catalog_of, check_sound, compacted, kinds_of, shown
+from tests.compacting.directly import (
+    AT_ONCE,
+    catalog_of,
+    check_sound,
+    collect_without_grace,
+    compacted,
+    kinds_of,
+    shown,
+)
 from tests.moves import rig
 from tests.moves.rig import TOPIC, Land
 from tests.spark.mixed import Mixed
@@ -270,7 +278,7 @@ def _tabled(mixed: Mixed) -> Tabled:
 
 
 def _sweep(mixed: Mixed) -> list[str]:
-    return rig.shard_of(mixed.filled.topic).archive.sweep()
+    return inside(mixed.log).collect(mixed.filled.topic)
 
 
 def test_segment_that_cannot_be_read_is_named_and_the_others_are_done(tmp_path: Path) -> None:
@@ -369,7 +377,7 @@ def test_load_of_many_segments_is_compacted_inside_its_manifest(tmp_path: Path) 
         # The last is too small to be put together with anything.
         assert kinds[0] is DescriptorKind.FRAMES and set(kinds[1:-1]) == {DescriptorKind.PARQUET} and len(kinds) < 12
         assert shown(topic) == before
-        log.loads.sweep()
+        inside(log).collect_directory()
     with land.open("one", read_only=True) as beside:
         assert shown(beside.topic(TOPIC)) == before
     check_sound(land)
@@ -393,8 +401,7 @@ def test_readers_in_flight_are_not_disturbed(land: Land) -> None:
 
         compacted(land)
         _drop_copies(topic)
-        places = inside(mixed.log).places
-        rig.shard_of(topic).archive._exporter.sweep(-1, rig.shard_of(topic).wal.files, places.loads)
+        collect_without_grace(mixed.log, topic)
         kept = [path.name for path in land.root.rglob("*.seg")]
         assert len(kept) == 1, "all that they read from before is gone"
 

@@ -10,9 +10,8 @@ import msgspec
 import pytest
 
 from forebay.catalog import ShardCatalog
-from forebay.catalog.replaced import Replaced
+from forebay.cleanup.collector import Collector
 from forebay.compacting.passes import Holding, Passes, Unit
-from forebay.export import Exporter
 from forebay.format.descriptor import DescriptorKind, SegmentDescriptor, Status
 from forebay.format.segment import COMPACTED, index_name
 from forebay.metadata import Put, RevisionIs
@@ -61,35 +60,36 @@ def _replace(catalog: ShardCatalog, key: str, clock: ManualClock) -> None:
     assert catalog.replace(pieces, new)
 
 
-def _sweep(house: House, exporter: Exporter) -> set[str]:
-    return set(exporter.sweep(GRACE_S, house.shard.wal.files))
+def _sweep(house: House, collector: Collector | None = None) -> set[str]:
+    """By a process that has looked before with this collector, or by one that has just come."""
+    return set((collector or Collector(house.clock, GRACE_S)).collect(house.scope()))
 
 
 def test_old_objects_stay_for_the_grace_however_old_they_are() -> None:
     house = _grown()
-    frames, exporter = house.keys(), house.exporter()
+    frames, collector = house.keys(), Collector(house.clock, GRACE_S)
     _swap(house, "one")
 
-    assert _sweep(house, exporter) == set()
+    assert _sweep(house, collector) == set()
     house.clock.advance(GRACE_S - 1)
-    assert _sweep(house, exporter) == set()
+    assert _sweep(house, collector) == set()
     house.clock.advance(1)
-    assert _sweep(house, exporter) == frames
+    assert _sweep(house, collector) == frames
 
 
 def test_a_history_that_is_compacted_again_and_again_is_swept_in_its_time() -> None:
     house = _grown()
-    frames, exporter = house.keys(), house.exporter()
+    frames, collector = house.keys(), Collector(house.clock, GRACE_S)
     _swap(house, "one")
-    assert _sweep(house, exporter) == set()
+    assert _sweep(house, collector) == set()
     house.clock.advance(GRACE_S - 1)
     _swap(house, "two")
-    assert _sweep(house, exporter) == set()
+    assert _sweep(house, collector) == set()
 
     house.clock.advance(1)
-    assert _sweep(house, exporter) == frames, "what the second replaced has its own time"
+    assert _sweep(house, collector) == frames, "what the second replaced has its own time"
     house.clock.advance(GRACE_S)
-    assert len(_sweep(house, exporter)) == 2
+    assert len(_sweep(house, collector)) == 2
 
 
 def test_an_owner_that_comes_later_knows_that_too() -> None:
@@ -98,9 +98,9 @@ def test_an_owner_that_comes_later_knows_that_too() -> None:
     _swap(house, "one")
     house.clock.advance(GRACE_S - 1)
 
-    assert _sweep(house, house.exporter()) == set()
+    assert _sweep(house) == set()
     house.clock.advance(1)
-    assert _sweep(house, house.exporter()) == frames
+    assert _sweep(house) == frames
 
 
 @pytest.mark.parametrize("mode", ["local", "shared_fs"])
@@ -115,10 +115,10 @@ def test_what_a_load_brought_stays_so_long_too(mode: str) -> None:
     assert brought
     _replace(land.catalog(0), "made.parquet", land.clock)
 
-    node.loads.sweep()
+    node.collect_directory()
     assert brought <= land.files().keys()
     land.clock.advance(grace_s)
-    node.loads.sweep()
+    node.collect_directory()
     assert not brought & land.files().keys()
 
 
@@ -152,8 +152,7 @@ def test_what_tables_name_is_asked_where_it_is_listed_whatever_store_is_swept(tm
         places.loads.open().put_if_absent(left, b"rows")
         tabled = Tabled(rig.metadata_of(log), "/forebay", spec.namespace, spec.topic, spec.topic_id)
         tabled.put([f"{number}.parquet" for number in range(LISTED_MAX + 1)], places.store)
-        archive = rig.shard_of(topic).archive
-        while not (swept := archive.sweep()):
+        while not (swept := inside(log).collect(topic)):
             assert places.loads.stat(left) is not None  # younger than a millisecond
 
         assert swept == [left]
@@ -162,14 +161,14 @@ def test_what_tables_name_is_asked_where_it_is_listed_whatever_store_is_swept(tm
 def test_what_has_gone_is_not_remembered() -> None:
     """However long an owner lives, and however often its history is compacted."""
     house = _grown()
-    replaced = Replaced(house.clock)
+    collector = Collector(house.clock, GRACE_S)
     for name in map(str, range(5)):
         _swap(house, name)
-        pieces = house.catalog().descriptors()
-        assert replaced.long_ago([name], pieces, GRACE_S) == []
+        assert _sweep(house, collector) == set()
+        assert collector._unneeded
         house.clock.advance(GRACE_S - 1)
-        assert replaced.long_ago([name], pieces, GRACE_S) == []
+        assert _sweep(house, collector) == set()
         house.clock.advance(2)
-        assert replaced.long_ago([name], pieces, GRACE_S) == [name]
+        assert _sweep(house, collector)
 
-    assert not replaced._since
+    assert not collector._unneeded

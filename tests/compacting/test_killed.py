@@ -11,11 +11,10 @@ from typing import Final
 import pytest
 
 from forebay.format.descriptor import DescriptorKind
-from forebay.testing.inside import inside
-from tests.compacting.directly import check_sound, compacted, kinds_of, shown
+from tests.compacting.directly import check_sound, collect_without_grace, compacted, kinds_of, shown
 from tests.compacting.killed import LANDS, STEPS
 from tests.ledger import Ledger
-from tests.moves.rig import Land, shard_of
+from tests.moves.rig import Land
 from tests.spark.mixed import Mixed
 
 SOAK: Final = bool(os.environ.get("FOREBAY_SOAK"))
@@ -68,10 +67,8 @@ def test_killed_compaction_is_ended_by_the_next(tmp_path: Path, mode: str, steps
 
 def _sweep(mixed: Mixed) -> None:
     """As if the time of grace were over for everything."""
-    places = inside(mixed.log).places
     for partition in range(2):
-        shard = shard_of(mixed.filled.topic, partition)
-        shard.archive._exporter.sweep(-1, shard.wal.files, places.loads)
+        collect_without_grace(mixed.log, mixed.filled.topic, partition)
 
 
 def _objects(land: Land) -> int:

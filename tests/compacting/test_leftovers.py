@@ -10,8 +10,7 @@ from unittest import mock
 import msgspec
 import pytest
 
-from forebay.catalog.replaced import Replaced
-from forebay.cleanup.collector import Leftovers
+from forebay.cleanup.objects import ObjectCleanup
 from forebay.clock import SystemClock
 from forebay.errors import Fenced
 from forebay.format.descriptor import DescriptorKind
@@ -66,12 +65,12 @@ def test_copies_in_a_directory_go_once_the_topic_has_moved(tmp_path: Path) -> No
     with land.open("two") as other:
         topic = other.topic(TOPIC)
         assert (shown(topic), kinds_of(other, topic)) == (mixed.rows, [DescriptorKind.PARQUET])
-        mixed.log.loads.sweep()
+        inside(mixed.log).collect_directory()
         assert _private(land) == [".idx", ".parquet"], "those who began to read it go on"
         mixed.close()
 
         with _reopened(land) as log:
-            log.loads.sweep()
+            inside(log).collect_directory()
 
         assert _private(land) == []
         assert shown(topic) == mixed.rows
@@ -89,7 +88,7 @@ def test_copies_in_a_directory_go_though_the_topic_stays(tmp_path: Path) -> None
         topic = log.topic(TOPIC)
         topic.append(b"more", partition=0)
         # Or the background has been first.
-        rig.shard_of(topic).archive.sweep()
+        inside(log).collect(topic)
 
         assert _private(land) == []
         assert shown(topic)[:-1] == mixed.rows
@@ -106,7 +105,7 @@ def test_grace_begins_when_the_copy_is_named(tmp_path: Path) -> None:
         os.utime(path, (1, 1))
 
     mixed.log.seal_topic(TOPIC)
-    mixed.log.loads.sweep()
+    inside(mixed.log).collect_directory()
 
     assert _private(land) == [".idx", ".parquet"]
     mixed.close()
@@ -118,7 +117,7 @@ def test_history_that_lies_in_a_directory_stays_there(tmp_path: Path) -> None:
     mixed.close()
 
     with _reopened(land) as log:
-        log.loads.sweep()  # nobody has the topic open
+        inside(log).collect_directory()  # nobody has the topic open
         assert shown(log.topic(TOPIC)) == mixed.rows
 
 
@@ -137,12 +136,12 @@ def test_copies_that_somebody_may_need_stay(tmp_path: Path, why: str) -> None:
             tabled.put([stat.key for stat in places.loads.list() if stat.key.endswith(".parquet")], places.loads)
         else:
             metadata.transaction([], [Put(key, b"compactor")])
-        log.loads.sweep()
+        inside(log).collect_directory()
         assert _private(land) == [".idx", ".parquet"]
         metadata.transaction([], [Delete(key)])
         tabled.put([], places.loads)
 
-        log.loads.sweep()
+        inside(log).collect_directory()
 
         assert _private(land) == []
 
@@ -288,16 +287,9 @@ def test_objects_of_what_lies_elsewhere_stay(unowned: Mixed, lies: str, place: i
         assert (first.descriptor.load_id is not None) == (lies == "loads:")
         name = f"{lies}{log.directory_id}" if lies.endswith(":") else lies
         assert catalog.replace([first], msgspec.structs.replace(first.descriptor, store=name))
-        left = Leftovers(
-            ref=ShardRef(unowned.filled.topic.spec, 0),
-            catalog=catalog,
-            metadata=rig.metadata_of(log),
-            settings=log.settings,
-            places=places,
-            clock=Later(),
-            replaced=Replaced(Later()),
-        )
+        ref = ShardRef(unowned.filled.topic.spec, 0)
+        cleanup = ObjectCleanup(rig.metadata_of(log), log.settings, places, Later())
 
-        assert left.sweep_shared() == []
+        assert cleanup.collect_shared(ref) == []
         assert catalog.replace([catalog.pieces()[place]], first.descriptor)
-        assert left.sweep_shared() == [copy]
+        assert cleanup.collect_shared(ref) == [copy]

@@ -8,6 +8,7 @@ from typing import Final
 from forebay.appends.producer_window import ProducerWindow
 from forebay.catalog import ShardCatalog
 from forebay.catalog.removals import RecordedRemovals
+from forebay.cleanup.collector import Collector
 from forebay.compacting.merging import Merge, Target, merge
 from forebay.compacting.passes import Holding, Passes, Unit
 from forebay.compacting.planning import Rules
@@ -52,10 +53,9 @@ class World:
             self.grow()
 
     def exporter_on(self, metadata: MetadataStore) -> Exporter:
-        """The owner's, which asks this store."""
-        exporter = self.house.exporter(catalog=self.catalog(metadata))
-        exporter.compacting = lambda: metadata.get(LEASE) is not None
-        return exporter
+        """The owner's, which asks this store; so does what it collects."""
+        self._asked = metadata
+        return self.house.exporter(catalog=self.catalog(metadata))
 
     def catalog(self, metadata: MetadataStore | None = None) -> ShardCatalog:
         return self.house.catalog(metadata or self.metadata)
@@ -89,7 +89,9 @@ class World:
     def sweep(self) -> None:
         """A day later: whatever is old enough and not needed goes."""
         self.house.clock.jump(DAY_MS)
-        self.exporter.sweep(GRACE_S, self.house.shard.wal.files)
+        asked, catalog = self._asked, self.catalog(self._asked)
+        scope = self.house.scope(self.exporter, catalog=catalog, is_compacting=lambda: asked.get(LEASE) is not None)
+        Collector(self.house.clock, GRACE_S).collect(scope)
 
     def take_over(self) -> None:
         """The owner dies, and the next epoch goes on."""

@@ -148,10 +148,13 @@ class Node(Member):
 
     def __init__(self, land: Land, name: str, metadata: MetadataStore) -> None:
         self.land = land
-        self.archiving = HistoryWorker(land.clock, land.settings)
+        self.archiving = HistoryWorker(land.clock, land.settings, self._collect)
         self.archiving.end()
         super().__init__(land, name, metadata, land.store(), on_open=self.archiving.watch, archiving=self.archiving)
         self.loads = Loads(self.parts, self.definitions, land.settings, land.clock, self.engine.open_shard)
+
+    def _collect(self, shard: SegmentShard) -> list[str]:
+        return self.cleanup.collect_owned(shard)
 
     def shard(self, partition: int = 0) -> SegmentShard:
         return self.engine.open_shard(ShardRef(self.land.spec, partition))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from forebay.appends.ticket import Ticket
 from forebay.blobs import BlobStore
 from forebay.blobs.directory import DirectoryStore
 from forebay.catalog import ShardCatalog, ShardKeys
+from forebay.cleanup.collector import Collector, Scope
 from forebay.export import Exporter, Origin
 from forebay.format.batch import Columns, encode_columns
 from forebay.format.descriptor import ShardState
@@ -29,6 +30,7 @@ from forebay.topics import Durability, TopicName, TopicSpec
 TOPIC: Final = "ab" * 16
 KEYS: Final = ShardKeys("shop", "orders", 0, "/forebay")
 DIRECTORY: Final = "/data/shard"
+GRACE_S: Final = 3600
 SETTINGS: Final = WalSettings(reserve_records_min=64, free_bytes_min=0)
 
 
@@ -95,6 +97,28 @@ class House:
 
     def export(self, *, epoch: int | None = None) -> int:
         return self.exporter(epoch=epoch).export(self.shard.wal.files)
+
+    def scope(
+        self,
+        exporter: Exporter | None = None,
+        *,
+        catalog: ShardCatalog | None = None,
+        is_compacting: Callable[[], bool] = lambda: False,
+    ) -> Scope:
+        """What the owner collects: the objects of the shard, by this exporter and this catalog."""
+        used = exporter or self.exporter()
+        return Scope(
+            store=self.store,
+            prefix=used.origin.prefix,
+            catalog=catalog or self.catalog(),
+            is_compacting=is_compacting,
+            unexported=lambda: used.unexported(self.shard.wal.files),
+            epoch=used.origin.epoch,
+        )
+
+    def collect(self, exporter: Exporter | None = None, *, catalog: ShardCatalog | None = None) -> list[str]:
+        """Collect as an owner does that has just come; the keys of what was removed."""
+        return Collector(self.clock, GRACE_S).collect(self.scope(exporter, catalog=catalog))
 
     def acked(self) -> Acked:
         """The same as a history of callers, each record an append of its own."""

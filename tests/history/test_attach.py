@@ -523,8 +523,8 @@ def test_a_topic_with_a_load_is_sealed_and_moves(land: Land) -> None:
     assert {piece.load_id for piece in land.catalog(0).descriptors()} == {None, LOAD}
     assert broken(land, other, brought) == []
     land.clock.jump(2 * GRACE_S * 1000 + 86_400_000 * 2)
-    node.loads.sweep()
-    other.loads.sweep()
+    node.collect_directory()
+    other.collect_directory()
     assert broken(land, other, brought) == []
     assert [path for path in land.files() if path.startswith("/a/loads/") and not path.endswith("/")] == []
 
@@ -543,14 +543,14 @@ def test_objects_of_a_load_go_when_nobody_needs_them_and_not_before(land: Land, 
 
     before = kept()
     assert len(before) == 6
-    node.loads.sweep()
+    node.collect_directory()
     assert kept() == before, "what is young may be offered yet"
     if end != "never offered":
         node.loads.offer(str(NAME), manifest, None)
         land.clock.jump(old_ms)
-        node.loads.sweep()
+        node.collect_directory()
         # The owner's own sweep finds them below the shard, too.
-        node.shard().archive.sweep()
+        node.cleanup.collect_owned(node.shard())
         assert before < kept(), "what is offered is needed, however old"
     if end == "committed":
         node.loads.attach(LOAD)
@@ -558,7 +558,7 @@ def test_objects_of_a_load_go_when_nobody_needs_them_and_not_before(land: Land, 
         node.loads.abandon(LOAD)
     land.clock.jump(old_ms)
 
-    node.loads.sweep()
+    node.collect_directory()
 
     named = {
         name for piece in land.catalog(0).descriptors() for name in (piece.object_key, piece.object_key[:-3] + "idx")

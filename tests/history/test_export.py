@@ -97,9 +97,9 @@ def test_orphans_are_swept_after_grace_and_never_what_the_catalog_names() -> Non
     named = house.keys()
 
     house.clock.advance(60)
-    assert house.exporter().sweep(3600, house.shard.wal.files) == []
+    assert house.collect() == []
     house.clock.jump(7_200_000)
-    swept = house.exporter().sweep(3600, house.shard.wal.files)
+    swept = house.collect()
 
     assert swept == [f"{TOPIC}_0/1-{'0' * 32}.seg"]
     assert house.keys() == named - set(swept)
@@ -117,9 +117,7 @@ def test_what_a_later_owner_has_put_there_is_not_swept_by_one_who_was_overtaken(
         house.store.put_if_absent(f"{TOPIC}_0/{epoch}-{'0' * 32}.seg", b"left behind, or about to be named")
     house.clock.jump(7_200_000)
 
-    assert house.exporter(epoch=2).sweep(3600, house.shard.wal.files) == [
-        f"{TOPIC}_0/{epoch}-{'0' * 32}.seg" for epoch in (1, 2)
-    ]
+    assert house.collect(house.exporter(epoch=2)) == [f"{TOPIC}_0/{epoch}-{'0' * 32}.seg" for epoch in (1, 2)]
 
 
 def test_a_missing_object_is_a_named_error() -> None:

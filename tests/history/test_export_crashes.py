@@ -14,6 +14,7 @@ import pytest
 
 from forebay.blobs.directory import UPLOADS, DirectoryStore
 from forebay.catalog import ShardCatalog, ShardKeys, read_state
+from forebay.cleanup.collector import Collector, Scope
 from forebay.export import Exporter, Origin
 from forebay.history import History, Objects
 from forebay.metadata import MemoryMetadata
@@ -97,7 +98,16 @@ class Archive:
         self.rig.shard.upkeep.seal_rotated()
 
     def sweep(self) -> None:
-        self.exporter().sweep(GRACE_S, self.rig.wal.files)
+        exporter, files = self.exporter(), self.rig.wal.files
+        scope = Scope(
+            store=self.store,
+            prefix=exporter.origin.prefix,
+            catalog=self.catalog,
+            is_compacting=lambda: False,
+            unexported=lambda: exporter.unexported(files),
+            epoch=exporter.origin.epoch,
+        )
+        Collector(self.rig.clock, GRACE_S).collect(scope)
         self.store.abort_stale_uploads(GRACE_S)
 
     def ending(self) -> Ending:

@@ -107,7 +107,7 @@ class Run:
     def sweep(self) -> list[str]:
         """A day later: whatever is old enough and not needed."""
         self.house.clock.jump(DAY_MS)
-        return self.exporter.sweep(GRACE_S, self.files)
+        return self.house.collect(self.exporter)
 
 
 def _undisturbed() -> tuple[Ending, list[Call], dict[str, int]]:
@@ -253,7 +253,7 @@ def _sweep_calls() -> list[Call]:
     run = _with_orphans()
     run.export()
     first = len(run.blobs.calls)
-    run.exporter.sweep(GRACE_S, run.files)
+    run.house.collect(run.exporter)
     return run.blobs.calls[first:]
 
 
@@ -268,7 +268,7 @@ def test_a_sweep_that_fails_at_any_call_takes_the_orphans_and_nothing_else(when:
 
         for _ in range(ATTEMPTS):
             try:
-                run.exporter.sweep(GRACE_S, run.files)
+                run.house.collect(run.exporter)
                 break
             except ForebayError:
                 continue
@@ -352,7 +352,7 @@ def test_an_object_that_a_late_transaction_may_yet_name_is_not_swept() -> None:
         house.exporter(catalog=house.catalog(faulty)).export(house.shard.wal.files)
     house.clock.jump(DAY_MS)
 
-    swept = house.exporter().sweep(3600, house.shard.wal.files)
+    swept = house.collect()
     faulty.land()
 
     assert swept == []
@@ -372,4 +372,4 @@ def test_the_object_of_a_manifest_is_not_swept() -> None:
     assert catalog.replace(catalog.pieces(), manifest)
     house.clock.jump(DAY_MS)
 
-    assert house.exporter(catalog=catalog).sweep(3600, house.shard.wal.files) == []
+    assert house.collect(house.exporter(catalog=catalog), catalog=catalog) == []

@@ -6,12 +6,12 @@ from unittest import mock
 
 import pytest
 
+from forebay.cleanup import objects
 from forebay.errors import Unavailable
 from forebay.format.descriptor import LoadStatus, gap_descriptor
 from forebay.loads.book import LoadBook
 from forebay.metadata import Delete
 from forebay.records import Gap, Reason
-from forebay.storage import loads
 from tests.history.attached import LOAD, Land, Node, broken, values
 from tests.protocol.ground import TOPIC_ID
 
@@ -25,7 +25,7 @@ def _is_known(land: Land, load_id: str = LOAD) -> bool:
 def _later(land: Land, node: Node) -> None:
     """Past every grace, the sweep that is due then."""
     land.clock.jump(2 * land.settings.export.orphan_grace_s * 1000)
-    node.loads.sweep()
+    node.collect_directory()
 
 
 def _rewrite(land: Land, partition: int) -> None:
@@ -69,7 +69,7 @@ def test_a_load_that_no_history_names_is_forgotten_after_a_while(land: Land) -> 
         _rewrite(land, partition)
     _later(land, node)
     assert _is_known(land), "a reader that began before may ask for it"
-    node.loads.sweep()
+    node.collect_directory()
     assert _is_known(land)
 
     _later(land, node)
@@ -123,7 +123,7 @@ def test_a_history_that_cannot_be_read_keeps_its_loads_known(land: Land) -> None
     node.loads.attach(LOAD)
     for partition in (0, 1):
         _rewrite(land, partition)
-    with mock.patch.object(loads, "named_in", side_effect=Unavailable("not now")):
+    with mock.patch.object(objects, "named_in", side_effect=Unavailable("not now")):
         for _ in range(3):
             _later(land, node)
 

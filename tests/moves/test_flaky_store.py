@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from forebay import ForebayError
+from forebay.cleanup.collector import named_by
 from forebay.settings import ExportSettings, RetentionSettings
 from forebay.storage import Storage
 from forebay.storage.background import history
-from forebay.sweeping import named_by
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from tests.blobs.scripted import DROPPED, Answer, Request, answering, forwarded

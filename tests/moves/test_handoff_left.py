@@ -9,7 +9,8 @@ import pytest
 
 from forebay import Unavailable
 from forebay.catalog import ShardCatalog
-from forebay.shard.archive import Archive
+from forebay.cleanup.objects import ObjectCleanup
+from forebay.shard import SegmentShard
 from forebay.storage import Storage
 from forebay.testing.inside import inside
 from tests.moves import rig
@@ -111,15 +112,15 @@ def test_whoever_gives_a_topic_up_waits_for_the_sweep(tmp_path: Path, monkeypatc
     land = rig.local(tmp_path)
     half_sealed(land, monkeypatch)
     with land.open("A") as a:
-        worker, sweep = inside(a).workers.history, Archive.sweep
+        worker, collect = inside(a).workers.history, ObjectCleanup.collect_owned
         at: list[bool] = []
 
-        def swept(archive: Archive) -> list[str]:
+        def collected(cleanup: ObjectCleanup, shard: SegmentShard) -> list[str]:
             at.append(worker.is_at(inside(a.topic(TOPIC)).shard()))
-            return sweep(archive)
+            return collect(cleanup, shard)
 
         with worker.paused():
-            monkeypatch.setattr(Archive, "sweep", swept)
+            monkeypatch.setattr(ObjectCleanup, "collect_owned", collected)
             outlast_grace(land)
             step(a)
             monkeypatch.undo()

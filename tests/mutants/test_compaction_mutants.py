@@ -16,14 +16,13 @@ import forebay.columnar
 import forebay.compacting.merging
 import forebay.compacting.swapping
 import forebay.export
-from forebay.blobs import BlobStore
 from forebay.catalog.shard import Piece, ShardCatalog
+from forebay.cleanup.collector import Collector, Judgement, Scope
 from forebay.compacting.shard import ShardCompaction
 from forebay.errors import ForebayError
 from forebay.format.descriptor import SegmentDescriptor
 from forebay.format.segment import index_name
 from forebay.metadata import Compare, DeleteRange, Operation
-from forebay.sweeping import Sweep, sweep
 from tests.compacting.test_races import Interposed, exported_around_a_swap, swept_around_a_swap
 from tests.compacting.world import Compactor, World
 from tests.history.house import KEYS
@@ -86,20 +85,20 @@ def _lease_not_compared(patch: pytest.MonkeyPatch) -> None:
 
 
 def _sweep_spares_nobody(patch: pytest.MonkeyPatch) -> None:
-    def swept(store: BlobStore, prefix: str, catalog: ShardCatalog, by: Sweep) -> list[str]:
-        return sweep(store, prefix, catalog, replace(by, compacting=lambda: False))
-
-    patch.setattr(forebay.export, "sweep", swept)
+    look = Collector.look
+    patch.setattr(Collector, "look", lambda self, scope: look(self, replace(scope, is_compacting=lambda: False)))
     patch.setattr(forebay.compacting.swapping, "_check", lambda store, piece: None)
 
 
 def _compactors_asked_for_too_late(patch: pytest.MonkeyPatch) -> None:
-    def swept(store: BlobStore, prefix: str, catalog: ShardCatalog, by: Sweep) -> list[str]:
-        standing, pieces = catalog.pieces(), catalog.descriptors()
-        read = SimpleNamespace(keys=catalog.keys, pieces=lambda: standing, descriptors=lambda: pieces)
-        return sweep(store, prefix, cast(ShardCatalog, read), by)
+    look = Collector.look
 
-    patch.setattr(forebay.export, "sweep", swept)
+    def looked(collector: Collector, scope: Scope) -> Judgement:
+        standing, pieces = scope.catalog.pieces(), scope.catalog.descriptors()
+        read = SimpleNamespace(keys=scope.catalog.keys, pieces=lambda: standing, descriptors=lambda: pieces)
+        return look(collector, replace(scope, catalog=cast(ShardCatalog, read)))
+
+    patch.setattr(Collector, "look", looked)
 
 
 def _end_of_history_not_compared(patch: pytest.MonkeyPatch) -> None:

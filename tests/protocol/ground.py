@@ -11,6 +11,7 @@ from typing import Final
 
 from forebay.blobs import BlobStore
 from forebay.blobs.directory import DirectoryStore
+from forebay.cleanup.objects import ObjectCleanup
 from forebay.engines import MemoryEngine, SegmentEngine
 from forebay.metadata import MemoryMetadata, MetadataStore
 from forebay.settings import Settings
@@ -109,6 +110,7 @@ class Member:
             places=self.places,
             on_open=on_open,
         )
+        self.cleanup = ObjectCleanup(metadata, settings, self.places, ground.clock)
         self.definitions = Definitions(metadata, settings.metadata.prefix, ground.clock)
         self.parts = Parts(
             metadata=metadata,
@@ -117,7 +119,12 @@ class Member:
             membership=self.membership,
             archiving=archiving,
             places=self.places,
+            cleanup=self.cleanup,
         )
+
+    def collect_directory(self) -> None:
+        """Collect what loads and shards that are not open here have left."""
+        self.cleanup.collect_directory(self.definitions.all, {shard.ref.id for shard in self.engine.shards()})
 
 
 def committed_in(notes: Iterable[Note]) -> list[Operations]:

@@ -269,7 +269,7 @@ def orphans_are_swept(world: World, owner: Node) -> list[Violation]:
     """After its grace the store holds what the catalog names, and nothing else."""
     world.clock.advance(3 * GRACE_S)
     world.disk.now_ms = world.clock.now_ms()
-    owner.shard.archive.sweep()
+    owner.cleanup.collect_owned(owner.shard)
     needed = keys_of(world.catalog.descriptors())
     left = {key for key in world.objects() if key.startswith(ShardRef(world.ref.spec, 0).id)} - needed
     return [Violation("I18", f"orphans that were not swept: {sorted(left)}")] if left else []

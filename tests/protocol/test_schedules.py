@@ -145,7 +145,7 @@ def _retain(player: Player) -> None:
 
 def _sweep(player: Player) -> None:
     player.play.world.clock.advance(GRACE_S + 1)
-    player.node.shard.archive.sweep()
+    player.node.cleanup.collect_owned(player.node.shard)
 
 
 def _clear(player: Player) -> None:

@@ -263,7 +263,7 @@ def test_what_the_floor_has_passed_leaves_the_catalog_the_directory_and_the_stor
     history.refresh()
     assert [history.covers(offset) for offset in (0, 5, 6)] == [False, False, True], "whoever remembers it looks again"
     world.clock.advance(2 * GRACE_S)
-    node.shard.archive.sweep()
+    node.cleanup.collect_owned(node.shard)
 
     assert pieces(node) == [(6, 9), (9, 12), (12, 15)]
     assert node.shard.wal.files.begins in (6, 15)
@@ -376,7 +376,7 @@ class Model:
             node.export()
             node.shard.archive.retain()
             node.world.clock.advance(2 * GRACE_S)
-            node.shard.archive.sweep()
+            node.cleanup.collect_owned(node.shard)
         elif roll == 10:
             node.engine.close()
             return reopened(node)

@@ -59,7 +59,7 @@ def _run(node: Node) -> None:
     node.append()
     node.shard.archive.retain()
     node.world.clock.advance(2 * GRACE_S)
-    node.shard.archive.sweep()
+    node.cleanup.collect_owned(node.shard)
     _end(node, range(10), lambda: node.shard.deletes.delete_before(11))
 
 

@@ -71,7 +71,7 @@ def test_a_reader_beside_is_never_told_of_damage_where_the_floor_has_passed() ->
     node.shard.deletes.evict_below(7, Reason.CAP)
     node.shard.archive.retain()
     node.world.clock.advance(2 * GRACE_S)
-    node.shard.archive.sweep()
+    node.cleanup.collect_owned(node.shard)
     late = followed(node)
     late._looked_at = node.world.clock.monotonic()
 

@@ -12,6 +12,7 @@ from forebay.errors import Unavailable
 from forebay.settings import ExportSettings, RetentionSettings
 from forebay.spark.options import ReadOptions
 from forebay.spark.scan import read_split
+from forebay.testing.inside import inside
 from tests.moves import rig
 from tests.spark.mixed import TOPIC, Mixed
 from tests.spark.topics import Row, rows_in, splits_of
@@ -45,7 +46,7 @@ def _let_go(mixed: Mixed) -> None:
     archive.retain()
     # Objects younger than a millisecond stay: and some go at once, by the thread in the background.
     while _objects(mixed) > {"local": 0, "shared_fs": 2}[mixed.land.settings.storage.mode]:
-        archive.sweep()
+        inside(mixed.log).collect(mixed.filled.topic)
 
 
 def _objects(mixed: Mixed) -> int:

@@ -12,6 +12,7 @@ import pytest
 
 from forebay import DataLoss, Fenced, Moved, Unavailable
 from forebay.blobs.directory import UPLOADS
+from forebay.cleanup.objects import ObjectCleanup
 from forebay.format.descriptor import ShardState
 from forebay.format.value import decode_value, encode_value
 from forebay.metadata import Put
@@ -298,21 +299,21 @@ def test_whoever_learns_by_an_export_that_it_was_overtaken_stops(tmp_path: Path)
 def test_of_many_shards_that_are_to_be_swept_the_rest_comes_after_the_next_exports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, swept = ManualClock(), list[Archive]()
+    clock, swept = ManualClock(), list[SegmentShard]()
 
-    def slow(archive: Archive) -> list[str]:
+    def slow(cleanup: ObjectCleanup, shard: SegmentShard) -> list[str]:
         clock.advance(2)
-        swept.append(archive)
+        swept.append(shard)
         return []
 
-    monkeypatch.setattr(Archive, "sweep", slow)
+    monkeypatch.setattr(ObjectCleanup, "collect_owned", slow)
     with Storage.open(tmp_path / "log", _settings(tmp_path), clock=clock) as log:
         worker = inside(log).workers.history.take_over()
         shards = [_with_sealed_file(log, name) for name in ("a", "b", "c")]
         clock.advance(60)
         for count in (1, 2, 3, 3):
             worker.step()
-            assert swept == [shard.archive for shard in shards[:count]]
+            assert swept == shards[:count]
 
 
 @pytest.mark.parametrize("look_s", [1, 300])

@@ -1,22 +1,23 @@
-"""What is left of the history of a shard that is not open here: objects that were replaced, or copied elsewhere.
+"""Decides which objects of a shard may be removed from a store, and removes them.
 
-An owner sweeps its own shard and knows what it has still to export. Whoever else sweeps takes only what no owner,
-should one come meanwhile, can ever name again. Knows the catalog, the stores and bulk loads; knows no log.
+`judge` is pure: from what the store lists and from what is known of the shard it gives, for every object, the reasons
+to keep it. An object without a reason may go. `Collector` gathers the facts in an order that keeps the judgement true
+until the object is gone, and is the only one that removes objects of topics. Knows stores and the catalog; what else
+is known of a shard comes in as a `Scope`.
 """
 
 from __future__ import annotations
 
+import enum
 import logging
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
 
-from forebay.blobs import BlobMissing, BlobStore
-from forebay.catalog.replaced import Replaced
-from forebay.catalog.shard import ShardCatalog
+from forebay.blobs import BlobMissing, BlobStore, Stat
+from forebay.catalog import ShardCatalog
 from forebay.clock import Clock
-from forebay.format.descriptor import LoadStatus, SegmentDescriptor
+from forebay.format.descriptor import SegmentDescriptor, Status
 from forebay.format.segment import (
     COMPACTED,
     HEADER_BYTES,
@@ -24,137 +25,270 @@ from forebay.format.segment import (
     SEGMENT_SUFFIX,
     SegmentHeader,
     decode_header,
+    index_name,
+    is_segment,
 )
-from forebay.loads.book import LoadBook, never_offered
-from forebay.loads.prepare import Load
-from forebay.metadata import MetadataStore
-from forebay.settings import Settings
-from forebay.shard.places import Places, is_private
-from forebay.shard.surroundings import ShardRef
-from forebay.sweeping import Sweep, named_by, sweep
-from forebay.tabled import Tabled
+from forebay.shard.places import is_private
 
 logger = logging.getLogger(__name__)
 
+LOADS: Final = "/loads/"
+"""Objects of bulk loads have this in their keys, and behind it the id of the load."""
+
+
+class Kept(enum.StrEnum):
+    """Why an object is kept, in words for the operator."""
+
+    YOUNG = "it is younger than the grace"
+    NAMED = "history names it"
+    TABLED = "a table names it"
+    UNEXPORTED = "a local file with its content is still to be exported"
+    COMPACTING = "a compaction is under way and may name it"
+    LOADING = "its bulk load is not known to be over"
+    CLAIMABLE = "another owner may name it yet"
+    ELSEWHERE = "history lies in a store that is not known here, and this may be a copy of it"
+    READ = "history named it within the grace: a reader may still use it"
+
+
+Judgement: TypeAlias = dict[str, tuple[Kept, ...]]
+"""For each key why it is kept; an empty tuple means that the object may go."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leftovers:
-    """The objects of one shard that is not open here."""
+class Facts:
+    """What is known of a shard when its objects are judged."""
 
-    ref: ShardRef
-    catalog: ShardCatalog
-    metadata: MetadataStore
-    settings: Settings
-    places: Places
-    clock: Clock
-    replaced: Replaced
-
-    def sweep_private(self, compacting: Callable[[], bool] | None = None) -> list[str]:
-        """Remove Parquet segments of the data directory that history does not name there any more; their keys.
-
-        `compacting` says whether somebody may yet name what lies there; unless told, the lease is looked at.
-        """
-        by = replace(self._by(compacting), is_there=is_private)
-        return sweep(self.places.loads, f"{self.ref.id}/{COMPACTED}", self.catalog, by)
-
-    def sweep_shared(self, compacting: Callable[[], bool] | None = None) -> list[str]:
-        """The same for the store of the settings: what compaction replaced there, and what it made and never named."""
-        store, pieces = self.places.store, self.catalog.descriptors()
-        # In a store that only other settings know, these may be the copies of what is named there.
-        if store is None or any(self._is_elsewhere(piece) for piece in pieces):
-            return []
-        by = replace(self._by(compacting), may_go=partial(self._is_past, store, pieces))
-        return sweep(store, f"{self.ref.id}/", self.catalog, by)
-
-    def sweep_loads(self, store: BlobStore) -> list[str]:
-        """Remove what bulk loads that are over brought into a store and nobody needs any more; the keys."""
-        now_ms, grace_s = self.clock.now_ms(), self.settings.export.orphan_grace_s
-        book, by = LoadBook(self.metadata, self.settings.metadata.prefix), LoadSweep(now_ms, grace_s, self.replaced)
-        prefixes = [f"{self.ref.id}/loads/"]
-        if self.ref.partition == 0:
-            prefixes.append(f"{self.ref.spec.topic_id}/loads/")
-        unknown_as = never_offered(self.ref.spec, created_at=now_ms)
-        swept: list[str] = []
-        for prefix in prefixes:
-            swept += sweep_loads(store, prefix, book, self.catalog, unknown_as=unknown_as, by=by)
-        return swept
-
-    def _by(self, compacting: Callable[[], bool] | None) -> Sweep:
-        return Sweep(
-            clock=self.clock,
-            grace_s=self.settings.export.orphan_grace_s,
-            replaced=self.replaced,
-            compacting=compacting or self._is_leased,
-            others=self._tabled,
-        )
-
-    def _is_leased(self) -> bool:
-        return self.metadata.get(self.catalog.keys.compactor) is not None
-
-    def _tabled(self) -> Collection[str]:
-        spec, shared = self.ref.spec, self.places.store if self.settings.is_shared else None
-        tabled = Tabled(self.metadata, self.settings.metadata.prefix, spec.namespace, spec.topic, spec.topic_id)
-        return tabled.objects(shared or self.places.loads)
-
-    def _is_elsewhere(self, piece: SegmentDescriptor) -> bool:
-        return piece.gap is None and not is_private(piece) and piece.store != self.places.store_name
-
-    def _is_past(self, store: BlobStore, pieces: list[SegmentDescriptor], key: str) -> bool:
-        """Whether nobody can name the object again: only compactors name what they made, owners what is new."""
-        name = key.removeprefix(f"{self.ref.id}/")
-        if name.startswith(COMPACTED):
-            return True
-        if name.endswith(INDEX_SUFFIX):
-            key = key.removesuffix(INDEX_SUFFIX) + SEGMENT_SUFFIX
-        # A file of some directory is put into the store when its topic moves; one of a load does not say for where.
-        if "/" in name or not key.endswith(SEGMENT_SUFFIX) or any(map(is_private, pieces)):
-            return False
-        try:
-            header = decode_header(store.get_range(key, 0, HEADER_BYTES))
-        except BlobMissing:
-            return False
-        if not isinstance(header, SegmentHeader) or header.partition != self.ref.partition or not pieces:
-            return False
-        return header.topic_id == self.ref.spec.topic_id and header.start < pieces[-1].end
-
-
-class LoadSweep(NamedTuple):
-    """What a sweep goes by: how old objects must be, and since when history has not named them."""
-
-    now_ms: int
+    old_before_ms: int | None
+    """Objects that were modified later are young. `None` if age is no reason."""
     grace_s: float
-    replaced: Replaced
+    is_given_up: bool = False
+    """Whether the topic was deleted, or has left this store as a whole: then age alone is a reason."""
+    named: Collection[str] = ()
+    """What the catalog names, indexes and manifests included."""
+    tabled: Collection[str] = ()
+    """What snapshots of open tables name."""
+    unexported: Collection[str] = ()
+    """What sealed local files would be stored as: a transaction whose answer was lost may name it yet."""
+    is_compacting: bool = False
+    loads_over: Collection[str] = ()
+    """The ids of bulk loads that are committed or given up."""
+    epoch: int | None = None
+    """The epoch of the owner that collects. `None` if the collector owns nothing."""
+    outdated: Collection[str] = ()
+    """Without an owner: objects whose offsets history has by other objects, so that no owner will ever name them."""
+    is_elsewhere: bool = False
+    is_rewritten: bool = False
+    """Whether a part of history took the place of another within the grace."""
+    unneeded_s: Mapping[str, float] = field(default_factory=dict)
+    """For how many seconds each object has been found without another reason."""
 
 
-def sweep_loads(
-    store: BlobStore, prefix: str, book: LoadBook, catalog: ShardCatalog, *, unknown_as: Load, by: LoadSweep
-) -> list[str]:
-    """Remove objects of loads below `prefix` that are older than the grace and that nobody needs; their keys.
+def judge(listed: Iterable[Stat], facts: Facts) -> Judgement:
+    """Give for each object all reasons to keep it; one without a reason may go.
 
-    All are needed while the load is offered, afterwards those that the catalog names or has named within the grace.
-    What was never offered is given up first: whoever brings it must have offered it by then.
+    When exactly history stopped naming an object is not recorded. While nothing was rewritten within the grace it was
+    before that. Otherwise the grace begins when the object is first found without another reason.
     """
-    found: dict[str, list[str]] = {}
-    before_ms = by.now_ms - int(by.grace_s * 1000)
-    for stat in store.list(prefix):
-        load_id, _, name = stat.key.removeprefix(prefix).partition("/")
-        if name and stat.modified_ms < before_ms:
-            found.setdefault(load_id, []).append(stat.key)
-    over = [load_id for load_id in found if _is_over(book, load_id, unknown_as)]
-    # Read after that: nothing of a load that is over can be named any more, unless it is named here.
-    if not over:
-        return []
-    needed = named_by(catalog)
-    unneeded = [key for load_id in over for key in found[load_id] if key not in needed]
-    swept = by.replaced.long_ago(unneeded, catalog.descriptors(), by.grace_s)
-    for key in swept:
-        store.delete(key)
-        logger.info("%s: removed %s of a load that is over", catalog.keys, key)
-    return swept
+    judged: Judgement = {}
+    for stat in listed:
+        rules = (Kept.YOUNG,) if facts.is_given_up else tuple(RULES)
+        reasons = tuple(kept for kept in rules if RULES[kept](stat, facts))
+        judged[stat.key] = reasons or ((Kept.READ,) if _may_be_read(stat.key, facts) else ())
+    return judged
 
 
-def _is_over(book: LoadBook, load_id: str, unknown_as: Load) -> bool:
-    stored = book.find(load_id)
-    if stored is None:
-        return book.give_up(load_id, unknown_as=unknown_as).status is LoadStatus.ABANDONED
-    return stored.load.status is not LoadStatus.OFFERED
+def _may_be_read(key: str, facts: Facts) -> bool:
+    return facts.is_rewritten and facts.unneeded_s.get(key, 0.0) < facts.grace_s
+
+
+def _is_claimable(key: str, facts: Facts) -> bool:
+    """Whether an owner other than the collector may name it. Compactors and loads name the objects of their own."""
+    if _is_compacted(key) or LOADS in key:
+        return False
+    if facts.epoch is None:
+        return key not in facts.outdated
+    epoch = key.partition("/")[2].partition("-")[0]
+    return epoch.isdecimal() and int(epoch) > facts.epoch
+
+
+def _is_compacted(key: str) -> bool:
+    return f"/{COMPACTED}" in key
+
+
+def _load_of(key: str) -> str:
+    """The id of the load that brought the object; empty if its key names none."""
+    load_id, _, name = key.partition(LOADS)[2].partition("/")
+    return load_id if name else ""
+
+
+RULES: Final[dict[Kept, Callable[[Stat, Facts], bool]]] = {
+    Kept.YOUNG: lambda stat, facts: facts.old_before_ms is not None and stat.modified_ms >= facts.old_before_ms,
+    Kept.NAMED: lambda stat, facts: stat.key in facts.named,
+    Kept.TABLED: lambda stat, facts: stat.key in facts.tabled,
+    Kept.UNEXPORTED: lambda stat, facts: stat.key in facts.unexported,
+    Kept.COMPACTING: lambda stat, facts: facts.is_compacting and _is_compacted(stat.key),
+    Kept.LOADING: lambda stat, facts: LOADS in stat.key and _load_of(stat.key) not in facts.loads_over,
+    Kept.CLAIMABLE: lambda stat, facts: _is_claimable(stat.key, facts),
+    Kept.ELSEWHERE: lambda stat, facts: facts.is_elsewhere,
+}
+"""When each reason holds; `READ` alone depends on the others, see `judge`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """Which objects are to be judged, and where the facts about them come from.
+
+    The functions are called in the order in which they stand here, each at most once, after the objects are listed.
+    """
+
+    store: BlobStore
+    prefix: str
+    catalog: ShardCatalog
+    is_compacting: Callable[[], bool]
+    """Whether a process holds the lease to compact the shard."""
+    loads_over: Callable[[Collection[str]], Collection[str]] = lambda load_ids: ()
+    """Of these loads, those that are over."""
+    unexported: Callable[[], Collection[str]] = lambda: ()
+    """See `Facts`. Nothing may be exported while the owner collects."""
+    tabled: Callable[[], Collection[str]] = lambda: ()
+    """See `Facts`; with each segment its index is kept."""
+    epoch: int | None = None
+    is_there: Callable[[SegmentDescriptor], bool] = lambda piece: True
+    """Whether a segment of history lies in this store: copies in two stores have the same key."""
+    is_elsewhere: Callable[[SegmentDescriptor], bool] = lambda piece: False
+    """Whether a segment of history lies in a store that the collector does not know."""
+
+
+class Collector:
+    """Removes objects that have no reason to be kept, and remembers since when an object has had none.
+
+    One per process. It holds no lock while it asks stores and metadata; two threads must not collect the same prefix
+    of a store at once.
+    """
+
+    def __init__(self, clock: Clock, grace_s: float) -> None:
+        self._clock = clock
+        self._grace_s = grace_s
+        self._unneeded: dict[tuple[str, str], dict[str, float]] = {}
+        """By store and prefix: since when each object has been kept for its readers alone."""
+
+    def collect(self, scope: Scope) -> list[str]:
+        """Remove what may go; the keys of what was removed."""
+        judged = self.look(scope)
+        place, now = (scope.store.name, scope.prefix), self._clock.monotonic()
+        before = self._unneeded.pop(place, {})
+        unneeded = {key: before.get(key, now) for key, why in judged.items() if why in ((), (Kept.READ,))}
+        if unneeded:
+            # Kept up while objects are removed: if the store fails now, what is left does not begin its grace again.
+            self._unneeded[place] = unneeded
+        removed = [key for key, why in judged.items() if not why]
+        for key in removed:
+            scope.store.delete(key)
+            del unneeded[key]
+            logger.info("%s: removed the object %s, which nothing needs any more", scope.catalog.keys, key)
+        if not unneeded:
+            self._unneeded.pop(place, None)
+        return removed
+
+    def look(self, scope: Scope) -> Judgement:
+        """Judge every object of the scope, and remove nothing.
+
+        The order of the questions matters. The list comes first: what is written later is not in it. Compactors and
+        loads come before the catalog: one that has ended by then has named its objects there, or never will. Tables
+        come last: who makes a snapshot first writes down what it names, and then sees that history still names it.
+        """
+        old_before_ms = self._old_before_ms()
+        listed = list(scope.store.list(scope.prefix))
+        old = [stat.key for stat in listed if stat.modified_ms < old_before_ms]
+        if not old:
+            return {stat.key: (Kept.YOUNG,) for stat in listed}
+        is_compacting = scope.is_compacting()
+        load_ids = {_load_of(key) for key in old} - {""}
+        loads_over = scope.loads_over(load_ids) if load_ids else ()
+        standing = [piece.descriptor for piece in scope.catalog.pieces()]
+        # After what stands: a manifest that came in between is read here, with all that it lists.
+        pieces = scope.catalog.descriptors()
+        named = keys_of([*standing, *pieces], scope.is_there)
+        unexported = _with_indexes(scope.unexported())
+        tabled = _with_indexes(scope.tabled())
+        unneeded = [key for key in old if key not in named and key not in tabled]
+        since, now = self._unneeded.get((scope.store.name, scope.prefix), {}), self._clock.monotonic()
+        facts = Facts(
+            old_before_ms=old_before_ms,
+            grace_s=self._grace_s,
+            named=named,
+            tabled=tabled,
+            unexported=unexported,
+            is_compacting=is_compacting,
+            loads_over=loads_over,
+            epoch=scope.epoch,
+            outdated=_outdated(scope, unneeded, pieces) if scope.epoch is None else (),
+            is_elsewhere=any(map(scope.is_elsewhere, pieces)),
+            is_rewritten=any(_is_rewritten(piece, old_before_ms) for piece in pieces),
+            unneeded_s={key: now - at for key, at in since.items()},
+        )
+        return judge(listed, facts)
+
+    def clear(self, store: BlobStore, prefix: str, *, at_once: bool) -> int:
+        """Remove every object below a prefix whose topic was deleted, or has left the store; how many there were.
+
+        The caller has recorded that nothing names them any more. Unless `at_once`, young objects stay.
+        """
+        old_before_ms = None if at_once else self._old_before_ms()
+        facts = Facts(old_before_ms=old_before_ms, grace_s=self._grace_s, is_given_up=True)
+        removed = [key for key, why in judge(store.list(prefix), facts).items() if not why]
+        for key in removed:
+            store.delete(key)
+        return len(removed)
+
+    def _old_before_ms(self) -> int:
+        return self._clock.now_ms() - int(self._grace_s * 1000)
+
+
+def keys_of(pieces: Sequence[SegmentDescriptor], is_there: Callable[[SegmentDescriptor], bool]) -> set[str]:
+    """The objects that these descriptors name, with indexes, of the segments that are where it is asked about."""
+    named = [piece for piece in pieces if piece.object_key and is_there(piece)]
+    indexes = {piece.index_object for piece in named if is_segment(piece.object_key)}
+    return {piece.object_key for piece in named} | indexes
+
+
+def named_by(catalog: ShardCatalog, is_there: Callable[[SegmentDescriptor], bool] = lambda piece: True) -> set[str]:
+    """Every object that a history names, of the segments that are where it is asked about."""
+    return keys_of([*(piece.descriptor for piece in catalog.pieces()), *catalog.descriptors()], is_there)
+
+
+def _with_indexes(keys: Collection[str]) -> set[str]:
+    return {*keys, *(index_name(key) for key in keys if is_segment(key))}
+
+
+def _is_rewritten(piece: SegmentDescriptor, since_ms: int) -> bool:
+    return (piece.status is Status.COMPACTED or piece.index_key is not None) and piece.created_at > since_ms
+
+
+def _outdated(scope: Scope, keys: Iterable[str], pieces: Sequence[SegmentDescriptor]) -> set[str]:
+    """Those of the keys that were exported, and whose offsets history has: their headers say so.
+
+    None while history lies in a data directory: when its topic moves, its files get the names of exports here.
+    """
+    if not pieces or any(scope.is_elsewhere(piece) or is_private(piece) for piece in pieces):
+        return set()
+    return {key for key in keys if _is_outdated(scope, key, pieces[-1])}
+
+
+def _is_outdated(scope: Scope, key: str, last: SegmentDescriptor) -> bool:
+    shard_id, _, name = key.partition("/")
+    if "/" in name:
+        return False
+    segment = key.removesuffix(INDEX_SUFFIX) + SEGMENT_SUFFIX if name.endswith(INDEX_SUFFIX) else key
+    if not segment.endswith(SEGMENT_SUFFIX):
+        return False
+    try:
+        header = decode_header(scope.store.get_range(segment, 0, HEADER_BYTES))
+    except BlobMissing:
+        return False
+    return (
+        isinstance(header, SegmentHeader)
+        and f"{header.topic_id}_{header.partition}" == shard_id
+        and header.topic_id == last.topic_id
+        and header.start < last.end
+    )

@@ -1,4 +1,4 @@
-"""Removes the recorded state and the objects of a deleted topic. Every step may be repeated."""
+"""Removes the recorded state of a deleted topic. Every step may be repeated."""
 
 from __future__ import annotations
 
@@ -6,21 +6,12 @@ import contextlib
 
 import msgspec
 
-from forebay.blobs import BlobStore
 from forebay.catalog import read_state
 from forebay.errors import Indeterminate, Unavailable
 from forebay.format.descriptor import Phase, ShardState
 from forebay.format.value import encode_value
 from forebay.metadata import DeleteRange, MetadataStore, Put, RevisionIs
 from forebay.shard.ownership import ATTEMPTS
-
-
-def remove_objects(store: BlobStore, name: str, *, before_ms: int | None = None) -> int:
-    """Remove every object of a shard or topic, or those that are older; how many there were."""
-    keys = [stat.key for stat in store.list(f"{name}/") if before_ms is None or stat.modified_ms < before_ms]
-    for key in keys:
-        store.delete(key)
-    return len(keys)
 
 
 def mark_deleting(metadata: MetadataStore, key: str, incarnation: str) -> ShardState | None:

@@ -6,7 +6,7 @@ Knows the log and the metadata store; knows nothing of topics beyond their defin
 from forebay.shard.decision import RecoveryDecision, Situation, Source, decide
 from forebay.shard.ownership import Owner, Wanted, acquire
 from forebay.shard.segment import SegmentShard
-from forebay.shard.surroundings import ShardRef, Surroundings
+from forebay.shard.surroundings import ShardRef, Surroundings, refs_of
 
 __all__ = [
     "Owner",
@@ -19,4 +19,5 @@ __all__ = [
     "Wanted",
     "acquire",
     "decide",
+    "refs_of",
 ]

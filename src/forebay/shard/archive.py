@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -33,7 +33,6 @@ from forebay.shard.deletes import Deletes
 from forebay.shard.places import is_local, is_private
 from forebay.shard.surroundings import ShardRef, Surroundings
 from forebay.shard.tiers import PAGE_BYTES
-from forebay.tabled import Tabled
 from forebay.wal.files import SealedFile
 from forebay.wal.log import Wal
 from forebay.wal.retention import drop_file, expired
@@ -69,12 +68,6 @@ class OwnedPast:
         store = around.places.store if around.settings.is_shared else None
         origin = around.origin(ref, epoch)
         self.exporter = Exporter(origin, self.catalog, store, disk=disk, clock=clock, exported=end)
-        self.exporter.compacting = lambda: around.metadata.get(self.catalog.keys.compactor) is not None
-        name = ref.spec.name
-        prefix = around.settings.metadata.prefix
-        tabled = Tabled(around.metadata, prefix, name.namespace, name.topic, ref.spec.topic_id)
-        lists = around.places.loads if store is None else store
-        self.exporter.tabled = lambda: tabled.objects(lists)
 
     @property
     def exported(self) -> int:
@@ -267,12 +260,15 @@ class Archive:
             logger.info("%s: the local copy %s is removed", self.catalog.keys, file.path)
         return dropped
 
-    def sweep(self) -> list[str]:
-        """Remove objects of this shard that nobody needs, after their grace; their keys."""
+    @contextlib.contextmanager
+    def exports_paused(self) -> Iterator[None]:
+        """Nothing of this shard becomes history meanwhile, by any thread. Append callbacks wait for its end."""
         with deferred(), self._working:
-            grace_s = self._settings.export.orphan_grace_s
-            handoff = self._places.store if self._store is None else None
-            return self._exporter.sweep(grace_s, self._wal.files, self._places.loads, is_private, handoff)
+            yield
+
+    def unexported(self) -> list[str]:
+        """The keys that local files which history lacks have, or will have, in the store."""
+        return self._exporter.unexported(self._wal.files)
 
     def status(self) -> ArchiveStatus:
         """How far it has come."""

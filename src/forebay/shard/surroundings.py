@@ -28,6 +28,11 @@ class ShardRef(NamedTuple):
         return f"{self.spec.namespace}/{self.spec.topic}[{self.partition}]"
 
 
+def refs_of(spec: TopicSpec) -> list[ShardRef]:
+    """The shards of a topic."""
+    return [ShardRef(spec, partition) for partition in range(spec.partitions)]
+
+
 class Surroundings(NamedTuple):
     """What a shard is part of: the metadata store, the places of history, and whoever may act as its owner."""
 

@@ -18,6 +18,7 @@ from forebay.errors import Conflict, Unavailable, Unsupported
 from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.format.keys import registrar_key
 from forebay.format.parquet import SCHEMA
+from forebay.shard import refs_of
 from forebay.spark.addresses import address_of, key_of
 from forebay.spark.iceberg import find_table, identifier, look_up_table, open_catalog
 from forebay.spark.jobs.leases import Lease, leased
@@ -25,7 +26,6 @@ from forebay.spark.jobs.reports import Part, Report
 from forebay.spark.location import Location
 from forebay.spark.opening import Opened, opened
 from forebay.spark.upkeep import expire, named_files, properties_of
-from forebay.storage.definitions import refs_of
 from forebay.tabled import Tabled
 from forebay.topics import Engine, TopicName, TopicSpec
 

@@ -20,7 +20,7 @@ from forebay.format.control import NO_FLOOR, Floor, higher
 from forebay.format.descriptor import LoadStatus, SegmentDescriptor, ShardState, gap_descriptor
 from forebay.format.offsets import OffsetSet
 from forebay.records import Gap, Reason
-from forebay.shard import ShardRef
+from forebay.shard import ShardRef, refs_of
 from forebay.spark.covers import Cover
 from forebay.spark.filters import NO_FILTERS, Filters
 from forebay.spark.loaded import History, LoadsSeen
@@ -29,7 +29,6 @@ from forebay.spark.opening import Opened
 from forebay.spark.options import FROM_LATEST, Limit, ReadOptions, Topics
 from forebay.spark.pieces import Piece, PieceReader
 from forebay.spark.planning import Bounds, Range, Size, check_partitions, joined, resolve, split
-from forebay.storage.definitions import refs_of
 from forebay.topics import Durability, Engine, TopicSpec, shard_id
 from forebay.wal.follow import FollowedLog
 

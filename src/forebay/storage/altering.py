@@ -10,9 +10,9 @@ from forebay.engines import OpenShard
 from forebay.engines.unowned import UnownedShard
 from forebay.errors import Conflict, Unavailable
 from forebay.locks import Rank, RankedLock
-from forebay.shard import ShardRef
+from forebay.shard import ShardRef, refs_of
 from forebay.storage.building import Parts
-from forebay.storage.definitions import Defined, Definitions, refs_of
+from forebay.storage.definitions import Defined, Definitions
 from forebay.storage.lookups import offering, offers
 from forebay.storage.shards import Shards
 from forebay.storage.topic import Topic

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from forebay.blobs import BlobStore, Denied, DirectoryStore, open_store
 from forebay.catalog.stores import names_store
+from forebay.cleanup.objects import ObjectCleanup
 from forebay.clock import Clock
 from forebay.disk import Disk, SystemDisk
 from forebay.engines import FollowingEngine, MemoryEngine, RocksEngine, SegmentEngine, UnownedShards
@@ -53,6 +54,7 @@ class Parts:
     archiving: HistoryWorker | None = None
     reserving: ItemWorker[SegmentShard] | None = None
     places: Places | None = None
+    cleanup: ObjectCleanup | None = None
     directory: LogDirectory | None = None
     disk: SystemDisk | None = None
     """The disk, if it is this log's own: then it ends with it, and a forked child must let go of it."""
@@ -146,7 +148,9 @@ def owner_parts(directory: LogDirectory, settings: Settings, disk: Disk, clock: 
         membership = Membership(metadata, settings.metadata.lease_ttl_s, directory.id)
         places = _places(directory, settings, disk, clock, probed_for=metadata)
         undo.callback(places.close)
-        archiving = HistoryWorker(clock, settings)
+        database = f"{directory.path}/{ROCKSDB}"
+        cleanup = ObjectCleanup(metadata, settings, places, clock)
+        archiving = HistoryWorker(clock, settings, cleanup.collect_owned)
         reserving = ItemWorker("forebay-reserving", SegmentShard.reserve_ahead, clock=clock)
         sealing = SealWorker(archiving.notice)
         maintenance = SyncWorker(disk, clock, directory.shards, settings.runtime, sealing)
@@ -168,14 +172,7 @@ def owner_parts(directory: LogDirectory, settings: Settings, disk: Disk, clock: 
                 places=places,
                 on_open=watch,
             ),
-            rocksdb=RocksEngine(
-                f"{directory.path}/{ROCKSDB}",
-                settings,
-                disk=disk,
-                clock=clock,
-                metadata=metadata,
-                membership=membership,
-            ),
+            rocksdb=RocksEngine(database, settings, disk=disk, clock=clock, metadata=metadata, membership=membership),
             unowned=_unowned(Surroundings(metadata, settings, places, directory.id, lambda: False), disk, clock),
             membership=membership,
             maintenance=maintenance,
@@ -183,6 +180,7 @@ def owner_parts(directory: LogDirectory, settings: Settings, disk: Disk, clock: 
             archiving=archiving,
             reserving=reserving,
             places=places,
+            cleanup=cleanup,
             directory=directory,
             disk=own,
         )

@@ -20,8 +20,9 @@ from forebay.engines.operations import wanted
 from forebay.errors import ForebayError, Indeterminate, Unavailable, UnknownTopic
 from forebay.format.keys import shards_prefix
 from forebay.settings import Settings
+from forebay.shard import refs_of
 from forebay.storage.building import Parts
-from forebay.storage.definitions import Definitions, refs_of
+from forebay.storage.definitions import Definitions
 from forebay.storage.deletions import Deletions
 from forebay.topics import TopicSpec
 

@@ -25,7 +25,6 @@ from forebay.metadata import (
     ValueIs,
     Watch,
 )
-from forebay.shard import ShardRef
 from forebay.topics import TopicLimits, TopicName, TopicSpec
 
 ATTEMPTS = 3
@@ -267,8 +266,3 @@ class Definitions:
         noted = change(known)
         operation = Delete(key) if noted.is_over else Put(key, encode_value(noted, unknown=unknown))
         self._store.transaction([RevisionIs(key, entry.mod_revision)], [operation])
-
-
-def refs_of(spec: TopicSpec) -> list[ShardRef]:
-    """The shards of a topic."""
-    return [ShardRef(spec, partition) for partition in range(spec.partitions)]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from forebay.blobs import BlobStore
-from forebay.cleanup.deleted_topics import forget_shard, mark_deleting, remove_objects
+from forebay.cleanup.deleted_topics import forget_shard, mark_deleting
 from forebay.clock import Clock
 from forebay.engines.operations import wanted
 from forebay.errors import ForebayError
@@ -14,10 +13,10 @@ from forebay.format.descriptor import ShardState
 from forebay.loads.book import LoadBook
 from forebay.progress import ProgressStore
 from forebay.settings import Settings
-from forebay.shard import ShardRef
+from forebay.shard import ShardRef, refs_of
 from forebay.storage.building import Parts
-from forebay.storage.definitions import Definitions, LateObjects, refs_of
-from forebay.topics import Engine, TopicSpec, shard_id
+from forebay.storage.definitions import Definitions, LateObjects
+from forebay.topics import Engine, TopicSpec
 
 logger = logging.getLogger(__name__)
 
@@ -59,13 +58,13 @@ class Deletions:
 
     def sweep_late(self) -> None:
         """Remove objects of deleted topics that landed late, once their grace is over."""
-        places = self._parts.places
-        if places is None or places.store is None:
+        places, cleanup = self._parts.places, self._parts.cleanup
+        if places is None or places.store is None or cleanup is None:
             return
         for late in self._definitions.late_objects():
             if late.swept_from and late.swept_from <= self._clock.now_ms():
                 places.check_begun()
-                remove_topic_objects(places.store, late)
+                cleanup.clear_topic(late.topic_id, late.partitions)
                 self._definitions.late_swept(late)
 
     def _finish(self, spec: TopicSpec) -> None:
@@ -84,10 +83,8 @@ class Deletions:
             self._definitions.note_late(late)
         for ref in refs:
             self._parts.engine_of(spec).delete_shard(ref)
-        if self._parts.places is not None and spec.engine is Engine.SEGMENT:
-            for name in _names(spec.topic_id, spec.partitions):
-                for place in self._parts.places.stores:
-                    remove_objects(place, name)
+        if self._parts.cleanup is not None and spec.engine is Engine.SEGMENT:
+            self._parts.cleanup.clear_topic(spec.topic_id, spec.partitions)
         for key in keys:
             forget_shard(metadata, key, spec.topic_id)
         LoadBook(metadata, self._settings.metadata.prefix).forget_topic(spec.topic_id)
@@ -113,14 +110,3 @@ class Deletions:
     @property
     def _holder(self) -> str | None:
         return self._parts.membership.holder if self._parts.membership is not None else None
-
-
-def remove_topic_objects(store: BlobStore, late: LateObjects) -> None:
-    """Remove every object that a deleted topic has in a store."""
-    for name in _names(late.topic_id, late.partitions):
-        remove_objects(store, name)
-
-
-def _names(topic_id: str, partitions: int) -> list[str]:
-    """Where objects of a topic lie: those of its shards, and the lists of what bulk loads bring."""
-    return [*(shard_id(topic_id, partition) for partition in range(partitions)), topic_id]

@@ -6,9 +6,8 @@ import logging
 from collections.abc import Callable
 
 from forebay.errors import Closed, ForebayError, Moved, Unavailable, UnknownTopic
-from forebay.shard import ShardRef
+from forebay.shard import ShardRef, refs_of
 from forebay.storage.building import Parts
-from forebay.storage.definitions import refs_of
 from forebay.storage.shards import Shards
 from forebay.topics import Engine, TopicSpec
 

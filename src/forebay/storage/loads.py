@@ -12,9 +12,6 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from forebay.catalog import ShardCatalog, ShardKeys
-from forebay.catalog.replaced import Replaced
-from forebay.cleanup.collector import Leftovers
-from forebay.cleanup.deleted_topics import remove_objects
 from forebay.clock import Clock
 from forebay.engines import OpenShard
 from forebay.engines.segment import SegmentEngine
@@ -22,7 +19,7 @@ from forebay.errors import Conflict, Corrupt, ForebayError, Unavailable, Unsuppo
 from forebay.format.descriptor import LoadStatus, Phase
 from forebay.loads.attach import Attached, Attaching
 from forebay.loads.book import AttachedPart, LoadBook, never_offered
-from forebay.loads.forget import EndedLoad, ended_loads, finish_given_up, forget_unnamed, named_in
+from forebay.loads.forget import finish_given_up
 from forebay.loads.prepare import Load, LoadManifest, LoadStore, read_manifest, ready_to_offer
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef, Surroundings
@@ -30,7 +27,7 @@ from forebay.shard.directories import directory_name
 from forebay.shard.places import Places, home_of_loads
 from forebay.storage.background.history import RETRY_SECONDS
 from forebay.storage.building import Parts
-from forebay.storage.definitions import Definitions, refs_of
+from forebay.storage.definitions import Definitions
 from forebay.topics import TopicName
 
 logger = logging.getLogger(__name__)
@@ -70,7 +67,6 @@ class Loads:
         self._book = LoadBook(parts.metadata, settings.metadata.prefix)
         self._attaching: dict[str, Attaching] = {}
         """By shard id. An entry holds its shard: `forget` ends it when the shard is given up."""
-        self._replaced = Replaced(clock)
         self._retry_at: dict[str, float] = {}
         self._pending: dict[str, str] = {}
         """The loads that were not over at the last look, each with the id of its topic."""
@@ -133,36 +129,6 @@ class Loads:
     def forget(self, shard_id: str) -> None:
         """A shard is given up here. Nothing may be attaching to it any more: `HistoryWorker.forget` comes first."""
         self._attaching.pop(shard_id, None)
-
-    def sweep(self) -> None:
-        """Remove objects of loads that nobody needs any more, and what is known of those, once they are old enough."""
-        ended = ended_loads(self._parts.metadata, self._settings.metadata.prefix)
-        places, owned = self._places, {shard.ref.id for shard in self._engine.shards()}
-        before_ms = self._clock.now_ms() - int(self._settings.export.orphan_grace_s * 1000)
-        here = {stat.key.partition("/")[0] for stat in places.loads.list()}
-        # Read after the list: whoever puts something there knows its topic.
-        specs = self._definitions.all()
-        for ref in [ref for spec in specs for ref in refs_of(spec)]:
-            left = self._leftovers(ref)
-            if {ref.id, ref.spec.topic_id} & here:
-                self._safely("", partial(left.sweep_loads, places.loads))
-            if ref.id in here - owned:
-                self._safely("", left.sweep_private)
-            if self._settings.is_shared and places.store is not None and ref.id in owned:
-                self._safely("", partial(left.sweep_loads, places.store))
-        known = {name for spec in specs for name in (spec.topic_id, *(ref.id for ref in refs_of(spec)))}
-        for name in here - known:
-            # Of a topic that was deleted where it was then.
-            remove_objects(places.loads, name, before_ms=before_ms)
-        for topic_id, loads in ended.items():
-            refs = [ref for spec in specs if spec.topic_id == topic_id for ref in refs_of(spec)]
-            if not refs or refs[0].id in owned:
-                self._safely("", partial(self._forget, loads, refs, before_ms))
-
-    def _forget(self, ended: list[EndedLoad], refs: list[ShardRef], before_ms: int) -> None:
-        named = {load_id for ref in refs for load_id in named_in(self._around.catalog(ref))}
-        now_ms, prefix = self._clock.now_ms(), self._settings.metadata.prefix
-        forget_unnamed(self._parts.metadata, prefix, ended, named, now_ms=now_ms, before_ms=before_ms)
 
     def _look(self, load_id: str, parts: dict[int, AttachedPart]) -> None:
         stored = self._book.find(load_id)
@@ -259,17 +225,6 @@ class Loads:
     def _finish(self, load_id: str, load: Load) -> None:
         """Where a load that was given up is attached, leave holes."""
         finish_given_up(self._book, load_id, partial(self._catalog, load), created_at=self._clock.now_ms())
-
-    def _leftovers(self, ref: ShardRef) -> Leftovers:
-        return Leftovers(
-            ref=ref,
-            catalog=self._around.catalog(ref),
-            metadata=self._parts.metadata,
-            settings=self._settings,
-            places=self._places,
-            clock=self._clock,
-            replaced=self._replaced,
-        )
 
     def _alone_with(self, shard: SegmentShard, work: Callable[[SegmentShard], T]) -> T:
         assert self._parts.archiving is not None

@@ -11,11 +11,11 @@ from forebay.engines.segment import SegmentEngine
 from forebay.errors import Moved, Unavailable, Unsupported
 from forebay.format.descriptor import Phase, ShardState
 from forebay.settings import Settings
-from forebay.shard import SegmentShard, ShardRef
+from forebay.shard import SegmentShard, ShardRef, refs_of
 from forebay.shard.directories import directory_name
 from forebay.shard.handover import OnFile, withdraw_target
 from forebay.storage.building import Parts
-from forebay.storage.definitions import Definitions, refs_of
+from forebay.storage.definitions import Definitions
 from forebay.storage.shards import Shards
 from forebay.storage.topic import Topic
 from forebay.topics import Engine, TopicName, TopicSpec

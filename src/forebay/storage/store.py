@@ -18,7 +18,7 @@ from forebay.format.descriptor import ShardState
 from forebay.lifecycle import close_with_process, closed
 from forebay.progress import ProgressStore
 from forebay.settings import Settings
-from forebay.shard import SegmentShard, ShardRef
+from forebay.shard import SegmentShard, ShardRef, refs_of
 from forebay.shard.directories import DirectoryPlace, record_directory
 from forebay.shard.handover import OnFile
 from forebay.storage.altering import Alterations
@@ -29,7 +29,7 @@ from forebay.storage.building import IN_MEMORY, Parts, beside_parts, memory_part
 from forebay.storage.copying import Copied, OnRecords, copy_records
 from forebay.storage.creating import Creations
 from forebay.storage.cursors import Cursors, Group
-from forebay.storage.definitions import Definitions, refs_of
+from forebay.storage.definitions import Definitions
 from forebay.storage.deletions import Deletions
 from forebay.storage.directory import LogDirectory, NoDirectory
 from forebay.storage.limited import Limited

@@ -15,6 +15,7 @@ from typing import Generic, Self, TypeVar, overload
 from forebay.aio import AsyncLog, AsyncTopic
 from forebay.appends.ticket import Ticket
 from forebay.appends.waiting import is_held, is_inside
+from forebay.cleanup.objects import ObjectCleanup
 from forebay.disk import SystemDisk
 from forebay.engines import MemoryEngine, OpenShard, RocksEngine, SegmentEngine
 from forebay.engines.background import Background
@@ -135,6 +136,22 @@ class InsideLog:
         disk = self.log._parts.disk
         assert disk is not None, "this log was given its disk, or has none"
         return disk
+
+    @property
+    def cleanup(self) -> ObjectCleanup:
+        """What removes objects that nothing needs any more."""
+        cleanup = self.log._parts.cleanup
+        assert cleanup is not None, "this log is in memory or read-only"
+        return cleanup
+
+    def collect(self, topic: Topic, partition: int = 0) -> list[str]:
+        """Collect the objects of an open shard, as the worker does now and then; the keys of what was removed."""
+        return self.cleanup.collect_owned(inside(topic).segment(partition))
+
+    def collect_directory(self) -> None:
+        """Collect what loads and shards that are not open here have left, as the worker does now and then."""
+        owned = {shard.ref.id for shard in self.engine.shards()}
+        self.cleanup.collect_directory(self.log.topics, owned)
 
     @property
     def engine(self) -> SegmentEngine:

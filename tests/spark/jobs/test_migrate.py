@@ -24,6 +24,7 @@ from forebay.spark.jobs.units import Outcome
 from forebay.spark.location import Location
 from forebay.spark.opening import opened
 from forebay.tabled import Tabled
+from forebay.testing.inside import inside
 from tests.blobs import servers
 from tests.blobs.servers import ACCESS_KEY, BUCKET, SECRET_KEY, Server
 from tests.cli.rig import flip, snapshot
@@ -327,7 +328,7 @@ def test_what_was_compacted_in_a_directory_stays_for_those_who_read_it(tmp_path:
 
     assert migrate.run(None, location, to).is_clean  # type: ignore[arg-type]
     with forebay.open(str(data), new) as log:
-        log.loads.sweep()
+        inside(log).collect_directory()
 
     assert copies and sorted((data / "loads").rglob("compacted/*")) == copies
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import os
-from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -13,19 +12,15 @@ from pyspark.sql import SparkSession
 
 from forebay import manifests
 from forebay.catalog import ShardCatalog
-from forebay.catalog.replaced import Replaced
+from forebay.cleanup.collector import Collector, Scope
 from forebay.clock import SystemClock
-from forebay.disk import SystemDisk
-from forebay.export import Exporter, Origin
 from forebay.format.descriptor import DescriptorKind
 from forebay.inspection.segments import without_lookups
 from forebay.shard import ShardRef
 from forebay.spark.jobs import reindex, scrub
 from forebay.spark.location import Location
-from forebay.spark.opening import opened
-from forebay.sweeping import Sweep, sweep
+from forebay.spark.opening import Opened, opened
 from forebay.testing.clock import ManualClock
-from forebay.wal.files import FileList
 from tests.cli.rig import flip
 from tests.inspection.exported import KEYS, Exported
 
@@ -113,22 +108,26 @@ def test_a_damaged_segment_gets_no_index(spark: SparkSession, exported: Exported
     assert not exported.object(1, ".idx").exists() and report.figures["sound"] == 2
 
 
+def _scope(found: Opened, ref: ShardRef) -> Scope:
+    """What the owner of the shard collects, which has nothing left to export."""
+    store, catalog = found.stores.of("directory"), found.catalog(ref)
+    return Scope(store=store, prefix=f"{ref.id}/", catalog=catalog, is_compacting=lambda: False, epoch=1)
+
+
 def test_the_index_that_is_not_named_any_more_is_swept(spark: SparkSession, exported: Exported) -> None:
     _make_old(exported, 0)
     old = exported.object(0, ".idx")
     reindex.run(spark, _location(exported))
     before = _indexes(exported)
     os.utime(old, (0, 0))
-    with opened(_location(exported), read_only=False) as found, contextlib.closing(SystemDisk()) as disk:
+    with opened(_location(exported), read_only=False) as found:
         (spec,) = found.topics([])
-        origin = Origin(spec.topic_id, 0, 1, "tests", "directory")
-        store = found.stores.of("directory")
         clock = ManualClock(now_ms=SystemClock().now_ms())
-        exporter = Exporter(origin, found.catalog(ShardRef(spec, 0)), store, disk=disk, clock=clock)
+        collector, scope = Collector(clock, 20_000), _scope(found, ShardRef(spec, 0))
 
-        lately = exporter.sweep(20_000, FileList([]))
+        lately = collector.collect(scope)
         clock.advance(20_001)
-        swept = exporter.sweep(20_000, FileList([]))
+        swept = collector.collect(scope)
 
     assert lately == [], "whoever planned a read before goes on with it"
     assert [key.rpartition("/")[2] for key in swept] == [old.name]
@@ -148,19 +147,13 @@ def test_a_new_index_does_not_go_with_that_of_a_run_which_was_killed(exported: E
         assert killed.key is not None
         os.utime(exported.root / killed.key, (0, 0))
 
-        def name_another() -> Collection[str]:
+        def name_another() -> list[str]:
             made = reindex.judge(found.location, unit, rebuild=True)
             named = msgspec.structs.replace(piece.descriptor, index_key=made.key, index_bytes=made.bytes)
             assert catalog.replace([piece], named)
-            return ()
+            return []
 
-        by = Sweep(
-            clock=found.clock,
-            grace_s=3600,
-            replaced=Replaced(found.clock),
-            compacting=lambda: False,
-            others=name_another,
-        )
-        assert sweep(found.stores.of("directory"), f"{ref.id}/", catalog, by) == [killed.key]
+        scope = dataclasses.replace(_scope(found, ref), tabled=name_another)
+        assert Collector(found.clock, 3600).collect(scope) == [killed.key]
 
     assert len(_indexes(exported)) == 3

@@ -18,7 +18,7 @@ import msgspec
 from forebay import manifests
 from forebay.blobs import BlobStore, open_store
 from forebay.catalog.shard import Piece
-from forebay.cleanup.deleted_topics import remove_objects
+from forebay.cleanup.collector import Collector
 from forebay.clock import SystemClock
 from forebay.errors import Conflict, ForebayError, Invalid, Unavailable, Unsupported
 from forebay.format.descriptor import DescriptorKind, Phase, SegmentDescriptor
@@ -305,7 +305,8 @@ class Migration:
                 what = f"{descriptor.object_key} is not in the new store as catalogued: old objects stay"
                 shard.tell(what, AGAIN, descriptor)
                 return 0
-        return remove_objects(self._old(), shard.ref.id)
+        collector = Collector(self._found.clock, self._found.settings.export.orphan_grace_s)
+        return collector.clear(self._old(), f"{shard.ref.id}/", at_once=True)
 
     def _old(self) -> BlobStore:
         settings = self._found.settings

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 
 from forebay.format.descriptor import SegmentDescriptor
 from forebay.inspection.findings import Finding, Severity
-from forebay.shard import ShardRef
+from forebay.shard import ShardRef, refs_of
 from forebay.spark.jobs.reports import Figure, Part
 from forebay.spark.opening import Opened
-from forebay.storage.definitions import refs_of
 
 
 @dataclass(kw_only=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from forebay.catalog.replaced import Replaced
-from forebay.cleanup.collector import Leftovers
+from forebay.cleanup.objects import ObjectCleanup
 from forebay.shard import ShardRef
 from forebay.spark.jobs.leases import Lease
 from forebay.spark.opening import Opened
@@ -24,24 +23,18 @@ def sweep_unowned(found: Opened, ref: ShardRef, lease: Lease) -> int:
     if is_owned(found, ref):
         return 0
     places = found.places
-    left = Leftovers(
-        ref=ref,
-        catalog=found.catalog(ref),
-        metadata=found.metadata,
-        settings=found.settings,
-        places=places,
-        clock=found.clock,
-        replaced=Replaced(found.clock),
-    )
+    cleanup = ObjectCleanup(found.metadata, found.settings, places, found.clock)
 
-    def compacting() -> bool:
+    def is_compacting() -> bool:
         # Asked once the objects are listed: what was listed while another had the lease is not ours to judge.
         lease.check()
         return False
 
-    swept: list[str] = []
+    removed: list[str] = []
     if found.directory is not None:
-        swept += [*left.sweep_private(compacting), *left.sweep_loads(places.loads)]
+        removed += cleanup.collect_private(ref, is_compacting)
+        removed += cleanup.collect_loads(ref, places.loads, is_compacting)
     if found.settings.is_shared and places.store is not None:
-        swept += [*left.sweep_shared(compacting), *left.sweep_loads(places.store)]
-    return len(swept)
+        removed += cleanup.collect_shared(ref, is_compacting)
+        removed += cleanup.collect_loads(ref, places.store, is_compacting)
+    return len(removed)

@@ -6,20 +6,20 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+from forebay.cleanup.collector import named_by
 from forebay.cleanup.moved_shards import remove_files
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.engines import OpenShard
 from forebay.errors import ForebayError
 from forebay.settings import Settings
-from forebay.shard import SegmentShard, ShardRef
+from forebay.shard import SegmentShard, ShardRef, refs_of
 from forebay.shard.places import is_private
 from forebay.storage.background.history import FIRST_SWEEP_SECONDS
 from forebay.storage.building import Parts
-from forebay.storage.definitions import Definitions, LateObjects, refs_of
-from forebay.storage.deletions import Deletions, remove_topic_objects
+from forebay.storage.definitions import Definitions, LateObjects
+from forebay.storage.deletions import Deletions
 from forebay.storage.loads import Loads
-from forebay.sweeping import named_by
 from forebay.topics import shard_id
 
 logger = logging.getLogger(__name__)
@@ -115,8 +115,8 @@ class CleanupWorker:
             rocksdb.remove_topic(late.topic_id, late.partitions)
         if self._parts.places is not None:
             self._parts.places.check_begun()
-            for store in self._parts.places.stores:
-                remove_topic_objects(store, late)
+            assert self._parts.cleanup is not None
+            self._parts.cleanup.clear_topic(late.topic_id, late.partitions)
         names = {shard_id(late.topic_id, n) for n in range(late.partitions)}
         if not names & {*self._disk.list_directory(engine.directory), *(shard.ref.id for shard in engine.shards())}:
             self._definitions.late_removed(late, self._holder)
@@ -130,7 +130,10 @@ class CleanupWorker:
     def _sweep(self) -> None:
         """Each of them, whatever becomes of the others: the next time is far off."""
         self._safely(self._deletions.sweep_late)
-        self._safely(self._loads.sweep)
+        cleanup, engine = self._parts.cleanup, self._parts.owned
+        assert cleanup is not None and engine is not None
+        owned = {shard.ref.id for shard in engine.shards()}
+        self._safely(partial(cleanup.collect_directory, self._definitions.all, owned))
         for store in self._parts.places.stores if self._parts.places is not None else ():
             self._safely(partial(store.abort_stale_uploads, self._settings.export.orphan_grace_s))
 
@@ -155,8 +158,8 @@ class CleanupWorker:
 
     def _sweep_shard(self, ref: ShardRef, found: set[str], *, is_open: bool) -> None:
         """One of which nothing but history is found there is not opened for that."""
-        engine, archiving = self._parts.owned, self._parts.archiving
-        assert engine is not None and archiving is not None and self.open_shard is not None
+        engine, archiving, cleanup = self._parts.owned, self._parts.archiving, self._parts.cleanup
+        assert engine is not None and archiving is not None and cleanup is not None and self.open_shard is not None
         if not is_open:
             if not engine.was_here(ref):
                 return
@@ -165,7 +168,7 @@ class CleanupWorker:
         shard = self.open_shard(ref)
         assert isinstance(shard, SegmentShard), "others are not handed over"
         # Whoever gives the shard up waits for the end of it.
-        archiving.alone_with(shard, lambda shard: shard.archive.sweep())
+        archiving.alone_with(shard, cleanup.collect_owned)
 
     def _safely(self, work: Callable[[], object]) -> None:
         try:

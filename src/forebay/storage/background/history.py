@@ -18,7 +18,6 @@ from forebay.errors import Corrupt, Fenced, ForebayError, Unavailable
 from forebay.locks import Rank, RankedCondition, RankedRLock
 from forebay.settings import Settings
 from forebay.shard import SegmentShard
-from forebay.shard.archive import Archive
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +34,9 @@ FIRST_SWEEP_SECONDS = 60.0
 class HistoryWorker:
     """Looks after the history of all open shards."""
 
-    def __init__(self, clock: Clock, settings: Settings) -> None:
+    def __init__(self, clock: Clock, settings: Settings, collect: Callable[[SegmentShard], object]) -> None:
+        """`collect` removes objects of a shard that nothing needs any more."""
+        self._collect = collect
         self.chores: Callable[[], None] = lambda: None
         """What is due now and then for the directory as a whole."""
         self._clock = clock
@@ -172,7 +173,7 @@ class HistoryWorker:
         if now - self._retained_at >= self._settings.retention.check_interval_s:
             self._retained_at = now
             for shard in list(self._watched.values()):
-                self._safely(shard, Archive.retain)
+                self._safely(shard, lambda shard: shard.archive.retain())
 
     def _sweep(self) -> None:
         """Sweep shards that are due; of many the rest comes after the next exports."""
@@ -180,7 +181,7 @@ class HistoryWorker:
         for shard in list(self._watched.values()):
             if self._sweep_at.get(shard.ref.id, begun + 1) <= begun:
                 self._sweep_at[shard.ref.id] = begun + self._settings.export.sweep_interval_s
-                self._safely(shard, Archive.sweep)
+                self._safely(shard, self._collect)
                 if self._clock.monotonic() - begun >= LOOK_SECONDS:
                     return
 
@@ -195,7 +196,7 @@ class HistoryWorker:
         finally:
             self._chores_at = self._clock.monotonic()
 
-    def _safely(self, shard: SegmentShard, work: Callable[[Archive], object]) -> bool:
+    def _safely(self, shard: SegmentShard, work: Callable[[SegmentShard], object]) -> bool:
         """Work on the shard, unless it is to be left alone. Its trouble is logged and does not stop the others."""
         if self._ended:
             return False
@@ -207,7 +208,7 @@ class HistoryWorker:
         known = shard.archive.error
         try:
             with deferred():
-                done = bool(work(shard.archive))
+                done = bool(work(shard))
         except Fenced as error:
             logger.warning("%s: %s", shard.ref, error)
         except (ForebayError, OSError) as error:
@@ -245,5 +246,5 @@ class HistoryWorker:
             self._changed.notify_all()
 
 
-def _step_if_due(now: float, archive: Archive) -> bool:
-    return archive.is_due(now) and archive.step()
+def _step_if_due(now: float, shard: SegmentShard) -> bool:
+    return shard.archive.is_due(now) and shard.archive.step()
