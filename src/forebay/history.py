@@ -21,7 +21,7 @@ from forebay.catalog import ShardCatalog
 from forebay.errors import Corrupt, Unsupported
 from forebay.format.descriptor import DescriptorKind, LoadStatus, SegmentDescriptor
 from forebay.locks import Rank, RankedLock
-from forebay.pages import Page
+from forebay.pages import Page, Span
 from forebay.records import Gap, Reason
 from forebay.sealed import ByteSource, SealedSegment
 
@@ -49,14 +49,14 @@ T = TypeVar("T")
 _Place: TypeAlias = tuple[str, str, int, str | None, str]
 
 
-class Stretch(NamedTuple):
-    """Offsets `[start, stop)` of history, all in one segment."""
+class InHistory(NamedTuple):
+    """One segment of history, opened by the first who needs it."""
 
-    start: int
-    stop: int
-    segment: Callable[[], SealedSegment]
+    open: Callable[[], SealedSegment]
     waits: bool
-    """They were loaded, and count once the load is committed."""
+    """A bulk load brought it that is not committed: its records count from then on."""
+    is_whole: bool
+    """There is a record for each of its offsets, as far as is known without a look into it."""
 
 
 class History:
@@ -161,34 +161,31 @@ class History:
                     return found
         return None
 
-    def stretches(self, start: int, stop: int) -> list[Stretch]:
-        """What there is of `[start, stop)` to be looked into, in order; holes are left out."""
+    def cover(self, start: int, stop: int) -> list[Span[InHistory | Gap]]:
+        """What is catalogued of `[start, stop)`, in order: segments, and the gaps that the catalog names.
+
+        Between two of them nothing is catalogued. Opens no segment.
+        """
         if stop > self.end:
             self.refresh()
-        with self._lock:
-            pieces = [piece for piece in self._descriptors if piece.end > start and piece.start < stop]
-        found = []
-        for piece in pieces:
-            if piece.gap is None and not self._is_given_up(piece):
-                low, high = max(start, piece.start), min(stop, piece.end)
-                waits = piece.load_id is not None and self._load_status(piece.load_id) is LoadStatus.OFFERED
-                found.append(Stretch(low, high, partial(self._segment, piece), waits))
-        return found
+        spans: list[Span[InHistory | Gap]] = []
+        descriptors = self._descriptors
+        for place in range(max(bisect_right(descriptors, start, key=_start) - 1, 0), len(descriptors)):
+            piece = descriptors[place]
+            low, high = max(start, piece.start), min(stop, piece.end)
+            if piece.start >= stop:
+                break
+            if low < high:
+                spans.append(Span(low, high, self._tier(piece, low, high)))
+        return spans
 
-    def gaps(self, start: int, stop: int) -> list[Gap]:
-        """The gaps that the catalog names between segments, of `[start, stop)`, in order."""
-        if stop > self.end:
-            self.refresh()
-        with self._lock:
-            pieces = [piece for piece in self._descriptors if piece.end > start and piece.start < stop]
-        given_up = [Gap(piece.start, piece.end, Reason.SKIPPED) for piece in pieces if self._is_given_up(piece)]
-        named = [piece.gap for piece in pieces if piece.gap is not None and not self._is_given_up(piece)]
-        found = sorted([*given_up, *named])
-        return [Gap(max(start, gap.start), min(stop, gap.stop), gap.reason) for gap in found]
-
-    def covers(self, offset: int) -> bool:
-        """Whether some piece of history answers for this offset, as far as is known here."""
-        return self._covering(offset) is not None
+    def _tier(self, piece: SegmentDescriptor, start: int, stop: int) -> InHistory | Gap:
+        if self._is_given_up(piece):
+            return Gap(start, stop, Reason.SKIPPED)
+        if piece.gap is not None:
+            return Gap(start, stop, piece.gap.reason)
+        waits = piece.load_id is not None and self._load_status(piece.load_id) is LoadStatus.OFFERED
+        return InHistory(partial(self._segment, piece), waits, piece.records == piece.end - piece.start)
 
     def is_waiting(self, offset: int) -> bool:
         """Whether this offset can be read only once a bulk load is committed."""
@@ -244,7 +241,7 @@ class History:
 
     def _covering(self, offset: int) -> SegmentDescriptor | None:
         with self._lock:
-            place = bisect_right(self._descriptors, offset, key=lambda piece: piece.start) - 1
+            place = bisect_right(self._descriptors, offset, key=_start) - 1
             found = self._descriptors[place] if place >= 0 else None
         return found if found is not None and offset < found.end else None
 
@@ -263,6 +260,10 @@ class History:
             for idle in islice(self._segments.values(), max(0, len(self._segments) - SEGMENTS_OPEN)):
                 idle.rest()
             return segment
+
+
+def _start(piece: SegmentDescriptor) -> int:
+    return piece.start
 
 
 def _class_of(descriptor: SegmentDescriptor) -> type[SealedSegment]:

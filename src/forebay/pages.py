@@ -5,10 +5,20 @@ Every tier and every engine answers in this shape. Knows records and batches, no
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from forebay.format.batch import Batch
 from forebay.records import Gap
+
+T = TypeVar("T")
+
+
+class Span(NamedTuple, Generic[T]):
+    """Offsets `[start, stop)`, and the tier that has all of them."""
+
+    start: int
+    stop: int
+    tier: T
 
 
 class Page(NamedTuple):

@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 
+from forebay.history import InHistory
 from forebay.storage import Topic
 from forebay.testing.inside import inside
 from forebay.wal.files import SealedFile
@@ -75,5 +76,6 @@ def test_history_is_known_to_be_compacted_before_the_files_of_it_go(tmp_path: Pa
         with mock.patch.object(archive, "_drop_ended", just_now):
             assert archive.retain() == 3
 
-        found = archive.history.stretches(0, 30)
-        assert sum(len(stretch.segment().held(stretch.start, stretch.stop)) for stretch in found) == 30
+        found = archive.history.cover(0, 30)
+        held = [span.tier.open().held(*span[:2]) for span in found if isinstance(span.tier, InHistory)]
+        assert sum(map(len, held)) == 30

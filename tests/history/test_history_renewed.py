@@ -13,7 +13,7 @@ from forebay.blobs.directory import DirectoryStore
 from forebay.errors import Corrupt
 from forebay.format.descriptor import SegmentDescriptor
 from forebay.format.segment import index_name
-from forebay.history import History, Objects
+from forebay.history import History, InHistory, Objects
 from forebay.sealed import SealedSegment
 from tests.history.house import House, expected, stream
 
@@ -83,8 +83,9 @@ def test_an_index_that_was_made_anew_is_looked_into_where_it_lies(house: House) 
     history = History(house.catalog(), Stores(house).segment)
 
     def totals() -> object:
-        (stretch,) = history.stretches(0, 20)
-        found = stretch.segment().totals()
+        (span,) = history.cover(0, 20)
+        assert isinstance(span.tier, InHistory)
+        found = span.tier.open().totals()
         return None if found is None else found.tolist()
 
     before = totals()

@@ -48,7 +48,7 @@ def mined(durability: Durability, patch: pytest.MonkeyPatch) -> Simulated:
 
 def _pages(rig: Simulated) -> None:
     at = 0
-    while (page := rig.wal.read(at, 1 << 20)).next > at:
+    while (page := rig.read(at, 1 << 20)).next > at:
         for batch in page.batches:
             batch.to_arrow(0)
         at = page.next

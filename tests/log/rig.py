@@ -14,8 +14,10 @@ from forebay.disk import Disk
 from forebay.errors import ForebayError, Indeterminate
 from forebay.format.batch import Columns, encode_columns
 from forebay.format.descriptor import ShardState
+from forebay.pages import Page
 from forebay.settings import WalSettings
 from forebay.shard import SegmentShard, ShardRef
+from forebay.shard.tiers import NoHistory, Tiers
 from forebay.testing.clock import ManualClock
 from forebay.testing.crashes import CrashState
 from forebay.testing.damage import Damage
@@ -165,9 +167,13 @@ class Rig(Generic[D]):
         self.note(Seen(tuple((offset, value) for offset, value in reading.records if value is not None)))
         return reading
 
+    def read(self, offset: int, bytes_max: int = 1 << 20) -> Page:
+        """A page of what memory and the files have, as a shard without history shows it."""
+        return Tiers(self.wal, NoHistory()).read(offset, bytes_max)
+
     def reading(self, bytes_max: int = 1 << 20) -> Reading:
         """What is there now."""
-        return read_everything(lambda offset: self.wal.read(offset, bytes_max), self.wal.offsets().next)
+        return read_everything(lambda offset: self.read(offset, bytes_max), self.wal.offsets().next)
 
     def history(self) -> History:
         """Everything noted so far, earlier lives on this disk included."""
@@ -228,7 +234,7 @@ class BareRig(Rig[D]):
 
     def reading_from(self, start: int) -> Reading:
         """What is there now at `start` and behind it."""
-        return read_everything(self.wal.read, self.wal.offsets().next, start)
+        return read_everything(self.read, self.wal.offsets().next, start)
 
 
 def value_of(attempt: int, place: int, producing: tuple[int, int] | None, size: int) -> bytes:

@@ -103,7 +103,7 @@ def test_a_clean_stop_opens_without_a_walk_and_everything_is_there(
     assert [offset for offset, _ in reading.records] == list(range(RECORDS)) and not reading.gaps
     for offset in (0, 17, RECORDS - 1):
         read_bytes.clear()
-        page = rig.wal.read(offset, 1)
+        page = rig.read(offset, 1)
         assert page.batches[0].base == offset
         assert sum(read_bytes.values()) < 300_000
     assert rig.shard.offset_at_time(rig.clock.now_ms() - 2000) == RECORDS - 2

@@ -94,7 +94,7 @@ def test_damage_to_one_sealed_file_leaves_all_others_readable() -> None:
         damaged = shard.disk({shard.kinds[kind]: content[:70] + b"\xff\xff" + content[72:]})
 
         rig = Rig(damaged, Durability.FSYNC, epoch=5).open()
-        page = rig.wal.read(5)
+        page = rig.read(5)
 
         assert [batch.base for batch in page.batches] == [5]
 
@@ -124,7 +124,7 @@ def judge(shard: Shard, changed: Mapping[int, bytes | None], durability: Durabil
 def reading_of(rig: Simulated) -> Reading:
     """What is there now. The log alone does not answer below its first file: the decision names that as damaged."""
     front = [gap for gap in rig.shard.decision.damage if (gap.start, gap.stop) == (0, rig.wal.files.begins)]
-    reading = read_everything(rig.wal.read, rig.wal.offsets().next, front[0].stop if front else 0)
+    reading = read_everything(rig.read, rig.wal.offsets().next, front[0].stop if front else 0)
     return replace(reading, start=0, steps=(*front, *reading.steps))
 
 

@@ -220,14 +220,14 @@ def test_a_reader_in_mid_file_goes_on_when_the_file_is_re_framed_under_it() -> N
     rig.wal.rotate()
     rig.append()
     rig.wal.tail.cache.clear()
-    page = rig.wal.read(0, bytes_max=1)
+    page = rig.read(0, bytes_max=1)
     plan = rig.wal.files.all
 
     rig.shard.upkeep.seal_rotated()
     rig.disk.release_idle()
 
     assert isinstance(plan[0], LogFile) and isinstance(rig.wal.files.all[0], SealedFile)
-    rest = rig.wal.read(page.next)
+    rest = rig.read(page.next)
     assert rest.batches[0].base == page.next
     assert _offsets(rig.reading()) == list(range(7))
 

@@ -82,7 +82,7 @@ class ShardModel(RuleBasedStateMachine):
     @rule(offset=st.integers(0, 60), bytes_max=st.sampled_from([1, 200, 5000]))
     def read_somewhere(self, offset: int, bytes_max: int) -> None:
         whole = dict(self.rig.reading().records)
-        page = self.rig.wal.read(offset, bytes_max)
+        page = self.rig.read(offset, bytes_max)
         for batch in page.batches:
             for place, value in enumerate(batch.values()):
                 assert whole[batch.base + place] == value
@@ -93,7 +93,7 @@ class ShardModel(RuleBasedStateMachine):
         wanted = self.rig.clock.now_ms() + delta
         stamps: list[tuple[int, int]] = []
         offset = 0
-        while (page := self.rig.wal.read(offset)).next > offset:
+        while (page := self.rig.read(offset)).next > offset:
             for batch in page.batches:
                 stamps += [(batch.base + place, int(time)) for place, time in enumerate(batch.timestamps())]
             offset = page.next

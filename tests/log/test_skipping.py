@@ -13,6 +13,7 @@ from forebay.format.descriptor import ShardState
 from forebay.reading import Cursor
 from forebay.records import Gap, Reason
 from forebay.shard import Situation, decide
+from forebay.shard.tiers import NoHistory, Tiers
 from forebay.testing.crashes import explore
 from forebay.testing.history import Outcome, Reading
 from forebay.testing.invariants import names_follow_bytes, stream_is_gapless
@@ -90,7 +91,7 @@ def test_who_waited_at_the_old_head_gets_on_here_and_in_other_processes() -> Non
     rig = BareRig(simulated(), FSYNC).begin()
     rig.append(3)
     follower = FollowedLog(rig.disk, rig.clock, DIRECTORY, SMALL, lambda: True)
-    assert follower.read(3).next == 3
+    assert Tiers(follower, NoHistory()).read(3).next == 3
     woken: list[bool] = []
     waiter = threading.Thread(target=lambda: woken.append(rig.wal.wait(3, timeout=30)))
     waiter.start()
@@ -99,16 +100,16 @@ def test_who_waited_at_the_old_head_gets_on_here_and_in_other_processes() -> Non
 
     waiter.join()
     assert woken == [True]
-    assert rig.wal.read(3).events == [Gap(3, 50, Reason.HISTORY)]
+    assert rig.read(3).events == [Gap(3, 50, Reason.HISTORY)]
     assert follower.wait(3, timeout=0)
-    assert follower.read(3).events == [Gap(3, 50, Reason.HISTORY)]
+    assert Tiers(follower, NoHistory()).read(3).events == [Gap(3, 50, Reason.HISTORY)]
 
 
 def test_a_reader_that_nobody_gives_the_history_to_hears_of_a_loss() -> None:
     rig = BareRig(simulated(), FSYNC).begin()
     rig.append(3)
     _skip(rig, 50)
-    cursor = Cursor(rig.wal, 0, name="shop/orders[0]", partition=0)
+    cursor = Cursor(rig, 0, name="shop/orders[0]", partition=0)
     assert [batch.count for batch in cursor.pull()] == [3]
 
     with pytest.raises(DataLoss, match=r"\[3, 50\) history"):

@@ -55,7 +55,7 @@ class Crowd:
         while offset < RECORDS:
             if not self.rig.wal.wait(offset, timeout=30):
                 raise AssertionError(f"no record came behind {offset}")
-            page = self.rig.wal.read(offset, bytes_max=700)
+            page = self.rig.read(offset, bytes_max=700)
             assert not page.events
             for batch in page.batches:
                 steps += list(enumerate(batch.values(), start=batch.base))

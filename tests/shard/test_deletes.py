@@ -257,11 +257,13 @@ def test_what_the_floor_has_passed_leaves_the_catalog_the_directory_and_the_stor
     node.shard.deletes.delete_before(8)
     history = node.shard.archive.history
     history.refresh()
-    assert history.covers(0)
+    assert history.cover(0, 1)
 
     assert node.shard.archive.retain() >= 2
     history.refresh()
-    assert [history.covers(offset) for offset in (0, 5, 6)] == [False, False, True], "whoever remembers it looks again"
+    assert [bool(history.cover(offset, offset + 1)) for offset in (0, 5, 6)] == [False, False, True], (
+        "whoever remembers it looks again"
+    )
     world.clock.advance(2 * GRACE_S)
     node.cleanup.collect_owned(node.shard)
 

@@ -48,7 +48,7 @@ def test_records_of_a_load_are_deleted_and_counted_as_any_others(mode: str) -> N
 def _weighed_anew(node: Node) -> int:
     """What a shard that was just opened counts for."""
     shard = node.shard()
-    weights = Weights(shard.wal.files, Tiers(shard.wal, shard.archive).read, shard.archive.history)
+    weights = Weights(shard.wal.files, Tiers(shard.wal, shard.archive), shard.archive.history)
     return weights.between(0, shard.offsets().next)
 
 

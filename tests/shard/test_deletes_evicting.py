@@ -30,7 +30,7 @@ def _append(node: Node, count: int) -> list[int]:
 def _weights(node: Node) -> Weights:
     """One that remembers nothing yet."""
     counted = node.shard._evicting._weights
-    return Weights(counted._files, counted._read, counted._history)
+    return Weights(counted._files, counted._tiers, counted._history)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -80,7 +80,7 @@ class Library:
     def lookups(self) -> Lookups:
         wal = self.house.shard.wal
         past = Past(self.house.catalog().frontier().next, self.history)
-        return Lookups(wal, Tiers(wal, past).read, lambda: self.ended, past)
+        return Lookups(wal, Tiers(wal, past), lambda: self.ended)
 
     def some(self, count: int) -> list[Written]:
         """Records to append, with few of the last key."""

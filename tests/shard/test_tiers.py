@@ -9,11 +9,11 @@ import pytest
 
 from forebay.errors import Unavailable
 from forebay.format.batch import Batch, Columns, batch_of, encode_columns
-from forebay.history import History
-from forebay.pages import Page
+from forebay.history import History, InHistory
+from forebay.pages import Page, Span
 from forebay.records import Gap, Reason
 from forebay.shard.tiers import Tiers
-from forebay.wal.files import BelowFiles, FileList
+from forebay.wal.files import FileList, SealedFile
 
 
 def _batch(start: int, stop: int) -> Batch:
@@ -23,16 +23,21 @@ def _batch(start: int, stop: int) -> Batch:
     )
 
 
+def _files(start: int, end: int) -> FileList:
+    file = SimpleNamespace(start=start, previous_end=start, end=end, leading_gap=None)
+    return FileList([cast("SealedFile", file)])
+
+
 class Log:
     """Ten offsets in one file, with a hole in the middle."""
 
     head = 10
 
     def __init__(self, reason: Reason) -> None:
-        self.files = FileList()
+        self.files = _files(0, self.head)
         self._pieces = [_batch(0, 3), Gap(3, 6, reason), _batch(6, 10)]
 
-    def read(self, offset: int, bytes_max: int = 0) -> Page:
+    def read(self, offset: int, bytes_max: int = 0) -> Page | None:
         batches = [p.slice(max(offset, p.base), p.end) for p in self._pieces if isinstance(p, Batch) and p.end > offset]
         gaps = [p._replace(start=max(offset, p.start)) for p in self._pieces if isinstance(p, Gap) and p.stop > offset]
         return Page(batches, gaps, self.head) if offset < self.head else Page([], [], offset)
@@ -46,13 +51,11 @@ class Cut(Log):
 
     def __init__(self, begins: int | None) -> None:
         super().__init__(Reason.LOST)
-        self.files = cast("FileList", SimpleNamespace(begins=begins))
+        self.files = FileList() if begins is None else _files(begins, self.head)
         self._begins = self.head if begins is None else begins
 
-    def read(self, offset: int, bytes_max: int = 0) -> Page:
-        if offset < self._begins:
-            raise BelowFiles(f"offset {offset} lies before all local files")
-        return super().read(offset, bytes_max)
+    def read(self, offset: int, bytes_max: int = 0) -> Page | None:
+        return None if offset < self._begins else super().read(offset, bytes_max)
 
 
 class Past:
@@ -73,8 +76,12 @@ class Past:
             return Page([], [], offset)
         return Page([_batch(offset, self.exported)], [], self.exported)
 
-    def covers(self, offset: int) -> bool:
-        return offset < self.exported
+    def cover(self, start: int, stop: int) -> list[Span[InHistory | Gap]]:
+        segment = cast("InHistory", SimpleNamespace(waits=False))
+        return [Span(start, min(stop, self.exported), segment)] if start < self.exported else []
+
+    def is_waiting(self, offset: int) -> bool:
+        return False
 
     def offset_at_time(self, timestamp: int) -> int | None:
         return 7 if self.exported > 7 else None
@@ -88,7 +95,7 @@ class Leaving(Cut):
         self._past = past
 
     def offset_at_time(self, timestamp: int, start: int = 0) -> int | None:
-        self._past.exported, self.files = 9, cast("FileList", SimpleNamespace(begins=9))
+        self._past.exported, self.files = 9, _files(9, self.head)
         return 9
 
 

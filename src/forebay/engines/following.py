@@ -19,7 +19,7 @@ from forebay.format.batch import ColumnBytes
 from forebay.format.control import higher
 from forebay.locks import Rank, RankedLock
 from forebay.pages import Page
-from forebay.records import Gap, Offsets, Reason
+from forebay.records import Offsets, Reason
 from forebay.settings import Settings
 from forebay.shard import RecoveryDecision, ShardRef, Source, Surroundings
 from forebay.shard.lookups import Lookups
@@ -30,28 +30,8 @@ from forebay.wal.files import REPLACED, FileList
 from forebay.wal.follow import ATTEMPTS, POLL_SECONDS, FollowedLog
 
 
-class _Sources:
-    """All that is stored of a shard, as far as it can be read here."""
-
-    def __init__(self, log: FollowedLog, past: Recorded) -> None:
-        self._past = past
-        self._tiers = Tiers(log, past)
-
-    def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page:
-        """From history alone where another directory has the shard."""
-        return (self._past.history if self._past.is_elsewhere else self._tiers).read(offset, bytes_max)
-
-    def offset_at_time(self, timestamp: int) -> int | None:
-        """The first record at or after the time."""
-        return (self._past.history if self._past.is_elsewhere else self._tiers).offset_at_time(timestamp)
-
-    def damage_at(self, offset: int) -> Gap | None:
-        """The damaged range that covers `offset`, if one does."""
-        return (self._past.history if self._past.is_elsewhere else self._tiers).damage_at(offset)
-
-
-class _Files:
-    """Where look-ups begin: the local files, unless another directory has the shard; then there is history alone."""
+class _LocalFiles:
+    """The local log of a shard as look-ups and reads begin with it; empty where another directory has the shard."""
 
     def __init__(self, log: FollowedLog, past: Recorded) -> None:
         self._log = log
@@ -68,8 +48,16 @@ class _Files:
         end = self._past.history.end
         return end if self._past.is_elsewhere else max(end, self._log.head)
 
+    def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page | None:
+        """See `LocalLog`: history alone answers where another directory has the shard."""
+        return None if self._past.is_elsewhere else self._log.read(offset, bytes_max)
+
+    def offset_at_time(self, timestamp: int, start: int = 0) -> int | None:
+        """See `LocalLog`."""
+        return None if self._past.is_elsewhere else self._log.offset_at_time(timestamp, start)
+
     def check_open(self) -> None:
-        """Nothing: whoever asks has."""
+        """Nothing: `FollowedShard` has looked."""
 
     def bring_up(self) -> None:
         """See how far the owner has come."""
@@ -91,9 +79,10 @@ class FollowedShard:
         self.wakers: set[Callable[[], None]] = set()
         self.log = log
         self._past = past
-        sources = _Sources(log, past)
-        self._visible = Visible(sources, self._reach)
-        self._lookups = Lookups(_Files(log, past), sources.read, lambda: self._visible.ended, past)
+        local = _LocalFiles(log, past)
+        tiers = Tiers(local, past)
+        self._visible = Visible(tiers, self._reach)
+        self._lookups = Lookups(local, tiers, lambda: self._visible.ended)
         self._clock = clock
         self._looked_at = float("-inf")
         self._is_known = is_known

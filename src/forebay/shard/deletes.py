@@ -8,7 +8,9 @@ that was deleted before.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import reduce
+from operator import or_
 from typing import Protocol
 
 from forebay.appends.callbacks import deferred
@@ -16,10 +18,12 @@ from forebay.errors import Fenced
 from forebay.format.control import NO_FLOOR, Floor, higher
 from forebay.format.descriptor import ShardState
 from forebay.format.offsets import WINDOW, OffsetSet
+from forebay.history import InHistory
 from forebay.locks import Rank, RankedRLock
-from forebay.records import OFFSET_MAX, Reason
-from forebay.shard.extents import Extents
+from forebay.records import OFFSET_MAX, Gap, Reason
+from forebay.shard.tiers import Tiers
 from forebay.shard.visible import NOTHING, Ended, Visible
+from forebay.wal.files import SealedFile
 from forebay.wal.log import Wal
 from forebay.wal.removing import Removals, write_removals
 
@@ -47,15 +51,15 @@ class Deletes:
     def __init__(
         self,
         wal: Wal,
+        tiers: Tiers,
         visible: Visible,
-        extents: Extents,
         past: PastRemovals,
         before: ShardState | None,
     ) -> None:
         """`before` is the recorded state that the shard was opened with."""
         self._wal = wal
+        self._tiers = tiers
         self._visible = visible
-        self._extents = extents
         self._past = past
         self._reach = 0
         """History may end here, though nobody has said so yet."""
@@ -87,7 +91,29 @@ class Deletes:
         start, stop = max(start, self.floor.earliest), min(stop, self._wal.head)
         if start >= stop:
             return OffsetSet()
-        return self._extents.within(start, stop) - self.deleted
+        return self._tiers.steady(lambda: self._records(start, stop)) - self.deleted
+
+    def _records(self, start: int, stop: int) -> OffsetSet:
+        """The offsets of `[start, stop)` that stand for records, deleted ones included.
+
+        Damaged ones count as if they did: what is deleted there stays so if the bytes are restored. Reads indexes at
+        most, and only of files and segments with gaps.
+        """
+        found = OffsetSet()
+        for low, high, tier in self._tiers.cover(start, stop):
+            if isinstance(tier, Gap) or (isinstance(tier, InHistory) and tier.waits):
+                continue
+            if not isinstance(tier, InHistory):
+                gaps = tier.index().gaps if isinstance(tier, SealedFile) else tier.gaps
+                found |= _without(OffsetSet.of_range(low, high), gaps)
+            elif tier.is_whole:
+                found |= OffsetSet.of_range(low, high)
+            else:
+                segment = tier.open()
+                damaged = (gap for gap in segment.index().gaps if gap.reason is Reason.DAMAGED)
+                ranges = (OffsetSet.of_range(max(gap.start, low), min(gap.stop, high)) for gap in damaged)
+                found = reduce(or_, ranges, found | segment.held(low, high))
+        return found
 
     def delete_range(self, start: int, stop: int) -> int:
         """End the published records of `[start, stop)`; how many were live. Durable as the class asks on return."""
@@ -180,3 +206,11 @@ class Deletes:
         )
         ended = Ended(deleted, removals.floor)
         self._visible.ended = ended if ended != NOTHING else NOTHING
+
+
+def _without(offsets: OffsetSet, gaps: Iterable[Gap]) -> OffsetSet:
+    """The offsets without those of gaps in which no record was."""
+    for gap in gaps:
+        if gap.reason is not Reason.DAMAGED:
+            offsets -= OffsetSet.of_range(gap.start, gap.stop)
+    return offsets

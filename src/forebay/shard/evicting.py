@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,28 +20,24 @@ from forebay.eviction import Evicted, Holding, Limits, Stretch, plan
 from forebay.format.batch import Batch, ColumnBytes, batch_of
 from forebay.format.index import find_offset
 from forebay.format.offsets import OffsetSet
-from forebay.history import History
+from forebay.history import History, InHistory
 from forebay.locks import Rank, RankedLock
-from forebay.pages import Page
 from forebay.records import Gap
 from forebay.sealed import SealedSegment
 from forebay.shard.deletes import Deletes
-from forebay.shard.tiers import NoHistory
-from forebay.wal.files import FileList, SealedFile
+from forebay.shard.tiers import NoHistory, Tiers
+from forebay.wal.files import FileList, LogFile, SealedFile
 from forebay.wal.log import Wal
 
 PAGE_BYTES = 1024 * 1024
-
-Read: TypeAlias = Callable[[int, int], Page]
-"""Pages over all tiers, of records that ended too."""
 
 
 class Weights:
     """How many bytes the records of a range count for. Remembers the last answer. One thread at a time."""
 
-    def __init__(self, files: FileList, read: Read, history: History | NoHistory) -> None:
+    def __init__(self, files: FileList, tiers: Tiers, history: History | NoHistory) -> None:
         self._files = files
-        self._read = read
+        self._tiers = tiers
         self._history = history
         self._standing: tuple[int, int | None] = (0, None)
         self._start = self._stop = self._bytes = 0
@@ -52,7 +47,7 @@ class Weights:
     def look(self) -> None:
         """Count anew what comes next if a load that was waited for is over."""
         waiting = self._waiting
-        if waiting is not None and self._read(waiting, 1).next > waiting:
+        if waiting is not None and self._tiers.read(waiting, 1).next > waiting:
             self._begin(self._start)
 
     def between(self, start: int, stop: int) -> int:
@@ -63,7 +58,7 @@ class Weights:
         if start != self._start or stop < self._stop or standing != self._standing:
             self._standing = standing
             self._begin(start)
-        self._bytes += self._weigh(self._stop, stop)
+        self._bytes += self._tiers.steady(lambda: self._weigh(self._stop, stop))
         self._stop = stop
         return self._bytes
 
@@ -76,23 +71,17 @@ class Weights:
         self._start, self._bytes = start, self._bytes - bytes_gone
 
     def _weigh(self, start: int, stop: int) -> int:
-        total, at = 0, start
-        for low, high, segment in self._sealed(start, stop):
-            total += self._by_records(at, low) + self._by_index(low, high, segment)
-            at = high
-        return total + self._by_records(at, stop)
-
-    def _sealed(self, start: int, stop: int) -> Iterator[tuple[int, int, SealedSegment]]:
-        """The parts of the range whose bytes an index may tell, in order."""
-        begins = self._files.begins
-        edge = stop if begins is None else min(max(begins, start), stop)
-        if start < edge:
-            found = self._history.stretches(start, edge)
-            yield from ((low, high, segment()) for low, high, segment, waits in found if not waits)
-        for file in self._files.all:
-            low, high = max(file.start, edge), min(file.end, stop)
-            if isinstance(file, SealedFile) and low < high:
-                yield low, high, file
+        total = 0
+        for low, high, tier in self._tiers.cover(start, stop):
+            if isinstance(tier, SealedFile):
+                total += self._by_index(low, high, tier)
+            elif isinstance(tier, LogFile):
+                total += self._by_records(low, high)
+            elif isinstance(tier, InHistory) and not tier.waits:
+                total += self._by_index(low, high, tier.open())
+            elif isinstance(tier, InHistory) and self._waiting is None:
+                self._waiting = low
+        return total
 
     def _by_index(self, start: int, stop: int, segment: SealedSegment) -> int:
         totals = segment.totals()
@@ -116,11 +105,9 @@ class Weights:
     def _by_records(self, start: int, stop: int) -> int:
         total = 0
         while start < stop:
-            page = self._read(start, PAGE_BYTES).clipped(stop)
+            page = self._tiers.read(start, PAGE_BYTES).clipped(stop)
             if page.next == start:
-                self._waiting = start if self._waiting is None else self._waiting
-                start = min((file.start for file in self._files.all if file.start > start), default=stop)
-                continue
+                break
             total += sum(int(batch.sizes().sum()) for batch in page.batches)
             start = page.next
         return total
@@ -129,11 +116,11 @@ class Weights:
 class Evicting:
     """Applies the limits of one shard."""
 
-    def __init__(self, wal: Wal, deletes: Deletes, limits: Limits, read: Read, weights: Weights) -> None:
+    def __init__(self, wal: Wal, deletes: Deletes, limits: Limits, tiers: Tiers, weights: Weights) -> None:
         self._wal = wal
         self._deletes = deletes
         self.limits = limits
-        self._read = read
+        self._tiers = tiers
         self._weights = weights
         self._counting = RankedLock(Rank.LIMITS, "shard.caps")
         self._staged: list[tuple[int, int, int]] = []
@@ -217,7 +204,7 @@ class Evicting:
         deleted = self._deletes.deleted
         size = 1
         while start < stop:
-            page = self._read(start, size).clipped(stop)
+            page = self._tiers.read(start, size).clipped(stop)
             if page.next == start:
                 return
             pieces: list[Batch | Gap] = [*page.batches, *page.events]

@@ -6,25 +6,25 @@ is only a hint: the key or tag itself is compared on the record. What cannot be 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
-from forebay.blobs import BlobChanged, BlobMissing
 from forebay.errors import Corrupt
 from forebay.format.batch import Batch
 from forebay.format.control import Floor
 from forebay.format.hashing import Places, hash_bytes
 from forebay.format.index import SectionKind
 from forebay.format.offsets import OffsetSet
-from forebay.history import SPOT
-from forebay.pages import Page
+from forebay.history import SPOT, InHistory
+from forebay.pages import Page, Span
 from forebay.records import Gap, Reason
 from forebay.sealed import UNREADABLE
-from forebay.shard.tiers import PAGE_BYTES, Past
+from forebay.shard.tiers import PAGE_BYTES, Tier, Tiers
 from forebay.shard.visible import Ended
-from forebay.wal.files import READ_ATTEMPTS, Attempts, FileList, LogFile, SealedFile
+from forebay.wal.files import READ_ATTEMPTS
 
 _T = TypeVar("_T")
 
@@ -60,10 +60,6 @@ class SearchedLog(Protocol):
     """The hot tiers of a shard."""
 
     @property
-    def files(self) -> FileList:
-        """The local files."""
-
-    @property
     def head(self) -> int:
         """Everything below can be read."""
 
@@ -87,29 +83,6 @@ class Searched(Protocol):
         """The ranges of which `find` does not know what is in them."""
 
 
-class _Tract(NamedTuple):
-    """Offsets `[start, stop)`, and who tells what is where in them."""
-
-    start: int
-    stop: int
-    searched: Callable[[], Searched]
-    waits: bool = False
-
-    def own(self, offsets: Places, start: int) -> Places:
-        """Those of this tract from `start` on."""
-        low, high = np.searchsorted(offsets, [max(start, self.start), self.stop])
-        return offsets[low:high]
-
-
-class _Span(NamedTuple):
-    """Offsets `[start, stop)` of one local file, or of none; `is_due` says that then history must have them."""
-
-    start: int
-    stop: int
-    file: LogFile | SealedFile | None
-    is_due: bool = False
-
-
 class _Waiting(Exception):  # no error: readers stand here until a bulk load is committed
     def __init__(self, offset: int) -> None:
         super().__init__(offset)
@@ -119,18 +92,10 @@ class _Waiting(Exception):  # no error: readers stand here until a bulk load is 
 class Lookups:
     """Looks up records of one shard. Safe for concurrent use, as its tiers are."""
 
-    def __init__(
-        self,
-        log: SearchedLog,
-        read: Callable[[int, int], Page],
-        ended: Callable[[], Ended],
-        past: Past,
-    ) -> None:
-        """`read` gives pages over all tiers, of records that ended too."""
+    def __init__(self, log: SearchedLog, tiers: Tiers, ended: Callable[[], Ended]) -> None:
         self._log = log
-        self._read = read
+        self._tiers = tiers
         self._ended = ended
-        self._past = past
 
     def read_by_key(
         self,
@@ -177,25 +142,14 @@ class Lookups:
         return self._log.head, self._ended()
 
     def _tried(self, look: Callable[[], _T]) -> _T:
-        """Look, and look again where files or objects were replaced meanwhile."""
-        attempts, attempt = Attempts(self._log.files), 0
-        while True:
-            attempt += 1
+        """Look, and look again where files, objects or records went meanwhile."""
+        for attempt in count(1):
             floor = self._ended().floor
-            try:
-                found = look()
-                # Else what is missing may have been removed under it.
-                if attempt >= READ_ATTEMPTS or self._ended().floor.earliest == floor.earliest:
-                    return found
-            except OSError as error:
-                if not attempts.again(error):
-                    raise
-                # It may have been a file of history that is compacted by now.
-                self._past.history.refresh()
-            except (BlobMissing, BlobChanged) as error:
-                if attempt >= READ_ATTEMPTS:
-                    raise Corrupt(f'history is not there: {error}; run "forebay verify"') from error
-                self._past.history.refresh()
+            found = self._tiers.steady(look)
+            # Else what is missing may have been removed under it.
+            if attempt >= READ_ATTEMPTS or self._ended().floor.earliest == floor.earliest:
+                break
+        return found
 
     # Pages
 
@@ -233,16 +187,16 @@ class Lookups:
         With `waiting` raises `_Waiting` before a load.
         """
         start = max(start, ended.floor.earliest)
-        for tract in self._tracts(sought.kind, start, head):
-            if isinstance(tract, Gap):
-                yield from self._read_through(sought, tract, ended.deleted)
+        for span in self._searchable(sought.kind, start, head):
+            if isinstance(span.tier, Gap):
+                yield from self._read_through(sought, span.tier, ended.deleted)
                 continue
-            if tract.waits:
+            if isinstance(span.tier, InHistory):
                 if waiting:
-                    raise _Waiting(tract.start)
+                    raise _Waiting(span.start)
                 continue
-            for piece in tract.searched().find(sought.kind, sought.hash, max(start, tract.start)):
-                own = tract.own(piece, start)
+            for piece in span.tier.find(sought.kind, sought.hash, span.start):
+                own = _within(span, piece)
                 yield from self._verified(sought, _live(own, ended.deleted))
                 if len(own) < len(piece):
                     break
@@ -250,79 +204,57 @@ class Lookups:
     def _backwards(self, sought: Sought, ended: Ended, start: int, head: int) -> Iterator[int | Gap]:
         """The offsets of live records that may match, the newest first, and ranges that cannot be searched."""
         start = max(start, ended.floor.earliest)
-        for tract in self._tracts(sought.kind, start, head, backwards=True):
-            if isinstance(tract, Gap):
-                for match in reversed(self._read_through(sought, tract, ended.deleted)):
+        for span in self._searchable(sought.kind, start, head, backwards=True):
+            if isinstance(span.tier, Gap):
+                for match in reversed(self._read_through(sought, span.tier, ended.deleted)):
                     yield from [match] if isinstance(match, Gap) else reversed(range(match.base, match.end))
                 continue
-            for piece in () if tract.waits else tract.searched().find_backwards(sought.kind, sought.hash):
-                own = tract.own(piece, start)
-                yield from reversed(_live(own, ended.deleted).tolist())
-                if len(piece) and int(piece[0]) < max(start, tract.start):
+            if isinstance(span.tier, InHistory):
+                continue
+            for piece in span.tier.find_backwards(sought.kind, sought.hash):
+                yield from reversed(_live(_within(span, piece), ended.deleted).tolist())
+                if len(piece) and int(piece[0]) < span.start:
                     break
 
-    def _tracts(self, kind: SectionKind, start: int, head: int, *, backwards: bool = False) -> Iterator[_Tract | Gap]:
-        """Everything of `[start, head)`, in order or from its end; nothing is read before it is come to.
+    def _searchable(
+        self, kind: SectionKind, start: int, head: int, *, backwards: bool = False
+    ) -> Iterator[Span[Searched | InHistory | Gap]]:
+        """All of `[start, head)` that may hold records, in order or from its end.
 
-        A gap is a range that no copy can be searched in.
+        Files and segments that can be searched, segments of a load that is not committed, and as gaps the ranges
+        that no copy can be searched in. Nothing is read before it is come to.
         """
-        for span in reversed(self._spans(start, head)) if backwards else self._spans(start, head):
-            tracts = self._of_span(span, kind)
-            for tract in reversed(tracts) if backwards else tracts:
-                parts = [tract] if isinstance(tract, Gap) or span.file is not None else _parted(tract, kind)
-                yield from reversed(parts) if backwards else parts
+        spans = self._tiers.cover(start, head)
+        for span in reversed(spans) if backwards else spans:
+            parts = self._parts(span, kind)
+            yield from reversed(parts) if backwards else parts
 
-    def _spans(self, start: int, head: int) -> list[_Span]:
-        """The local files of `[start, head)`, and what lies before, between and behind them."""
-        spans: list[_Span] = []
-        at = start
-        for file in self._log.files.all:
-            # The gap that a file begins with is named; offsets before it must be in history.
-            named = max(at, min(file.previous_end, file.start)) if file.start > at else at
-            spans += [_Span(at, named, None, is_due=True), _Span(named, file.start, None)]
-            spans.append(_Span(max(at, file.start), file.end, file))
-            at = max(at, file.end)
-        spans.append(_Span(at, head, None))
-        cut = [span._replace(stop=min(span.stop, head)) for span in spans]
-        return [span for span in cut if span.start < span.stop]
-
-    def _of_span(self, span: _Span, kind: SectionKind) -> Sequence[_Tract | Gap]:
-        if span.file is None:
-            return self._of_history(span.start, span.stop, is_due=span.is_due)
-        return self._of_file(span.file, span.start, span.stop, kind)
-
-    def _of_file(self, file: LogFile | SealedFile, start: int, stop: int, kind: SectionKind) -> Sequence[_Tract | Gap]:
-        """A local file, and history where the file has a gap that it may fill, or cannot be looked into."""
-        found: list[_Tract | Gap] = []
+    def _parts(self, span: Span[Tier], kind: SectionKind) -> list[Span[Searched | InHistory | Gap]]:
+        """A span as what can be searched of it and what cannot."""
+        start, stop, tier = span
+        if isinstance(tier, Gap):
+            return [Span(start, stop, Gap(start, stop, tier.reason))] if tier.reason in UNREADABLE else []
+        if isinstance(tier, InHistory) and tier.waits:
+            return [Span(start, stop, tier)]
+        searched = tier.open() if isinstance(tier, InHistory) else tier
         try:
-            gaps = file.unsearched(kind)
+            gaps = [gap for gap in searched.unsearched(kind) if gap.start < stop and gap.stop > start]
         except (Corrupt, OSError):
-            if stop > self._past.exported:
+            if isinstance(tier, InHistory) or stop > self._tiers.exported:
                 raise
-            return self._of_history(start, stop, is_due=True)
+            gaps = [Gap(start, stop, Reason.DAMAGED)]
+        parts: list[Span[Searched | InHistory | Gap]] = []
         for gap in gaps:
-            if gap.stop <= start or gap.start >= stop:
-                continue
-            if gap.start > start:
-                found.append(_Tract(start, gap.start, lambda: file))
-            for tract in self._of_history(max(start, gap.start), min(stop, gap.stop), is_due=True):
-                found += [tract] if isinstance(tract, Gap) else _parted(tract, kind)
-            start = gap.stop
-        return [*found, _Tract(start, stop, lambda: file)] if start < stop else found
-
-    def _of_history(self, start: int, stop: int, *, is_due: bool = False) -> Sequence[_Tract | Gap]:
-        """What history has of `[start, stop)`; where it must have all of that, also what it does not have."""
-        history = self._past.history
-        found: list[_Tract | Gap] = [_Tract(*stretch) for stretch in history.stretches(start, stop)]
-        found += history.gaps(start, stop)
-        pieces: list[_Tract | Gap] = []
-        for piece in sorted(found, key=lambda piece: piece.start):
-            if is_due and piece.start > start:
-                pieces.append(Gap(start, piece.start, Reason.DAMAGED))
-            if isinstance(piece, _Tract) or piece.reason is Reason.DAMAGED:
-                pieces.append(piece)
-            start = max(start, piece.stop)
-        return [*pieces, Gap(start, stop, Reason.DAMAGED)] if is_due and start < stop else pieces
+            low, high = max(start, gap.start), min(stop, gap.stop)
+            if low > start:
+                parts.append(Span(start, low, searched))
+            if isinstance(tier, InHistory):
+                parts.append(Span(low, high, Gap(low, high, Reason.DAMAGED)))
+            else:
+                # History may have what a local file has lost.
+                parts += [part for other in self._tiers.in_history(low, high) for part in self._parts(other, kind)]
+            start = high
+        return [*parts, Span(start, stop, searched)] if start < stop else parts
 
     # What is there
 
@@ -334,7 +266,7 @@ class Lookups:
         found: list[Match] = []
         at = gap.start
         while at < gap.stop:
-            page = self._read(at, PAGE_BYTES).clipped(gap.stop)
+            page = self._tiers.read(at, PAGE_BYTES).clipped(gap.stop)
             if page.next == at:
                 break
             found += [event for event in page.events if event.reason in UNREADABLE and not _is_deleted(event, deleted)]
@@ -349,7 +281,7 @@ class Lookups:
         while place < len(offsets):
             offset = int(offsets[place])
             near = place + 1 < len(offsets) and int(offsets[place + 1]) - offset <= NEAR_OFFSETS
-            page = self._read(offset, NEAR_BYTES if near else SPOT)
+            page = self._tiers.read(offset, NEAR_BYTES if near else SPOT)
             stop = max(page.next, offset + 1)
             until = place + int(np.searchsorted(offsets[place:], stop))
             found: list[Match] = [gap for gap in page.events if _is_told(gap, offsets[place:until])]
@@ -393,19 +325,10 @@ class _Found:
         return Page(self._batches, [*told, *(gap for gap in self._events if gap.start < following)], following)
 
 
-def _parted(tract: _Tract, kind: SectionKind) -> list[_Tract | Gap]:
-    """A tract of history as what can be searched of it and what cannot."""
-    if tract.waits:
-        return [tract]
-    parts: list[_Tract | Gap] = []
-    start = tract.start
-    for gap in tract.searched().unsearched(kind):
-        if gap.stop > start and gap.start < tract.stop:
-            if gap.start > start:
-                parts.append(tract._replace(start=start, stop=gap.start))
-            parts.append(Gap(max(start, gap.start), min(tract.stop, gap.stop), Reason.DAMAGED))
-            start = gap.stop
-    return [*parts, tract._replace(start=start)] if start < tract.stop else parts
+def _within(span: Span[_T], offsets: Places) -> Places:
+    """Those of the rising offsets that lie in the span."""
+    low, high = np.searchsorted(offsets, [span.start, span.stop])
+    return offsets[low:high]
 
 
 def _is_deleted(gap: Gap, deleted: OffsetSet) -> bool:

@@ -28,7 +28,6 @@ from forebay.shard.decision import RecoveryDecision, Situation, Source, decide, 
 from forebay.shard.deletes import Deletes
 from forebay.shard.deletion import DeleteBefore, DeleteKey, DeleteRange, DeleteTag, Deletion
 from forebay.shard.evicting import Evicting, Weights
-from forebay.shard.extents import Extents
 from forebay.shard.inheritance import known_in_history, known_in_log
 from forebay.shard.lookups import PAGE_RECORDS, Lookups, Sought
 from forebay.shard.places import is_local
@@ -75,14 +74,13 @@ class SegmentShard:
         self.durability = wal.durability
         self.wakers = wal.tail.wakers
         self._past = past
-        tiers = Tiers(wal, past)
-        self._visible = Visible(tiers, lambda: wal.head)
-        catalogued = (past.catalog, past.places) if isinstance(past, OwnedPast) else (None, None)
-        self.deletes = Deletes(wal, self._visible, Extents(wal.files, *catalogued), past, before)
-        self.lookups = Lookups(wal, tiers.read, lambda: self._visible.ended, past)
+        self._tiers = Tiers(wal, past)
+        self._visible = Visible(self._tiers, lambda: wal.head)
+        self.deletes = Deletes(wal, self._tiers, self._visible, past, before)
+        self.lookups = Lookups(wal, self._tiers, lambda: self._visible.ended)
         self._retention = settings.retention
-        weights = Weights(wal.files, tiers.read, past.history)
-        self._evicting = Evicting(wal, self.deletes, Limits.of(ref.spec, self._retention), tiers.read, weights)
+        weights = Weights(wal.files, self._tiers, past.history)
+        self._evicting = Evicting(wal, self.deletes, Limits.of(ref.spec, self._retention), self._tiers, weights)
         self._archive: Archive | None = None
         if isinstance(past, OwnedPast):
             disk, clock = wal.writer.disk, wal.writer.clock

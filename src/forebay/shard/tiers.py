@@ -1,43 +1,49 @@
-"""One stream over all tiers: at each page the question "who covers this offset?" is asked anew.
+"""Which tier has an offset, and pages over all tiers: memory, local files, history.
 
-The local log answers for what it has; history for what lies below, for what was put into history from
-elsewhere, and for what the local files have lost or cannot give. Files that go away under a reader cost it a look-up.
+`cover` is the one answer. A local file comes first; history answers for what lies before, between and behind the
+files, and for what a file has lost. Files that are removed under a reader cost it another look.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeAlias, TypeVar
 
+from forebay.blobs import BlobChanged, BlobMissing
 from forebay.errors import Corrupt, Unavailable
 from forebay.format.control import Floor
 from forebay.format.offsets import OffsetSet
-from forebay.history import History, Stretch
-from forebay.pages import Page
+from forebay.history import History, InHistory
+from forebay.pages import Page, Span
 from forebay.records import Gap, Reason
 from forebay.sealed import UNREADABLE
-from forebay.wal.files import BelowFiles, FileList
+from forebay.wal.files import READ_ATTEMPTS, Attempts, FileList, LogFile, SealedFile
 
 logger = logging.getLogger(__name__)
 
 PAGE_BYTES = 1024 * 1024
 TOLD_MAX = 64
 """So many flaws of local files are remembered, so that each is said once and not for every page."""
-ELSEWHERE = UNREADABLE
-"""Gaps of the local log that history may fill."""
+
+Tier: TypeAlias = LogFile | SealedFile | InHistory | Gap
+"""Who has a range of offsets: a local file, a segment of history, or none, and then why there are no records."""
+T = TypeVar("T")
 
 
 class LocalLog(Protocol):
     """The hot tiers: files, cache and live records of one shard."""
 
-    files: FileList
+    @property
+    def files(self) -> FileList:
+        """The local files."""
 
     @property
     def head(self) -> int:
-        """Readers see everything below."""
+        """Everything below can be read."""
 
-    def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page:
-        """A page; raises `BelowFiles` where the local files begin later."""
+    def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page | None:
+        """A page; an empty one at the end, `None` where the log does not have the offset."""
 
     def offset_at_time(self, timestamp: int, start: int = 0) -> int | None:
         """The first record at or after the time that is in the local files, of those that reach beyond `start`."""
@@ -78,24 +84,16 @@ class NoHistory:
         """`None`."""
         return None
 
-    def stretches(self, start: int, stop: int) -> list[Stretch]:
-        """None."""
+    def cover(self, start: int, stop: int) -> list[Span[InHistory | Gap]]:
+        """Nothing."""
         return []
-
-    def gaps(self, start: int, stop: int) -> list[Gap]:
-        """None."""
-        return []
-
-    def covers(self, offset: int) -> bool:
-        """False."""
-        return False
 
     def is_waiting(self, offset: int) -> bool:
         """False."""
         return False
 
     def refresh(self) -> None:
-        """Nothing."""
+        """Nothing to look at."""
 
     def record(self, deleted: OffsetSet, floor: Floor) -> None:
         """Never asked for: everything that ends lies above the end of this history."""
@@ -107,7 +105,7 @@ class NoHistory:
 
 
 class Tiers:
-    """Reads one shard. Safe for concurrent use, as its tiers are."""
+    """All that is stored of one shard, records that ended included. Safe for concurrent use, as its tiers are."""
 
     def __init__(self, log: LocalLog, past: Past) -> None:
         self._log = log
@@ -116,29 +114,83 @@ class Tiers:
         """What was said of local files."""
 
     @property
-    def _history(self) -> History | NoHistory:
-        return self._past.history
+    def exported(self) -> int:
+        """The end of history as far as it is known."""
+        return self._past.exported
+
+    # Who has it
+
+    def cover(self, start: int, stop: int) -> list[Span[Tier]]:
+        """Which tier has each offset of `[start, stop)`, in order and without a break, as far as the shard reaches.
+
+        Opens no segment of history. A local file may lack some of its own range: `in_history` says who has that.
+        """
+        spans: list[Span[Tier]] = []
+        for low, high, tier in self._log.files.cover(start, min(stop, max(self._log.head, self._past.exported))):
+            if tier is None:
+                spans += self.in_history(low, high)
+            elif isinstance(tier, Gap) and tier.reason in UNREADABLE:
+                spans += self.in_history(low, high, tier.reason)
+            else:
+                spans.append(Span(low, high, tier))
+        return spans
+
+    def in_history(self, start: int, stop: int, lacking: Reason = Reason.DAMAGED) -> list[Span[Tier]]:
+        """What history has of `[start, stop)`, which no local file can give; what it lacks is a gap for that reason."""
+        spans: list[Span[Tier]] = []
+        for low, high, tier in self._past.history.cover(start, stop):
+            if low > start:
+                spans.append(Span(start, low, Gap(start, low, lacking)))
+            spans.append(Span(low, high, tier))
+            start = high
+        return [*spans, Span(start, stop, Gap(start, stop, lacking))] if start < stop else spans
+
+    def steady(self, look: Callable[[], T]) -> T:
+        """What `look` finds over `cover`; it looks again where files or objects were replaced meanwhile.
+
+        Raises `Corrupt` where an object stays missing, and the error of a file that cannot be read.
+        """
+        attempts, left = Attempts(self._log.files), READ_ATTEMPTS
+        while True:
+            try:
+                return look()
+            except (BlobMissing, BlobChanged) as error:
+                left -= 1
+                if left <= 0:
+                    raise Corrupt(f'history is not there: {error}; run "forebay verify"') from error
+            except OSError as error:
+                if not attempts.again(error):
+                    raise
+            # It may have been a file of history that is compacted by now.
+            self._past.history.refresh()
+
+    # Pages
 
     def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page:
         """Records from `offset` on, at least one if there is any, about `bytes_max`; an empty page at the end."""
         try:
             page = self._log.read(offset, bytes_max)
-        except BelowFiles:
-            return self._below(offset, bytes_max)
         except (Corrupt, OSError) as error:
             return self._instead(error, offset, bytes_max)
-        if page.events:
-            return self._filled(page, offset, bytes_max)
-        if page.next == offset and offset < self._past.exported:
-            # The log stands before something that was put into history from elsewhere.
-            return self._history.read(offset, bytes_max)
-        return page
+        if page is not None and page.next > offset:
+            return self._filled(page, offset, bytes_max) if page.events else page
+        if page is not None and offset >= self._past.exported:
+            return page
+        # Before the files, or where the log stands before something that was put into history from elsewhere.
+        page = self._past.history.read(offset, bytes_max)
+        if page.next > offset:
+            return page
+        # Where history has it and gives nothing, it was loaded, and the load is not committed yet. What neither has
+        # was there once, for offsets behind it were given out.
+        found = self.cover(offset, max(self._log.head, self._past.exported))
+        gap = found[0].tier if found else None
+        return Page([], [gap], gap.stop) if isinstance(gap, Gap) else page
 
     def offset_at_time(self, timestamp: int) -> int | None:
         """The first record at or after the time, by offset, in whichever tier it lies."""
         while True:
             exported = self._past.exported
-            found = self._history.offset_at_time(timestamp)
+            found = self._past.history.offset_at_time(timestamp)
             if found is not None:
                 # Whatever lies before it is history too.
                 return found
@@ -151,14 +203,16 @@ class Tiers:
 
     def damage_at(self, offset: int) -> Gap | None:
         """The damaged range of the tier that answers for the time of `offset`, if one covers it."""
-        return self._history.damage_at(offset) if offset < self._past.exported else self._log.files.damage_at(offset)
+        if offset < self._past.exported:
+            return self._past.history.damage_at(offset)
+        return self._log.files.damage_at(offset)
 
     def _instead(self, error: Corrupt | OSError, offset: int, bytes_max: int) -> Page:
         """What history has where a local file, or its index, cannot be read; raises why not if it has nothing."""
         if offset >= self._past.exported:
             raise error
         try:
-            page = self._history.read(offset, bytes_max)
+            page = self._past.history.read(offset, bytes_max)
         except (Corrupt, Unavailable) as worse:
             # That it is not there at all says more than that it could not be read now.
             raise worse if isinstance(error, OSError) and isinstance(worse, Corrupt) else error from None
@@ -171,31 +225,22 @@ class Tiers:
             logger.warning("what a local file has is read from history: %s", error)
         return page
 
-    def _below(self, offset: int, bytes_max: int) -> Page:
-        page = self._history.read(offset, bytes_max)
-        if page.next > offset or self._history.covers(offset):
-            # Where history has it and gives nothing, it was loaded, and the load is not committed yet.
-            return page
-        # Neither the files nor the catalog have it: it was there once, for offsets behind it were given out.
-        begins = self._log.files.begins
-        stop = begins if begins is not None and begins > offset else self._log.head
-        return Page([], [Gap(offset, stop, Reason.DAMAGED)], stop)
-
     def _filled(self, page: Page, offset: int, bytes_max: int) -> Page:
-        """The page up to its first hole that history may fill; or, where it begins with one, what history has."""
-        hole = next((gap for gap in page.events if gap.reason in ELSEWHERE), None)
-        if hole is None:
+        """The page up to its first gap that history may fill; or, where it begins with one, what history has."""
+        gap = next((gap for gap in page.events if gap.reason in UNREADABLE), None)
+        if gap is None:
             return page
-        if hole.start > offset:
-            return page.clipped(hole.start)
+        if gap.start > offset:
+            return page.clipped(gap.start)
         try:
-            instead = self._history.read(offset, bytes_max).clipped(hole.stop)
+            instead = self._past.history.read(offset, bytes_max).clipped(gap.stop)
         except (Corrupt, Unavailable) as error:
-            if hole.reason is Reason.HISTORY:
+            if gap.reason is Reason.HISTORY:
                 raise
             logger.warning("what is damaged here cannot be read from history either: %s", error)
             return page
         # What ended there is not lost here.
-        is_known = instead.batches or any(gap.reason is Reason.DELETED for gap in instead.events)
-        waits = hole.reason is Reason.HISTORY and (instead.next > offset or self._history.covers(offset))
-        return instead if is_known or waits else page
+        is_known = instead.batches or any(event.reason is Reason.DELETED for event in instead.events)
+        if gap.reason is Reason.HISTORY:
+            is_known = instead.next > offset or self._past.history.is_waiting(offset)
+        return instead if is_known else page

@@ -24,7 +24,7 @@ from forebay.pages import Page
 from forebay.records import Gap, Reason
 from forebay.sealed import SealedSegment
 from forebay.spark.opening import Opened
-from forebay.wal.files import BelowFiles, SealedFile
+from forebay.wal.files import SealedFile
 from forebay.wal.follow import FollowedLog
 
 PAGE_BYTES = 4 * 1024 * 1024
@@ -57,6 +57,10 @@ Again: TypeAlias = Callable[[int, int], Sequence[Piece]]
 """Looks for offsets once more: where they lie now, or the holes that they became."""
 
 
+class _Gone(Exception):
+    """A piece is not where it was planned: it is looked for again."""
+
+
 class PieceReader:
     """Pages of one partition over its pieces, as stored: what ended is in them. For one thread; `close` it."""
 
@@ -87,7 +91,7 @@ class PieceReader:
             return Page([], [gap._replace(start=offset)], gap.stop)
         try:
             return self._read(piece, offset, bytes_max).clipped(piece.stop)
-        except (BlobMissing, BlobChanged, BelowFiles) as error:
+        except (BlobMissing, BlobChanged, _Gone) as error:
             return self._instead(piece, offset, bytes_max, error)
         except OSError as error:
             if error.errno not in GONE:
@@ -141,10 +145,10 @@ class PieceReader:
             return segment.read(offset, bytes_max)
         log = self._followed()
         if log is None:
-            raise BelowFiles(f"offset {offset} is in no store")
+            raise _Gone(f"offset {offset} is in no store")
         page = log.read(offset, bytes_max)
-        if log.head == 0:
-            raise BelowFiles("the log is gone")
+        if page is None or log.head == 0:
+            raise _Gone(f"no file of the log has offset {offset}")
         return page
 
     def _open(self, piece: Piece) -> SealedSegment | None:

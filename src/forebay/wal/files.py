@@ -25,7 +25,7 @@ from forebay.format.lookups import HeldPostings
 from forebay.format.scan import FrameTable
 from forebay.format.segment import HEADER_BYTES, SegmentHeader, index_name
 from forebay.locks import Rank, RankedLock
-from forebay.pages import Page
+from forebay.pages import Page, Span
 from forebay.records import Gap, Reason
 from forebay.sealed import UNREADABLE, Gathered, SealedSegment, first_at_time
 from forebay.wal.scan import LogScan, is_bare
@@ -37,10 +37,6 @@ READ_BYTES_MIN = 4096
 READ_ATTEMPTS = 3
 REPLACED = (errno.ESTALE, errno.ENOENT, errno.EBADF)
 """How a file answers that has been replaced by another with the same records."""
-
-
-class BelowFiles(LookupError):
-    """No local file answers for the offset: if anything does, it is the history."""
 
 
 class LogFile:
@@ -336,8 +332,28 @@ class FileList:
         files = self.all
         return files[0].previous_end if files else None
 
-    def read(self, offset: int, bytes_max: int) -> Page:
-        """Whoever covers `offset` answers, or `BelowFiles`. A file replaced meanwhile is looked up again."""
+    def cover(self, start: int, stop: int) -> list[Span[LogFile | SealedFile | Gap | None]]:
+        """What these files say of `[start, stop)`, in order and without a break.
+
+        A file, the gap that the file behind it names, or `None` where no file answers: before all of them, behind
+        them, or where one is missing. Reads at most the indexes of files behind a gap.
+        """
+        files, at = self.all, start
+        spans: list[Span[LogFile | SealedFile | Gap | None]] = []
+        for file in files[max(bisect_right(files, start, key=_start) - 1, 0) :]:
+            if at >= stop:
+                break
+            if file.start > at:
+                named = max(at, min(file.previous_end, file.start))
+                spans += [Span(at, named, None), Span(named, file.start, file.leading_gap)]
+            spans.append(Span(max(at, file.start), file.end, file))
+            at = max(at, file.end)
+        spans.append(Span(at, stop, None))
+        clipped = (span._replace(stop=min(span.stop, stop)) for span in spans)
+        return [span for span in clipped if span.start < span.stop]
+
+    def read(self, offset: int, bytes_max: int) -> Page | None:
+        """A page from `offset` on; `None` where no file answers. A file replaced meanwhile is looked up again."""
         attempts = Attempts(self)
         while True:
             try:
@@ -346,25 +362,15 @@ class FileList:
                 if not attempts.again(error):
                     raise
 
-    def _read(self, offset: int, bytes_max: int) -> Page:
-        files = self.all
-        place = bisect_right(files, offset, key=_start) - 1
-        if place >= 0 and offset < files[place].end:
-            file = files[place]
-            if self._clock is not None and isinstance(file, SealedFile):
-                file.read_last = self._clock.monotonic()
-            return file.read(offset, bytes_max).clipped(file.end)
-        if place < 0 and (not files or offset < files[0].previous_end):
-            raise BelowFiles(f"offset {offset} lies before all local files")
-        if place + 1 == len(files):
-            return Page([], [], offset)
-        follower = files[place + 1]
-        gap = follower.leading_gap
-        if gap is not None and gap.start <= offset:
-            return Page([], [gap._replace(start=offset)], gap.stop)
-        # No file holds these offsets and none says that they are empty: a file is missing.
-        stop = gap.start if gap is not None else follower.start
-        return Page([], [Gap(offset, stop, Reason.DAMAGED)], stop)
+    def _read(self, offset: int, bytes_max: int) -> Page | None:
+        tier = self.cover(offset, offset + 1)[0].tier
+        if tier is None:
+            return None
+        if isinstance(tier, Gap):
+            return Page([], [tier._replace(start=offset)], tier.stop)
+        if self._clock is not None and isinstance(tier, SealedFile):
+            tier.read_last = self._clock.monotonic()
+        return tier.read(offset, bytes_max).clipped(tier.end)
 
     def await_replacement(self) -> None:
         """Whatever took a file's name is listed on return."""
@@ -386,8 +392,11 @@ class FileList:
         place = bisect_right(files, offset, key=_start) - 1
         if place < 0 or offset < files[place].end:
             return files[place].damage_at(offset) if place >= 0 else None
-        missing = (gap for gap in self._read(offset, 1).events if gap.reason is Reason.DAMAGED)
-        return next((gap._replace(start=files[place].end) for gap in missing), None)
+        for start, stop, tier in self.cover(files[place].end, files[-1].start):
+            if start <= offset < stop:
+                gap = Gap(start, stop, Reason.DAMAGED) if tier is None else tier
+                return gap if isinstance(gap, Gap) and gap.reason is Reason.DAMAGED else None
+        return None
 
     def offset_at_time(self, timestamp: int, start: int = 0) -> int | None:
         """The offset of the first record at or after the time, over all files that reach beyond `start`."""

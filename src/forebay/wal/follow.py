@@ -57,10 +57,10 @@ class FollowedLog:
         self._known = False
         """Some look has told where the log ends."""
 
-    def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page:
+    def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page | None:
         """Records from `offset` on that the owner has published; an empty page at the end.
 
-        Raises `BelowFiles` for what lies before all local files.
+        `None` where no file has it: if anything does, it is the history.
         """
         if offset >= self.head:
             self.refresh()
@@ -68,7 +68,8 @@ class FollowedLog:
             if offset >= self.head:
                 return Page([], [], offset)
             try:
-                return self.files.read(offset, bytes_max).clipped(self.head)
+                page = self.files.read(offset, bytes_max)
+                return None if page is None else page.clipped(self.head)
             except OSError as error:
                 if error.errno not in (errno.ESTALE, errno.ENOENT):
                     raise

@@ -450,10 +450,10 @@ class Wal:
         """Readers see everything below."""
         return self.tail.head
 
-    def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page:
+    def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page | None:
         """Records from `offset` on, at least one if there is any, up to about `bytes_max`.
 
-        Raises `BelowFiles` for what lies before all local files.
+        `None` where neither memory nor a file has it: if anything does, it is the history.
         """
         self.check_open()
         tail = self.tail
@@ -464,7 +464,9 @@ class Wal:
         if offset >= head:
             return Page([], [], offset)
         page = tail.read(offset, bytes_max)
-        return (page if page is not None else self.files.read(offset, bytes_max)).clipped(head)
+        if page is None:
+            page = self.files.read(offset, bytes_max)
+        return None if page is None else page.clipped(head)
 
     def wait(self, offset: int, timeout: float | None) -> bool:
         """Wait until a record at or above `offset` may be read; false when the time is up or the log closed."""
