@@ -17,7 +17,7 @@ from forebay.appends.ticket import Ticket
 from forebay.format.batch import ColumnBytes, Columns
 from forebay.partitioning import partition_of_key, partition_of_producer
 from forebay.settings import WalSettings
-from forebay.storage.appending import Appender
+from forebay.storage.append import Appender
 from forebay.testing.clock import ManualClock
 from tests.storage.rig import QUICK, WatchedDisk, quick, until, values, wal_of
 

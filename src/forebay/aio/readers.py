@@ -9,7 +9,7 @@ from forebay.aio.workers import Workers
 from forebay.reading import OnGap
 from forebay.records import EARLIEST, Position, Record
 from forebay.storage import Reader
-from forebay.storage.checks import checked_seconds
+from forebay.storage.arguments import checked_seconds
 
 
 class AsyncReader:

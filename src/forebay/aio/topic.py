@@ -17,7 +17,7 @@ from forebay.records import EARLIEST, LATEST, Offsets, Position, Record
 from forebay.settings import Settings
 from forebay.shard import RecoveryDecision
 from forebay.storage import Ack, Topic
-from forebay.storage.checks import HeadersLike, Start, checked_seconds
+from forebay.storage.arguments import HeadersLike, Start, checked_seconds
 from forebay.topics import TopicSpec
 
 if TYPE_CHECKING:

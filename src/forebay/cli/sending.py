@@ -54,7 +54,7 @@ class Limits(NamedTuple):
 
     def checked(self, record: NewRecord | None) -> NewRecord | None:
         """The record, or `Invalid` that says where it came from: before anything of its batch is appended."""
-        from forebay.storage.checks import checked_headers, checked_tag, checked_timestamp
+        from forebay.storage.arguments import checked_headers, checked_tag, checked_timestamp
 
         if record is None:
             return None
@@ -72,7 +72,7 @@ class Limits(NamedTuple):
 
     def _check_size(self, record: NewRecord) -> None:
         from forebay.appends.queue import record_bytes
-        from forebay.storage.appending import FRAME_ROOM
+        from forebay.storage.append import FRAME_ROOM
 
         size = record_bytes(record.value, record.key, record.tag, record.headers)
         if size + FRAME_ROOM > self.frame_bytes_max:

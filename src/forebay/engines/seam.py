@@ -8,10 +8,11 @@ use. Every engine answers alike to the last detail: one contract suite in `foreb
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 from forebay.appends.queue import Entry, Producing
 from forebay.appends.ticket import Ticket
+from forebay.errors import Unsupported
 from forebay.eviction import Evicted, Holding
 from forebay.format.batch import ColumnBytes
 from forebay.pages import Page
@@ -152,6 +153,20 @@ class LookedUpShard(OpenShard, Protocol):
 
     def adopt(self, spec: TopicSpec) -> None:
         """Go by this definition of the same topic from now on: its limits have changed, or its partitions."""
+
+
+def offers(shard: object, ability: str) -> bool:
+    """Whether a shard has this ability of a `LookedUpShard`."""
+    return hasattr(shard, ability)
+
+
+def offering(shard: OpenShard, ability: str) -> LookedUpShard:
+    """The shard, if it has that ability; else `Unsupported`: beside its owner a shard has fewer."""
+    if not offers(shard, ability):
+        raise Unsupported(
+            f"{shard.ref} is opened read-only and has no {ability} here: ask the process that owns the directory"
+        )
+    return cast(LookedUpShard, shard)
 
 
 class StorageEngine(Protocol):

@@ -36,7 +36,7 @@ from forebay.inspection.stores import Stores
 from forebay.records import EARLIEST, Gap, Headers, Position, Reason, Record
 from forebay.shard.places import is_local
 from forebay.storage import Storage, Topic
-from forebay.storage.checks import checked_partition
+from forebay.storage.arguments import checked_partition
 from forebay.storage.directory import LogDirectory, is_owned
 from forebay.topics import Engine, TopicName, TopicSpec
 from forebay.wal.begin import ASIDE

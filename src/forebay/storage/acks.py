@@ -13,7 +13,7 @@ from forebay.appends.callbacks import Settled, in_callback
 from forebay.appends.ticket import Ticket
 from forebay.errors import ForebayError, Indeterminate
 from forebay.locks import Rank, RankedRLock
-from forebay.storage.checks import checked_seconds
+from forebay.storage.arguments import checked_seconds
 
 logger = logging.getLogger(__name__)
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 from forebay.clock import Clock
 from forebay.engines import OpenShard
+from forebay.engines.seam import offering, offers
 from forebay.engines.unowned import UnownedShard
 from forebay.errors import Conflict, Unavailable
 from forebay.locks import Rank, RankedLock
 from forebay.shard import ShardRef, refs_of
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Defined, Definitions
-from forebay.storage.lookups import offering, offers
 from forebay.storage.shards import Shards
 from forebay.storage.topic import Topic
 from forebay.topics import Cleanup, OnFull, TopicChanges, TopicName, TopicSpec

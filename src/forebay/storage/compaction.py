@@ -11,9 +11,8 @@ import weakref
 from itertools import takewhile
 
 from forebay.engines import OpenShard
-from forebay.engines.seam import LookedUpShard
+from forebay.engines.seam import LookedUpShard, offering
 from forebay.shard.deletion import DeleteRange
-from forebay.storage.lookups import offering
 from forebay.topics import Cleanup
 
 PASS_PAGES = 16

@@ -14,7 +14,7 @@ from forebay.appends.queue import record_bytes
 from forebay.errors import Conflict, Invalid
 from forebay.partitioning import partition_of_key
 from forebay.records import Gap, Record
-from forebay.storage.checks import StoredOffset
+from forebay.storage.arguments import StoredOffset
 from forebay.storage.cursors import Reader
 from forebay.storage.topic import Topic
 

@@ -22,7 +22,7 @@ from forebay.progress import Progress, ProgressStore, ReaderName, check_progress
 from forebay.reading import OnGap
 from forebay.records import EARLIEST, Position, Record
 from forebay.settings import ProgressSettings
-from forebay.storage.checks import StoredOffset, checked_partition
+from forebay.storage.arguments import StoredOffset, checked_partition
 from forebay.storage.streams import Following, Stream
 from forebay.topics import TopicName, TopicSpec
 from forebay.workers import Worker

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Generic, Protocol, Self, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 from forebay.clock import Clock
 from forebay.engines import OpenShard
 from forebay.errors import Closed, Unavailable
 from forebay.format.batch import Batch
-from forebay.reading import Cursor
+from forebay.pages import Page
+from forebay.reading import Cursor, in_order
+from forebay.records import Gap, Record
 
 STOP_CHECK_SECONDS = 0.1
 REST = 4
@@ -102,6 +105,80 @@ class Bounded(Generic[T]):
     def close(self) -> None:
         """See `Source`."""
         self._parts.clear()
+
+
+class LookupSpan(NamedTuple):
+    """The offsets of a partition that a look-up goes through. From 0 on, it also reports what was evicted."""
+
+    partition: int
+    start: int
+    stop: int
+
+
+class LookupPages:
+    """The pages of a look-up, partition after partition; each up to where the partition ended at first."""
+
+    def __init__(
+        self,
+        spans: Sequence[LookupSpan],
+        look_up: Callable[[int, int], Page],
+        report: Callable[[int, Gap], None],
+        *,
+        limit: int | None,
+        one: bool = False,
+    ) -> None:
+        self._spans = list(spans)
+        self._look_up = look_up
+        self._report = report
+        self._left = limit
+        self._one = one
+        self._found: deque[tuple[int, Gap | Batch]] = deque()
+        """What was found and not given yet, with its partition."""
+
+    def next_page(self) -> list[Record]:
+        """See `Source`."""
+        while (self._found or self._spans) and self._left != 0:
+            if not self._found:
+                self._look()
+            records: list[Record] = []
+            while self._found and (not records or isinstance(self._found[0][1], Batch)):
+                place, piece = self._found.popleft()
+                if isinstance(piece, Gap):
+                    self._report(place, piece)
+                else:
+                    records += piece.records(place)
+            if records:
+                if self._left is not None:
+                    records = records[: self._left]
+                    self._left -= len(records)
+                return records
+        return []
+
+    def _look(self) -> None:
+        """Ask for the next page."""
+        place, start, stop = self._spans[0]
+        page = self._look_up(place, start)
+        if not self._one:
+            # The newest record may have been appended meanwhile, and is the answer all the same; others are not.
+            page = page.clipped(stop)
+        self._found.extend((place, piece) for piece in _found_in_order(page, newest=self._one))
+        if page.next >= stop or page.next <= start:
+            # The end of the partition, or a bulk load that is not committed yet: `read` ends there, too.
+            self._spans.pop(0)
+        else:
+            self._spans[0] = LookupSpan(place, page.next, stop)
+        if self._one and page.batches:
+            self._spans.clear()
+
+    def close(self) -> None:
+        """See `Source`."""
+        self._spans.clear()
+        self._found.clear()
+
+
+def _found_in_order(page: Page, *, newest: bool) -> Iterator[Gap | Batch]:
+    """What was found; of a look-up for the newest record, first the ranges above it that cannot be read."""
+    return iter([*page.events, *page.batches]) if newest else in_order(page)
 
 
 class Following(Generic[T]):

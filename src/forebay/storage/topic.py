@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from forebay.appends.queue import Entry, Producing
@@ -12,16 +13,18 @@ from forebay.clock import Clock
 from forebay.engines import OpenShard
 from forebay.engines.following import FollowedShard
 from forebay.engines.operations import check_offset
-from forebay.errors import Invalid, Unsupported
+from forebay.engines.seam import LookedUpShard, offering
+from forebay.errors import Closed, Indeterminate, Invalid, Unavailable, Unsupported
 from forebay.format.batch import Batch, Columns
-from forebay.partitioning import Partitioner
-from forebay.reading import Cursor, OnGap
+from forebay.partitioning import Partitioner, partition_of_key
+from forebay.reading import Cursor, OnGap, report_gap
 from forebay.records import EARLIEST, LATEST, Offsets, Position, Record
 from forebay.settings import WalSettings
 from forebay.shard import RecoveryDecision, SegmentShard
+from forebay.shard.deletion import DeleteBefore, DeleteKey, DeleteRange, DeleteTag, Deletion
 from forebay.storage.acks import Ack
-from forebay.storage.appending import Appender
-from forebay.storage.checks import (
+from forebay.storage.append import Appender
+from forebay.storage.arguments import (
     HeadersLike,
     Start,
     StoredOffset,
@@ -30,6 +33,7 @@ from forebay.storage.checks import (
     checked_column,
     checked_header_column,
     checked_headers,
+    checked_limit,
     checked_partition,
     checked_position,
     checked_producing,
@@ -42,8 +46,7 @@ from forebay.storage.checks import (
     checked_values,
 )
 from forebay.storage.cursors import Cursors, Reader
-from forebay.storage.lookups import Lookups
-from forebay.storage.streams import Bounded, Following, Stream, Waiting, wake
+from forebay.storage.streams import Bounded, Following, LookupPages, LookupSpan, Stream, Waiting, wake
 from forebay.topics import TopicSpec
 
 if TYPE_CHECKING:
@@ -55,7 +58,16 @@ _NEW: Final = tuple.__new__
 """Half the cost of calling a named tuple's class."""
 
 
-class Topic(Lookups):
+def partitions_of(spec: TopicSpec, key: bytes) -> list[int]:
+    """Where the records of a key are that went by its hash: today's partition first, then those of generations before.
+
+    Every generation only added partitions, so what a key has in an older place was appended earlier.
+    """
+    counts = (spec.partitions, *reversed(spec.earlier))
+    return list(dict.fromkeys(partition_of_key(key, count) for count in counts))
+
+
+class Topic:
     """One topic. Safe for concurrent use by threads; made by `create_topic` or `topic` of a log."""
 
     def __init__(
@@ -380,6 +392,150 @@ class Topic(Lookups):
         for number in range(self.spec.partitions):
             self._asked(number, lambda shard: shard.rotate())
 
+    # Looking up and deleting
+
+    def read_by_key(
+        self,
+        key: bytes,
+        *,
+        history: bool = False,
+        start: Start = EARLIEST,
+        limit: int | None = None,
+        partition: int | None = None,
+        on_gap: OnGap | None = None,
+    ) -> Stream[Record]:
+        """The newest live record with exactly this key, or nothing; with `history` all of them, oldest first.
+
+        Records before `start`, which is given as to `Topic.read`, are left out; `limit` ends the stream after so many.
+
+        They are looked for where the hash of the key puts them, today and before partitions were added: partition
+        after partition, today's last. Records that were appended to a partition of the caller's choice are found by
+        naming it.
+
+        A damaged range that may hold a record of the key, for the newest one above what is found, raises `DataLoss`
+        at its place, unless `on_gap(partition, gap)` takes it; the next step goes on behind it.
+        """
+        wanted = _checked_key(key)
+        chosen = self._chosen(start, partition)
+        places = (
+            [place for place in partitions_of(self.spec, wanted) if place in chosen] if partition is None else chosen
+        )
+        return Stream(
+            LookupPages(
+                self._spans("read_by_key", reversed(places) if history else places, start),
+                lambda place, start: self._found_in(
+                    place, "read_by_key", lambda shard: shard.read_by_key(wanted, start, history=history)
+                ),
+                partial(report_gap, str(self.spec.name), on_gap),
+                limit=checked_limit(limit),
+                one=not history,
+            )
+        )
+
+    def read_by_tag(
+        self,
+        tag: str,
+        *,
+        start: Start = EARLIEST,
+        limit: int | None = None,
+        partition: int | None = None,
+        on_gap: OnGap | None = None,
+    ) -> Stream[Record]:
+        """The live records with exactly this tag, up to the end as it is now; partition after partition.
+
+        For `start`, `limit`, damaged ranges and `on_gap` see `read_by_key`.
+        """
+        wanted = _checked_tag(tag)
+        return Stream(
+            LookupPages(
+                self._spans("read_by_tag", self._chosen(start, partition), start),
+                lambda place, start: self._found_in(
+                    place, "read_by_tag", lambda shard: shard.read_by_tag(wanted, start)
+                ),
+                partial(report_gap, str(self.spec.name), on_gap),
+                limit=checked_limit(limit),
+            )
+        )
+
+    def _spans(self, ability: str, places: Iterable[int], start: Start) -> list[LookupSpan]:
+        """In which partitions to look, from where to where each reaches now."""
+        whole = not isinstance(start, Mapping) and start == EARLIEST
+        return [
+            LookupSpan(place, 0 if whole else self._first(place, start), self._found_in(place, ability, _published))
+            for place in places
+        ]
+
+    def delete_by_key(self, key: bytes, *, partition: int | None = None) -> int:
+        """Delete every record with exactly this key that is there now, in all partitions; how many there were.
+
+        On return it holds by the durability class of the topic. If it fails, some may be deleted: repeat it. It is
+        refused with `DataLoss` where a damaged range may hold such a record.
+        """
+        return self._delete(self._places(partition), DeleteKey(_checked_key(key)))
+
+    def delete_by_tag(self, tag: str, *, partition: int | None = None) -> int:
+        """Delete every record with exactly this tag, as `delete_by_key`."""
+        return self._delete(self._places(partition), DeleteTag(_checked_tag(tag)))
+
+    def delete_by_offset(self, start: int, stop: int, partition: int | None = None) -> int:
+        """Delete the records of `[start, stop)` in a partition; how many there were."""
+        check_offset(start)
+        check_offset(stop)
+        if stop < start:
+            raise Invalid(f"the range [{start}, {stop}) ends before it begins")
+        return self._delete([self._only(partition)], DeleteRange(start, stop))
+
+    def delete_before(self, offset: int, partition: int | None = None) -> int:
+        """Delete everything below `offset` in a partition, which then begins there; how many records there were."""
+        check_offset(offset)
+        return self._delete([self._only(partition)], DeleteBefore(offset))
+
+    def _delete(self, places: Sequence[int], what: Deletion) -> int:
+        # Asked of all before the first deletes: one that cannot must not leave the others half done.
+        for place in places:
+            offering(self._shard(place), "delete")
+        try:
+            return sum(
+                self._tried(self._shard, place, lambda shard: offering(shard, "delete").delete(what))
+                for place in places
+            )
+        except Unavailable as error:
+            if isinstance(error.__cause__, OSError):
+                raise Indeterminate(f"{error}: what was deleted stays so; repeat it") from error
+            raise
+
+    # How
+
+    def _found_in(self, partition: int, ability: str, call: Callable[[LookedUpShard], T]) -> T:
+        return self._tried(self._look, partition, lambda shard: call(offering(shard, ability)))
+
+    def _tried(self, find: Callable[[int], OpenShard], partition: int, call: Callable[[OpenShard], T]) -> T:
+        shard = find(partition)
+        try:
+            return call(shard)
+        except Closed:
+            # Moved, deleted, lost, or owned here since: asking for it again says why, or gives the one to use now.
+            found = find(partition)
+            if found is shard:
+                raise
+            return call(found)
+        except OSError as error:
+            raise Unavailable(f"{shard.ref} cannot be searched: {error}; try again") from error
+
+    def _place(self, partition: int) -> int:
+        return self._partitioner.choose(None, partition=checked_partition(partition))
+
+    def _places(self, partition: int | None) -> Sequence[int]:
+        return range(self.spec.partitions) if partition is None else [self._place(partition)]
+
+    def _only(self, partition: int | None) -> int:
+        if partition is None and self.spec.partitions > 1:
+            raise Invalid(
+                f"{self.spec.name} has {self.spec.partitions} partitions and an offset is a place in one of them: "
+                "name the partition"
+            )
+        return self._place(partition or 0)
+
     def _asked(self, partition: int, call: Callable[[OpenShard], T]) -> T:
         """What a shard answers to a caller who only looks."""
         return self._tried(self._look, self._place(partition), call)
@@ -478,3 +634,21 @@ def _records(batch: Batch, partition: int) -> Sequence[Record]:
 
 def _arrow(batch: Batch, partition: int) -> Sequence[pa.RecordBatch]:
     return (batch.to_arrow(partition),)
+
+
+def _published(shard: OpenShard) -> int:
+    return shard.published()
+
+
+def _checked_key(key: object) -> bytes:
+    found = checked_bytes("key", key)
+    if found is None:
+        raise Invalid("key is None: records without a key cannot be looked up by it")
+    return found
+
+
+def _checked_tag(tag: object) -> str:
+    found = checked_tag(tag)
+    if found is None:
+        raise Invalid("tag is None: records without a tag cannot be looked up by it")
+    return found

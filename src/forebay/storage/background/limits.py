@@ -10,7 +10,7 @@ from forebay.appends.callbacks import deferred
 from forebay.clock import Clock
 from forebay.engines import OpenShard
 from forebay.engines.background import Background
-from forebay.engines.seam import LookedUpShard
+from forebay.engines.seam import LookedUpShard, offering, offers
 from forebay.errors import Closed, ForebayError
 from forebay.locks import Rank, RankedCondition, RankedRLock
 from forebay.metadata import Compacted, Watch
@@ -18,7 +18,6 @@ from forebay.storage.altering import Alterations
 from forebay.storage.compaction import Compaction
 from forebay.storage.definitions import Defined, Definitions
 from forebay.storage.limited import Limited
-from forebay.storage.lookups import offering, offers
 
 logger = logging.getLogger(__name__)
 

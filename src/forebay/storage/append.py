@@ -18,7 +18,7 @@ from forebay.errors import Closed, ForebayError, Indeterminate, Invalid, Unavail
 from forebay.format.batch import ColumnBytes, Columns, encode_arrow, encode_columns
 from forebay.partitioning import Partitioner
 from forebay.settings import WalSettings
-from forebay.storage.arrow import pieces_of
+from forebay.storage.arguments import rows_by_partition
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -169,7 +169,7 @@ class Appender:
         self, batch: pa.RecordBatch, partitioner: Partitioner, partition: int | None, producing: Producing | None
     ) -> Sequence[int]:
         """Append the rows of a record batch."""
-        pieces = pieces_of(batch, partitioner, partition, producing.producer if producing else 0)
+        pieces = rows_by_partition(batch, partitioner, partition, producing.producer if producing else 0)
         _refuse_scattered_producer(producing, len(pieces))
         now = self._clock.now_ms()
         encoded = [(piece.partition, encode_arrow(piece.batch, now)) for piece in pieces]
