@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from forebay.cleanup.tables import TableObjects
 from forebay.clock import SystemClock
 from forebay.compacting.planning import Rules
 from forebay.errors import UnknownTopic, Unsupported
@@ -23,7 +24,6 @@ from forebay.loads.prepare import LoadPlace, manifest_of, write_segment
 from forebay.metadata import Put
 from forebay.settings import ExportSettings, RetentionSettings
 from forebay.storage import Topic
-from forebay.tabled import Tabled
 from forebay.testing.inside import inside
 from forebay.wal.files import SealedFile
 from tests.compacting.directly import (
@@ -272,9 +272,9 @@ def test_sweep_takes_what_was_replaced_and_leaves_what_tables_name(tmp_path: Pat
     check_sound(land)
 
 
-def _tabled(mixed: Mixed) -> Tabled:
+def _tabled(mixed: Mixed) -> TableObjects:
     spec = mixed.filled.topic.spec
-    return Tabled(rig.metadata_of(mixed.log), "/forebay", spec.namespace, spec.topic, spec.topic_id)
+    return TableObjects(rig.metadata_of(mixed.log), "/forebay", spec.namespace, spec.topic, spec.topic_id)
 
 
 def _sweep(mixed: Mixed) -> list[str]:

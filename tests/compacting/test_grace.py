@@ -11,12 +11,12 @@ import pytest
 
 from forebay.catalog import ShardCatalog
 from forebay.cleanup.collector import Collector
+from forebay.cleanup.tables import LISTED_MAX, TableObjects
 from forebay.compacting.passes import Holding, Passes, Unit
 from forebay.format.descriptor import DescriptorKind, SegmentDescriptor, Status
 from forebay.format.segment import COMPACTED, index_name
 from forebay.metadata import Put, RevisionIs
 from forebay.settings import ExportSettings
-from forebay.tabled import LISTED_MAX, Tabled
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from tests.compacting.world import LEASE, WINDOW, Compactor, World
@@ -150,7 +150,7 @@ def test_what_tables_name_is_asked_where_it_is_listed_whatever_store_is_swept(tm
         assert places.store is not None
         left = f"{spec.topic_id}_0/{COMPACTED}left.parquet"
         places.loads.open().put_if_absent(left, b"rows")
-        tabled = Tabled(rig.metadata_of(log), "/forebay", spec.namespace, spec.topic, spec.topic_id)
+        tabled = TableObjects(rig.metadata_of(log), "/forebay", spec.namespace, spec.topic, spec.topic_id)
         tabled.put([f"{number}.parquet" for number in range(LISTED_MAX + 1)], places.store)
         while not (swept := inside(log).collect(topic)):
             assert places.loads.stat(left) is not None  # younger than a millisecond

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from pyiceberg.table import Table
 
+from forebay.cleanup.tables import TableObjects
 from forebay.errors import Conflict, Unsupported
 from forebay.spark import registering
 from forebay.spark.iceberg import find_table, identifier, look_up_table, open_catalog
@@ -15,7 +16,6 @@ from forebay.spark.jobs.reports import Report
 from forebay.spark.location import Location
 from forebay.spark.opening import opened
 from forebay.spark.registering import OFFSETS
-from forebay.tabled import Tabled
 from forebay.topics import TopicName
 from tests.compacting.directly import AT_ONCE, compacted, location_of
 from tests.moves.rig import Land, local, shared_fs
@@ -56,7 +56,7 @@ def objects_kept(land: Land) -> frozenset[str]:
     with opened(location_of(land)) as found:
         spec = found.definitions.get(NAME)
         places = found.places
-        tabled = Tabled(found.metadata, found.settings.metadata.prefix, NAME.namespace, NAME.topic, spec.topic_id)
+        tabled = TableObjects(found.metadata, found.settings.metadata.prefix, NAME.namespace, NAME.topic, spec.topic_id)
         return tabled.objects(places.store if found.settings.is_shared and places.store is not None else places.loads)
 
 

@@ -14,6 +14,7 @@ from typing import ParamSpec
 from forebay.blobs import BlobStore
 from forebay.catalog import ShardCatalog, ShardKeys
 from forebay.cleanup.collector import Collector, Scope
+from forebay.cleanup.tables import TableObjects
 from forebay.clock import Clock
 from forebay.errors import ForebayError
 from forebay.format.descriptor import LoadStatus, SegmentDescriptor
@@ -25,7 +26,6 @@ from forebay.metadata import MetadataStore
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef, refs_of
 from forebay.shard.places import Places, is_private
-from forebay.tabled import Tabled
 from forebay.topics import TopicSpec, shard_id
 
 logger = logging.getLogger(__name__)
@@ -154,7 +154,7 @@ class ObjectCleanup:
 
     def _tabled(self, ref: ShardRef) -> Collection[str]:
         spec, shared = ref.spec, self._places.store if self._settings.is_shared else None
-        tabled = Tabled(self._metadata, self._prefix, spec.namespace, spec.topic, spec.topic_id)
+        tabled = TableObjects(self._metadata, self._prefix, spec.namespace, spec.topic, spec.topic_id)
         return tabled.objects(shared or self._places.loads)
 
     def _over(self, ref: ShardRef, load_ids: Collection[str]) -> set[str]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from forebay.cleanup.tables import TableObjects
 from forebay.errors import Conflict, Unavailable, Unsupported
 from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.format.keys import registrar_key
@@ -26,7 +27,6 @@ from forebay.spark.jobs.reports import Part, Report
 from forebay.spark.location import Location
 from forebay.spark.opening import Opened, opened
 from forebay.spark.upkeep import expire, named_files, properties_of
-from forebay.tabled import Tabled
 from forebay.topics import Engine, TopicName, TopicSpec
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _leased(found: Opened, spec: TopicSpec, catalog: Catalog) -> tuple[_Change, 
     ):
         warnings.simplefilter("ignore")
         table = find_table(catalog, identifier(spec.name)) or _made(catalog, spec)
-        tabled = Tabled(found.metadata, found.settings.metadata.prefix, spec.namespace, spec.topic, spec.topic_id)
+        tabled = TableObjects(found.metadata, found.settings.metadata.prefix, spec.namespace, spec.topic, spec.topic_id)
         change = change_of(found, spec, table)
         if change.is_needed:
             _name(found, spec, table, tabled, change, lease)
@@ -126,7 +126,7 @@ def _current(table: Table) -> list[DataFile]:
     return [task.file for task in table.scan().plan_files()]
 
 
-def _name(found: Opened, spec: TopicSpec, table: Table, tabled: Tabled, change: _Change, lease: Lease) -> None:
+def _name(found: Opened, spec: TopicSpec, table: Table, tabled: TableObjects, change: _Change, lease: Lease) -> None:
     """Make the snapshot. Its objects are noted first, and seen to be history still: then no sweep takes them."""
     store = found.new_objects().store
     keys = {piece.object_key for pieces in change.wanted.values() for _, piece in pieces}

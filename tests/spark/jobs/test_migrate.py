@@ -14,6 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import forebay
+from forebay.cleanup.tables import TableObjects
 from forebay.errors import Invalid, Unavailable, Unsupported
 from forebay.metadata import Put
 from forebay.spark.jobs import migrate
@@ -23,7 +24,6 @@ from forebay.spark.jobs.shards import refs_at
 from forebay.spark.jobs.units import Outcome
 from forebay.spark.location import Location
 from forebay.spark.opening import opened
-from forebay.tabled import Tabled
 from forebay.testing.inside import inside
 from tests.blobs import servers
 from tests.blobs.servers import ACCESS_KEY, BUCKET, SECRET_KEY, Server
@@ -389,6 +389,6 @@ def test_what_cannot_be_migrated_is_refused_by_name(tmp_path: Path, here: None) 
     with opened(location, read_only=False) as found:
         (spec,) = found.topics([])
         store = found.stores.of(f"local:{found.holder}")
-        Tabled(found.metadata, "/forebay", "shop", "orders", spec.topic_id).put(["a/b.parquet"], store)
+        TableObjects(found.metadata, "/forebay", "shop", "orders", spec.topic_id).put(["a/b.parquet"], store)
     with pytest.raises(Unsupported, match="has an open table"):
         migrate.run(None, location, to)  # type: ignore[arg-type]

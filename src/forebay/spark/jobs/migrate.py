@@ -19,6 +19,7 @@ from forebay import manifests
 from forebay.blobs import BlobStore, open_store
 from forebay.catalog.shard import Piece
 from forebay.cleanup.collector import Collector
+from forebay.cleanup.tables import TableObjects
 from forebay.clock import SystemClock
 from forebay.errors import Conflict, ForebayError, Invalid, Unavailable, Unsupported
 from forebay.format.descriptor import DescriptorKind, Phase, SegmentDescriptor
@@ -33,7 +34,6 @@ from forebay.spark.jobs.shards import JobShard, findings_of, parts_of, refs_at
 from forebay.spark.jobs.units import spread
 from forebay.spark.location import Location
 from forebay.spark.opening import Opened, opened
-from forebay.tabled import Tabled
 from forebay.topics import TopicSpec
 
 if TYPE_CHECKING:
@@ -316,7 +316,7 @@ class Migration:
 
     def _refuse_tabled(self, spec: TopicSpec) -> None:
         prefix = self._found.settings.metadata.prefix
-        tabled = Tabled(self._found.metadata, prefix, spec.namespace, spec.topic, spec.topic_id)
+        tabled = TableObjects(self._found.metadata, prefix, spec.namespace, spec.topic, spec.topic_id)
         if tabled.is_some():
             raise Unsupported(
                 f"{spec.name} has an open table whose snapshots name objects of the old store: drop the table, migrate "

@@ -7,9 +7,9 @@ from itertools import count
 import pytest
 
 from forebay.blobs import Stat
+from forebay.cleanup.tables import LISTED_MAX, TableObjects
 from forebay.errors import Unavailable
 from forebay.metadata import MemoryMetadata, Put, RevisionIs
-from forebay.tabled import LISTED_MAX, Tabled
 from forebay.testing.blobs import SimulatedBlobs
 
 FEW = frozenset({"a/1.parquet", "b/2.parquet"})
@@ -33,7 +33,7 @@ def test_what_was_written_last_is_kept(
     first: frozenset[str], then: frozenset[str], store_type: type[SimulatedBlobs]
 ) -> None:
     store = store_type()
-    tabled = Tabled(MemoryMetadata(), "/forebay", "shop", "orders", "ab" * 16)
+    tabled = TableObjects(MemoryMetadata(), "/forebay", "shop", "orders", "ab" * 16)
 
     assert tabled.objects(store) == frozenset()
     tabled.put(first, store)
@@ -47,7 +47,7 @@ def test_what_was_written_last_is_kept(
 
 def test_a_list_that_was_uploaded_again_by_a_writer_that_died_is_read() -> None:
     store, metadata = PerUpload(), MemoryMetadata()
-    tabled = Tabled(metadata, "/forebay", "shop", "orders", "ab" * 16)
+    tabled = TableObjects(metadata, "/forebay", "shop", "orders", "ab" * 16)
     tabled.put(MANY, store)
     ((key, content),) = store.contents.items()
     store.upload(key, [content])
@@ -57,8 +57,8 @@ def test_a_list_that_was_uploaded_again_by_a_writer_that_died_is_read() -> None:
 
 def test_topic_created_anew_has_none() -> None:
     store, metadata = SimulatedBlobs(), MemoryMetadata()
-    Tabled(metadata, "/forebay", "shop", "orders", "ab" * 16).put(FEW, store)
-    anew = Tabled(metadata, "/forebay", "shop", "orders", "cd" * 16)
+    TableObjects(metadata, "/forebay", "shop", "orders", "ab" * 16).put(FEW, store)
+    anew = TableObjects(metadata, "/forebay", "shop", "orders", "cd" * 16)
 
     assert anew.objects(store) == frozenset()
     anew.put(MANY, store)
@@ -67,7 +67,7 @@ def test_topic_created_anew_has_none() -> None:
 
 def test_whose_turn_is_over_changes_nothing() -> None:
     store, metadata = SimulatedBlobs(), MemoryMetadata()
-    tabled = Tabled(metadata, "/forebay", "shop", "orders", "ab" * 16)
+    tabled = TableObjects(metadata, "/forebay", "shop", "orders", "ab" * 16)
     mine = RevisionIs("/turn", metadata.transaction([], [Put("/turn", b"mine")]).revision)
     tabled.put(FEW, store, held=[mine])
     metadata.transaction([], [Put("/turn", b"another's")])

@@ -1,8 +1,8 @@
-"""Objects of a topic that snapshots of an open table name: nobody removes them while they stand here.
+"""Which objects of a topic the snapshots of its open tables name, so that the collector keeps them.
 
-Whoever makes a snapshot writes down first what it will name, and afterwards sees that history still names it; whoever
-sweeps asks after it has read the catalog. So an object is either found here or was gone before. A long list lies in
-an object of its own. Knows the metadata store and stores; knows nothing of tables.
+The registration of a table first records here what its next snapshot will name, and then sees that history still names
+it; the collector asks here after it has read the catalog. So an object is either found here or was gone before. A long
+list lies in an object of its own. Knows the metadata store and stores; knows nothing of tables.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LISTED_MAX: Final = 500
 """More lie in an object."""
 
 
-class TableObjects(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ListedObjects(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the tables of a topic name: `objects`, or those that a manifest lists."""
 
     topic_id: str
@@ -38,7 +38,7 @@ class TableObjects(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return self.manifest.object_key if self.manifest is not None else None
 
 
-class Tabled:
+class TableObjects:
     """The objects of one topic that tables name. Stateless: every call asks the metadata store."""
 
     def __init__(self, metadata: MetadataStore, prefix: str, namespace: str, topic: str, topic_id: str) -> None:
@@ -52,9 +52,9 @@ class Tabled:
             found = self._stored()[0]
             if found.manifest is None:
                 return frozenset(found.objects)
-            # Replaced meanwhile: then the value is another by now.
+            # Missing because the list was replaced meanwhile: then the value is another by now.
             with contextlib.suppress(BlobMissing):
-                return frozenset(load_value(store, found.manifest, TableObjects).objects)
+                return frozenset(load_value(store, found.manifest, ListedObjects).objects)
         raise Unavailable(f"the list that {self._key} names is not there: nothing is swept; register the tables again")
 
     def is_some(self) -> bool:
@@ -63,17 +63,17 @@ class Tabled:
         return bool(found.objects) or found.manifest is not None
 
     def put(self, keys: Iterable[str], store: BlobStore, *, held: Sequence[Compare] = ()) -> None:
-        """On return exactly these are kept. Whoever names more adds to what `objects` says; one at a time.
+        """On return exactly these are kept. A caller that names more adds to what `objects` gives; one at a time.
 
-        `held` is compared too: what says that it is still this one's turn.
+        `held` is compared too: the lease of the caller, for example.
         """
         listed = tuple(sorted(keys))
         for _ in range(ATTEMPTS):
             before, unknown, revision = self._stored()
-            value = TableObjects(topic_id=self._topic_id, objects=listed)
+            value = ListedObjects(topic_id=self._topic_id, objects=listed)
             if len(listed) > LISTED_MAX:
                 ref = store_value(store, f"{self._topic_id}/tables/", value)
-                value = TableObjects(topic_id=self._topic_id, manifest=ref)
+                value = ListedObjects(topic_id=self._topic_id, manifest=ref)
             if value == before:
                 return
             put = Put(self._key, encode_value(value, unknown=unknown))
@@ -84,12 +84,12 @@ class Tabled:
                     return
         raise Unavailable(f"{self._key} changed {ATTEMPTS} times while it was being written; try again")
 
-    def _stored(self) -> tuple[TableObjects, Unknown | None, int]:
+    def _stored(self) -> tuple[ListedObjects, Unknown | None, int]:
         entry = self._metadata.get(self._key)
-        nothing = TableObjects(topic_id=self._topic_id)
+        nothing = ListedObjects(topic_id=self._topic_id)
         if entry is None:
             return nothing, None, 0
-        found, unknown = decode_value(entry.value, TableObjects)
+        found, unknown = decode_value(entry.value, ListedObjects)
         # Of an earlier topic of this name: its objects are not this one's.
         return (
             (found, unknown, entry.mod_revision)
