@@ -11,8 +11,6 @@ from typing import Final, TypeAlias
 
 import pytest
 
-from forebay.locks import Rank
-
 pytestmark = pytest.mark.xdist_group("tidy")  # all sources are parsed once
 
 _ROOT: Final = Path(__file__).parents[1]
@@ -23,7 +21,7 @@ _FOREIGN_NAMES: Final = re.compile(r"data_?(source|frame|loss)", re.IGNORECASE) 
 _WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _UNFINISHED: Final = re.compile(r"\bTO[D]O\b|\bFIX[M]E\b|\bX{3}\b")
 _PRIVATE: Final = re.compile(r"_(?!_)\w+|__\w*[^_]")
-_PRIVATE_USES_MAX: Final = 225
+_PRIVATE_USES_MAX: Final = 85
 """How often tests look at what only a class or module itself should know: less with time, never more."""
 _OUTSIDE: Final = re.compile(r"\bissue\s*#|(?<![\w.])/(?:home|opt|root|work)/", re.IGNORECASE)
 
@@ -122,50 +120,17 @@ def _private_names(tree: ast.Module) -> set[str]:
 
 
 def _imported_from_elsewhere(tree: ast.Module) -> set[str]:
-    """Modules that are not ours, by the names they have here."""
-    imports = (alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names)
-    return {alias.asname or alias.name for alias in imports if not alias.name.startswith("forebay")}
-
-
-def test_every_lock_is_listed_with_its_rank_and_every_listed_one_exists() -> None:
-    listed = re.findall(r"^\| ([A-Z]+) \| `([\w.]+)` \|", (_ROOT / "docs" / "locks.md").read_text(), re.MULTILINE)
-    made = [lock for path in _modules("src") for lock in _ranked(path)]
-
-    assert len(listed) == len(set(listed))
-    assert sorted(set(made)) == sorted(listed)
-    assert [rank for rank, _ in listed] == sorted((rank for rank, _ in listed), key=lambda name: Rank[name])
-
-
-def test_the_core_makes_no_lock_without_a_rank() -> None:
-    made = [
-        f"{_name(path)}:{call.lineno}"
-        for path in _modules("src")
-        if path.relative_to(_ROOT / "src").parts[1] not in _LOCKS_OF_THEIR_OWN
-        for call in _calls(path)
-        if ast.unparse(call.func) in ("threading.Lock", "threading.RLock", "threading.Semaphore")
-    ]
-
-    assert [place for place in made if place.rpartition(":")[0] not in _UNRANKED] == []
-
-
-def _ranked(path: Path) -> list[tuple[str, str]]:
-    """Rank and name of each lock that a module makes."""
-    return [
-        (call.args[0].attr, call.args[1].value)
-        for call in _calls(path)
-        if ast.unparse(call.func) in ("RankedLock", "RankedRLock", "RankedCondition")
-        and isinstance(call.args[0], ast.Attribute)
-        and isinstance(call.args[1], ast.Constant)
-        and isinstance(call.args[1].value, str)
-    ]
-
-
-@cache
-def _calls(path: Path) -> list[ast.Call]:
-    """The calls of a module that may make a lock."""
-    if "threading" not in path.read_text() and "forebay.locks" not in path.read_text():
-        return []
-    return [node for node in ast.walk(_tree(path)) if isinstance(node, ast.Call)]
+    """What comes from modules that are neither ours nor tests, by the names it has here."""
+    names = set[str]()
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom(module=str(module)) if module.split(".")[0] in ("forebay", "tests"):
+                continue
+            case ast.ImportFrom(names=found) | ast.Import(names=found):
+                names |= {alias.asname or alias.name for alias in found if not alias.name.startswith("forebay")}
+            case _:
+                continue
+    return names
 
 
 def _modules(*directories: str) -> list[Path]:

@@ -206,7 +206,7 @@ def test_newest_of_each_key_stays_where_a_topic_is_compacted(land: Land) -> None
         assert report.is_clean, report.lines()
         (piece,) = catalog_of(log, topic).descriptors()
         assert (piece.start, piece.end, piece.records) == (0, 40, 13)
-        _drop_copies(topic)
+        inside(topic).drop_copies()
         newest = [b"9", b"19", b"29", *(b"%d" % number for number in range(30, 40)), *[b"young"] * 3]
         with land.open("one", read_only=True) as beside:
             assert [record.value for record in beside.topic(TOPIC).read()] == newest
@@ -392,7 +392,7 @@ def test_readers_in_flight_are_not_disturbed(land: Land) -> None:
     topic, rows = mixed.filled.topic, mixed.rows
     mixed.filled.many(10)
     if land.settings.storage.mode != "local":
-        _drop_copies(topic)
+        inside(topic).drop_copies()
     with land.open("one", read_only=True) as beside:
         streams = [topic.read(stop=1200, partition=0), beside.topic(TOPIC).read(stop=1200, partition=0)]
         seen = [rows_of(islice(stream, 5)) for stream in streams]
@@ -400,7 +400,7 @@ def test_readers_in_flight_are_not_disturbed(land: Land) -> None:
             assert len(list(islice(stream, 250))) == 250
 
         compacted(land)
-        _drop_copies(topic)
+        inside(topic).drop_copies()
         collect_without_grace(mixed.log, topic)
         kept = [path.name for path in land.root.rglob("*.seg")]
         assert len(kept) == 1, "all that they read from before is gone"
@@ -409,18 +409,6 @@ def test_readers_in_flight_are_not_disturbed(land: Land) -> None:
             assert first == rows[:5]
             assert rows_of(iter(stream)) == rows[255:1200]
     mixed.close()
-
-
-def _drop_copies(topic: Topic) -> None:
-    """Local files go that others hold, as if retention asked for all of it."""
-    shard = rig.shard_of(topic)
-    pieces = shard.archive.catalog.descriptors()
-    store = shard.archive._store
-    sealed = [file for file in shard.wal.files.all[:-1] if isinstance(file, SealedFile)]
-    if store is None:
-        shard.archive._drop_while(sealed, lambda file: shard.archive._is_compacted(file, pieces))
-    else:
-        shard.archive._drop_while(sealed, lambda file: shard.archive._has_copy(store, file, pieces))
 
 
 def test_bad_input_is_named(land: Land) -> None:

@@ -127,11 +127,11 @@ def test_grace_begins_with_the_swap_however_long_the_writing_took() -> None:
     compactor = Compactor(world)
 
     def slowly(units: Sequence[Unit]) -> Iterator[SegmentDescriptor | str]:
-        for made in compactor._write(units):
+        for made in compactor.write(units):
             world.house.clock.advance(10 * GRACE_S)
             yield made
 
-    passes = Passes(compactor.compaction, compactor._target, slowly, compactor._look, WINDOW)
+    passes = Passes(compactor.compaction, compactor.target, slowly, compactor.look, WINDOW)
     taken = world.metadata.transaction([], [Put(LEASE, b"compactor")])
     passes.run(Holding(RevisionIs(LEASE, taken.revision), lambda: None))
 

@@ -8,10 +8,10 @@ from unittest import mock
 
 import pytest
 
+from forebay.engines.following import FollowedShard
 from forebay.history import InHistory
 from forebay.storage import Topic
 from forebay.testing.inside import inside
-from forebay.wal.files import SealedFile
 from tests.compacting.directly import compacted
 from tests.moves import rig
 from tests.moves.rig import Land
@@ -29,8 +29,8 @@ def _by_key(topic: Topic) -> list[int]:
 
 
 def _shard(topic: Topic) -> Any:
-    shard: Any = inside(topic).shard(0)
-    return shard.archive if hasattr(shard, "archive") else shard._past
+    shard = inside(topic).shard(0)
+    return inside(shard).past if isinstance(shard, FollowedShard) else inside(topic).history()
 
 
 def test_files_and_objects_that_went_since_are_found_elsewhere(land: Land) -> None:
@@ -48,9 +48,7 @@ def test_files_and_objects_that_went_since_are_found_elsewhere(land: Land) -> No
                 assert _by_key(each) == [3, 13, 23]
                 _shard(each).history.refresh()
             compacted(land)
-            archive = rig.shard_of(topic).archive
-            sealed = [file for file in archive._wal.files.all[:-1] if isinstance(file, SealedFile)]
-            assert archive._drop_while(sealed, lambda file: True) == 3
+            assert inside(topic).drop_sealed() == 3
             for path in (land.root / "store").rglob("*.seg"):
                 path.unlink()
 

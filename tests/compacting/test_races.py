@@ -107,7 +107,7 @@ def test_compactor_that_lost_its_lease_changes_nothing(at: int, ledger: Ledger) 
     going = slow.steps()
     for _ in range(at):
         next(going)
-    slow._session.close()
+    slow.session.close()
     assert list(quick.steps())[-1] == "end"
     swapped = world.catalog().pieces()
 
@@ -220,7 +220,7 @@ def test_swap_is_refused_if_the_lease_ends_at_the_last_moment() -> None:
     world = World()
 
     def lose_and_sweep() -> None:
-        compactor._session.close()
+        compactor.session.close()
         world.sweep()
 
     compactor = Compactor(world, Interposed(world, lose_and_sweep))

@@ -138,7 +138,7 @@ class Compactor:
         self._world = world
         self._metadata = metadata or world.metadata
         self._objects = Objects(world.blobs, read_ahead_bytes=512)
-        self._session = self._metadata.session(5)
+        self.session = self._metadata.session(5)
         self.compaction = ShardCompaction(
             world.catalog(self._metadata), TOPIC, self._objects, readable=lambda _: True, manifest=lambda _: ()
         )
@@ -148,15 +148,15 @@ class Compactor:
 
     def steps(self) -> Iterator[str]:
         """Do it; stops behind each step."""
-        taken = self._metadata.transaction([Absent(LEASE)], [Put(LEASE, b"compactor", self._session.id)])
+        taken = self._metadata.transaction([Absent(LEASE)], [Put(LEASE, b"compactor", self.session.id)])
         self.is_refused = not taken.succeeded
         if self.is_refused:
             return
         self.held = RevisionIs(LEASE, taken.revision)
         yield "lease"
-        while (outlook := self._look()).rewrites:
+        while (outlook := self.look()).rewrites:
             yield "look"
-            target = self._target()
+            target = self.target()
             done = False
             for rewrite in outlook.rewrites:
                 made: list[SegmentDescriptor] = []
@@ -167,39 +167,39 @@ class Compactor:
                 yield "swap"
             if not done:
                 break
-        self._session.close()
+        self.session.close()
         self.is_over = True
         yield "end"
 
     def run(self) -> None:
         """All of it, by the passes that a job goes by."""
-        taken = self._metadata.transaction([Absent(LEASE)], [Put(LEASE, b"compactor", self._session.id)])
+        taken = self._metadata.transaction([Absent(LEASE)], [Put(LEASE, b"compactor", self.session.id)])
         assert taken.succeeded
         self.held = RevisionIs(LEASE, taken.revision)
-        passes = Passes(self.compaction, self._target, self._write, self._look, WINDOW)
+        passes = Passes(self.compaction, self.target, self.write, self.look, WINDOW)
         passes.run(Holding(self.held, self._check))
         assert passes.failures == []
-        self._session.close()
+        self.session.close()
 
     def close(self) -> None:
         """Die: the lease ends, nothing else is undone."""
-        self._session.close()
+        self.session.close()
         self._objects.close()
 
     def _check(self) -> None:
-        if not self._session.alive():
+        if not self.session.alive():
             raise Fenced("the lease was lost")
 
-    def _look(self) -> Outlook:
+    def look(self) -> Outlook:
         return self.compaction.outlook(RULES, self._world.house.clock.now_ms())
 
-    def _target(self) -> Target:
+    def target(self) -> Target:
         return Target(self._world.blobs, "directory", "compaction", self._world.house.clock.now_ms())
 
-    def _write(self, units: Sequence[Unit]) -> Iterator[SegmentDescriptor | str]:
+    def write(self, units: Sequence[Unit]) -> Iterator[SegmentDescriptor | str]:
         for unit in units:
             assert unit.window == WINDOW
-            yield self._merge(unit.task, deleted_by(unit.ended), self._target())
+            yield self._merge(unit.task, deleted_by(unit.ended), self.target())
 
     def _merge(self, task: Merge, ended: OffsetSet, target: Target) -> SegmentDescriptor:
         token = self._world.house.clock.random_bytes(8).hex()

@@ -9,6 +9,7 @@ from forebay.engines import FollowingEngine, SegmentEngine
 from forebay.engines.operations import LookupEngine
 from forebay.progress import ProgressStore
 from forebay.shard import ShardRef, Surroundings
+from forebay.testing.inside import inside
 from tests.engines.homes import SETTINGS
 from tests.engines.lookup_homes import LookupSegmentHome, RestlessHome
 
@@ -27,7 +28,7 @@ class WatchedShard:
             return getattr(self._owned, name)
         # What was acknowledged may still wait to be shown to others.
         self._owned.commit()
-        self._followed._looked_at = self._followed._past._looked_at = float("-inf")
+        inside(self._followed).forget_looks()
         return getattr(self._followed, name)
 
 
@@ -65,7 +66,7 @@ def watched(home: LookupSegmentHome, root: str) -> Any:
         SETTINGS,
         disk=disk,
         clock=home.clock,
-        around=Surroundings(home.metadata, SETTINGS, home._places(), "here", lambda: False),
+        around=Surroundings(home.metadata, SETTINGS, home.places(), "here", lambda: False),
         is_owned=lambda: True,
         is_known=lambda ref: True,
     )

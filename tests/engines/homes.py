@@ -93,11 +93,11 @@ class SegmentHome:
             clock=self._clock,
             metadata=self.metadata,
             membership=self._owners.next(),
-            places=self._places(),
+            places=self.places(),
             on_open=self.shards.append,
         )
 
-    def _places(self) -> Places:
+    def places(self) -> Places:
         """Where history lies: beside the log, or in a store of its own if the settings share it."""
         store = None
         if self._settings.is_shared:

@@ -26,6 +26,7 @@ from forebay.shard import ShardRef
 from forebay.shard.deletion import DeleteRange
 from forebay.testing.contracts.engines import append_by, in_threads, steps_of
 from forebay.testing.contracts.lookups import keyed, offsets_of
+from forebay.testing.inside import inside
 from tests.engines.audit import violations
 from tests.engines.homes import SETTINGS
 from tests.engines.lookup_homes import RocksHome, rocks_home
@@ -159,7 +160,7 @@ def test_what_producers_did_outlives_the_engine_and_is_bounded(tmp_path: Path) -
     for _ in range(12):
         engine = home.open()
         shard = engine.open_shard(ref)
-        assert sorted(shard._window.entries()) == sorted(model.entries())
+        assert sorted(inside(engine).window(shard).entries()) == sorted(model.entries())
         for _ in range(chance.randrange(12)):
             producer = chance.randrange(1, 6)
             last = model.last_sequence(producer)
@@ -228,14 +229,14 @@ def test_a_floor_that_moves_before_the_view_is_taken_is_asked_for_again(
     home = rocks_home(str(tmp_path / "rocksdb"), "disk")
     engine, ref = home.open(), home.ref(cap_records=10)
     engine.batch_write(ref, [NewRecord(b"v", 1)] * 30)
-    shard, view = engine.open_shard(ref), engine._database.view
+    shard, view = engine.open_shard(ref), inside(engine).database.view
 
     def late() -> View:
         monkeypatch.undo()
         shard.evict(0)
         return view()
 
-    monkeypatch.setattr(engine._database, "view", late)
+    monkeypatch.setattr(inside(engine).database, "view", late)
     page = shard.read(5)
 
     assert (page.events, page.next) == ([Gap(5, 20, Reason.CAP)], 30)
@@ -250,13 +251,13 @@ def test_a_reservation_is_synced_with_the_records_it_is_for_and_class_fsync_alwa
     home = RocksHome(str(tmp_path / "rocksdb"), durability, settings=settings)
     engine, ref = home.open(), home.ref()
     shard = engine.open_shard(ref)
-    write, syncs = engine._database.write, list[bool]()
+    write, syncs = inside(engine).database.write, list[bool]()
 
     def watched(batch: Batch, *, sync: bool) -> None:
         syncs.append(sync)
         write(batch, sync=sync)
 
-    monkeypatch.setattr(engine._database, "write", watched)
+    monkeypatch.setattr(inside(engine).database, "write", watched)
     for _ in range(13):
         engine.write(ref, NewRecord(b"v", 1))
     shard.delete(DeleteRange(0, 1))

@@ -22,6 +22,7 @@ from forebay.shard.places import is_private
 from forebay.storage.definitions import Definitions
 from forebay.storage.deletions import Deletions
 from forebay.testing.blobs import SimulatedBlobs
+from forebay.testing.inside import inside
 from tests.history.attached import LOAD, Land, Node, broken, values
 from tests.ledger import Ledger
 from tests.protocol.ground import GRACE_S, NAME, TOPIC_ID
@@ -368,7 +369,9 @@ def test_an_owner_that_was_replaced_attaches_nothing(ledger: Ledger) -> None:
     before = land.catalog(0).descriptors()
 
     with pytest.raises(Fenced):
-        old.archiving.alone_with(shard, lambda shard: old.loads._of(shard).attach(LOAD, old.prepare({0: [b"x"]})))
+        old.archiving.alone_with(
+            shard, lambda shard: inside(old.loads).of(shard).attach(LOAD, old.prepare({0: [b"x"]}))
+        )
 
     assert shard.wal.fenced is not None
     assert land.catalog(0).descriptors() == before
@@ -458,7 +461,9 @@ def test_an_attempt_that_comes_late_finds_the_load_attached(land: Land) -> None:
     manifest = node.prepare(brought)
     node.loads.offer(str(NAME), manifest, None)
     for expected in (True, False):
-        done = node.archiving.alone_with(node.shard(), lambda shard: node.loads._of(shard).attach(LOAD, manifest))
+        done = node.archiving.alone_with(
+            node.shard(), lambda shard: inside(node.loads).of(shard).attach(LOAD, manifest)
+        )
         assert (done is not None) is expected
     node.settle()
     assert broken(land, node, brought) == []

@@ -19,6 +19,7 @@ from forebay.loads.attach import ATTEMPTS
 from forebay.loads.book import LoadBook
 from forebay.testing.blobs import Fault, SimulatedBlobs, plan_faults
 from forebay.testing.catalogs import Ending, ending_of, runs_converge
+from forebay.testing.inside import inside
 from forebay.testing.invariants import Violation
 from forebay.testing.metadata import Fault as MetadataFault
 from tests.history.attached import LOAD, Land, Node, broken, tolerated, values
@@ -178,12 +179,12 @@ def test_appends_wait_while_it_is_not_known_whether_the_load_was_attached() -> N
     _unsure(node, land)
     staged = encode_rows([(b"early", None, None, (), 0)])
     for _ in range(3):
-        node.loads._of(node.shard()).settle()
+        inside(node.loads).of(node.shard()).settle()
         with pytest.raises(Paused, match="is being attached"):
             node.shard().wal.stage_many(staged, None, Ticket())
 
     land.faulty.land()
-    node.loads._of(node.shard()).settle()
+    inside(node.loads).of(node.shard()).settle()
 
     assert node.append() == [13]
     assert node.settle().status is LoadStatus.COMMITTED
@@ -225,7 +226,7 @@ def test_an_owner_that_is_replaced_while_it_is_unsure_stops(ledger: Ledger) -> N
 
     assert all(not outcome.succeeded for outcome in land.faulty.land())
     with pytest.raises(ForebayError):
-        node.loads._of(shard).settle()
+        inside(node.loads).of(shard).settle()
 
     assert shard.wal.fenced is not None
     assert other.settle().status is LoadStatus.COMMITTED

@@ -16,6 +16,7 @@ from forebay.metadata import Compare, MemoryMetadata, MetadataStore, Operation, 
 from forebay.shard import Owner, Wanted, acquire
 from forebay.shard.handover import bring_into_history
 from forebay.shard.ownership import change_state
+from forebay.testing.inside import inside
 from forebay.testing.metadata import Fault
 from forebay.testing.moves import RecordingMetadata
 from tests.history.attached import LOAD, Land, Node, broken, values
@@ -63,7 +64,7 @@ def _attached() -> tuple[Land, Node]:
     node = land.node()
     node.append(count=3)
     node.offer(BROUGHT)
-    node.loads._attach(LOAD, land.load(), [node.shard()])
+    inside(node.loads).attach_to(LOAD, land.load(), [node.shard()])
     return land, node
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from forebay.blobs.blocks import RUNS_MAX, Budget, ReadAhead
 from forebay.errors import Closed, Unavailable
 from forebay.history import FIRST_BYTES
+from forebay.testing.inside import inside
 from tests.storage.rig import until
 
 BLOCK_BYTES = 4 * FIRST_BYTES
@@ -159,14 +160,14 @@ def test_few_blocks_are_held_and_none_after_the_end(pool: ThreadPoolExecutor) ->
 
     for position in range(0, len(CONTENT), PAGE_BYTES):
         source.read_at(PAGE_BYTES, position)
-        most = max(most, sum(len(run.blocks) for run in source._runs))
-    at_the_end = list(source._runs)
+        most = max(most, inside(source).blocks)
+    at_the_end = inside(source).runs
     for position in range(0, len(CONTENT) - BLOCK_BYTES, BLOCK_BYTES):
         source.read_at(100, position)
 
     assert 2 < most <= 4
-    assert at_the_end == []
-    assert len(source._runs) == RUNS_MAX
+    assert at_the_end == 0
+    assert inside(source).runs == RUNS_MAX
 
 
 def test_all_readers_together_hold_no_more_than_their_budget(pool: ThreadPoolExecutor) -> None:
@@ -180,10 +181,10 @@ def test_all_readers_together_hold_no_more_than_their_budget(pool: ThreadPoolExe
         for position in (0, 1_000, 2_000):
             assert reader.read_at(1_000, position) == CONTENT[position : position + 1_000]
 
-    held = [run.bytes for reader in readers for run in reader._runs]
+    held = [inside(reader).held_bytes for reader in readers]
     assert 0 < sum(held) <= 3 * BLOCK_BYTES
-    assert sum(held) == budget._total
+    assert sum(held) == inside(readers[0]).budget_used
     for reader in readers:
         assert reader.read_at(1_000, 3_000) == CONTENT[3_000:4_000]
         reader.close()
-    assert budget._total == 0
+    assert inside(readers[0]).budget_used == 0

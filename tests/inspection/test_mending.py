@@ -169,14 +169,14 @@ def test_an_object_that_is_harmed_after_it_was_examined_is_not_fetched(monkeypat
     _flip(house.disk, LOCAL)
     harmed = _content(house.disk)
     remote = f"/store/{house.catalog().descriptors()[1].object_key}"
-    examined = HistoryMending._plan
+    examined = HistoryMending.plan
 
     def harm(mending: HistoryMending) -> Iterator[Any]:
         plan = list(examined(mending))
         _flip(house.disk, remote)
         return iter(plan)
 
-    monkeypatch.setattr(HistoryMending, "_plan", harm)
+    monkeypatch.setattr(HistoryMending, "plan", harm)
     with _history(house, house.disk) as history:
         steps = HistoryMending(PLACE, history, disk=house.disk, on_bytes=None).run(apply=True).steps
     _flip(house.disk, remote)

@@ -54,7 +54,7 @@ def _swept_between(world: World) -> None:
 
 def _lease_lost_at_the_last_moment(world: World) -> None:
     def lose() -> None:
-        compactor._session.close()
+        compactor.session.close()
         world.sweep()
 
     compactor = Compactor(world, Interposed(world, lose))

@@ -34,6 +34,7 @@ from forebay.storage.cursors import Cursors
 from forebay.testing.blobs import SimulatedBlobs
 from forebay.testing.catalogs import every_record_has_a_copy, objects_are_whole
 from forebay.testing.clock import ManualClock
+from forebay.testing.inside import inside
 from forebay.testing.interleavings import Exploration
 from forebay.testing.invariants import Violation, names_of
 from forebay.testing.metadata import Fault
@@ -172,7 +173,7 @@ def _consume_beside_a_load() -> list[Violation]:
     node = land.node()
     node.append(0, 2)
     node.offer({0: values(0, 4)})
-    node.loads._attach("load-1", land.load(), [node.shard(0)])
+    inside(node.loads).attach_to("load-1", land.load(), [node.shard(0)])
     node.append()
     node.consume()
     node.settle()

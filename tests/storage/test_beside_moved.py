@@ -60,7 +60,7 @@ def test_who_waits_beside_a_directory_hears_of_what_another_one_has_exported(tmp
         topic.append(b"1")
 
         with Storage.open(tmp_path / "A", settings, read_only=True) as beside:
-            shard = beside.topic("orders")._shard(0)
+            shard = inside(beside.topic("orders")).shard(0)
             assert shard.wait(0, 0)
             assert not shard.wait(1, 0)
             b.export_topic("orders")

@@ -15,7 +15,6 @@ from forebay import Ack, Fenced, ForebayError, Full, Indeterminate, Storage, Top
 from forebay.appends.queue import Entry
 from forebay.appends.ticket import Ticket
 from forebay.catalog import read_state
-from forebay.engines.rocksdb.shard import RocksShard
 from forebay.format.control import Floor
 from forebay.format.value import encode_value
 from forebay.metadata import Put
@@ -167,7 +166,7 @@ def test_callbacks_left_by_an_interrupted_thread_are_called_by_the_upkeep(
         wal, heard = wal_of(topic), []
         with wal.committing:
             topic.append_nowait(b"v").add_callback(lambda ack: heard.append(ack.result()))
-            wal._commit()
+            inside(topic).commit_alone()
 
         until(lambda: heard)
         assert heard == [1]
@@ -344,7 +343,7 @@ def test_no_publication_is_passed_over_while_two_threads_wake_readers(tmp_path: 
     with forebay.open(tmp_path / "log", idle) as log:
         topic = log.create_topic("t", engine=engine)
         shard = inside(topic).shard(0)
-        group = shard._commits.group if isinstance(shard, RocksShard) else wal_of(topic).group
+        group = inside(topic).group()
         woken, gates, seen = threading.Semaphore(0), [threading.Event(), threading.Event()], list[int]()
 
         def wake() -> None:
@@ -362,7 +361,7 @@ def test_no_publication_is_passed_over_while_two_threads_wake_readers(tmp_path: 
         threads[0].join(PATIENCE)
         with group.lock:
             ticket = shard.stage_one(Entry(b"v", None, None, (), 0, None, Ticket()), 1)
-            group._commit()
+            inside(topic).commit_alone()
             gates[1].set()
             threads[1].join(PATIENCE)
         group.call_back()

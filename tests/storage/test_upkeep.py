@@ -12,28 +12,26 @@ from forebay import Settings, Storage, Unavailable
 from forebay.appends.queue import Entry
 from forebay.appends.ticket import Ticket
 from forebay.clock import SystemClock
-from forebay.engines.background import Background
 from forebay.settings import RuntimeSettings
 from forebay.storage.background.seal import SealWorker
 from forebay.storage.background.sync import SyncWorker
 from forebay.testing.clock import ManualClock
-from forebay.testing.inside import inside
+from forebay.testing.inside import InsideSeal, InsideSync, inside
 from tests.engines.homes import SegmentHome
 from tests.storage.rig import WatchedDisk, quick, until, values
 
 pytestmark = pytest.mark.slow
 
 
-def stepped(tmp_path: Path, durability: str, settings: Settings) -> tuple[SyncWorker, SegmentHome, ManualClock]:
+def stepped(tmp_path: Path, durability: str, settings: Settings) -> tuple[InsideSync, SegmentHome, ManualClock]:
     """Upkeep without its thread and with time turned by hand."""
     clock = ManualClock()
     disk = WatchedDisk()
     home = SegmentHome(disk, str(tmp_path), durability, settings=settings, clock=clock)
     sealing = SealWorker(lambda shard: None)
-    maintenance = SyncWorker(disk, clock, str(tmp_path), settings.runtime, sealing)
-    # Their threads have nothing to do: the test is the thread.
-    maintenance._thread = sealing._thread = Background("idle", lambda: None)
-    return maintenance, home, clock
+    InsideSeal(sealing).take_over()
+    worker = SyncWorker(disk, clock, str(tmp_path), settings.runtime, sealing)
+    return InsideSync(worker).take_over(), home, clock
 
 
 def test_a_disk_topic_is_durable_within_the_sync_interval(tmp_path: Path) -> None:
@@ -102,10 +100,10 @@ def test_a_file_with_records_is_rotated_at_its_age_and_sealed(tmp_path: Path) ->
     shards[0].settle(shards[0].stage_one(_entry(), 17))
 
     clock.advance(61)
-    maintenance._find_old()
+    maintenance.look_at_ages()
     maintenance.step()
     assert not list(tmp_path.glob("shards/*/*.idx"))  # another thread's work
-    maintenance._sealing.step()
+    maintenance.sealing.step()
 
     assert [shard.wal.counters.rotations for shard in shards] == [1, 0]
     assert len(list(tmp_path.glob("shards/*/*.idx"))) == 1
@@ -153,11 +151,11 @@ def test_a_shard_that_gets_work_while_it_is_let_go_comes_back(tmp_path: Path) ->
             return busy
 
     shard_upkeep = shard.upkeep
-    maintenance._busy[shard.ref.id] = shard
+    maintenance.ask(shard)
     shard.upkeep = Upkeep()  # type: ignore[assignment]
     maintenance.step()
 
-    assert shard.ref.id in maintenance._busy
+    assert maintenance.is_asked(shard)
     clock.advance(1)
     maintenance.step()
     assert shard.offsets().durable == 1
@@ -252,7 +250,7 @@ def test_a_sync_that_fails_beside_nothing_to_sync_harms_no_shard(tmp_path: Path)
             raise OSError(5, "input/output error", path)
 
     disk.meet = refuse
-    maintenance._sync_together([shard])
+    InsideSync(maintenance).sync_together([shard])
 
     assert shard.failure is None
     engine.close()

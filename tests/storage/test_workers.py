@@ -282,7 +282,7 @@ def test_a_shard_that_cannot_be_looked_after_does_not_end_the_syncs_of_others(
         if failures:
             raise failures.pop()
 
-    maintenance.on_kept = kept
+    maintenance.replace_follow_up(kept)
     for _ in range(3):
         clock.advance(2)
         maintenance.step()
@@ -308,17 +308,17 @@ def test_a_shard_given_up_while_ages_are_looked_at_does_not_come_back(tmp_path: 
 
         @property
         def is_old(self) -> bool:
-            with running(lambda: maintenance.forget(shard.ref.id)):
+            with running(lambda: maintenance.forget(shard)):
                 pass
             return True
 
     shard.upkeep = Upkeep()  # type: ignore[assignment]
     clock.advance(61)
-    maintenance._find_old()
-    assert not maintenance._busy
+    maintenance.look_at_ages()
+    assert not maintenance.is_asked(shard)
 
     shard.wal.on_dirty()
-    assert not maintenance._busy
+    assert not maintenance.is_asked(shard)
     shard.upkeep = found
     engine.close()
 

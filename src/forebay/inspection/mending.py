@@ -62,7 +62,7 @@ class HistoryMending:
 
     def run(self, *, apply: bool) -> Mended:
         """The steps that are needed; with `apply`, carried out."""
-        plan = list(self._plan())
+        plan = list(self.plan())
         steps = [self._done(work) if apply else work.step for work in plan]
         for name, offsets, why in self._listed.record():
             told = f"{Action.RECORD}: what it lists has other etags now: {why}"
@@ -78,7 +78,7 @@ class HistoryMending:
             return msgspec.structs.replace(work.step, action=Action.CANNOT, why=f"{work.step.action}: {error}")
         return msgspec.structs.replace(work.step, done=work.step.action in CHANGES)
 
-    def _plan(self) -> Iterator[_Work]:
+    def plan(self) -> Iterator[_Work]:
         exam = ShardExam(
             self._disk, self._place, None, Report(), owned=False, history=self._history, on_bytes=self._on_bytes
         )

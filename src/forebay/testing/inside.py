@@ -10,26 +10,44 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Generic, Self, TypeVar, overload
+from typing import Any, Generic, Self, TypeVar, overload
 
 from forebay.aio import AsyncLog, AsyncTopic
+from forebay.appends.group_commit import GroupCommit
+from forebay.appends.producer_window import ProducerWindow
 from forebay.appends.ticket import Ticket
 from forebay.appends.waiting import is_held, is_inside
+from forebay.blobs.blocks import ReadAhead
 from forebay.cleanup.objects import ObjectCleanup
+from forebay.clock import Clock
 from forebay.disk import SystemDisk
 from forebay.engines import MemoryEngine, OpenShard, RocksEngine, SegmentEngine
 from forebay.engines.background import Background
+from forebay.engines.following import FollowedShard
+from forebay.engines.rocksdb.database import Database
+from forebay.engines.rocksdb.shard import RocksShard
+from forebay.loads.attach import Attaching
+from forebay.loads.prepare import Load
 from forebay.metadata import MetadataStore, Watch
+from forebay.metadata.etcd.gateway import Gateway
+from forebay.metadata.etcd.leases import Leases
+from forebay.metadata.etcd.store import EtcdMetadata
+from forebay.metadata.etcd.watch import EtcdWatch
+from forebay.metadata.sqlite.database import Database as SqliteDatabase
+from forebay.metadata.sqlite.store import SqliteMetadata
 from forebay.progress import ProgressStore
 from forebay.shard import SegmentShard
 from forebay.shard.archive import Archive
 from forebay.shard.places import Places
+from forebay.shard.recorded import Recorded
 from forebay.storage import Storage, Topic
 from forebay.storage.background.history import HistoryWorker
 from forebay.storage.background.limits import LimitsWorker
 from forebay.storage.background.seal import SealWorker
 from forebay.storage.background.sync import SyncWorker
 from forebay.storage.definitions import Defined, Definitions
+from forebay.storage.loads import Loads
+from forebay.wal.files import SealedFile
 from forebay.wal.log import Wal
 
 T = TypeVar("T")
@@ -40,17 +58,25 @@ W = TypeVar("W", bound=SyncWorker | SealWorker | HistoryWorker | LimitsWorker)
 def inside(opened: Storage | AsyncLog) -> InsideLog: ...
 @overload
 def inside(opened: Topic | AsyncTopic) -> InsideTopic: ...
-def inside(opened: Storage | AsyncLog | Topic | AsyncTopic) -> InsideLog | InsideTopic:
-    """Look behind the public names of an open log, or of one of its topics."""
-    match opened:
-        case Topic():
-            return InsideTopic(opened)
-        case AsyncTopic():
-            return InsideTopic(opened._topic)
-        case AsyncLog():
-            return InsideLog(opened._log)
-        case _:
-            return InsideLog(opened)
+@overload
+def inside(opened: Loads) -> InsideLoads: ...
+@overload
+def inside(opened: FollowedShard) -> InsideFollowed: ...
+@overload
+def inside(opened: RocksEngine) -> InsideRocks: ...
+@overload
+def inside(opened: EtcdMetadata) -> InsideEtcd: ...
+@overload
+def inside(opened: SqliteMetadata) -> InsideSqlite: ...
+@overload
+def inside(opened: ReadAhead) -> InsideReadAhead: ...
+def inside(opened: object) -> object:
+    """Look behind the public names of an open log, or of one of its parts."""
+    if isinstance(opened, AsyncTopic):
+        opened = opened._topic
+    elif isinstance(opened, AsyncLog):
+        opened = opened._log
+    return next(door(opened) for kind, door in _DOORS if isinstance(opened, kind))
 
 
 class InsideTopic:
@@ -96,6 +122,30 @@ class InsideTopic:
         """Queue a record as an append that waits does, without waiting; its outcome is the ticket's."""
         entry = self.topic._entry(value, None, None, None, None, None, ticket)
         self.topic._appender.one_soon(partition, entry)
+
+    def group(self, partition: int = 0) -> GroupCommit:
+        """What commits the appends that wait for a partition on disk together."""
+        shard = self.shard(partition)
+        return shard._commits.group if isinstance(shard, RocksShard) else self.wal(partition).group
+
+    def commit_alone(self, partition: int = 0) -> None:
+        """Commit what is queued and call back nothing, as a thread that is interrupted in between."""
+        self.group(partition)._commit()
+
+    def drop_copies(self, partition: int = 0) -> int:
+        """Remove local files that history has, as local retention does, however young they are; how many."""
+        history = self.history(partition)
+        sealed = [file for file in history._wal.files.all[:-1] if isinstance(file, SealedFile)]
+        pieces, store = history.catalog.descriptors(), history._store
+        if store is None:
+            return history._drop_while(sealed, lambda file: history._is_compacted(file, pieces))
+        return history._drop_while(sealed, lambda file: history._has_copy(store, file, pieces))
+
+    def drop_sealed(self, partition: int = 0) -> int:
+        """Remove every local sealed file, whether or not history has it; how many."""
+        history = self.history(partition)
+        sealed = [file for file in history._wal.files.all[:-1] if isinstance(file, SealedFile)]
+        return history._drop_while(sealed, lambda file: True)
 
     def look_at_free_space(self, partition: int = 0) -> None:
         """Have the next commit ask the disk how much room is left, however short ago that was asked."""
@@ -235,6 +285,127 @@ class InsideLog:
         self.log._chores._sweep_handoff()
 
 
+class InsideLoads:
+    """The bulk loads of a log, partition by partition."""
+
+    def __init__(self, loads: Loads) -> None:
+        self._loads = loads
+
+    def of(self, shard: SegmentShard) -> Attaching:
+        """What attaches loads to this shard."""
+        return self._loads._of(shard)
+
+    def attach_to(self, load_id: str, load: Load, shards: list[SegmentShard]) -> None:
+        """Attach a load to these shards, and neither commit it nor give it up."""
+        self._loads._attach(load_id, load, shards)
+
+
+class InsideFollowed:
+    """A shard that is read beside its owner."""
+
+    def __init__(self, shard: FollowedShard) -> None:
+        self._shard = shard
+
+    @property
+    def past(self) -> Recorded:
+        """What the metadata store has recorded of the shard."""
+        return self._shard._past
+
+    def forget_looks(self) -> None:
+        """Have the next use look at what the owner has done, however short ago the last look was."""
+        self._shard._looked_at = self._shard._past._looked_at = float("-inf")
+
+    def skip_next_look(self, clock: Clock) -> None:
+        """Have the next use look at nothing, as right after a look."""
+        self._shard._looked_at = clock.monotonic()
+
+
+class InsideRocks:
+    """The RocksDB engine."""
+
+    def __init__(self, engine: RocksEngine) -> None:
+        self._engine = engine
+
+    @property
+    def database(self) -> Database:
+        """The database, which must be open: its reads and writes may be watched."""
+        return self._engine._database
+
+    def window(self, shard: RocksShard) -> ProducerWindow:
+        """The idempotence memory of one of its shards."""
+        return shard._window
+
+
+class InsideEtcd:
+    """A metadata store in etcd."""
+
+    def __init__(self, store: EtcdMetadata) -> None:
+        self._store = store
+
+    @property
+    def gateway(self) -> Gateway:
+        """What makes the requests."""
+        return self._store._gateway
+
+    @property
+    def leases(self) -> Leases:
+        """The sessions of this store, and what renews them."""
+        return self._store._leases
+
+    @property
+    def renewing(self) -> threading.Thread | None:
+        """The thread that renews sessions, once there is one."""
+        return self._store._leases._thread
+
+    def wake_renewing(self) -> None:
+        """Have that thread look now for what is due."""
+        self._store._leases._wake.set()
+
+    def buffered(self, watch: Watch) -> int:
+        """How many changes a watch holds that no poll has taken yet."""
+        assert isinstance(watch, EtcdWatch)
+        return len(watch._changes)
+
+
+class InsideSqlite:
+    """A metadata store in SQLite."""
+
+    def __init__(self, store: SqliteMetadata) -> None:
+        self._store = store
+
+    @property
+    def database(self) -> SqliteDatabase:
+        """The connection, and what happens to it at a fork."""
+        return self._store._database
+
+
+class InsideReadAhead:
+    """A reader that fetches blocks before they are asked for."""
+
+    def __init__(self, reader: ReadAhead) -> None:
+        self._reader = reader
+
+    @property
+    def runs(self) -> int:
+        """How many sequences of blocks it holds."""
+        return len(self._reader._runs)
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks it holds."""
+        return sum(len(run.blocks) for run in self._reader._runs)
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes that it holds."""
+        return sum(run.bytes for run in self._reader._runs)
+
+    @property
+    def budget_used(self) -> int:
+        """The bytes that all readers of its budget hold, as the budget counts them."""
+        return self._reader._budget._total
+
+
 class InsideWorkers:
     """The background workers of an open log, each by the name of its work."""
 
@@ -321,6 +492,15 @@ class InsideSync(InsideWorker[SyncWorker]):
         """Whether the next step looks at the shard."""
         return shard.ref.id in self._worker._busy
 
+    def replace_follow_up(self, follow_up: Callable[[SegmentShard], None]) -> None:
+        """Do this with each shard that was looked after, instead of what the log does with it."""
+        self._worker.on_kept = follow_up
+
+    @property
+    def sealing(self) -> InsideSeal:
+        """The worker that it asks to seal rotated files."""
+        return InsideSeal(self._worker._sealing)
+
     def look_at_ages(self) -> None:
         """Ask for the shards whose active file has reached its age, if it is time to look."""
         self._worker._find_old()
@@ -377,3 +557,15 @@ class InsideHistory(InsideWorker[HistoryWorker]):
 def _running(worker: W | None) -> W:
     assert worker is not None, "this log is in memory or read-only: it has no such worker"
     return worker
+
+
+_DOORS: tuple[tuple[type, Callable[[Any], object]], ...] = (
+    (Storage, InsideLog),
+    (Topic, InsideTopic),
+    (Loads, InsideLoads),
+    (FollowedShard, InsideFollowed),
+    (RocksEngine, InsideRocks),
+    (EtcdMetadata, InsideEtcd),
+    (SqliteMetadata, InsideSqlite),
+    (ReadAhead, InsideReadAhead),
+)

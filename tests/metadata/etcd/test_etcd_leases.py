@@ -21,6 +21,7 @@ from forebay.metadata.etcd.refusals import Refused
 from forebay.metadata.etcd.wire import Request
 from forebay.testing.clock import ManualClock
 from forebay.testing.contracts.metadata.calls import drain
+from forebay.testing.inside import inside
 from tests.metadata.etcd.cluster import Cluster, until
 from tests.metadata.etcd.conftest import OpenStore
 from tests.metadata.etcd.proxy import Proxy
@@ -96,7 +97,7 @@ def test_life_is_counted_from_the_sending_and_ends_before_the_lease(
     proxy: Proxy, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The thread wakes when the machine lets it, perhaps after the clock was put forward: here only the test renews.
-    monkeypatch.setattr(Leases, "_keep", lambda _leases: None)
+    monkeypatch.setattr(Leases, "keep", lambda _leases: None)
     clock = ManualClock()
     store = open_store(proxy.endpoint, clock=clock)
     begun = clock.boottime()
@@ -112,17 +113,17 @@ def test_life_is_counted_from_the_sending_and_ends_before_the_lease(
 
         # It was renewed late, but before etcd let it go: nobody else had its place meanwhile.
         begun = clock.boottime()
-        store._leases.renew_due()
+        inside(store).leases.renew_due()
 
 
 @pytest.mark.parametrize("margin_s", [0.0, 1.0, 7.0, 9.5])
 def test_a_session_is_due_again_twice_before_it_is_given_up_whatever_the_margin(
     open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, margin_s: float
 ) -> None:
-    monkeypatch.setattr(Leases, "_keep", lambda _leases: None)
+    monkeypatch.setattr(Leases, "keep", lambda _leases: None)
     clock = ManualClock()
     store = open_store(clock=clock)
-    store._leases.margin_s = margin_s
+    inside(store).leases.margin_s = margin_s
     session = store.session(10.0)
 
     clock.advance(2 * (session.due_at - clock.boottime()))
@@ -200,11 +201,11 @@ def test_renewal_that_failed_for_a_reason_nobody_foresaw_begins_again_with_the_n
         session.renewed(math.inf)
         renewed.append(session)
 
-    monkeypatch.setattr(Leases, "_renew", renew)
+    monkeypatch.setattr(Leases, "renew", renew)
 
     session = store.session(60.0)
     session.due_at = 0.0
-    store._leases._wake.set()
+    inside(store).wake_renewing()
 
     until(lambda: session in renewed)
 
@@ -213,7 +214,7 @@ def test_a_process_that_slept_while_its_session_was_made_may_try_again(
     open_store: OpenStore, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store()
-    grant = store._leases._grant
+    grant = inside(store).leases.grant
 
     def slow(ttl_s: int) -> tuple[int, float]:
         lease, granted_s = grant(ttl_s)
@@ -221,7 +222,7 @@ def test_a_process_that_slept_while_its_session_was_made_may_try_again(
         return lease, granted_s
 
     with monkeypatch.context() as sleeping:
-        sleeping.setattr(store._leases, "_grant", slow)
+        sleeping.setattr(inside(store).leases, "grant", slow)
         with pytest.raises(Unavailable, match="ran out while it was being made: try again"):
             store.session(60.0)
 
@@ -232,7 +233,7 @@ def test_a_session_that_etcd_refuses_leaves_no_lease(
     open_store: OpenStore, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store()
-    gateway = store._leases._gateway
+    gateway = inside(store).gateway
     call, before = gateway.call, _leases_of(cluster)
 
     def refuse(path: str, request: Request, kind: type[object], *, repeatable: bool) -> object:
@@ -253,14 +254,14 @@ def _leases_of(cluster: Cluster) -> set[str]:
 
 
 def _thread_of(store: EtcdMetadata) -> threading.Thread:
-    thread = store._leases._thread
+    thread = inside(store).renewing
     assert thread is not None
     return thread
 
 
 def test_a_time_to_live_within_the_margin_is_refused(cluster: Cluster, open_store: OpenStore) -> None:
     store = open_store()
-    store._leases.margin_s = 5.0
+    inside(store).leases.margin_s = 5.0
 
     with pytest.raises(Invalid, match="ttl_s is 3.0, not above the margin of 5.0 s"):
         store.session(3.0)

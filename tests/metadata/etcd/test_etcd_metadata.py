@@ -24,6 +24,7 @@ from forebay.metadata import (
 from forebay.metadata.etcd import EtcdMetadata, store, watch
 from forebay.testing.clock import ManualClock
 from forebay.testing.contracts.metadata.calls import drain, keys_under, put
+from forebay.testing.inside import inside
 from tests.metadata.etcd.cluster import Cluster, text, until
 from tests.metadata.etcd.conftest import OpenStore
 
@@ -103,7 +104,7 @@ def test_a_range_begins_again_when_its_state_is_compacted(
 ) -> None:
     monkeypatch.setattr("forebay.metadata.etcd.store.PAGE_KEYS_MAX", 2)
     put(store, "a", "b", "c")
-    call = store._gateway.call
+    call = inside(store).gateway.call
     compactions = iter(range(2))
 
     def compacting(path: str, request: dict[str, object], *arguments: object, **options: object) -> object:
@@ -112,7 +113,7 @@ def test_a_range_begins_again_when_its_state_is_compacted(
             cluster.compact()
         return call(path, request, *arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(store._gateway, "call", compacting)
+    monkeypatch.setattr(inside(store).gateway, "call", compacting)
 
     assert keys_under(store, "") == ["a", "b", "c", "other"]
 
@@ -180,9 +181,9 @@ def test_a_watch_that_nobody_polls_does_not_fill_the_memory(
         drain(slow, 1)
         for number in range(30):
             put(store, f"w/{number}a", f"w/{number}b")
-        until(lambda: len(slow._changes) >= 10)
+        until(lambda: inside(store).buffered(slow) >= 10)
 
-        assert len(slow._changes) < 15
+        assert inside(store).buffered(slow) < 15
         assert len(drain(slow, 60)) == 60
 
 
@@ -222,7 +223,7 @@ def test_a_clock_that_stands_still_ends_a_wait_all_the_same(open_store: OpenStor
 
 
 def test_an_old_etcd_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    store._warn_of_version.cache_clear()
+    store.warn_of_version.cache_clear()
     for version, warned in (
         ("3.5.2", True),
         ("3.5.3", False),
@@ -231,10 +232,10 @@ def test_an_old_etcd_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None
         (None, False),
     ):
         caplog.clear()
-        store._warn_of_version(version)
+        store.warn_of_version(version)
         assert ("use 3.5.3 or newer" in caplog.text) is warned
         caplog.clear()
-        store._warn_of_version(version)
+        store.warn_of_version(version)
         assert caplog.text == ""
 
 

@@ -83,7 +83,7 @@ class Leases:
     def begin(self, ttl_s: float) -> EtcdSession:
         """A new session. When it returns, everybody sees its key."""
         sent_at = self._clock.boottime()
-        lease, granted_s = self._grant(math.ceil(ttl_s))
+        lease, granted_s = self.grant(math.ceil(ttl_s))
         if granted_s <= self.margin_s:
             self._revoke_quietly(lease)
             raise Invalid(f"ttl_s is {ttl_s}, not above the margin of {self.margin_s} s: no lease would ever hold")
@@ -103,7 +103,7 @@ class Leases:
         with self._lock:
             self._held[session.id] = session
             if self._thread is None or not self._thread.is_alive():
-                thread = threading.Thread(target=self._keep, name="forebay-leases", daemon=True)
+                thread = threading.Thread(target=self.keep, name="forebay-leases", daemon=True)
                 thread.start()
                 self._thread = thread
         self._wake.set()
@@ -150,11 +150,11 @@ class Leases:
             held = tuple(self._held.values())
         for session in held:
             if session.due_at <= self._clock.boottime():
-                self._renew(session)
+                self.renew(session)
         with self._lock:
             return min((session.due_at for session in self._held.values()), default=math.inf) - self._clock.boottime()
 
-    def _keep(self) -> None:
+    def keep(self) -> None:
         while not self._gateway.ended:
             self._wake.clear()
             try:
@@ -166,7 +166,7 @@ class Leases:
             if not self._gateway.ended:
                 self._wake.wait(min(max(wait_s, 0.0), _IDLE_S))
 
-    def _renew(self, session: EtcdSession) -> None:
+    def renew(self, session: EtcdSession) -> None:
         sent_at = self._clock.boottime()
         timeout_s = min(self._gateway.timeout_s, max(1.0, session.holds_s / 4))
         try:
@@ -184,7 +184,7 @@ class Leases:
         with self._lock:
             self._held.pop(session.id, None)
 
-    def _grant(self, ttl_s: int) -> tuple[int, float]:
+    def grant(self, ttl_s: int) -> tuple[int, float]:
         for _ in range(_NAMES_MAX):
             lease = lease_from(self._clock.random_bytes(8))
             try:

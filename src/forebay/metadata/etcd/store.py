@@ -74,7 +74,7 @@ class EtcdMetadata:
         store = cls(gateway, clock=clock, prefix=settings.prefix, lease_margin_s=settings.lease_margin_s)
         try:
             store.revision()
-            _warn_of_version(gateway.version())
+            warn_of_version(gateway.version())
         except BaseException:
             gateway.close()
             raise
@@ -192,7 +192,7 @@ def _tls(settings: MetadataSettings) -> ssl.SSLContext | None:
 
 
 @cache
-def _warn_of_version(version: str | None) -> None:
+def warn_of_version(version: str | None) -> None:
     """Once in a process: a command opens several stores of one cluster."""
     match = _VERSION.match(version or "")
     if match is not None and tuple(map(int, match.groups())) < _VERSION_MIN:
