@@ -12,15 +12,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from forebay.errors import Conflict, Indeterminate, Invalid, Unavailable, UnknownTopic
+from forebay.catalog.transact import Done, Write, transact
+from forebay.errors import Conflict, Invalid, UnknownTopic
 from forebay.format.keys import progress_key, topic_key
 from forebay.format.value import Unknown, decode_value, encode_value
-from forebay.metadata import Delete, MetadataStore, Operation, Put, RevisionIs
+from forebay.metadata import Delete, Entry, MetadataStore, Operation, Put, RevisionIs
 from forebay.metadata.seam import OPERATIONS_MAX
 from forebay.records import OFFSET_MAX
 from forebay.topics import TopicSpec
 
-ATTEMPTS = 64
 READER_CHARACTERS_MAX = 100
 NOTE_BYTES_MAX = 4096
 
@@ -95,32 +95,35 @@ class ProgressStore:
         """Set the cursor to a place, also an earlier one. It never undoes what is acknowledged after it."""
         check_progress(progress)
         key = self._key(name, partition)
-        for _ in range(ATTEMPTS):
-            stored = self._stored(key)
+
+        def change(stored: _Stored | None) -> Write[None] | Done[None]:
             if stored is not None and stored.progress == progress:
-                return
-            if self._done(self._guards(name, key, stored, progress), [_put(key, stored, progress)]):
-                return
-        raise _busy(name)
+                return Done(None)
+            return Write(self._guards(name, key, stored, progress), [_put(key, stored, progress)], None)
+
+        transact(self._store, lambda: self._stored(key), change, what=_not_moved(name))
 
     def move_from(self, name: ReaderName, partition: int, expected: int, progress: Progress) -> None:
         """Move the cursor from exactly `expected` (0 if there is none yet); `Conflict` if it stands elsewhere."""
         check_progress(progress)
         key = self._key(name, partition)
-        for attempt in range(ATTEMPTS):
-            stored = self._stored(key)
+        is_first = True
+
+        def change(stored: _Stored | None) -> Write[None] | Done[None]:
+            nonlocal is_first
             current = stored is not None and stored.progress.incarnation == progress.incarnation
             stands = stored.progress.offset if stored is not None and current else 0
-            if attempt and stored is not None and stored.progress == progress:
-                return
+            if not is_first and stored is not None and stored.progress == progress:
+                return Done(None)
+            is_first = False
             if stands != expected:
                 raise Conflict(
                     f"{name.reader} stands at {stands} in {name.namespace}/{name.topic}[{partition}], not {expected}: "
                     "another member has committed; fetch and go on from there"
                 )
-            if self._done(self._guards(name, key, stored, progress), [_put(key, stored, progress)]):
-                return
-        raise _busy(name)
+            return Write(self._guards(name, key, stored, progress), [_put(key, stored, progress)], None)
+
+        transact(self._store, lambda: self._stored(key), change, what=_not_moved(name))
 
     def places(self, reader: str | None = None) -> list[tuple[str, str, int]]:
         """Every (namespace, topic, partition) where this reader, or any, has a cursor."""
@@ -156,30 +159,36 @@ class ProgressStore:
             self._store.transaction(compares, [Delete(entry.key) for entry in part])
 
     def _remove(self, name: ReaderName, keys: Sequence[str]) -> None:
-        for _ in range(ATTEMPTS):
-            entries = [entry for key in keys if (entry := self._store.get(key)) is not None]
+        def read() -> list[Entry]:
+            return [entry for key in keys if (entry := self._store.get(key)) is not None]
+
+        def change(entries: list[Entry]) -> Write[None] | Done[None]:
             compares = [RevisionIs(entry.key, entry.mod_revision) for entry in entries]
-            if not entries or self._done(compares, [Delete(entry.key) for entry in entries]):
-                return
-        raise _busy(name)
+            return Write(compares, [Delete(entry.key) for entry in entries], None) if entries else Done(None)
+
+        transact(self._store, read, change, what=f"not every cursor of {name.reader} is removed")
 
     def _move(self, name: ReaderName, cursors: Mapping[int, Progress], *, defined: bool) -> dict[int, int]:
-        for _ in range(ATTEMPTS):
+        for progress in cursors.values():
+            check_progress(progress)
+
+        def read() -> dict[int, _Stored | None]:
+            return {partition: self._stored(self._key(name, partition)) for partition in cursors}
+
+        def change(found: dict[int, _Stored | None]) -> Write[dict[int, int]] | Done[dict[int, int]]:
             compares, puts = list[RevisionIs](), list[Operation]()
             standing: dict[int, int] = {}
             for partition, progress in cursors.items():
-                check_progress(progress)
-                key = self._key(name, partition)
-                stored = self._stored(key)
+                key, stored = self._key(name, partition), found[partition]
                 standing[partition] = progress.offset
                 if stored is not None and not _moves(stored.progress, progress):
                     standing[partition] = stored.progress.offset
                     continue
                 compares += self._guards(name, key, stored, progress, defined=defined)
                 puts.append(_put(key, stored, progress))
-            if not puts or self._done(compares, puts):
-                return standing
-        raise _busy(name)
+            return Write(compares, puts, standing) if puts else Done(standing)
+
+        return transact(self._store, read, change, what=_not_moved(name))
 
     def _guards(
         self, name: ReaderName, key: str, stored: _Stored | None, wanted: Progress, *, defined: bool = False
@@ -200,13 +209,6 @@ class ProgressStore:
             compares.append(RevisionIs(topic, entry.mod_revision if entry is not None else 0))
         return compares
 
-    def _done(self, compares: Sequence[RevisionIs], operations: Sequence[Operation]) -> bool:
-        try:
-            return self._store.transaction(compares, operations).succeeded
-        except Indeterminate:
-            # Whether it happened shows at the next look; moving a cursor to where it stands is harmless.
-            return False
-
     def _stored(self, key: str) -> _Stored | None:
         entry = self._store.get(key)
         if entry is None:
@@ -222,8 +224,8 @@ def _put(key: str, stored: _Stored | None, progress: Progress) -> Put:
     return Put(key, encode_value(progress, unknown=stored.unknown if stored is not None else None))
 
 
-def _busy(name: ReaderName) -> Unavailable:
-    return Unavailable(f"cursors of {name.reader} changed {ATTEMPTS} times while they were being moved; try again")
+def _not_moved(name: ReaderName) -> str:
+    return f"cursors of {name.reader} in {name.namespace}/{name.topic} are not moved"
 
 
 def _moves(stands: Progress, wanted: Progress) -> bool:

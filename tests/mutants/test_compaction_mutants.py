@@ -12,17 +12,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import forebay.catalog.shard
 import forebay.columnar
 import forebay.compacting.merging
 import forebay.compacting.swapping
 import forebay.export
 from forebay.catalog.shard import Piece, ShardCatalog
+from forebay.catalog.transact import Write, transact
 from forebay.cleanup.collector import Collector, Judgement, Scope
 from forebay.compacting.shard import ShardCompaction
 from forebay.errors import ForebayError
 from forebay.format.descriptor import SegmentDescriptor
 from forebay.format.segment import index_name
-from forebay.metadata import Compare, DeleteRange, Operation
+from forebay.metadata import DeleteRange, MetadataStore
 from tests.compacting.test_races import Interposed, exported_around_a_swap, swept_around_a_swap
 from tests.compacting.world import Compactor, World
 from tests.history.house import KEYS
@@ -102,12 +104,17 @@ def _compactors_asked_for_too_late(patch: pytest.MonkeyPatch) -> None:
 
 
 def _end_of_history_not_compared(patch: pytest.MonkeyPatch) -> None:
-    whole = ShardCatalog.done
+    def careless(store: MetadataStore, read: Callable[[], Any], change: Callable[[Any], Any], *, what: str) -> Any:
+        def without(found: Any) -> Any:
+            wanted = change(found)
+            if not isinstance(wanted, Write):
+                return wanted
+            compares = [compare for compare in wanted.compares if getattr(compare, "key", None) != KEYS.cur]
+            return Write(compares, wanted.operations, wanted.result)
 
-    def done(catalog: ShardCatalog, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
-        return whole(catalog, [one for one in compares if getattr(one, "key", None) != catalog.keys.cur], operations)
+        return transact(store, read, without, what=what)
 
-    patch.setattr(ShardCatalog, "done", done)
+    patch.setattr(forebay.catalog.shard, "transact", careless)
 
 
 def _vectors_dropped(patch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import forebay
 from forebay import Conflict, Indeterminate, Storage, Unavailable, UnknownTopic
+from forebay.catalog.transact import ATTEMPTS
 from forebay.engines import MemoryEngine
 from forebay.errors import Corrupt, ForebayError
 from forebay.metadata import Entry, MemoryMetadata
@@ -325,7 +326,7 @@ def test_an_answer_that_got_lost_is_asked_for_again_and_makes_one_topic(house: H
         assert [spec.topic_id for spec in house.log.topics()] == [topic.spec.topic_id]
         house.log.delete_topic("shop/orders")
 
-    house.metadata.inject(Fault.TIME_OUT, count=3)
+    house.metadata.inject(Fault.TIME_OUT, count=ATTEMPTS)
     with pytest.raises(Indeterminate, match="may exist now.*exist_ok=True"):
         house.log.create_topic("shop/orders")
     assert house.keys == []

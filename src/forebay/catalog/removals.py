@@ -11,8 +11,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from forebay.catalog.shard import ATTEMPTS, SWEEP_KEYS, Piece, ShardCatalog, StoredState
-from forebay.errors import Corrupt, Unavailable
+from forebay.catalog.shard import SWEEP_KEYS, Piece, ShardCatalog, StoredState
+from forebay.catalog.transact import Done, Write, transact
+from forebay.errors import Corrupt
 from forebay.format.control import NO_FLOOR, Floor, higher
 from forebay.format.descriptor import DescriptorKind, ShardState
 from forebay.format.offsets import WINDOW, OffsetSet
@@ -52,8 +53,7 @@ class RecordedRemovals:
             self._record(epoch, windows[first : first + VECTORS_MAX], deleted, floor)
 
     def _record(self, epoch: int, windows: Sequence[int], deleted: OffsetSet, floor: Floor) -> None:
-        for _ in range(ATTEMPTS):
-            state = self._catalog.owned(epoch)
+        def change(state: StoredState) -> Write[None] | Done[None]:
             compares: list[Compare] = [RevisionIs(self._keys.state, state.revision)]
             puts: list[Operation] = []
             for start in windows:
@@ -66,12 +66,13 @@ class RecordedRemovals:
                     puts.append(Put(key, encode_vector(merged, stored.unknown if stored is not None else None)))
             changed = _moved(state, floor, counted=bool(puts))
             if changed == state.state:
-                return
+                return Done(None)
             puts.append(Put(self._keys.state, encode_value(changed, unknown=state.unknown)))
-            # Commit point: from here on whoever takes over knows that they are gone.
-            if self._catalog.done(compares, puts):
-                return
-        raise Unavailable(f"{self._keys}: the shard changed {ATTEMPTS} times while a delete was recorded; try again")
+            # Commit point: from here on the next owner knows that they are gone.
+            return Write(compares, puts, None)
+
+        what = f"{self._keys}: a delete is not recorded in full"
+        transact(self._store, lambda: self._catalog.owned(epoch), change, what=what)
 
     def drop_below(self, epoch: int, offset: int) -> int:
         """Take pieces that lie wholly below `offset` out of the catalog, oldest first, and their vectors; how many.
@@ -80,10 +81,11 @@ class RecordedRemovals:
         """
         self._catalog.sweep_hidden()
         dropped = 0
-        while pieces := self._droppable(offset):
-            if not self._drop(epoch, pieces[:SWEEP_KEYS]):
-                raise Unavailable(f"{self._keys}: the catalog changed while its front was dropped; try again")
-            dropped += len(pieces[:SWEEP_KEYS])
+        what = f"{self._keys}: not all of history below offset {offset} is dropped"
+        while count := transact(
+            self._store, lambda: self._droppable(offset), lambda pieces: self._drop(epoch, pieces), what=what
+        ):
+            dropped += count
         self._drop_vectors(epoch, offset)
         return dropped
 
@@ -94,9 +96,11 @@ class RecordedRemovals:
             return []
         kept = [place for place, piece in enumerate(pieces) if _is_needed(piece)]
         last = min(kept[-1] if kept else len(pieces), len(pieces) - 1)
-        return [piece for piece in pieces[: max(last, 0)] if piece.descriptor.end <= offset]
+        return [piece for piece in pieces[: max(last, 0)] if piece.descriptor.end <= offset][:SWEEP_KEYS]
 
-    def _drop(self, epoch: int, pieces: Sequence[Piece]) -> bool:
+    def _drop(self, epoch: int, pieces: Sequence[Piece]) -> Write[int] | Done[int]:
+        if not pieces:
+            return Done(0)
         state, frontier = self._catalog.owned(epoch), self._catalog.frontier()
         cur = msgspec.structs.replace(frontier.cur, generation=frontier.cur.generation + 1)
         compares: list[Compare] = [
@@ -106,7 +110,7 @@ class RecordedRemovals:
         ]
         operations: list[Operation] = [Delete(self._keys.segment(piece.descriptor.start)) for piece in pieces]
         operations.append(Put(self._keys.cur, encode_value(cur, unknown=frontier.unknown)))
-        return self._catalog.done(compares, operations)
+        return Write(compares, operations, len(pieces))
 
     def _drop_vectors(self, epoch: int, offset: int) -> None:
         """Vectors of windows wholly below `offset` are of no use any more."""

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from forebay.catalog.rules import never_backwards, no_gap, no_overlap
+from forebay.catalog.transact import Done, Write, transact
 from forebay.errors import Conflict, Corrupt, Fenced, Indeterminate, Unavailable
 from forebay.format.descriptor import (
     Cur,
@@ -33,7 +34,6 @@ from forebay.format.keys import (
 from forebay.format.value import Unknown, decode_value, encode_value
 from forebay.metadata import Absent, Compare, Delete, Entry, MetadataStore, Operation, Put, RevisionIs
 
-ATTEMPTS = 8
 SWEEP_KEYS = 90
 """Hidden descriptors removed per transaction."""
 
@@ -178,11 +178,11 @@ class ShardCatalog:
         Harmless when repeated: additions that are there already, with the same content, are left as they are.
         Raises `Fenced` once another epoch owns the shard.
         """
-        for _ in range(ATTEMPTS):
-            state = self.owned(epoch)
-            frontier = self.frontier()
+
+        def change(found: tuple[StoredState, Frontier]) -> Write[None] | Done[None]:
+            state, frontier = found
             if self._recorded(frontier, additions):
-                return
+                return Done(None)
             flaw = (
                 never_backwards(frontier.next, additions)
                 or no_overlap(additions)
@@ -201,9 +201,10 @@ class ShardCatalog:
             puts: list[Operation] = [Put(self.keys.segment(p.start), encode_value(p)) for p in additions]
             puts.append(Put(self.keys.cur, encode_value(cur, unknown=frontier.unknown)))
             # Commit point: before it the objects are orphans, after it they are history.
-            if self.done(compares, puts):
-                return
-        raise Unavailable(f"{self.keys}: the catalog changed {ATTEMPTS} times while it was being extended; try again")
+            return Write(compares, puts, None)
+
+        what = f"{self.keys}: history is not extended to offset {additions[-1].end}"
+        transact(self.store, lambda: (self.owned(epoch), self.frontier()), change, what=what)
 
     def replace(self, old: Sequence[Piece], new: SegmentDescriptor, *, also: Sequence[Compare] = ()) -> bool:
         """Put one descriptor (a segment or a manifest) in the place of consecutive ones; false if they changed.
@@ -215,19 +216,20 @@ class ShardCatalog:
         flaw = no_gap(first.start, [piece.descriptor for piece in old], last.end)
         if flaw is not None or (new.start, new.end) != (first.start, last.end):
             raise Conflict(f"{self.keys}: [{new.start}, {new.end}) does not replace what stands there: {flaw}")
-        for _ in range(ATTEMPTS):
-            frontier, pieces, _ = self.standing()
-            there = [piece for piece in pieces if new.start <= piece.descriptor.start < new.end]
-            if [piece.descriptor for piece in there] != [new]:
-                if there != list(old):
-                    return False
-                if not self._replaced(old[0], new, frontier, also):
-                    continue
-            # Whoever reads passes over what is hidden: that some of it is left for the next sweep does no harm.
-            with contextlib.suppress(Unavailable, Indeterminate):
-                self.sweep_hidden()
-            return True
-        raise Unavailable(f"{self.keys}: the catalog changed {ATTEMPTS} times while it was being rewritten; try again")
+
+        def change(found: Standing) -> Write[bool] | Done[bool]:
+            there = [piece for piece in found.pieces if new.start <= piece.descriptor.start < new.end]
+            if [piece.descriptor for piece in there] == [new]:
+                return Done(True)
+            return self._replaced(old[0], new, found.frontier, also) if there == list(old) else Done(False)
+
+        what = f"{self.keys}: the segments of [{new.start}, {new.end}) are not replaced"
+        if not transact(self.store, self.standing, change, what=what):
+            return False
+        # Readers pass over what is hidden: that some of it is left for the next sweep does no harm.
+        with contextlib.suppress(Unavailable, Indeterminate):
+            self.sweep_hidden()
+        return True
 
     def sweep_hidden(self) -> int:
         """Remove descriptors that a replacement hides; how many. May be repeated and interrupted at will."""
@@ -259,7 +261,9 @@ class ShardCatalog:
         cur, unknown = _decoded(entry, Cur)
         return Frontier(cur, unknown, entry.mod_revision)
 
-    def _replaced(self, first: Piece, new: SegmentDescriptor, frontier: Frontier, also: Sequence[Compare]) -> bool:
+    def _replaced(
+        self, first: Piece, new: SegmentDescriptor, frontier: Frontier, also: Sequence[Compare]
+    ) -> Write[bool]:
         cur = msgspec.structs.replace(
             frontier.cur,
             start=new.start if new.end == frontier.next else frontier.cur.start,
@@ -272,7 +276,7 @@ class ShardCatalog:
             Put(self.keys.cur, encode_value(cur, unknown=frontier.unknown)),
         ]
         # Commit point: one descriptor now answers for the whole range.
-        return self.done(compares, puts)
+        return Write(compares, puts, True)
 
     def _swept(self, hider: Piece, hidden: Sequence[Piece]) -> bool:
         # While it stands, whatever lies under it is hidden.
@@ -303,13 +307,6 @@ class ShardCatalog:
             return False
         there = [piece.descriptor for piece in self.pieces()]
         return all(any(_same(found, piece) or _stands_for(found, piece) for found in there) for piece in additions)
-
-    def done(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
-        """Try once; an unknown outcome counts as not done, for the caller looks again before it repeats."""
-        try:
-            return self.store.transaction(compares, operations).succeeded
-        except Indeterminate:
-            return False
 
 
 def _decoded(entry: Entry, kind: type[T]) -> tuple[T, Unknown]:

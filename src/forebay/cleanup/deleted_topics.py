@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import msgspec
 
-from forebay.catalog import read_state
-from forebay.errors import Indeterminate, Unavailable
+from forebay.catalog import StoredState, read_state
+from forebay.catalog.transact import Done, Write, transact
 from forebay.format.descriptor import Phase, ShardState
+from forebay.format.keys import shard_of_state
 from forebay.format.value import encode_value
 from forebay.metadata import DeleteRange, MetadataStore, Put, RevisionIs
-from forebay.shard.ownership import ATTEMPTS
 
 
 def mark_deleting(metadata: MetadataStore, key: str, incarnation: str) -> ShardState | None:
     """On return no owner, present or future, can change this shard's history any more; its state, if it has one."""
-    for _ in range(ATTEMPTS):
-        stored = read_state(metadata, key)
+
+    def deleting(stored: StoredState | None) -> Write[ShardState | None] | Done[ShardState | None]:
         if stored is None or stored.state.incarnation != incarnation:
-            return None
+            return Done(None)
         if stored.state.phase is Phase.DELETING:
-            return stored.state
+            return Done(stored.state)
         state = msgspec.structs.replace(
             stored.state, phase=Phase.DELETING, epoch=stored.state.epoch + 1, owner=None, target=None
         )
         put = Put(key, encode_value(state, unknown=stored.unknown))
-        with contextlib.suppress(Indeterminate):
-            if metadata.transaction([RevisionIs(key, stored.revision)], [put]).succeeded:
-                return state
-    raise Unavailable(f"{key} changed {ATTEMPTS} times while its deletion was being recorded; try again")
+        return Write([RevisionIs(key, stored.revision)], [put], state)
+
+    what = f"{shard_of_state(key)}: its deletion is not recorded"
+    return transact(metadata, lambda: read_state(metadata, key), deleting, what=what)
 
 
 def forget_shard(metadata: MetadataStore, key: str, incarnation: str) -> None:

@@ -14,13 +14,14 @@ from typing import Final
 import msgspec
 
 from forebay.blobs import BlobMissing, BlobStore
-from forebay.errors import Indeterminate, Unavailable
+from forebay.catalog.transact import Done, Write, transact
+from forebay.errors import Unavailable
 from forebay.format.keys import tables_key
 from forebay.format.value import Unknown, decode_value, encode_value
 from forebay.manifests import ManifestRef, load_value, store_value
 from forebay.metadata import Compare, MetadataStore, Put, RevisionIs
 
-ATTEMPTS: Final = 8
+LOOKS: Final = 8
 LISTED_MAX: Final = 500
 """More lie in an object."""
 
@@ -48,7 +49,7 @@ class TableObjects:
 
     def objects(self, store: BlobStore) -> frozenset[str]:
         """The keys of all of them; `store` is where the list lies if it is long."""
-        for _ in range(ATTEMPTS):
+        for _ in range(LOOKS):
             found = self._stored()[0]
             if found.manifest is None:
                 return frozenset(found.objects)
@@ -68,21 +69,22 @@ class TableObjects:
         `held` is compared too: the lease of the caller, for example.
         """
         listed = tuple(sorted(keys))
-        for _ in range(ATTEMPTS):
-            before, unknown, revision = self._stored()
-            value = ListedObjects(topic_id=self._topic_id, objects=listed)
-            if len(listed) > LISTED_MAX:
-                ref = store_value(store, f"{self._topic_id}/tables/", value)
-                value = ListedObjects(topic_id=self._topic_id, manifest=ref)
+        value = ListedObjects(topic_id=self._topic_id, objects=listed)
+        if len(listed) > LISTED_MAX:
+            ref = store_value(store, f"{self._topic_id}/tables/", value)
+            value = ListedObjects(topic_id=self._topic_id, manifest=ref)
+
+        def change(found: tuple[ListedObjects, Unknown | None, int]) -> Write[str | None] | Done[str | None]:
+            before, unknown, revision = found
             if value == before:
-                return
+                return Done(None)
             put = Put(self._key, encode_value(value, unknown=unknown))
-            with contextlib.suppress(Indeterminate):
-                if self._metadata.transaction([RevisionIs(self._key, revision), *held], [put]).succeeded:
-                    if before.manifest is not None and before.objects_at != value.objects_at:
-                        store.delete(before.manifest.object_key)
-                    return
-        raise Unavailable(f"{self._key} changed {ATTEMPTS} times while it was being written; try again")
+            list_before = before.objects_at if before.objects_at != value.objects_at else None
+            return Write([RevisionIs(self._key, revision), *held], [put], list_before)
+
+        unneeded = transact(self._metadata, self._stored, change, what=f"{self._key} is not written")
+        if unneeded is not None:
+            store.delete(unneeded)
 
     def _stored(self) -> tuple[ListedObjects, Unknown | None, int]:
         entry = self._metadata.get(self._key)

@@ -8,13 +8,13 @@ load, compared with the batch before. Knows the metadata store alone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from forebay.catalog import ShardCatalog
-from forebay.errors import Conflict, Indeterminate, Invalid, Unavailable, UnknownTopic
+from forebay.catalog.transact import Done, Write, transact
+from forebay.errors import Conflict, Invalid, Unavailable, UnknownTopic
 from forebay.format.descriptor import LoadStatus, gap_descriptor
 from forebay.format.keys import attached_key, load_key, offer_key, offers_prefix, sink_key, topic_key
 from forebay.format.value import Unknown, decode_value, encode_value
@@ -26,7 +26,7 @@ from forebay.topics import TopicSpec
 
 logger = logging.getLogger(__name__)
 
-ATTEMPTS = 8
+LOOKS = 8
 PAGE_KEYS = 100
 NEVER_OFFERED = ManifestRef(object_key="", bytes=0, content_hash="")
 
@@ -136,15 +136,15 @@ class LoadBook:
     def offer(self, load_id: str, load: Load) -> Load:
         """Let the owners of its partitions attach it. Harmless when repeated; an id is never used for another load."""
         _check_names(load_id, load)
-        for _ in range(ATTEMPTS):
-            found = self.find(load_id)
-            if found is not None:
-                if found.load.manifest.content_hash != load.manifest.content_hash:
-                    raise Conflict(f"load {load_id} is {found.load.status} and brings something else: take another id")
-                return found.load
-            if self._offered(load_id, load, [], []):
-                return load
-        raise self._gave_up(load_id)
+
+        def change(found: StoredLoad | None) -> Write[Load] | Done[Load]:
+            if found is None:
+                return Write(*self._offered(load_id, load), load)
+            if found.load.manifest.content_hash != load.manifest.content_hash:
+                raise Conflict(f"load {load_id} is {found.load.status} and brings something else: take another id")
+            return Done(found.load)
+
+        return transact(self._metadata, lambda: self.find(load_id), change, what=f"load {load_id} is not offered")
 
     def offer_batch(self, load_id: str, load: Load) -> str | None:
         """Offer what a batch of a streaming query brings, unless the topic has that batch by another: then `None`.
@@ -153,37 +153,34 @@ class LoadBook:
         then never offered. A load without partitions only records its batch. Harmless when repeated.
         """
         _check_names(load_id, load)
-        for _ in range(ATTEMPTS):
-            sink = self.sink(load)
+
+        def change(sink: StoredSink) -> Write[str | None] | Done[str | None]:
             if self._is_recorded(sink.state, load):
                 # Perhaps by this very load, offered by an attempt whose answer was lost.
                 found = self.find(load_id)
-                return load_id if found is not None and found.load.status is LoadStatus.COMMITTED else None
+                return Done(load_id if found is not None and found.load.status is LoadStatus.COMMITTED else None)
             standing = self._standing(sink.state, load)
             if standing is not None:
-                return standing
-            if load.shards:
-                compare, put = sink.changed(msgspec.structs.replace(sink.state, offered=load_id))
-                if self._offered(load_id, load, [compare], [put]):
-                    return load_id
-            # Commit point of an empty batch.
-            elif self._done(*_both(sink.changed(_recorded(load, None)))):
-                return None
-        raise self._gave_up(load_id)
+                return Done(standing)
+            if not load.shards:
+                # Commit point of an empty batch.
+                compare, put = sink.changed(_recorded(load, None))
+                return Write([compare], [put], None)
+            compare, put = sink.changed(msgspec.structs.replace(sink.state, offered=load_id))
+            compares, operations = self._offered(load_id, load)
+            return Write([*compares, compare], [*operations, put], load_id)
 
-    def _offered(self, load_id: str, load: Load, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
-        """Try once to offer it, with these conditions and changes."""
+        return transact(self._metadata, lambda: self.sink(load), change, what=f"load {load_id} is not offered")
+
+    def _offered(self, load_id: str, load: Load) -> tuple[list[Compare], list[Operation]]:
+        """What a transaction that offers it compares and writes."""
         topic = topic_key(load.namespace, load.topic, prefix=self._prefix)
         entry = self._metadata.get(topic)
         if entry is None or decode_value(entry.value, TopicSpec)[0].topic_id != load.topic_id:
             raise UnknownTopic(f"load {load_id} is for a topic {load.namespace}/{load.topic} that is not there")
-        return self._done(
-            [Absent(self.key(load_id)), RevisionIs(topic, entry.mod_revision), *compares],
-            [
-                Put(self.key(load_id), encode_value(load)),
-                Put(offer_key(load_id, prefix=self._prefix), b"{}"),
-                *operations,
-            ],
+        return (
+            [Absent(self.key(load_id)), RevisionIs(topic, entry.mod_revision)],
+            [Put(self.key(load_id), encode_value(load)), Put(offer_key(load_id, prefix=self._prefix), b"{}")],
         )
 
     def _is_recorded(self, state: SinkState, load: Load) -> bool:
@@ -212,11 +209,12 @@ class LoadBook:
 
         One that brings a batch which the topic has already, or a topic of another id would have, is given up.
         """
-        for _ in range(ATTEMPTS):
-            load, unknown, revision = self.get(load_id)
+
+        def change(found: StoredLoad) -> Write[tuple[Load, bool]] | Done[tuple[Load, bool]]:
+            load, unknown, revision = found
             parts = self.attached(load_id) if load.status is LoadStatus.OFFERED else {}
             if load.status is not LoadStatus.OFFERED or {shard.partition for shard in load.shards} - parts.keys():
-                return load
+                return Done((load, False))
             shards = tuple(msgspec.structs.replace(s, start=parts[s.partition].start) for s in load.shards)
             committed = msgspec.structs.replace(load, status=LoadStatus.COMMITTED, shards=shards)
             compares: list[Compare] = [RevisionIs(self.key(load_id), revision)]
@@ -228,41 +226,49 @@ class LoadBook:
                 sink = self.sink(load)
                 if sink.state.topic_id != load.topic_id or sink.state.batch_id >= load.sink.batch_id:
                     try:
-                        return self.give_up(load_id)
+                        return Done((self.give_up(load_id), False))
                     except Conflict:
-                        continue  # this very load was committed between the two looks, by another who attached it
+                        # This very load was committed between the two looks, by another that attached it.
+                        return Done((self.get(load_id).load, False))
                 compare, put = sink.changed(_recorded(load, load_id))
                 compares.append(compare)
                 operations.append(put)
             # Commit point: from here on every reader of every partition may see it, and its batch is recorded.
-            if self._done(compares, operations):
-                logger.info("load %s into %s/%s is committed", load_id, load.namespace, load.topic)
-                return committed
-        raise self._gave_up(load_id)
+            return Write(compares, operations, (committed, True))
+
+        what = f"load {load_id} is not committed"
+        load, is_new = transact(self._metadata, lambda: self.get(load_id), change, what=what)
+        if is_new:
+            logger.info("load %s into %s/%s is committed", load_id, load.namespace, load.topic)
+        return load
 
     def give_up(self, load_id: str, *, unknown_as: Load | None = None) -> Load:
         """From here on no part of it can be attached any more, and it is never committed; `Conflict` if it is.
 
         One that nobody has offered yet is written down `unknown_as`, so that nobody ever can.
         """
-        for _ in range(ATTEMPTS):
-            found = self.find(load_id) if unknown_as is not None else self.get(load_id)
+
+        def read() -> StoredLoad | None:
+            return self.find(load_id) if unknown_as is not None else self.get(load_id)
+
+        def change(found: StoredLoad | None) -> Write[tuple[Load, bool]] | Done[tuple[Load, bool]]:
             if found is not None and found.load.status is LoadStatus.COMMITTED:
                 raise Conflict(f"load {load_id} is committed: it cannot be taken back any more")
             if found is not None and found.load.status is LoadStatus.ABANDONED:
-                return found.load
+                return Done((found.load, False))
             load = found.load if found is not None else unknown_as
             assert load is not None
             ended = msgspec.structs.replace(load, status=LoadStatus.ABANDONED)
             put = Put(self.key(load_id), encode_value(ended, unknown=found.unknown if found is not None else None))
-            compare: Compare = (
-                RevisionIs(self.key(load_id), found.revision) if found is not None else Absent(self.key(load_id))
-            )
             # Commit point: an attempt to attach or to commit that is under way compares the revision, and fails.
-            if self._done([compare], [put]):
-                logger.warning("load %s into %s/%s is given up", load_id, load.namespace, load.topic)
-                return ended
-        raise self._gave_up(load_id)
+            return Write(
+                [RevisionIs(self.key(load_id), found.revision if found is not None else 0)], [put], (ended, True)
+            )
+
+        load, is_new = transact(self._metadata, read, change, what=f"load {load_id} is not given up")
+        if is_new:
+            logger.warning("load %s into %s/%s is given up", load_id, load.namespace, load.topic)
+        return load
 
     def end(self, load_id: str) -> None:
         """Nothing is left to be done for a load that was given up."""
@@ -286,16 +292,6 @@ class LoadBook:
     def _end(self, load_id: str) -> Operation:
         return DeleteRange(offers_prefix(load_id, prefix=self._prefix))
 
-    def _done(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
-        """Try once; an unknown outcome counts as not done, for the caller looks again before it repeats."""
-        try:
-            return self._metadata.transaction(compares, operations).succeeded
-        except Indeterminate:
-            return False
-
-    def _gave_up(self, load_id: str) -> Unavailable:
-        return Unavailable(f"load {load_id} changed {ATTEMPTS} times while it was being written; try again")
-
 
 def _check_names(load_id: str, load: Load) -> None:
     for name in (load_id, *((load.sink.query_id,) if load.sink is not None else ())):
@@ -309,13 +305,9 @@ def _recorded(load: Load, load_id: str | None) -> SinkState:
     return SinkState(topic_id=load.topic_id, batch_id=load.sink.batch_id, load_id=load_id)
 
 
-def _both(change: tuple[Compare, Operation]) -> tuple[list[Compare], list[Operation]]:
-    return [change[0]], [change[1]]
-
-
 def leave_holes(catalog: ShardCatalog, load_id: str, *, created_at: int) -> None:
     """On return nothing of a load that was given up is in this history: holes of reason `skipped` stand there."""
-    for _ in range(ATTEMPTS):
+    for _ in range(LOOKS):
         named = [piece for piece in catalog.pieces() if piece.descriptor.load_id == load_id]
         if not named:
             return
@@ -323,7 +315,7 @@ def leave_holes(catalog: ShardCatalog, load_id: str, *, created_at: int) -> None
         gap = Gap(first.start, last.end, Reason.SKIPPED)
         hole = gap_descriptor(gap, topic_id=first.topic_id, epoch=first.epoch, created_at=created_at)
         catalog.replace(named, hole)
-    raise Unavailable(f"{catalog.keys}: its history changed {ATTEMPTS} times while load {load_id} was taken out of it")
+    raise Unavailable(f"{catalog.keys}: its history changed {LOOKS} times while load {load_id} was taken out of it")
 
 
 def never_offered(spec: TopicSpec | None, *, created_at: int) -> Load:

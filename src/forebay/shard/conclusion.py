@@ -13,20 +13,18 @@ from typing import NamedTuple
 
 import msgspec
 
-from forebay.catalog import read_state
+from forebay.catalog import StoredState, read_state
+from forebay.catalog.transact import Done, Write, transact
 from forebay.clock import Clock
-from forebay.errors import Corrupt, ForebayError
+from forebay.errors import Corrupt, ForebayError, Unavailable
 from forebay.format.descriptor import Phase
 from forebay.format.value import encode_value
-from forebay.metadata import Compare, MetadataStore, Operation, Put, RevisionIs
+from forebay.metadata import MetadataStore, Put, RevisionIs
 from forebay.shard.handover import seal_files
 from forebay.shard.ownership import BATCH_SHARDS
 from forebay.shard.segment import SegmentShard
 
 logger = logging.getLogger(__name__)
-
-ATTEMPTS = 4
-"""How often the reservation of one shard is ended, while its state keeps changing."""
 
 
 def export_tails(shards: Sequence[SegmentShard], clock: Clock, seconds_max: float) -> None:
@@ -82,33 +80,29 @@ class Ended(NamedTuple):
 def end_reservations(store: MetadataStore, ended: Sequence[Ended]) -> None:
     """Say that nothing was given out beyond the ends: then a gap is no larger than what was not exported."""
     for first in range(0, len(ended), BATCH_SHARDS):
-        _end_together(store, ended[first : first + BATCH_SHARDS], ATTEMPTS)
+        shards = ended[first : first + BATCH_SHARDS]
+        wanted = [_released(shard, read_state(store, shard.key)) for shard in shards]
+        writes = [write for write in wanted if isinstance(write, Write)]
+        compares = [compare for write in writes for compare in write.compares]
+        puts = [put for write in writes for put in write.operations]
+        if puts and not store.transaction(compares, puts).succeeded:
+            # One state has changed meanwhile: that must not keep the others from theirs.
+            for shard in shards:
+                _end_alone(store, shard)
 
 
-def _end_together(store: MetadataStore, shards: Sequence[Ended], attempts: int) -> None:
-    """In one transaction; where a state has changed meanwhile, each half by itself, and a single one once more."""
-    compares: list[Compare] = []
-    puts: list[Operation] = []
-    for shard in shards:
-        stored = read_state(store, shard.key)
-        if stored is None or stored.state.epoch != shard.epoch or stored.state.phase is not Phase.OPEN:
-            continue
-        state = msgspec.structs.replace(stored.state, owner=None, reserved_end=shard.next_offset)
-        compares.append(RevisionIs(shard.key, stored.revision))
-        puts.append(Put(shard.key, encode_value(state, unknown=stored.unknown)))
-    if not puts or store.transaction(compares, puts).succeeded:
-        return
-    if len(shards) > 1:
-        half = len(shards) // 2
-        _end_together(store, shards[:half], attempts)
-        _end_together(store, shards[half:], attempts)
-    elif attempts > 1:
-        _end_together(store, shards, attempts - 1)
-    else:
-        logger.warning(
-            "%s changed %d times while its reservation was being ended: what was reserved beyond offset %d stays so, "
-            "and is skipped if another directory goes on",
-            shards[0].key,
-            ATTEMPTS,
-            shards[0].next_offset,
-        )
+def _end_alone(store: MetadataStore, shard: Ended) -> None:
+    what = f"what {shard.key} has reserved beyond offset {shard.next_offset} stays so"
+    try:
+        transact(store, lambda: read_state(store, shard.key), lambda stored: _released(shard, stored), what=what)
+    except Unavailable as error:
+        logger.warning("%s; it is skipped if another directory goes on", error)
+
+
+def _released(shard: Ended, stored: StoredState | None) -> Write[None] | Done[None]:
+    """The state of a shard without an owner, with nothing reserved beyond its end."""
+    if stored is None or stored.state.epoch != shard.epoch or stored.state.phase is not Phase.OPEN:
+        return Done(None)
+    state = msgspec.structs.replace(stored.state, owner=None, reserved_end=shard.next_offset)
+    put = Put(shard.key, encode_value(state, unknown=stored.unknown))
+    return Write([RevisionIs(shard.key, stored.revision)], [put], None) if state != stored.state else Done(None)

@@ -7,15 +7,15 @@ Knows one shard with its log and its archive; who else works on it is stopped by
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import TypeAlias
 
 import msgspec
 
-from forebay.catalog import read_state
+from forebay.catalog import StoredState, read_state
+from forebay.catalog.transact import Done, Write, transact
 from forebay.clock import Clock
-from forebay.errors import Corrupt, Indeterminate, Moved, Unavailable, Unsupported
+from forebay.errors import Corrupt, Moved, Unavailable, Unsupported
 from forebay.export import Lag
 from forebay.format.descriptor import Phase, SegmentDescriptor, ShardState
 from forebay.format.keys import shard_of_state
@@ -23,7 +23,7 @@ from forebay.format.value import encode_value
 from forebay.history import READABLE
 from forebay.metadata import MetadataStore, Put, RevisionIs
 from forebay.shard.directories import directory_name
-from forebay.shard.ownership import ATTEMPTS, change_state
+from forebay.shard.ownership import change_state
 from forebay.shard.places import is_private
 from forebay.shard.segment import SegmentShard
 from forebay.shard.surroundings import Surroundings
@@ -78,17 +78,15 @@ def finish_seal(
 
 def withdraw_target(metadata: MetadataStore, key: str) -> None:
     """A sealed shard that was promised to a directory, and not taken there yet, is anybody's again."""
-    for _ in range(ATTEMPTS):
-        stored = read_state(metadata, key)
+
+    def freed(stored: StoredState | None) -> Write[None] | Done[None]:
         if stored is None or stored.state.phase is not Phase.SEALED or stored.state.target is None:
-            return
+            return Done(None)
         put = Put(key, encode_value(msgspec.structs.replace(stored.state, target=None), unknown=stored.unknown))
-        with contextlib.suppress(Indeterminate):
-            if metadata.transaction([RevisionIs(key, stored.revision)], [put]).succeeded:
-                return
-    raise Unavailable(
-        f"{shard_of_state(key)}: its state changed {ATTEMPTS} times while it was being taken back; try again"
-    )
+        return Write([RevisionIs(key, stored.revision)], [put], None)
+
+    what = f"{shard_of_state(key)} is still promised to a directory"
+    transact(metadata, lambda: read_state(metadata, key), freed, what=what)
 
 
 def bring_into_history(shard: SegmentShard, on_file: OnFile | None = None, *, accept_damage: bool = False) -> int:

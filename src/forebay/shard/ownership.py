@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from forebay.catalog import StoredState, read_state
+from forebay.catalog.transact import Done, Write, transact
 from forebay.errors import Conflict, Fenced, Indeterminate, Moved, Unavailable, UnknownTopic
 from forebay.format.descriptor import Phase, ShardState
 from forebay.format.keys import shard_of_state
@@ -21,9 +22,6 @@ from forebay.shard.directories import directory_beside
 
 BATCH_SHARDS = 30
 """Three comparisons each stay below the limit of a transaction."""
-ATTEMPTS = 5
-CHANGES_ATTEMPTS = 64
-"""Reservations of the owner itself may come between again and again."""
 
 
 class Owner(NamedTuple):
@@ -38,22 +36,18 @@ def change_state(store: MetadataStore, key: str, epoch: int, change: Callable[[S
 
     Raises `Fenced` once a newer epoch owns the shard. An answer that got lost is looked up.
     """
-    for _ in range(CHANGES_ATTEMPTS):
-        stored = read_state(store, key)
+
+    def changed(stored: StoredState | None) -> Write[ShardState] | Done[ShardState]:
         if stored is None or stored.state.epoch != epoch:
             raise Fenced(f"{shard_of_state(key)} has a newer owner than epoch {epoch}: this one stops")
         state = change(stored.state)
         if state == stored.state:
-            return state
+            return Done(state)
         put = Put(key, encode_value(state, unknown=stored.unknown))
-        try:
-            if store.transaction([RevisionIs(key, stored.revision)], [put]).succeeded:
-                return state
-        except Indeterminate:
-            continue
-    raise Unavailable(
-        f"{shard_of_state(key)}: its state changed {CHANGES_ATTEMPTS} times while it was being written; try again"
-    )
+        return Write([RevisionIs(key, stored.revision)], [put], state)
+
+    what = f"{shard_of_state(key)}: its state is not written"
+    return transact(store, lambda: read_state(store, key), changed, what=what)
 
 
 class Wanted(NamedTuple):
@@ -137,8 +131,18 @@ def _acquire_batch(
     *,
     take_over: bool,
 ) -> list[Acquired]:
-    for _ in range(ATTEMPTS):
-        found = [_found(store, shard, owner) for shard in wanted]
+    seen: list[StoredState | None] = []
+
+    def read() -> list[StoredState | None]:
+        # The attempt before was refused: by an owner that lives, or by a deletion?
+        for shard, stored in zip(wanted, seen, strict=False):
+            refuse_if_owned(store, shard, stored, owner)
+            if stored is None and any(store.get(key) is not None for key in shard.gone):
+                raise UnknownTopic(f"{shard.name}: the topic was deleted")
+        seen[:] = [_found(store, shard, owner) for shard in wanted]
+        return seen
+
+    def taking(found: list[StoredState | None]) -> Write[list[Acquired]]:
         for shard, stored in zip(wanted, found, strict=True):
             check(shard, stored.state if stored is not None else None)
             if not take_over or (stored is not None and stored.state.reserved_in_log):
@@ -154,21 +158,11 @@ def _acquire_batch(
             state = stored.state if stored is not None else ShardState(incarnation=shard.incarnation)
             unknown = stored.unknown if stored is not None else None
             puts.append(Put(shard.key, encode_value(change(shard, state), unknown=unknown)))
-        if _succeeded(store, compares, puts):
-            return [Acquired(s.state, s.state.epoch + 1) if s is not None else Acquired(None, 1) for s in found]
-        for shard, stored in zip(wanted, found, strict=True):
-            refuse_if_owned(store, shard, stored, owner)
-            if stored is None and any(store.get(key) is not None for key in shard.gone):
-                raise UnknownTopic(f"{shard.name}: the topic was deleted")
-    raise Unavailable(f"{wanted[0].name}: ownership changed {ATTEMPTS} times while it was being acquired; try again")
+        # After an answer that was lost this look finds ourselves as the owner, and takes one epoch more: harmless.
+        acquired = [Acquired(s.state, s.state.epoch + 1) if s is not None else Acquired(None, 1) for s in found]
+        return Write(compares, puts, acquired)
 
-
-def _succeeded(store: MetadataStore, compares: Sequence[Compare], puts: Sequence[Put]) -> bool:
-    try:
-        return store.transaction(compares, puts).succeeded
-    except Indeterminate:
-        # If it happened, the next look finds ourselves as the owner and takes one epoch more: harmless.
-        return False
+    return transact(store, read, taking, what=f"{wanted[0].name} is not acquired")
 
 
 def _found(store: MetadataStore, shard: Wanted, owner: Owner) -> StoredState | None:

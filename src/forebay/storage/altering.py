@@ -9,7 +9,7 @@ from forebay.clock import Clock
 from forebay.engines import OpenShard
 from forebay.engines.seam import offering, offers
 from forebay.engines.unowned import UnownedShard
-from forebay.errors import Conflict, Unavailable
+from forebay.errors import Conflict
 from forebay.locks import Rank, RankedLock
 from forebay.shard import ShardRef, refs_of
 from forebay.storage.building import Parts
@@ -17,8 +17,6 @@ from forebay.storage.definitions import Defined, Definitions
 from forebay.storage.shards import Shards
 from forebay.storage.topic import Topic
 from forebay.topics import Cleanup, OnFull, TopicChanges, TopicName, TopicSpec
-
-ATTEMPTS = 5
 
 
 class Alterations:
@@ -78,19 +76,18 @@ class Alterations:
 
     def alter(self, name: str | TopicName, changes: TopicChanges, *, allow_loss: bool) -> TopicSpec:
         """See `Storage.alter_topic`."""
-        for _ in range(ATTEMPTS):
-            defined = self._definitions.look(TopicName.parse(name))
-            spec = defined.spec.altered(**changes)
-            if spec != defined.spec:
-                self._parts.check_creation(spec)
+
+        def altered(spec: TopicSpec) -> TopicSpec:
+            changed = spec.altered(**changes)
+            if changed != spec:
+                self._parts.check_creation(changed)
                 if not allow_loss:
-                    self._check_loss(defined.spec, spec)
-                if not self._definitions.replace(defined, spec):
-                    continue
-                defined = self._definitions.look(TopicName.parse(name))
-            self.adopt(defined)
-            return spec
-        raise Unavailable(f"topic {name} changed {ATTEMPTS} times while it was being altered; try again")
+                    self._check_loss(spec, changed)
+            return changed
+
+        defined = self._definitions.alter(TopicName.parse(name), altered)
+        self.adopt(defined)
+        return defined.spec
 
     def abandon(self) -> None:
         """In a forked child: whoever held the lock does not exist."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Unpack
 
 import msgspec
 
+from forebay.catalog.transact import Done, Write, transact
 from forebay.clock import Clock
-from forebay.errors import Conflict, Indeterminate, Invalid, Unavailable, UnknownTopic
+from forebay.errors import Conflict, Indeterminate, Invalid, UnknownTopic
 from forebay.format.keys import deleted_key, late_key, topic_key, topics_prefix
 from forebay.format.value import Unknown, decode_value, encode_value
 from forebay.metadata import (
@@ -26,8 +26,6 @@ from forebay.metadata import (
     Watch,
 )
 from forebay.topics import TopicLimits, TopicName, TopicSpec
-
-ATTEMPTS = 3
 
 
 class LateObjects(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -97,23 +95,31 @@ class Definitions:
     def create(self, spec: TopicSpec, *, exist_ok: bool) -> TopicSpec:
         """Record the definition; the one in force on return. An answer that got lost is asked for again."""
         key = topic_key(spec.namespace, spec.topic, prefix=self._prefix)
-        unsure = False
-        for _ in range(ATTEMPTS):
-            try:
+        is_new = True
+
+        def read() -> Entry | None:
+            nonlocal is_new
+            # At first it is taken to be new: most often that saves a read.
+            entry = None if is_new else self._store.get(key)
+            is_new = False
+            return entry
+
+        def change(entry: Entry | None) -> Write[TopicSpec] | Done[TopicSpec]:
+            if entry is None:
                 # Commit point: from here on the topic exists. Its shards get their state when first opened.
-                if self._store.transaction([Absent(key)], [Put(key, encode_value(spec))]).succeeded:
-                    return spec
-            except Indeterminate:
-                unsure = True
-                continue
-            found = self.get(spec.name) if exist_ok or unsure else None
-            if found is not None and (exist_ok or found.topic_id == spec.topic_id):
-                return found
+                return Write([Absent(key)], [Put(key, encode_value(spec))], spec)
+            found = Defined.of(entry).spec
+            if exist_ok or found.topic_id == spec.topic_id:
+                return Done(found)
             raise Conflict(f"topic {spec.name} exists already: open it with topic(), or pass exist_ok=True")
-        raise Indeterminate(
-            f"topic {spec.name} may exist now: the metadata store was asked {ATTEMPTS} times and did not say; once it "
-            "answers, create it again with exist_ok=True"
-        )
+
+        what = f"topic {spec.name} is not created"
+        try:
+            return transact(self._store, read, change, what=what, clock=self._clock)
+        except Indeterminate as error:
+            raise Indeterminate(
+                f"topic {spec.name} may exist now: {error}; create it again with exist_ok=True"
+            ) from error
 
     def is_registered(self, spec: TopicSpec) -> bool:
         """Whether the topic is still as it was created, whatever a read that lags behind would show."""
@@ -131,15 +137,23 @@ class Definitions:
         """The definition; see `look`."""
         return self.look(name).spec
 
-    def replace(self, defined: Defined, spec: TopicSpec) -> bool:
-        """Change the definition, unless somebody has since it was looked at; look again if false."""
-        key = topic_key(spec.namespace, spec.topic, prefix=self._prefix)
-        put = Put(key, encode_value(spec, unknown=defined.unknown))
-        try:
-            # Commit point: from here on the topic is as altered, for whoever looks.
-            return self._store.transaction([RevisionIs(key, defined.revision)], [put]).succeeded
-        except Indeterminate:
-            return False
+    def alter(self, name: TopicName, change: Callable[[TopicSpec], TopicSpec]) -> Defined:
+        """Change the definition of a topic by what it is; the definition in force on return.
+
+        `change` is called again where another has altered the topic meanwhile; what it raises comes out.
+        """
+        key = topic_key(name.namespace, name.topic, prefix=self._prefix)
+
+        def altered(defined: Defined) -> Write[None] | Done[None]:
+            spec = change(defined.spec)
+            if spec == defined.spec:
+                return Done(None)
+            # Commit point: from here on every process that looks finds the topic altered.
+            put = Put(key, encode_value(spec, unknown=defined.unknown))
+            return Write([RevisionIs(key, defined.revision)], [put], None)
+
+        transact(self._store, lambda: self.look(name), altered, what=f"topic {name} is not altered", clock=self._clock)
+        return self.look(name)
 
     def watch(self) -> Watch:
         """Changes to definitions from now on."""
@@ -184,17 +198,27 @@ class Definitions:
     def withdraw(self, spec: TopicSpec) -> None:
         """On return this very topic is unknown; what it may have left is noted, to be removed. Fine if it is gone."""
         key = topic_key(spec.namespace, spec.topic, prefix=self._prefix)
-        value = encode_value(spec)
-        for _ in range(ATTEMPTS):
+
+        value: bytes | None = encode_value(spec)
+        is_known = True
+
+        def read() -> bytes | None:
+            nonlocal value, is_known
+            # At first it is taken to be as it was created: a read that lags behind may not show it yet.
+            if not is_known:
+                entry = self._store.get(key)
+                is_ours = entry is not None and Defined.of(entry).spec.topic_id == spec.topic_id
+                value = entry.value if entry is not None and is_ours else None
+            is_known = False
+            return value
+
+        def gone(value: bytes | None) -> Write[None] | Done[None]:
+            if value is None:
+                return Done(None)
             note = Put(deleted_key(spec.topic_id, prefix=self._prefix), value)
-            with contextlib.suppress(Indeterminate):
-                if self._store.transaction([ValueIs(key, value)], [Delete(key), note]).succeeded:
-                    return
-            entry = self._store.get(key)
-            if entry is None or Defined.of(entry).spec.topic_id != spec.topic_id:
-                return
-            value = entry.value
-        raise Unavailable(f"topic {spec.name} changed {ATTEMPTS} times while it was being taken back")
+            return Write([ValueIs(key, value)], [Delete(key), note], None)
+
+        transact(self._store, read, gone, what=f"topic {spec.name} is not taken back", clock=self._clock)
 
     def deleting(self) -> list[TopicSpec]:
         """Topics whose deletion has begun and not ended."""
@@ -219,24 +243,25 @@ class Definitions:
     def _note(self, late: LateObjects, operations: Sequence[Operation]) -> None:
         """Note it beside what is noted already, while the topic is being deleted."""
         key = late_key(late.topic_id, prefix=self._prefix)
-        for _ in range(ATTEMPTS):
-            entry = self._store.get(key)
+        deleted = deleted_key(late.topic_id, prefix=self._prefix)
+
+        def noted(found: tuple[Entry | None, Entry | None]) -> Write[None] | Done[None]:
+            deletion, entry = found
+            if deletion is None:
+                return Done(None)
             known = decode_value(entry.value, LateObjects)[0] if entry is not None else late
             holders = tuple(sorted({*known.holders, *late.holders}))
-            noted = msgspec.structs.replace(late, swept_from=max(known.swept_from, late.swept_from), holders=holders)
+            value = msgspec.structs.replace(late, swept_from=max(known.swept_from, late.swept_from), holders=holders)
             # Compared, so that one whose answer was lost cannot bring the note back when that was seen to already.
             compares: list[Compare] = [
-                Exists(deleted_key(late.topic_id, prefix=self._prefix)),
+                Exists(deleted),
                 RevisionIs(key, entry.mod_revision if entry is not None else 0),
             ]
-            with contextlib.suppress(Indeterminate):
-                if self._store.transaction(compares, [Put(key, encode_value(noted)), *operations]).succeeded:
-                    return
-            if self._store.get(deleted_key(late.topic_id, prefix=self._prefix)) is None:
-                return
-        raise Unavailable(
-            f"the note on the deleted topic {late.topic_id} changed {ATTEMPTS} times while it was being written; "
-            "it will be tried again"
+            return Write(compares, [Put(key, encode_value(value)), *operations], None)
+
+        what = f"the note on the deleted topic {late.topic_id} is not written"
+        transact(
+            self._store, lambda: (self._store.get(deleted), self._store.get(key)), noted, what=what, clock=self._clock
         )
 
     def late_objects(self) -> list[LateObjects]:

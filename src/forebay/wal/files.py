@@ -60,7 +60,7 @@ class LogFile:
         self.index = index
         self.gaps = gaps
         self.frames = frames
-        """DataFrames frames below `limit`."""
+        """Data frames below `limit`."""
         self.end = end
         self.limit = limit
         """Readers see frames below this byte only."""
