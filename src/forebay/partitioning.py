@@ -143,6 +143,8 @@ class Partitioner:
         """One record's partition: the one asked for, else by key, else by producer (0 means none), else in turn."""
         if partition is not None:
             return self._checked(partition)
+        if key is None and not producer:
+            return next(self._turns) % self.partitions
         if key is not None:
             return partition_of_key(key, self.partitions)
         return self._keyless(producer)

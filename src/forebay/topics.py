@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import re
 from dataclasses import dataclass
-from typing import Annotated, TypedDict, TypeVar, Unpack
+from typing import Annotated, Final, TypedDict, TypeVar, Unpack
 
 import msgspec
 from msgspec import Meta
@@ -86,6 +86,25 @@ def _shown(text: str) -> str:
     return ascii(text if len(text) <= 80 else f"{text[:77]}...")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DurabilityPolicy:
+    """What a durability class asks of an engine. A new class is one more entry of `DURABILITY_POLICIES`."""
+
+    acks_in_queue: bool = False
+    """An append is acknowledged once its offset is reserved; it is written a little later, or when it is asked for."""
+    writes_before_ack: bool = True
+    """An append is with the operating system before it is acknowledged."""
+    syncs_before_ack: bool = False
+    """An append is on the disk before it is acknowledged."""
+
+    def exact_after(self, *, clean: bool, same_boot: bool) -> bool:
+        """Whether a log that was found after a stop holds everything that was acknowledged, so that it goes on there.
+
+        `clean` if it was closed in order, `same_boot` if the machine has not stopped since it was written.
+        """
+        return clean or self.syncs_before_ack or (self.writes_before_ack and same_boot)
+
+
 class Durability(enum.StrEnum):
     """When an append returns, and so what it survives."""
 
@@ -100,6 +119,11 @@ class Durability(enum.StrEnum):
     REPLICATED = "replicated"
     """In the shared store as well; survives the loss of the machine. Not offered yet."""
 
+    @property
+    def policy(self) -> DurabilityPolicy:
+        """What the class asks of an engine."""
+        return DURABILITY_POLICIES[self]
+
     @classmethod
     def parse(cls, text: str) -> Durability:
         """The class of that name; `Unsupported` for one that is not offered yet."""
@@ -109,6 +133,14 @@ class Durability(enum.StrEnum):
         if text not in offered:
             raise Invalid(f"durability is {_shown(str(text))}; use one of {', '.join(offered)}")
         return cls(text)
+
+
+DURABILITY_POLICIES: Final = {
+    Durability.EPHEMERAL: DurabilityPolicy(writes_before_ack=False),
+    Durability.MEMORY: DurabilityPolicy(acks_in_queue=True, writes_before_ack=False),
+    Durability.DISK: DurabilityPolicy(),
+    Durability.FSYNC: DurabilityPolicy(syncs_before_ack=True),
+}
 
 
 class Engine(enum.StrEnum):

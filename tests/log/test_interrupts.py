@@ -158,7 +158,7 @@ def test_ctrl_c_in_a_commit_reaches_the_caller_and_the_log_recovers_by_itself() 
     attempt, ticket = rig.stage()
 
     with pytest.raises(KeyboardInterrupt):
-        _traced_at(rig, "Writer._put", KeyboardInterrupt)
+        _traced_at(rig, "write_all", KeyboardInterrupt)
 
     assert rig.hear(attempt, ticket) is Outcome.INDETERMINATE
     assert "KeyboardInterrupt" in str(rig.wal.failure)
@@ -169,6 +169,7 @@ def test_ctrl_c_in_a_commit_reaches_the_caller_and_the_log_recovers_by_itself() 
     assert rig.append() is Outcome.ACKED
 
 
+@pytest.mark.plain_locks  # one thread plays the parent and the child
 def test_after_a_fork_the_child_s_handles_are_closed_and_the_parent_goes_on() -> None:
     """Given a log whose lock is held and whose queue is full of another thread's appends, as at a fork under load."""
     rig = Rig(simulated(), Durability.FSYNC).open()

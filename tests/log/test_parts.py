@@ -112,7 +112,7 @@ def test_a_repeat_of_an_append_on_its_way_settles_with_it_and_knows_its_offset()
     assert (repeat.offset, repeat.done) == (original.offset, False)
 
     queue.take()
-    queue.settle()
+    queue.acknowledge()
 
     assert original.done and repeat.done
     assert original.result() == repeat.result() == 5
@@ -138,9 +138,9 @@ def test_settling_again_after_it_was_cut_short_counts_no_append_twice() -> None:
     queue.take()
     taken = list(queue.taken)
 
-    queue.settle()
+    queue.acknowledge()
     queue.taken = taken
-    queue.settle()
+    queue.acknowledge()
 
     assert ticket.done
     assert [entry.appends for entry in queue.window.entries()] == [1]

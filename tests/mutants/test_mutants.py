@@ -37,7 +37,7 @@ from forebay.testing.invariants import (
     names_of,
     promises_follow_syncs,
 )
-from forebay.topics import Durability
+from forebay.topics import DURABILITY_POLICIES, Durability, DurabilityPolicy
 from forebay.wal.begin import Start
 from forebay.wal.files import SealedFile
 from forebay.wal.log import Wal
@@ -230,7 +230,7 @@ def _overwrite(rig: Simulated, path: str, position: int) -> None:
 
 
 def _ack_before_sync(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Wal, "timed_sync", lambda wal: None)
+    patch.setitem(DURABILITY_POLICIES, FSYNC, DurabilityPolicy())
 
 
 def _no_directory_sync(patch: pytest.MonkeyPatch) -> None:
@@ -324,18 +324,19 @@ def _no_lease_check(patch: pytest.MonkeyPatch) -> None:
 
 
 def _lease_asked_before_the_sync(patch: pytest.MonkeyPatch) -> None:
-    write = Wal._write
+    commit = Wal._commit
 
     def asked_first(wal: Wal) -> None:
         still_owner, wal.still_owner = wal.still_owner, None
         try:
             if still_owner is not None and not still_owner():
-                raise Fenced("the lease has ended")
-            write(wal)
+                wal._fail(Fenced("the lease has ended"))
+            else:
+                commit(wal)
         finally:
             wal.still_owner = still_owner
 
-    patch.setattr(Wal, "_write", asked_first)
+    patch.setattr(Wal, "_commit", asked_first)
 
 
 def _background_sync_tried_again(patch: pytest.MonkeyPatch) -> None:

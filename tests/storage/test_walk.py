@@ -22,9 +22,9 @@ from tests.storage.rig import QUICK
 pytestmark = pytest.mark.plain_locks  # only a test pays for the check of their order
 
 SOURCE: Final = str(Path(forebay.__file__).parent)
-APPEND_CALLS_MAX: Final = 71
+APPEND_CALLS_MAX: Final = 45
 APPEND_FILES_MAX: Final = 22
-APPEND_FRAMES_MAX: Final = 8
+APPEND_FRAMES_MAX: Final = 6
 """Between `Topic.append` and the file's `write_at`."""
 READ_FRAMES_MAX: Final = 15
 """From the stream to the bytes of the object, both counted."""

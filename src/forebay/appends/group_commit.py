@@ -65,7 +65,7 @@ class GroupCommit:
             if claims.get(None) is ticket:
                 claims.pop(None, None)
             raise
-        return ticket.result()
+        return ticket.offset if ticket.error is None else ticket.result()
 
     def commit(self) -> None:
         """Write and publish everything that waits. On return each append that was taken is acknowledged or failed."""

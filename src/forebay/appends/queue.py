@@ -157,7 +157,8 @@ class AppendQueue:
         if self._is_inside():
             raise Unavailable(INSIDE)
         with self.lock:
-            self._admit(1, size)
+            if self._refusal is not None or self._bytes:
+                self._admit(1, size)
             if entry.producing is None:
                 return self._enter(entry, size)
             if not self._repeats(entry.producing, entry.ticket, 1):
@@ -177,23 +178,30 @@ class AppendQueue:
         return _answered(ticket)
 
     def take(self) -> None:
-        """Move everything that waits to `taken`, for the committer, which empties it with `settle`."""
+        """Move everything that waits to `taken`, for the committer, which empties it with `acknowledge`."""
         if self._failing:
             self._finish_failed()
         with self.lock:
-            waiting = [frame for frame in self._frames if frame.entries or frame.columns is not None]
-            self.taken, self._frames = waiting, [PendingFrame(self._frames[-1].end)]
+            waiting = self._frames
+            if len(waiting) > 1 or not waiting[0].entries:
+                waiting = [frame for frame in waiting if frame.entries or frame.columns is not None]
+                following = self._frames[-1].end
+            else:
+                following = waiting[0].base + len(waiting[0].entries)
+            self.taken, self._frames = waiting, [PendingFrame(following)]
             self._bytes = 0
 
-    def settle(self) -> None:
+    def acknowledge(self) -> None:
         """All of `taken` is published: remember its producers and acknowledge. May be repeated if it was cut short."""
         with self.lock:
             for frame in self.taken:
                 if frame.produced:
                     self._remember(frame)
         for frame in self.taken:
-            for ticket in frame.tickets():
-                ticket.finish(None, self.due)
+            if frame.ticket is not None:
+                frame.ticket.finish(None, self.due)
+            for entry in frame.entries:
+                entry.ticket.finish(None, self.due)
         self.taken = []
 
     def fail(self, written: ForebayError, queued: ForebayError, next_offset: int) -> None:

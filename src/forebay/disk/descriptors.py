@@ -143,8 +143,10 @@ class SystemFile:
             if fd < 0:
                 fd = self._descriptors.reopen(self)
             self._used = True
-            self._await_cleaning()
-            self.refuse_if_failed()
+            if self._cleaning is not None:
+                self._await_cleaning()
+            if self._failed is not None:
+                self.refuse_if_failed()
             # Before the call, so that a write beside it marks the file again.
             self._dirty = False
             try:

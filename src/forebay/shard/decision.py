@@ -222,8 +222,8 @@ def _damage(facts: LogFacts, here: Situation) -> tuple[Gap, ...]:
 
 
 def _continue_log(facts: LogFacts, state: ShardState, here: Situation) -> RecoveryDecision:
-    same_boot = here.durability is Durability.DISK and facts.identity == here.identity and not facts.is_short
-    exact = facts.clean or here.durability is Durability.FSYNC or same_boot
+    same_boot = facts.identity == here.identity and not facts.is_short
+    exact = here.durability.policy.exact_after(clean=facts.clean, same_boot=same_boot)
     reserved_end = max(facts.reserved_end, state.reserved_end)
     if facts.end < here.frontier:
         behind = _behind(here.frontier, 0 if exact else reserved_end, set_aside=False)

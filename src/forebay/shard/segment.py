@@ -35,7 +35,7 @@ from forebay.shard.reservation import reserve_in_state, tell_reserved, tell_unkn
 from forebay.shard.surroundings import ShardRef, Surroundings
 from forebay.shard.tiers import PAGE_BYTES, NoHistory, Tiers
 from forebay.shard.visible import Visible
-from forebay.topics import Durability, TopicSpec, parse_compression
+from forebay.topics import TopicSpec, parse_compression
 from forebay.wal.begin import Start, begin
 from forebay.wal.log import Wal
 from forebay.wal.sealing import Sealer
@@ -111,7 +111,7 @@ class SegmentShard:
     def settle(self, ticket: Ticket) -> int:
         """See `OpenShard`."""
         # Only class memory acknowledges in the queue: for the others that question would cost each append a call.
-        if self.durability is Durability.MEMORY:
+        if self.wal.policy.acks_in_queue:
             return self.wal.settle(ticket)
         return self.wal.group.wait(ticket)
 
@@ -255,7 +255,7 @@ class SegmentShard:
 
     def published(self) -> int:
         """Where whoever wants only new records begins; see `OpenShard`."""
-        if self.durability is Durability.MEMORY:
+        if self.wal.policy.acks_in_queue:
             # Acknowledged in the queue, so these are no new ones.
             self.wal.commit()
         return max(self.wal.head, self.wal.queue.first)
@@ -266,7 +266,7 @@ class SegmentShard:
 
     def last_sequence(self, producer: int) -> int | None:
         """The newest acknowledged sequence of an idempotent producer."""
-        if self.durability is Durability.MEMORY:
+        if self.wal.policy.acks_in_queue:
             # Acknowledged in the queue; the window hears of it when it is written.
             self.wal.commit()
         return self.wal.writer.window.last_sequence(producer)

@@ -29,7 +29,7 @@ from forebay.spark.opening import Opened
 from forebay.spark.options import FROM_LATEST, Limit, ReadOptions, Topics
 from forebay.spark.pieces import Piece, PieceReader
 from forebay.spark.planning import Bounds, Range, Size, check_partitions, joined, resolve, split
-from forebay.topics import Durability, Engine, TopicSpec, shard_id
+from forebay.topics import Engine, TopicSpec, shard_id
 from forebay.wal.follow import FollowedLog
 
 logger = logging.getLogger(__name__)
@@ -366,7 +366,7 @@ class ViewedShard:
             topic=str(self._ref.spec.name),
             topic_id=self._ref.spec.topic_id,
             partition=self._ref.partition,
-            is_durable=self._ref.spec.durability not in (Durability.MEMORY, Durability.EPHEMERAL),
+            is_durable=self._ref.spec.durability.policy.writes_before_ack,
             epoch=state.epoch if state is not None else 0,
             earliest=floor.earliest,
             next=end,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
@@ -29,7 +29,7 @@ from forebay.topics import Durability
 from forebay.wal.files import FileList
 from forebay.wal.healing import rebuild
 from forebay.wal.refusals import Refusals, fenced, refusals
-from forebay.wal.tail import CachedFrame, LiveFile, Tail
+from forebay.wal.tail import LiveFile, Tail
 from forebay.wal.writer import ActiveFile, SyncTarget, Writer
 
 logger = logging.getLogger(__name__)
@@ -69,32 +69,6 @@ class LogState(NamedTuple):
     """The log was fenced, and may be closed since."""
 
 
-class Counters:
-    """What the log has done since it was opened; the core counts, others publish."""
-
-    __slots__ = (
-        "bytes_written",
-        "commits",
-        "fsync_seconds",
-        "fsyncs",
-        "pause_seconds",
-        "pauses",
-        "records",
-        "rotations",
-    )
-
-    def __init__(self) -> None:
-        self.bytes_written = self.commits = self.fsyncs = self.pauses = self.records = self.rotations = 0
-        self.fsync_seconds = self.pause_seconds = 0.0
-
-    def committed(self, made: Sequence[CachedFrame]) -> None:
-        """One more commit, of these frames."""
-        self.commits += 1
-        self.records += made[-1].end - made[0].base
-        for frame in made:
-            self.bytes_written += len(frame.data)
-
-
 class Wal:
     """One shard's log, open for appends. Made by `forebay.wal.begin.begin`."""
 
@@ -109,6 +83,7 @@ class Wal:
     ) -> None:
         place, settings = writer.place, writer.settings
         self.durability = durability
+        self.policy = durability.policy
         self.settings = settings
         self.files = files
         self.writer = writer
@@ -117,14 +92,13 @@ class Wal:
         self.tail = Tail(writer.end, place.epoch, settings.cache_bytes_max, live)
         self.state = LogState(Phase.OPEN)
         """Changed by `_become` alone."""
-        self.counters = Counters()
+        self.counters = writer.counters
         self.on_dirty: Callable[[], None] = lambda: None
         """Called when there may be work for `upkeep`."""
         self.dirty_since: float | None = None
         self.queued_since: float | None = None
         self.idle_since = writer.clock.monotonic()
         self.still_owner = still_owner
-        self._acks_in_queue = durability is Durability.MEMORY
         self._space = FreeSpace(writer.disk, place.directory, place, settings.free_bytes_min)
 
     # State
@@ -169,21 +143,21 @@ class Wal:
     def stage_one(self, entry: Entry, size: int) -> Ticket:
         """Queue one record; see `AppendQueue.stage_one`."""
         self.queue.stage_one(entry, size)
-        if self._acks_in_queue and self.queued_since is None:
+        if self.policy.acks_in_queue and self.queued_since is None:
             self._note_queued()
         return entry.ticket
 
     def stage_many(self, columns: ColumnBytes, producing: Producing | None, ticket: Ticket) -> Ticket:
         """Queue many records as one; see `AppendQueue.stage_many`."""
         self.queue.stage_many(columns, producing, ticket)
-        if self._acks_in_queue and self.queued_since is None:
+        if self.policy.acks_in_queue and self.queued_since is None:
             self._note_queued()
         return ticket
 
     def settle(self, ticket: Ticket) -> int:
         """Wait until the durability class of an append holds; its first offset, or the error it failed with."""
         # As `is_held_queued`, without that call: an append of class memory is hardly more than a few of them.
-        if self._acks_in_queue and ticket.offset + ticket.count <= self.writer.reserved:
+        if self.policy.acks_in_queue and ticket.offset + ticket.count <= self.writer.reserved:
             still_owner = self.still_owner
             if still_owner is None or still_owner():
                 return ticket.result() if ticket.done else ticket.offset
@@ -194,7 +168,7 @@ class Wal:
 
         Its offset is reserved, so that even if it is lost it never stands for another record.
         """
-        if not self._acks_in_queue or ticket.offset + ticket.count > self.writer.reserved:
+        if not self.policy.acks_in_queue or ticket.offset + ticket.count > self.writer.reserved:
             return False
         return self.still_owner is None or self.still_owner()
 
@@ -208,43 +182,45 @@ class Wal:
         self.group.commit()
 
     def _commit(self) -> None:
-        """Write and acknowledge what waits, or fail it. The caller holds the commit lock."""
+        """Write, publish and acknowledge what waits, in this order, or fail it. The caller holds the commit lock."""
+        writer, queue, tail, counters = self.writer, self.queue, self.tail, self.counters
         try:
             self.queued_since = None
-            self.writer.account()
-            self.queue.take()
-            if self.queue.taken:
-                self._write()
+            if writer.in_doubt:
+                writer.account()
+            queue.take()
+            if not queue.taken:
+                return
+            now = writer.clock.monotonic()
+            if now >= self._space.due:
+                self._space.check(now)
+            active = writer.active
+            if active is not None and active.position >= self.settings.rotate_bytes_max and not writer.syncing:
+                self.rotate_locked()
+            made = writer.write(queue.taken)
+            if self.policy.syncs_before_ack:
+                writer.sync()
+            # After everything that takes time and before the answer: an owner that pauses here acknowledges nothing.
+            if self.still_owner is not None and not self.still_owner():
+                raise Fenced(f"{writer.place}: the lease ended before the append was acknowledged")
+            # In this order: what readers may have seen is acknowledged, whatever strikes in between.
+            tail.publish(made, writer)
+            writer.account()
+            counters.commits += 1
+            counters.records += tail.head - made[0].base
+            for frame in made:
+                counters.bytes_written += len(frame.data)
+            self.idle_since = now
+            if self.dirty_since is None:
+                self.note_dirty()
+            queue.acknowledge()
+            # A waiting thread counts itself before it looks at `head`, which has moved by now: none is missed.
+            if tail.waiting or tail.wakers:
+                self.wake()
         except BaseException as error:
             self._fail(error)
             if not isinstance(error, OSError | ForebayError):
                 raise
-
-    def _write(self) -> None:
-        """The whole order of a commit: space, rotation, write, sync, ownership, publication, acknowledgement."""
-        writer, queue = self.writer, self.queue
-        now = writer.clock.monotonic()
-        if now >= self._space.due:
-            self._space.check(now)
-        active = writer.active
-        if active is not None and active.position >= self.settings.rotate_bytes_max and not writer.syncing:
-            self.rotate_locked()
-        made = writer.write(queue.taken)
-        if self.durability is Durability.FSYNC:
-            self.timed_sync()
-        # After everything that takes time and before the answer: an owner that pauses here acknowledges nothing.
-        if self.still_owner is not None and not self.still_owner():
-            raise Fenced(f"{writer.place}: the lease ended before the append was acknowledged")
-        active = writer.active
-        assert active is not None, "there is a file once a frame is written"
-        # In this order: an exception in between fails the log, and what readers may have seen is acknowledged.
-        self.tail.publish(made, active, writer.end, writer.durable)
-        writer.account()
-        self.counters.committed(made)
-        self.idle_since = writer.clock.monotonic()
-        self.note_dirty()
-        queue.settle()
-        self.wake()
 
     def note_dirty(self) -> None:
         """Something is to be synced: `upkeep` has work."""
@@ -264,13 +240,6 @@ class Wal:
         except BaseException:
             self.queued_since = None
             raise
-
-    def timed_sync(self) -> None:
-        """Make everything written durable. The caller holds the commit lock."""
-        begun = self.writer.clock.monotonic()
-        self.writer.sync()
-        self.counters.fsyncs += 1
-        self.counters.fsync_seconds += self.writer.clock.monotonic() - begun
 
     def rotate_locked(self) -> None:
         """Begin a new file, if the present one has records. The caller holds the commit lock."""
@@ -329,7 +298,7 @@ class Wal:
         name, writer = self.writer.place, self.writer
         if self.queue.taken and self.queue.taken[-1].end <= self.head:
             # Published already: whatever failed then did not fail these appends.
-            self.queue.settle()
+            self.queue.acknowledge()
         if isinstance(error, Fenced):
             self._fence(str(error))
             return
@@ -354,7 +323,7 @@ class Wal:
 
     def _skip_lost(self, end: int) -> int:
         """Where to go on: at `end`, but class `memory` acknowledges what only waits, and gives out no offset twice."""
-        if not self._acks_in_queue or self.queue.next <= end:
+        if not self.policy.acks_in_queue or self.queue.next <= end:
             return end
         self.writer.skip_lost(self.queue.next, end)
         return self.queue.next
@@ -501,7 +470,7 @@ class Wal:
 
     def bring_up(self) -> None:
         """Of class memory an append is acknowledged in the queue: it is written before it is asked for."""
-        if self._acks_in_queue and not self.queue.is_empty:
+        if self.policy.acks_in_queue and not self.queue.is_empty:
             self.commit()
 
     def offsets(self) -> Offsets:
@@ -522,7 +491,7 @@ class Wal:
         self.writer.wait_for_background_sync(ROTATE_WAIT_SECONDS)
         with self.group.lock:
             self.check_writable()
-            trouble = self.state.reason or self.attempt(self.timed_sync)
+            trouble = self.state.reason or self.attempt(self.writer.sync)
             if trouble is not None:
                 why = self.state.reason or trouble
                 raise Unavailable(f"{self.writer.place}: not everything could be made durable ({why})")

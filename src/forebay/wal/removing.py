@@ -11,7 +11,6 @@ from forebay.errors import Fenced, Indeterminate, Unavailable
 from forebay.format.control import NO_FLOOR, Floor, decode_delete, decode_floor, encode_delete, encode_floor, higher
 from forebay.format.frame import FrameHead, Kind
 from forebay.format.offsets import OffsetSet
-from forebay.topics import Durability
 
 if TYPE_CHECKING:
     from forebay.wal.log import Wal
@@ -83,8 +82,8 @@ def write_removals(wal: Wal, removals: Removals) -> None:
 
 def _write(wal: Wal, removals: Removals) -> None:
     active = wal.writer.remove(removals)
-    if wal.durability is Durability.FSYNC:
-        wal.timed_sync()
+    if wal.policy.syncs_before_ack:
+        wal.writer.sync()
     if wal.still_owner is not None and not wal.still_owner():
         raise Fenced(f"{wal.writer.place}: the lease ended before the delete was acknowledged")
     # From here on a healed log keeps it, and other processes see it.

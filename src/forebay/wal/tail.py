@@ -26,7 +26,7 @@ from forebay.pages import Page
 
 if TYPE_CHECKING:
     from forebay.wal.files import LogFile
-    from forebay.wal.writer import ActiveFile
+    from forebay.wal.writer import ActiveFile, Writer
 
 logger = logging.getLogger(__name__)
 
@@ -61,16 +61,19 @@ class Tail:
         self._epoch = epoch
         self._changed = RankedCondition(Rank.LEAF, "wal.published")
         """Notified when `head` has moved, or will never move again."""
-        self._waiting = 0
+        self.waiting = 0
+        """Threads in `wait`."""
         self._is_ended = False
 
-    def publish(self, made: Sequence[CachedFrame], active: ActiveFile, end: int, durable: int) -> None:
-        """Show what is written, and durable if the class asks for that, to every reader."""
+    def publish(self, made: Sequence[CachedFrame], writer: Writer) -> None:
+        """Show the frames that `writer` has written, and synced if the class asks for that, to every reader."""
+        active = writer.active
+        assert active is not None, "there is a file once a frame is written"
         self.cache.add(made)
-        active.publish(end)
+        active.publish(writer.end)
         # Commit point for readers: what is below `head` is never taken back while this process lives.
-        self.head = end
-        self.live.publish(active, self._epoch, durable)
+        self.head = writer.end
+        self.live.publish(active, self._epoch, writer.durable)
 
     def show(self, active: ActiveFile | None, durable: int, *, doubtful: bool = False) -> None:
         """Show other processes, and a later recovery, how far the log is published and durable.
@@ -93,17 +96,17 @@ class Tail:
     def wait(self, offset: int, timeout: float | None) -> bool:
         """Wait until a record at or above `offset` may be read; false when the time is up or the log closed."""
         with self._changed:
-            self._waiting += 1
+            self.waiting += 1
             try:
                 self._changed.wait_for(lambda: self.head > offset or self._is_ended, timeout)
             finally:
-                self._waiting -= 1
+                self.waiting -= 1
         return self.head > offset
 
     def wake(self) -> None:
         """Wake the threads in `wait`."""
         # A waiting thread counts itself before it looks at `head`, which has moved by now: none is missed.
-        if self._waiting:
+        if self.waiting:
             with self._changed:
                 self._changed.notify_all()
 
@@ -238,7 +241,14 @@ class LiveFile:
         self._sequence += 1
         header, sequence = active.header, self._sequence
         content = encode_live(epoch, header.epoch, active.start, active.limit, durable, active.end, sequence, doubtful)
-        self._write(content)
+        file = self._file
+        if file is None or self._failed:
+            self._write(content)
+            return
+        try:
+            file.write_at(content, 0)
+        except OSError as error:
+            self._note_failure(error)
 
     def doubt(self, shown: Live) -> None:
         """Say that a sync of the newest file has failed before the log was open: the next opening copies the file."""
@@ -252,11 +262,14 @@ class LiveFile:
             self._file.write_at(content, 0)
             self._failed = False
         except OSError as error:
-            if not self._failed:
-                logger.warning("%s cannot be written (%s): other processes do not see new records", self._path, error)
-            self._failed = True
-            # Its name may lead elsewhere by now: the next publishing opens it again.
-            self.close()
+            self._note_failure(error)
+
+    def _note_failure(self, error: OSError) -> None:
+        if not self._failed:
+            logger.warning("%s cannot be written (%s): other processes do not see new records", self._path, error)
+        self._failed = True
+        # Its name may lead elsewhere by now: the next publishing opens it again.
+        self.close()
 
     def close(self) -> None:
         """Give the descriptor back."""

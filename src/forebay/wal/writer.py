@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from forebay.appends.producer_window import ProducerWindow
 from forebay.appends.queue import PendingFrame
@@ -35,6 +35,8 @@ OUTPUT_BYTES = 1024 * 1024
 RESERVE_SECONDS = 4.0
 RESERVE_LOOKS = 8
 """How often, within the smallest step, it is looked whether more should be reserved."""
+_NEW: Final = tuple.__new__
+"""Half the cost of calling a named tuple's class."""
 SYNC_WAIT_SECONDS = 60.0
 """How long a sync waits for one of the same file that began before it. Then the file counts as failed."""
 
@@ -131,6 +133,25 @@ class BackgroundSync:
             raise OSError(self._error.errno, f"a sync begun before has failed: {self._error}", path)
 
 
+class Counters:
+    """What the log has done since it was opened; the core counts, others publish."""
+
+    __slots__ = (
+        "bytes_written",
+        "commits",
+        "fsync_seconds",
+        "fsyncs",
+        "pause_seconds",
+        "pauses",
+        "records",
+        "rotations",
+    )
+
+    def __init__(self) -> None:
+        self.bytes_written = self.commits = self.fsyncs = self.pauses = self.records = self.rotations = 0
+        self.fsync_seconds = self.pause_seconds = 0.0
+
+
 class Writer:
     """One shard's log, from `next` on. Other modules read the public fields and assign none of them."""
 
@@ -152,6 +173,7 @@ class Writer:
         self.settings = settings
         self.files = files
         self.window = window
+        self.counters = Counters()
         self.removals = Removals()
         """Deletes and floors that each new file states again."""
         self.active: ActiveFile | None = None
@@ -169,7 +191,7 @@ class Writer:
         """The gap that the next record stands behind, not in the log yet."""
         self._obsolete: str | None = None
         """A file without records that the next new file takes the place of."""
-        self._state_written = False
+        self._state_written = False  # the active file has a state of this epoch
         self._zstd_level = zstd_level
         self._reserve = reserve
         self._noting = RankedLock(Rank.LEAF, "wal.reservation")
@@ -178,8 +200,7 @@ class Writer:
         self._look_again = 0  # from this offset on, see whether more should be reserved ahead of need
         self._background: BackgroundSync | None = None
         """The sync that runs beside other work, from its begin until its outcome was acted on."""
-        self._sync_over = RankedCondition(Rank.LEAF, "wal.sync_over")
-        """Notified when a background sync was acted on."""
+        self._sync_over = RankedCondition(Rank.LEAF, "wal.sync_over")  # notified when a sync was acted on
         self._stray: str | None = None
         """Path of a segment whose creation failed, perhaps after the rename; unlinked before the active file grows."""
         self._reopened_clean = False  # the file ends in a clean mark, which must not outlive what is written behind it
@@ -187,10 +208,15 @@ class Writer:
 
     def write(self, frames: Sequence[PendingFrame]) -> list[CachedFrame]:
         """Append the frames. On return their bytes are with the operating system; nothing is published yet."""
-        end = frames[-1].end
-        active = self._ready(end)
+        last = frames[-1]
+        end = last.base + (len(last.entries) if last.columns is None else last.columns.count)
+        if self._reserve is not None and end > self.reserved_end:
+            self.note_reserved(self._reserve(end + self._step()))
+        active = self.active if self.active is not None else self.create(self.next)
         appended_at = self.clock.now_ms()
-        self._prelude(active, end)
+        is_due = end > self.reserved_end or end >= self._look_again or not self._state_written or self._reopened_clean
+        if is_due or self._stray is not None or self._gap is not None:
+            self._prelude(active, end)
         made: list[CachedFrame] = []
         noted: list[tuple[int, int, int]] = []
         waiting: list[bytes] = []
@@ -204,12 +230,13 @@ class Writer:
                 epoch=self.place.epoch,
                 durable=self.durable,
                 appended_at=appended_at,
-                runs=frame.runs(),
+                runs=frame.runs() if frame.produced else (),
                 columns=columns,
                 zstd_level=self._zstd_level,
             )
-            made.append(CachedFrame(frame.base, frame.end, data))
-            noted.append((frame.base, position, columns.time_max))
+            base = frame.base
+            made.append(_NEW(CachedFrame, (base, base + columns.count, data)))
+            noted.append((base, position, columns.time_max))
             position += len(data)
             waiting.append(data)
             size += len(data)
@@ -217,7 +244,11 @@ class Writer:
                 self._put(active, waiting)
                 waiting, size = [], 0
         if waiting:
-            self._put(active, waiting)
+            # As `_put`, without that call.
+            data = waiting[0] if len(waiting) == 1 else b"".join(waiting)
+            self.in_doubt = self.touched = True
+            write_all(active.file, data, active.position)
+            active.position = position
         active.written = noted
         active.frames += len(frames)
         active.marked = self.durable
@@ -233,10 +264,14 @@ class Writer:
         """Make everything written durable; first wait for a background sync of the same file, and fail if that did."""
         if self._background is not None:
             self._await_background()
-        target = self._unsynced()
-        if target is not None:
+        active = self.active
+        if active is not None and active.position != active.synced:
             in_doubt, self.in_doubt = self.in_doubt, True
-            target.active.file.sync()
+            target = SyncTarget(active, active.position, self.end)
+            begun = self.clock.monotonic()
+            active.file.sync()
+            self.counters.fsync_seconds += self.clock.monotonic() - begun
+            self.counters.fsyncs += 1
             self.note_synced(target)
             self.in_doubt = in_doubt
 
@@ -252,9 +287,11 @@ class Writer:
 
         The caller then syncs the file without the commit lock, and reports to `end_background_sync`.
         """
-        target = self._unsynced()
-        if target is not None:
-            self._background = BackgroundSync(target)
+        active = self.active
+        if active is None or active.position == active.synced:
+            return None
+        target = SyncTarget(active, active.position, self.end)
+        self._background = BackgroundSync(target)
         return target
 
     def report_background_sync(self, error: OSError | None) -> ActiveFile | None:
@@ -283,12 +320,6 @@ class Writer:
         """Return once no sync runs beside other work, or the time is up. The caller holds no lock: appends go on."""
         with self._sync_over:
             self._sync_over.wait_for(lambda: not self.syncing, seconds_max)
-
-    def _unsynced(self) -> SyncTarget | None:
-        active = self.active
-        if active is None or active.position == active.synced:
-            return None
-        return SyncTarget(active, active.position, self.end)
 
     def note_synced(self, target: SyncTarget) -> None:
         """A sync that covered `target` has returned without an error."""
@@ -448,11 +479,6 @@ class Writer:
         """Offsets below `end` are reserved outside; this is never taken back."""
         with self._noting:
             self.reserved_end = max(self.reserved_end, end)
-
-    def _ready(self, end: int) -> ActiveFile:
-        if self._reserve is not None and end > self.reserved_end:
-            self.note_reserved(self._reserve(end + self._step()))
-        return self.active if self.active is not None else self.create(self.next)
 
     def _prelude(self, active: ActiveFile, end: int) -> None:
         """Control frames due before records up to `end`; waits for the disk only where that order is a promise."""

@@ -35,7 +35,7 @@ class Commits:
         queue = self.queue
         if queue.taken and queue.taken[-1].end <= self._head():
             # Published already: whatever failed then did not fail these appends.
-            queue.settle()
+            queue.acknowledge()
             return
         reason = str(error) or type(error).__name__
         if not self.unsettled:
@@ -59,7 +59,7 @@ class Commits:
             self.queue.take()
             if self.queue.taken:
                 self._write()
-                self.queue.settle()
+                self.queue.acknowledge()
         except BaseException as error:
             self.failed(error)
             if not isinstance(error, OSError | ForebayError):

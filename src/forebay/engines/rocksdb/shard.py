@@ -33,7 +33,7 @@ from forebay.records import Offsets
 from forebay.settings import RetentionSettings, WalSettings
 from forebay.shard import RecoveryDecision, ShardRef
 from forebay.shard.deletion import DeleteBefore, DeleteKey, DeleteTag, Deletion
-from forebay.topics import Durability, TopicSpec
+from forebay.topics import TopicSpec
 
 
 class RocksShard:
@@ -62,9 +62,10 @@ class RocksShard:
         self.decision = decision
         self.epoch = epoch
         self.durability = ref.spec.durability
+        self._syncs_before_ack = self.durability.policy.syncs_before_ack
         self.wakers: set[Callable[[], None]] = set()
         self.stance = stance
-        self.durable = stance.counters.next if bounds.clean or self.durability is Durability.FSYNC else 0
+        self.durable = stance.counters.next if bounds.clean or self._syncs_before_ack else 0
         """Everything below is synced."""
         self._settings = settings
         self._database = database
@@ -173,7 +174,7 @@ class RocksShard:
             batch.put(keys.bounds, bounds.encode())
         batch.put(keys.counters, stance.counters.encode())
         # A reservation must not outlive a power loss less than the records it was made for.
-        sync = self.durability is Durability.FSYNC or bounds is not self._bounds
+        sync = self._syncs_before_ack or bounds is not self._bounds
         self._commits.unsettled = True
         self._database.write(batch, sync=sync)
         self._bounds = bounds
@@ -204,7 +205,7 @@ class RocksShard:
                     return
                 batch.put(self._shelf.keys.counters, stance.counters.encode())
                 self._commits.unsettled = True
-                sync = self.durability is Durability.FSYNC
+                sync = self._syncs_before_ack
                 self._database.write(batch, sync=sync)
                 self._publish(stance, synced=sync)
             except BaseException as error:
