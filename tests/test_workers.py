@@ -113,7 +113,8 @@ def test_a_step_that_hangs_delays_no_other_worker_and_another_thread_goes_on_wit
             served.append(name)
 
     hanging, other = worker(step, clock), Worker("other", lambda: served.append("other"), clock=clock)
-    background = Background([hanging, other])
+    background = Background()
+    background.add(hanging, other)
     hanging.wake()
     gate.await_reached()
     other.wake()
@@ -226,13 +227,22 @@ def test_in_a_forked_child_no_thread_begins_and_nothing_waits_for_one() -> None:
     tested = worker(gate.wait)
     tested.wake()
     gate.await_reached()
-    tested.changed.acquire()  # as another thread of the parent may hold it
+    held = Gate()
+
+    def hold() -> None:
+        with tested.changed:
+            held.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.await_reached()
     child = os.fork()
     if child == 0:
         tested.abandon()
         tested.wake()
         os._exit(0 if tested.stop(0) and not tested._threads else 1)
-    tested.changed.release()
+    held.open()
+    holder.join()
     gate.open()
 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

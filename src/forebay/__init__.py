@@ -44,6 +44,7 @@ if _typing.TYPE_CHECKING:
     from forebay.shard import RecoveryDecision
     from forebay.storage import Ack, Copied, Group, GroupOffset, Reader, Retained, Storage, Stream, Topic
     from forebay.topics import TopicName, TopicSpec
+    from forebay.workers import WorkerStatus
 
 __version__ = "0.1.0"
 
@@ -88,6 +89,7 @@ __all__ = [
     "UnknownTopic",
     "Unsupported",
     "UnsupportedFormat",
+    "WorkerStatus",
     "__version__",
     "move_topic",
     "open",
@@ -107,6 +109,7 @@ _HOMES = {
     "forebay.shard": ("RecoveryDecision",),
     "forebay.storage": ("Ack", "Copied", "Group", "GroupOffset", "Reader", "Retained", "Storage", "Stream", "Topic"),
     "forebay.topics": ("TopicName", "TopicSpec"),
+    "forebay.workers": ("WorkerStatus",),
 }
 """Where the public names live; those not listed live in `forebay.errors`."""
 

@@ -21,21 +21,20 @@ class Rank(IntEnum):
     """The order of locks: a thread that holds one takes only locks of a higher rank, or the same one again."""
 
     LOG = 1
-    CHORES = 2
-    REGISTRY = 3
-    SHARD = 4
-    ROUND = 5
-    TOPIC = 6
-    HISTORY = 7
-    SEALING = 8
-    LIMITS = 9
-    DELETES = 10
-    COMMIT = 11
-    QUEUE = 12
-    IO = 13
-    LEAF = 14
-    STORE = 15
-    DISK = 16
+    REGISTRY = 2
+    SHARD = 3
+    ROUND = 4
+    TOPIC = 5
+    HISTORY = 6
+    SEALING = 7
+    LIMITS = 8
+    DELETES = 9
+    COMMIT = 10
+    QUEUE = 11
+    IO = 12
+    LEAF = 13
+    STORE = 14
+    DISK = 15
 
 
 class _Order:

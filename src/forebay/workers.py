@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -143,14 +143,16 @@ class Worker:
                 error=self._error,
             )
 
-    def stop(self, seconds_max: float = STOP_SECONDS) -> bool:
-        """Step no more; whether the present step has ended, which is waited for so long. For ever: it never starts.
-
-        Called inside a step it does not wait for that step.
-        """
+    def halt(self) -> None:
+        """Begin no more steps, for ever. Does not wait for the present one."""
         with self.changed:
             self._is_stopped = True
             self.changed.notify_all()
+
+    def stop(self, seconds_max: float = STOP_SECONDS) -> bool:
+        """Halt, and wait so long for the present step; whether it has ended. A step that calls this does not wait."""
+        self.halt()
+        with self.changed:
             threads = [thread for thread in self._threads if thread is not threading.current_thread()]
         deadline = self._clock.monotonic() + seconds_max
         for thread in threads:
@@ -219,6 +221,7 @@ class Worker:
                 self._seconds = self._clock.monotonic() - began
                 if self._is_at_work():
                     self._began = None
+                self.changed.notify_all()
         with self.changed:
             if threading.current_thread() in self._threads and not self._is_stopped:
                 self._threads.remove(threading.current_thread())
@@ -302,9 +305,12 @@ class ItemWorker(Generic[T]):
 class Background:
     """The workers of one open log."""
 
-    def __init__(self, workers: Iterable[Worker]) -> None:
-        """`workers` in the order in which they are stopped: each may ask those behind it for work."""
-        self._workers = tuple(workers)
+    def __init__(self) -> None:
+        self._workers: list[Worker] = []
+
+    def add(self, *workers: Worker) -> None:
+        """Hold these too."""
+        self._workers += workers
 
     def status(self) -> tuple[WorkerStatus, ...]:
         """How each of them fares."""
@@ -316,7 +322,9 @@ class Background:
             worker.relieve()
 
     def stop(self) -> None:
-        """Stop each of them, in order, and wait for their present steps as long as each may take."""
+        """Stop them all, and wait for their present steps within the limit of each."""
+        for worker in self._workers:
+            worker.halt()
         for worker in self._workers:
             worker.stop()
 

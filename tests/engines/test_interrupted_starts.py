@@ -16,10 +16,9 @@ from forebay.appends.queue import AppendQueue
 from forebay.appends.ticket import Ticket
 from forebay.appends.waiting import is_inside
 from forebay.clock import SystemClock
-from forebay.engines.background import Background
 from forebay.locks import Rank, RankedRLock, check_order, condition_of
 from forebay.settings import WalSettings
-from forebay.workers import ItemWorker
+from forebay.workers import ItemWorker, Worker
 
 real_start = threading.Thread.start
 
@@ -38,22 +37,25 @@ def test_a_start_that_was_interrupted_is_made_up_for_and_one_thread_works(
     monkeypatch: pytest.MonkeyPatch, strike: Callable[[threading.Thread], None]
 ) -> None:
     begun: list[threading.Thread] = []
-    gate = threading.Event()
+    gate, reached = threading.Event(), threading.Event()
 
     def work() -> None:
         begun.append(threading.current_thread())
+        reached.set()
         gate.wait()
 
-    background = Background("tested", work)
+    worker = Worker("tested", work, clock=SystemClock())
     monkeypatch.setattr(threading.Thread, "start", strike)
     with pytest.raises(KeyboardInterrupt):
-        background.start()
+        worker.wake()
     monkeypatch.undo()
 
+    worker.wake()
+    assert reached.wait(60)
     for _ in range(3):
-        background.start()
+        worker.start()
     gate.set()
-    assert background.join()
+    assert worker.stop()
 
     assert len(begun) == 1
 

@@ -149,7 +149,7 @@ class Node(Member):
     def __init__(self, land: Land, name: str, metadata: MetadataStore) -> None:
         self.land = land
         self.archiving = HistoryWorker(land.clock, land.settings, self._collect)
-        self.archiving.end()
+        self.archiving.worker.stop()
         super().__init__(land, name, metadata, land.store(), on_open=self.archiving.watch, archiving=self.archiving)
         self.loads = Loads(self.parts, self.definitions, land.settings, land.clock, self.engine.open_shard)
 

@@ -589,7 +589,7 @@ def test_a_deleted_topic_leaves_nothing_of_its_loads(land: Land) -> None:
     definitions = Definitions(land.metadata, "/forebay", land.clock)
     definitions.begin_deletion(NAME)
 
-    Deletions(node.parts, definitions, land.settings, land.clock, lambda ref: None, lambda spec: None).finish()
+    Deletions(node.parts, definitions, land.settings, land.clock, lambda ref: True, lambda spec: None).finish()
 
     assert [path for path in land.files() if TOPIC_ID in path] == []
     assert [entry.key for entry in land.inner.range("/forebay/") if "load" in entry.key or "offer" in entry.key] == []

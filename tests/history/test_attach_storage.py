@@ -92,7 +92,7 @@ def test_appends_and_a_follower_go_on_across_a_load(land: Land, how: str, ledger
                 seen: list[Record] = [next(stream) for _ in range(10)]
                 topic.append(b"log", partition=1)
                 if how == "asked for":
-                    with inside(log).workers.history.paused():  # else the background may be first
+                    with inside(log).workers.cleanup.paused():  # else the background may be first
                         log.loads.offer(TOPIC, manifest, None)
                         progress = log.loads.attach("one")
                     assert [part.end - part.start for part in progress.attached] == [RECORDS] * 2
@@ -187,7 +187,7 @@ def test_a_look_up_ends_at_a_load_that_is_not_committed_as_reading_does(tmp_path
         topic.append(b"log", partition=0, tag="t", key=b"k")
         other.topic(TOPIC).append(b"log", partition=1)
         manifest = prepared(log, topic, "one", 40)
-        with inside(log).workers.history.paused(), inside(other).workers.history.paused():
+        with inside(log).workers.cleanup.paused(), inside(other).workers.cleanup.paused():
             log.loads.offer(TOPIC, manifest, None)
             assert [part.partition for part in log.loads.attach("one").attached] == [0]
             behind = topic.append(b"log", partition=0, tag="t", key=b"k")

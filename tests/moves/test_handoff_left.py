@@ -119,7 +119,7 @@ def test_whoever_gives_a_topic_up_waits_for_the_sweep(tmp_path: Path, monkeypatc
             at.append(worker.is_at(inside(a.topic(TOPIC)).shard()))
             return collect(cleanup, shard)
 
-        with worker.paused():
+        with worker.paused(), inside(a).workers.cleanup.paused():
             monkeypatch.setattr(ObjectCleanup, "collect_owned", collected)
             outlast_grace(land)
             step(a)

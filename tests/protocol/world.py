@@ -166,7 +166,7 @@ class Node(Member):
         super().__init__(world, name, metadata, store, on_open=self._opened)
         self.world = world
         self.deletions = Deletions(
-            self.parts, self.definitions, world.settings, world.clock, self._forget, lambda spec: None
+            self.parts, self.definitions, world.settings, world.clock, self._drop, lambda spec: None
         )
         self._consumer = Consumer(world.disk, metadata)
 
@@ -176,8 +176,9 @@ class Node(Member):
         if state is not None and state.epoch == shard.epoch:
             self.world.openings[shard.epoch] = shard.decision
 
-    def _forget(self, ref: ShardRef) -> None:
+    def _drop(self, ref: ShardRef) -> bool:
         """Nothing runs in the background."""
+        return True
 
     @property
     def shard(self) -> SegmentShard:
@@ -242,6 +243,9 @@ class Node(Member):
             world.settings,
             disk=world.disk,
             clock=world.clock,
+            hear=lambda: None,
+            open_shard=self.engine.open_shard,
+            relieve=lambda: None,
         )
         chores.step()
         self.let_go()

@@ -121,7 +121,7 @@ def test_a_task_that_fails_leaves_nothing(spark: SparkSession, path: Path) -> No
 def test_a_load_that_is_not_attached_fails_the_write_and_leaves_nothing(spark: SparkSession, path: Path) -> None:
     frame = spark.range(10, numPartitions=1).selectExpr("cast(id AS string) AS value", "0 AS partition")
     with forebay.open(str(path), SETTINGS) as log:
-        inside(log).workers.history.end()  # an owner that does not look for loads
+        inside(log).workers.cleanup.take_over()  # an owner that does not look for loads
         with pytest.raises(PySparkException, match="was not attached within 1 s.*nothing was added"):
             write(frame, path, attachTimeout="1")
         loads = [e.key for e in metadata_of(log).range("/forebay/loads/")]

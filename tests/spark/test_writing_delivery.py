@@ -292,7 +292,7 @@ def test_an_owner_elsewhere_that_does_not_attach_is_named(tmp_path: Path) -> Non
         topic = log.create_topic(TOPIC, partitions=3)
         for partition in range(3):
             topic.append(b"mine", partition=partition)
-        inside(log).workers.history.end()
+        inside(log).workers.cleanup.take_over()
         target = place.target(attachTimeout="0.3")
         with pytest.raises(Unavailable, match=f"directory {log.directory_id} has it and did not attach it"):
             deliver(target, "load", staged(target, "load"))

@@ -20,7 +20,9 @@ from forebay.settings import Settings
 from forebay.shard import SegmentShard
 from forebay.shard.archive import Archive
 from forebay.storage import Storage, Topic
+from forebay.storage.background.history import FIRST_SWEEP_SECONDS
 from forebay.storage.deletions import Deletions
+from forebay.storage.loads import Loads
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from tests.storage.rig import PATIENCE, QUICK
@@ -65,8 +67,6 @@ def test_a_damaged_index_does_not_keep_other_shards_from_history(tmp_path: Path)
     with Storage.open(tmp_path / "log", _settings(tmp_path)) as log:
         worker = inside(log).workers.history.take_over()
         bad, good = _with_sealed_file(log, "bad"), _with_sealed_file(log, "good")
-        chores: list[str] = []
-        worker.replace_chores(lambda: chores.append("done"))
         (index,) = Path(bad.wal.writer.place.directory).glob("*.idx")
         _flip(index, -1)
         worker.notice(bad)
@@ -75,7 +75,6 @@ def test_a_damaged_index_does_not_keep_other_shards_from_history(tmp_path: Path)
         worker.step()
 
         assert (bad.archive.exported, good.archive.exported) == (0, 1)
-        assert chores == ["done"]
         assert bad.archive.errors == 1
 
 
@@ -170,7 +169,7 @@ def test_a_file_sealed_while_the_one_before_is_exported_is_not_overlooked(
 def test_what_time_asks_for_does_not_wait_until_everything_is_exported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a store was away for long there is much to export: local files must go and owners be checked meanwhile."""
+    """After a store was away for long there is much to export: local files must go meanwhile."""
     clock = ManualClock()
     retention = {"check_interval_s": 10, "time_s": 0, "bytes_max": 0, "grace_s": 0}
     with Storage.open(tmp_path / "log", _settings(tmp_path, retention=retention), clock=clock) as log:
@@ -184,10 +183,10 @@ def test_what_time_asks_for_does_not_wait_until_everything_is_exported(
 
         def slow(archive: Archive) -> bool:
             clock.advance(20)
+            seen.append((shard.archive.exported, shard.wal.files.begins))
             return step(archive)
 
         monkeypatch.setattr(Archive, "step", slow)
-        worker.replace_chores(lambda: seen.append((shard.archive.exported, shard.wal.files.begins)))
         worker.notice(shard)
 
         worker.step()
@@ -208,7 +207,7 @@ def test_what_killed_uploads_left_is_cleared_from_every_store_though_another_swe
     monkeypatch.setattr(Deletions, "sweep_late", failing)
     clock = ManualClock()
     with Storage.open(tmp_path / "log", _settings(tmp_path), clock=clock) as log:
-        worker = inside(log).workers.history.take_over()
+        worker = inside(log).workers.cleanup.take_over()
         left = [tmp_path / "store" / UPLOADS / "old.tmp", tmp_path / "log" / "loads" / UPLOADS / "old.tmp"]
         for path in left:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -335,25 +334,24 @@ def test_a_damaged_file_is_not_uploaded_again_and_again(look_s: int, tmp_path: P
         assert "is not what was sealed" in (shard.archive.error or "")
 
 
-def test_chores_that_fail_as_nobody_foresaw_keep_no_shard_from_history(tmp_path: Path) -> None:
-    def failing() -> None:
-        clock.advance(2)
-        failed.append("again")
+def test_a_part_of_the_clean_up_that_fails_unforeseen_keeps_no_other_part_from_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(loads: Loads) -> None:
         raise ZeroDivisionError
 
-    clock, failed = ManualClock(), list[str]()
+    clock, swept = ManualClock(), list[str]()
+    monkeypatch.setattr(Loads, "step", failing)
+    monkeypatch.setattr(Deletions, "sweep_late", lambda _: swept.append("late"))
     with Storage.open(tmp_path / "log", _settings(tmp_path), clock=clock) as log:
-        worker = inside(log).workers.history.take_over()
-        worker.replace_chores(failing)
-        shards = [_with_sealed_file(log, name) for name in ("a", "b")]
-        for shard in shards:
-            worker.notice(shard)
-        clock.advance(1)
+        worker = inside(log).workers.cleanup.take_over()
+        clock.advance(FIRST_SWEEP_SECONDS)
 
         worker.step()
 
-        assert [shard.archive.exported for shard in shards] == [1, 1]
-        assert len(failed) == 2, "not once more for each shard"
+        assert swept == ["late"]
+        (status,) = (status for status in log.workers() if status.name == "forebay-cleanup")
+        assert status.error == "ZeroDivisionError: "
 
 
 def test_a_failure_that_nobody_foresaw_is_one_shard_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,14 +200,18 @@ def test_upkeep_calls_back_when_its_round_is_over(tmp_path: Path) -> None:
         heard: list[bool] = []
         inside(topic).leave_queued()
         shard = inside(topic).segment(0)
-        topic.append_nowait(b"first").add_callback(lambda _: heard.append(worker.is_stepping_here()))
+
+        def delete(_: object) -> None:
+            log.delete_topic("t")
+            heard.append(True)
+
+        topic.append_nowait(b"first").add_callback(delete)
 
         worker.ask(shard)
         shard.wal.queued_since = float("-inf")
         worker.step()
 
         until(lambda: heard)
-        assert heard == [False]
 
 
 def _full(log: Storage, engine: str) -> Topic:

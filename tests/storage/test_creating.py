@@ -380,7 +380,7 @@ def test_a_deletion_left_over_names_the_topics_it_could_not_remove(house: House)
     registered = house.definitions().create(house.spec(), exist_ok=False)
     house.definitions().withdraw(registered)
     parts = Parts(metadata=house.metadata, memory=house.engine)
-    deletions = Deletions(parts, house.definitions(), Settings(), house.clock, lambda ref: None, lambda spec: None)
+    deletions = Deletions(parts, house.definitions(), Settings(), house.clock, lambda ref: True, lambda spec: None)
     house.engine.delete_shard = lambda ref: (_ for _ in ()).throw(OSError(5, "no"))  # type: ignore[method-assign]
 
     assert deletions.finish() == [registered]

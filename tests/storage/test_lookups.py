@@ -13,7 +13,7 @@ import forebay
 from forebay import LATEST, Conflict, Full, Gap, Invalid, Position, Reason, Storage, Topic, Unsupported
 from forebay.partitioning import partition_of_key
 from forebay.settings import Settings
-from forebay.storage import compaction
+from forebay.storage.background import limits
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from tests.moves.rig import shard_of
@@ -301,7 +301,7 @@ def test_compaction_is_reported_goes_page_by_page_and_begins_anew_with_each_life
     tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "forebay.storage.background.limits")
-    monkeypatch.setattr(compaction, "PASS_PAGES", 1)
+    monkeypatch.setattr(limits, "PASS_PAGES", 1)
     settings = Settings.load(overrides=QUICK)
     with Storage.open(tmp_path / "log", settings, clock=clock) as log:
         topic = log.create_topic("t", engine="rocksdb", cleanup="compact", compact_lag_ms=0)

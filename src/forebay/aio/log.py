@@ -21,6 +21,7 @@ from forebay.storage import Retained, Storage, Topic
 from forebay.storage.copying import Copied, OnRecords
 from forebay.storage.shards import Progress
 from forebay.topics import TopicChanges, TopicLimits, TopicName, TopicSpec
+from forebay.workers import WorkerStatus
 
 
 class AsyncLog:
@@ -141,6 +142,10 @@ class AsyncLog:
     async def groups(self) -> list[str]:
         """See `Storage.groups`."""
         return await self._workers.run(self._log.groups)
+
+    def workers(self) -> tuple[WorkerStatus, ...]:
+        """See `Storage.workers`."""
+        return self._log.workers()
 
     async def recover(self, on_progress: Progress | None = None) -> None:
         """See `Storage.recover`; `on_progress` is called in the event loop."""

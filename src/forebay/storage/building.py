@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from forebay.blobs import BlobStore, Denied, DirectoryStore, open_store
 from forebay.catalog.stores import names_store
@@ -27,7 +27,7 @@ from forebay.storage.consumer_metadata import ConsumerMetadata
 from forebay.storage.definitions import Definitions
 from forebay.storage.directory import LogDirectory, NoDirectory, is_owned, refuse_lost_metadata
 from forebay.topics import Engine, TopicSpec
-from forebay.workers import ItemWorker
+from forebay.workers import Background, ItemWorker
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +53,8 @@ class Parts:
     sealing: SealWorker | None = None
     archiving: HistoryWorker | None = None
     reserving: ItemWorker[SegmentShard] | None = None
+    background: Background = field(default_factory=Background)
+    """All workers of the log, whatever they serve."""
     places: Places | None = None
     cleanup: ObjectCleanup | None = None
     directory: LogDirectory | None = None
@@ -152,8 +154,10 @@ def owner_parts(directory: LogDirectory, settings: Settings, disk: Disk, clock: 
         cleanup = ObjectCleanup(metadata, settings, places, clock)
         archiving = HistoryWorker(clock, settings, cleanup.collect_owned)
         reserving = ItemWorker("forebay-reserving", SegmentShard.reserve_ahead, clock=clock)
-        sealing = SealWorker(archiving.notice)
-        maintenance = SyncWorker(disk, clock, directory.shards, settings.runtime, sealing)
+        sealing = SealWorker(clock, archiving.notice)
+        background = Background()
+        maintenance = SyncWorker(disk, clock, directory.shards, settings.runtime, background.relieve)
+        background.add(*maintenance.workers, sealing.worker, archiving.worker, reserving.worker)
 
         def watch(shard: SegmentShard) -> None:
             maintenance.watch(shard)
@@ -179,6 +183,7 @@ def owner_parts(directory: LogDirectory, settings: Settings, disk: Disk, clock: 
             sealing=sealing,
             archiving=archiving,
             reserving=reserving,
+            background=background,
             places=places,
             cleanup=cleanup,
             directory=directory,

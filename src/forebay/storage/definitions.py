@@ -183,8 +183,8 @@ class Definitions:
         """Every definition, by name."""
         return [defined.spec for defined in self.all_defined()]
 
-    def begin_deletion(self, name: TopicName) -> None:
-        """From here on the topic is unknown; what it leaves is noted, to be removed."""
+    def begin_deletion(self, name: TopicName) -> TopicSpec:
+        """From here on the topic is unknown; what it leaves is noted, to be removed. Its definition is returned."""
         key = topic_key(name.namespace, name.topic, prefix=self._prefix)
         entry = self._store.get(key)
         if entry is None:
@@ -194,6 +194,7 @@ class Definitions:
         # Commit point: the name is free and the topic gone for everyone; files follow.
         if not self._store.transaction([RevisionIs(key, entry.mod_revision)], [Delete(key), note]).succeeded:
             raise Conflict(f"topic {name} was changed at the same time: look at it again before deleting it")
+        return spec
 
     def withdraw(self, spec: TopicSpec) -> None:
         """On return this very topic is unknown; what it may have left is noted, to be removed. Fine if it is gone."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from forebay.cleanup.deleted_topics import forget_shard, mark_deleting
 from forebay.clock import Clock
 from forebay.engines.operations import wanted
-from forebay.errors import ForebayError
+from forebay.errors import ForebayError, Unavailable
 from forebay.format.descriptor import ShardState
 from forebay.loads.book import LoadBook
 from forebay.progress import ProgressStore
@@ -30,15 +30,15 @@ class Deletions:
         definitions: Definitions,
         settings: Settings,
         clock: Clock,
-        forget: Callable[[ShardRef], None],
+        drop: Callable[[ShardRef], bool],
         forget_topic: Callable[[TopicSpec], None],
     ) -> None:
         self._parts = parts
         self._definitions = definitions
         self._settings = settings
         self._clock = clock
-        self._forget = forget
-        """Stops all work on a shard and lets go of it."""
+        self._drop = drop
+        """Has no more work on a shard begin; whether none is under way. Does not wait."""
         self._forget_topic = forget_topic
         """Drops what this process keeps by the topic's id or name."""
 
@@ -76,7 +76,8 @@ class Deletions:
         for ref, key in zip(refs, keys, strict=True):
             # First, so that no owner anywhere can add to what is being removed.
             states.append(mark_deleting(metadata, key, spec.topic_id))
-            self._forget(ref)
+            if not self._drop(ref):
+                raise Unavailable(f"{ref} is still worked on in the background")
         # Before what tells it is gone.
         late = self._late(spec, [state for state in states if state is not None], has_store=store is not None)
         if late is not None:

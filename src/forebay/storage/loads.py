@@ -25,6 +25,7 @@ from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef, Surroundings
 from forebay.shard.directories import directory_name
 from forebay.shard.places import Places, home_of_loads
+from forebay.storage.background.at_work import AtWork
 from forebay.storage.background.history import RETRY_SECONDS
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions
@@ -65,6 +66,8 @@ class Loads:
         self._clock = clock
         self._open_shard = open_shard
         self._book = LoadBook(parts.metadata, settings.metadata.prefix)
+        self._at_work = AtWork()
+        """The loads and shards that a thread is at, for `step`, which may run in two threads."""
         self._attaching: dict[str, Attaching] = {}
         """By shard id. An entry holds its shard: `forget` ends it when the shard is given up."""
         self._retry_at: dict[str, float] = {}
@@ -116,7 +119,9 @@ class Loads:
     def step(self) -> None:
         """Attach what others offered, finish what was begun, and wake whoever waited for a load that is over."""
         for shard in [attaching.shard for attaching in list(self._attaching.values()) if attaching.is_paused]:
-            self._safely("", partial(self._alone_with, shard, lambda shard: self._of(shard).settle()))
+            with self._at_work.at(shard.ref.id) as is_free:
+                if is_free:
+                    self._safely("", partial(self._alone_with, shard, lambda shard: self._of(shard).settle()))
         pending = self._book.pending()
         for topic_id in {topic for load_id, topic in self._pending.items() if load_id not in pending}:
             self._wake(topic_id)
@@ -124,7 +129,10 @@ class Loads:
         self._retry_at = {load_id: at for load_id, at in self._retry_at.copy().items() if load_id in pending}
         for load_id, parts in pending.items():
             if self._retry_at.get(load_id, 0.0) <= self._clock.monotonic():
-                self._safely(load_id, partial(self._look, load_id, parts))
+                # Another thread may be stuck at it.
+                with self._at_work.at(load_id) as is_free:
+                    if is_free:
+                        self._safely(load_id, partial(self._look, load_id, parts))
 
     def forget(self, shard_id: str) -> None:
         """A shard is given up here. Nothing may be attaching to it any more: `HistoryWorker.forget` comes first."""

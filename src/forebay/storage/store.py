@@ -32,13 +32,12 @@ from forebay.storage.cursors import Cursors, Group
 from forebay.storage.definitions import Definitions
 from forebay.storage.deletions import Deletions
 from forebay.storage.directory import LogDirectory, NoDirectory
-from forebay.storage.limited import Limited
 from forebay.storage.loads import Loads
 from forebay.storage.moves import Moves
 from forebay.storage.shards import Progress, Shards
 from forebay.storage.topic import Topic
 from forebay.topics import Engine, TopicChanges, TopicLimits, TopicName, TopicSpec
-from forebay.workers import ItemWorker
+from forebay.workers import ItemWorker, WorkerStatus
 
 logger = logging.getLogger(__name__)
 
@@ -73,33 +72,42 @@ class Storage:
         self._closing = Closing()
         self._giving_up = ItemWorker("forebay-giving-up", self._give_up, clock=clock, delay_s=GIVE_UP_SECONDS)
         self._ended: str | None = None
-        self._deletions = Deletions(parts, self._definitions, settings, clock, self._forget, self._forget_topic)
+        self._deletions = Deletions(parts, self._definitions, settings, clock, self._drop, self._forget_topic)
         self._creations = Creations(parts, self._definitions, self._deletions, settings, clock)
         store = ProgressStore(parts.metadata, settings.metadata.prefix)
         self._cursors = Cursors(store, settings.progress, clock)
         self._moves = Moves(parts, self._definitions, self._shards, settings, self._forget)
         self._loads = Loads(parts, self._definitions, settings, clock, self._shards.own)
         self._alterations = Alterations(parts, self._definitions, self._shards, clock)
-        self._limited = Limited(parts, self._shards)
-        self._keeping = LimitsWorker(
-            self._shards.all,
+        self._limits = LimitsWorker(
+            parts,
+            self._shards,
             self._definitions,
             self._alterations,
-            self._limited,
             clock=clock,
             interval_s=settings.retention.evict_interval_s,
         )
+        self._background = parts.background
+        self._background.add(self._committer.worker, self._giving_up.worker, self._limits.worker, self._cursors.worker)
         self._alterations.on_adopted = self._keep
         self._shards.on_opened = self._alterations.settle
-        self._chores: CleanupWorker | None = None
-        if parts.maintenance is not None and parts.archiving is not None and disk is not None:
-            self._chores = CleanupWorker(
-                parts, self._definitions, self._deletions, self._loads, settings, disk=disk, clock=clock
+        self._cleanup: CleanupWorker | None = None
+        if parts.maintenance is not None and disk is not None:
+            self._cleanup = CleanupWorker(
+                parts,
+                self._definitions,
+                self._deletions,
+                self._loads,
+                settings,
+                disk=disk,
+                clock=clock,
+                hear=self._limits.hear,
+                open_shard=self._shards.ours,
+                relieve=self._background.relieve,
             )
-            parts.maintenance.on_kept = self._after_upkeep
-            parts.archiving.chores = self._chores.step
-            self._chores.hear, self._chores.open_shard = self._keeping.hear, self._shards.ours
-            self._moves.on_moved = self._chores.look_for_moved
+            self._background.add(self._cleanup.worker)
+            parts.maintenance.hand_on = self._hand_on
+            self._moves.on_moved = self._cleanup.look_for_moved
 
     @classmethod
     def open(
@@ -158,9 +166,9 @@ class Storage:
         place = DirectoryPlace(path=directory.path, host=host() if metadata.backend == "etcd" else "")
         record_directory(self._parts.metadata, metadata.prefix, directory.id, place)
         self._deletions.finish()
-        if self._parts.archiving is not None:
-            # Also where no shard is open: a bulk load that others offer may ask for one.
-            self._parts.archiving.begin()
+        if self._cleanup is not None:
+            # Also if no shard is open: a bulk load that others offer may ask for one.
+            self._cleanup.worker.start()
 
     # Topics
 
@@ -227,7 +235,10 @@ class Storage:
         Files that cannot be removed now are removed later, at the latest when the directory is opened next.
         """
         self._check_writable()
-        self._definitions.begin_deletion(TopicName.parse(name))
+        spec = self._definitions.begin_deletion(TopicName.parse(name))
+        # Waits for work on these shards, so for a store.
+        for ref in refs_of(spec):
+            self._forget(ref)
         self._deletions.finish()
 
     def seal_topic(
@@ -275,7 +286,7 @@ class Storage:
         failed: list[ForebayError] = []
         for ref in [ref for spec in specs for ref in refs_of(spec)]:
             try:
-                if self._shards.find(ref) is not None or self._limited.was_here(ref):
+                if self._shards.find(ref) is not None or self._limits.was_here(ref):
                     one = self._retain(self._shards.ours(ref))
                     removed = Retained(*(sum(pair) for pair in zip(removed, one, strict=True)))
             except (Closed, UnknownTopic):
@@ -288,7 +299,7 @@ class Storage:
         return removed
 
     def _retain(self, shard: OpenShard) -> Retained:
-        ended = self._keeping.apply(shard)
+        ended = self._limits.apply(shard)
         files = 0
         if isinstance(shard, SegmentShard) and self._parts.archiving is not None:
             files = self._parts.archiving.alone_with(shard, lambda shard: shard.archive.retain())
@@ -329,8 +340,8 @@ class Storage:
         Done in the background too, now and then.
         """
         self._check_writable()
-        if self._chores is not None:
-            self._chores.clear_moved()
+        if self._cleanup is not None:
+            self._cleanup.clear_moved()
 
     def group(self, name: str) -> Group:
         """The consumer group of this name; it need not exist yet."""
@@ -353,6 +364,10 @@ class Storage:
             handles = [self._handle(spec) for spec in self.topics() if spec.engine is not Engine.MEMORY]
             refs = [ref for topic in handles for ref in refs_of(topic.spec)]
             self._shards.recover(refs, on_progress or (lambda done: None))
+
+    def workers(self) -> tuple[WorkerStatus, ...]:
+        """How each background worker of this log fares: its last step, and what failed last."""
+        return self._background.status()
 
     # Ending
 
@@ -382,16 +397,8 @@ class Storage:
                 if part is not None:
                     last_first.callback(part.release if isinstance(part, LogDirectory) else part.close)
             last_first.callback(self._cursors.end)
-            if parts.reserving is not None:
-                last_first.callback(parts.reserving.worker.stop)
-            for thread in (parts.archiving, self._keeping):
-                if thread is not None:
-                    last_first.callback(thread.end)
-            last_first.callback(self._giving_up.worker.stop)
-            for earlier in (parts.sealing, parts.maintenance):
-                if earlier is not None:
-                    last_first.callback(earlier.end)
-            last_first.callback(self._committer.worker.stop)
+            last_first.callback(self._limits.end)
+            last_first.callback(self._background.stop)
         if parts.disk is not None:
             # Only here: what a closing that failed has left to do needs it still.
             parts.disk.close()
@@ -415,17 +422,13 @@ class Storage:
         self._ended = "was opened before a fork: open it anew in the child"
         # Whoever held one of these at the fork does not exist here.
         self._closing = Closing()
-        for held_here in (self._alterations, self._keeping):
+        for held_here in (self._alterations, self._limits, self._background):
             held_here.abandon()
-        for worker in (self._giving_up.worker, self._committer.worker):
-            worker.abandon()
         self._cursors.abandon()
         parts = self._parts
-        if parts.reserving is not None:
-            parts.reserving.worker.abandon()
-        for thread in (parts.maintenance, parts.sealing, parts.archiving):
-            if thread is not None:
-                thread.abandon()
+        for worker in (parts.maintenance, parts.sealing, parts.archiving):
+            if worker is not None:
+                worker.abandon()
         for engine in (parts.segment, parts.rocksdb, parts.memory, parts.unowned):
             if engine is not None:
                 engine.abandon()
@@ -470,17 +473,34 @@ class Storage:
         """See to it that limits are applied, and changes by others heard of, where nothing else does that."""
         heard = self._parts.owned is not None and spec.engine is Engine.SEGMENT
         if spec.ends_records or not (heard or self._parts.segment is None):
-            self._keeping.begin()
+            self._limits.worker.start()
 
     def _forget(self, ref: ShardRef) -> None:
-        """Stop all work on a shard in the background, before it is given up or removed."""
+        """Stop all work on a shard in the background and wait for it, before the shard is given up or removed.
+
+        Called by a thread that holds no lock: an export may wait for the store.
+        """
         self._shards.leave_unowned(ref)
-        self._keeping.forget()
+        self._limits.forget(ref)
         # In this order: each asks only the next ones for work on the shard.
         for worker in (self._parts.maintenance, self._parts.sealing, self._parts.archiving):
             if worker is not None:
                 worker.forget(ref.id)
         self._loads.forget(ref.id)
+
+    def _drop(self, ref: ShardRef) -> bool:
+        """As `_forget`, without waiting: false if work on the shard is under way."""
+        self._shards.leave_unowned(ref)
+        if not self._is_dropped(ref):
+            return False
+        self._loads.forget(ref.id)
+        return True
+
+    def _is_dropped(self, ref: ShardRef) -> bool:
+        """Have no more work on a shard begin in the background; whether none is under way."""
+        workers = (self._parts.maintenance, self._parts.sealing, self._parts.archiving)
+        idle = [worker.drop(ref.id) for worker in workers if worker is not None]
+        return self._limits.drop(ref) and all(idle)
 
     def _forget_topic(self, spec: TopicSpec) -> None:
         """A topic was deleted: nothing that is kept by its id or name stays."""
@@ -490,30 +510,34 @@ class Storage:
             for ref in refs_of(spec):
                 self._parts.unowned.forget(ref)
 
-    def _after_upkeep(self, shard: SegmentShard) -> None:
-        """A shard was looked after: see what follows from how it stands now. By the sync thread, so it never waits."""
+    def _hand_on(self, shard: SegmentShard) -> None:
+        """Ask other workers for what a shard needs that was looked after. By the sync worker, so it never waits."""
         parts = self._parts
-        assert parts.archiving is not None and parts.reserving is not None and parts.maintenance is not None
+        assert parts.archiving is not None and parts.reserving is not None
+        assert parts.sealing is not None and parts.maintenance is not None
         if shard.wal.fenced is not None:
             logger.warning("%s: this process has lost the shard: %s", shard.ref, shard.wal.fenced)
-            parts.maintenance.forget(shard.ref.id)
+            parts.maintenance.drop(shard.ref.id)
             self._giving_up.ask(shard)
             return
+        if shard.upkeep.is_commit_due:
+            self._committer.ask(shard)
+        if shard.upkeep.needs_mending:
+            parts.sealing.ask(shard)
         parts.archiving.notice(shard)
         if shard.wal.writer.wants_reservation:
             parts.reserving.ask(shard)
 
     def _give_up(self, shard: SegmentShard) -> None:
-        """Close a shard that another owner has. In a thread of its own, and one that another worker is at later.
+        """Close a shard that another owner has, by a worker of its own; one that is worked on is tried again later.
 
         So a store that does not answer an export of this shard delays no sync, and no other shard's giving up.
         """
         parts = self._parts
-        assert parts.sealing is not None and parts.archiving is not None and parts.owned is not None
+        assert parts.owned is not None
         if parts.owned.find(shard.ref) is not shard:
             return
-        is_idle = [worker.drop(shard.ref.id) for worker in (parts.sealing, parts.archiving)]
-        if not all(is_idle):
+        if not self._is_dropped(shard.ref):
             self._giving_up.ask(shard)
             return
         if parts.unowned is not None:

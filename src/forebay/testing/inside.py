@@ -22,7 +22,6 @@ from forebay.cleanup.objects import ObjectCleanup
 from forebay.clock import Clock
 from forebay.disk import SystemDisk
 from forebay.engines import MemoryEngine, OpenShard, RocksEngine, SegmentEngine
-from forebay.engines.background import Background
 from forebay.engines.following import FollowedShard
 from forebay.engines.rocksdb.database import Database
 from forebay.engines.rocksdb.shard import RocksShard
@@ -41,6 +40,7 @@ from forebay.shard.archive import Archive
 from forebay.shard.places import Places
 from forebay.shard.recorded import Recorded
 from forebay.storage import Storage, Topic
+from forebay.storage.background.cleanup import CleanupWorker
 from forebay.storage.background.history import HistoryWorker
 from forebay.storage.background.limits import LimitsWorker
 from forebay.storage.background.seal import SealWorker
@@ -51,7 +51,7 @@ from forebay.wal.files import SealedFile
 from forebay.wal.log import Wal
 
 T = TypeVar("T")
-W = TypeVar("W", bound=SyncWorker | SealWorker | HistoryWorker | LimitsWorker)
+W = TypeVar("W", bound=SyncWorker | SealWorker | HistoryWorker | LimitsWorker | CleanupWorker)
 
 
 @overload
@@ -240,11 +240,15 @@ class InsideLog:
     @property
     def changes(self) -> Watch | None:
         """The watch on the definitions of topics, once the log follows them."""
-        return self.log._keeping._watch
+        return self.log._limits._watch
 
     def follow_changes(self) -> None:
         """Go by what other processes have altered, if a look is due."""
-        self.log._keeping.hear()
+        self.log._limits.hear()
+
+    def is_following_here(self) -> bool:
+        """Whether the calling thread keeps others from following changes meanwhile."""
+        return is_inside(self.log._limits._hearing)()
 
     def adopt(self, defined: Defined) -> None:
         """Go by this definition of a topic, as by one that was just looked up."""
@@ -271,9 +275,10 @@ class InsideLog:
         }
 
     def clear_moved(self) -> None:
-        """Do now what the history worker does now and then for shards that moved, and all else that is due."""
+        """Do now what is due now and then for shards that moved, and all else that is due."""
         self.log._moves.on_moved()
         self.workers.history.step()
+        self.workers.cleanup.step()
 
     def remove_late_objects(self) -> None:
         """Remove what was left of deleted topics and is past its grace."""
@@ -281,8 +286,8 @@ class InsideLog:
 
     def sweep_handoff(self) -> None:
         """Remove what unfinished seals have left where topics are handed over."""
-        assert self.log._chores is not None, "this log is in memory or read-only"
-        self.log._chores._sweep_handoff()
+        assert self.log._cleanup is not None, "this log is in memory or read-only"
+        self.log._cleanup._sweep_handoff()
 
 
 class InsideLoads:
@@ -424,13 +429,18 @@ class InsideWorkers:
 
     @property
     def history(self) -> InsideHistory:
-        """Exports, removes local copies, and does what is due now and then for the directory."""
+        """Exports, removes local copies, and sweeps objects that no reader needs."""
         return InsideHistory(_running(self._log._parts.archiving))
 
     @property
     def limits(self) -> InsideWorker[LimitsWorker]:
         """Ends records by caps, times to live and key compaction, and follows changes to topics."""
-        return InsideWorker(self._log._keeping)
+        return InsideWorker(self._log._limits)
+
+    @property
+    def cleanup(self) -> InsideWorker[CleanupWorker]:
+        """Checks owners, attaches loads, and removes what shards that moved and deleted topics have left."""
+        return InsideWorker(_running(self._log._cleanup))
 
 
 class InsideWorker(Generic[W]):
@@ -445,28 +455,16 @@ class InsideWorker(Generic[W]):
 
     def take_over(self) -> Self:
         """End the worker's own thread: from now on it does only what a test steps."""
-        worker = self._worker
-        with worker._changed:
-            worker._ended = True
-            worker._changed.notify_all()
-        worker._thread.join()
-        worker._thread, worker._ended = Background("stepped by a test", lambda: None), False
+        assert self._worker.worker.stop()
         return self
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Keep the worker's own thread from beginning a step meanwhile; the calling thread may step."""
-        with self._stepping:
+        worker = self._worker.worker
+        with worker.changed:
+            worker.changed.wait_for(lambda: worker.status().running_s is None)
             yield
-
-    def is_stepping_here(self) -> bool:
-        """Whether the calling thread is in the middle of a step."""
-        return is_inside(self._stepping)()
-
-    @property
-    def _stepping(self) -> threading.RLock:
-        assert not isinstance(self._worker, SealWorker), "take it over instead: it has no step that can be held up"
-        return self._worker._stepping
 
 
 class InsideSync(InsideWorker[SyncWorker]):
@@ -494,20 +492,15 @@ class InsideSync(InsideWorker[SyncWorker]):
 
     def replace_follow_up(self, follow_up: Callable[[SegmentShard], None]) -> None:
         """Do this with each shard that was looked after, instead of what the log does with it."""
-        self._worker.on_kept = follow_up
-
-    @property
-    def sealing(self) -> InsideSeal:
-        """The worker that it asks to seal rotated files."""
-        return InsideSeal(self._worker._sealing)
+        self._worker.hand_on = follow_up
 
     def look_at_ages(self) -> None:
         """Ask for the shards whose active file has reached its age, if it is time to look."""
-        self._worker._find_old()
+        self._worker.find_old()
 
     def sync_together(self, shards: list[SegmentShard]) -> None:
         """Sync the file system once, for all these shards."""
-        self._worker._sync_together(shards)
+        self._worker.sync_together(shards)
 
 
 class InsideSeal(InsideWorker[SealWorker]):
@@ -543,15 +536,7 @@ class InsideHistory(InsideWorker[HistoryWorker]):
 
     def is_at(self, shard: OpenShard) -> bool:
         """Whether the calling thread works on the shard, so that a thread that gives it up waits."""
-        return self._worker._at == (shard.ref.id, threading.get_ident())
-
-    def end(self) -> None:
-        """Stop for good: nothing is exported and no load is looked for."""
-        self._worker.end()
-
-    def replace_chores(self, chores: Callable[[], None]) -> None:
-        """Do this instead of what is due now and then for the directory as a whole."""
-        self._worker.chores = chores
+        return self._worker._at_work._at.get(shard.ref.id) == threading.get_ident()
 
 
 def _running(worker: W | None) -> W:

@@ -50,7 +50,10 @@ class Upkeep:
     def maintain(self) -> None:
         """Do everything that is due, by hand: a process has a thread for syncs and another for `mend`."""
         was_failed = self._wal.failure is not None
-        if self.prepare():
+        self.call_back_left()
+        if self.is_commit_due:
+            self._wal.commit()
+        if self.is_sync_due:
             self.sync()
         if was_failed:
             self._wal.heal()
@@ -58,24 +61,32 @@ class Upkeep:
         if self._wal.failure is None and not self._wal.closed and self._wants_sealing():
             self.seal_rotated()
 
-    def prepare(self) -> bool:
-        """The part before the background sync; true if that sync is due."""
-        wal = self._wal
-        self._call_back()
-        if wal.failure is not None:
-            return False
-        now = wal.writer.clock.monotonic()
-        if _due(wal.queued_since, now, wal.settings.flush_interval_ms):
-            wal.commit()
-        return _due(wal.dirty_since, now, wal.settings.sync_interval_ms)
+    @property
+    def is_commit_due(self) -> bool:
+        """Whether appends have been queued for so long that the background writes them. That may wait for metadata."""
+        return self._is_due(self._wal.queued_since, self._wal.settings.flush_interval_ms)
+
+    @property
+    def is_sync_due(self) -> bool:
+        """Whether something has been unsynced for so long that the background syncs it."""
+        return self._is_due(self._wal.dirty_since, self._wal.settings.sync_interval_ms)
+
+    def is_in_use(self, seconds_max: float) -> bool:
+        """Whether one thread after another has written the log for so long, or one that waits for metadata or a disk.
+
+        Called by a background worker, which no interrupt (Ctrl-C) reaches between the two lines.
+        """
+        is_free = self._wal.committing.acquire(timeout=seconds_max)
+        if is_free:
+            self._wal.committing.release()
+        return not is_free
 
     def finish(self) -> None:
         """The part after the background sync: marks, and rotation by age. Never copies a file."""
         wal = self._wal
         if wal.failure is not None or wal.closed:
             return
-        now = wal.writer.clock.monotonic()
-        if _due(wal.idle_since, now, wal.settings.mark_interval_ms):
+        if self._is_due(wal.idle_since, wal.settings.mark_interval_ms):
             wal.mark()
         if self.is_old:
             with wal.committing:
@@ -176,13 +187,18 @@ class Upkeep:
         else:
             self._wal.end_background_sync(target)
 
-    def _call_back(self) -> None:
-        """Call back for a thread that was interrupted before it did."""
+    def call_back_left(self) -> None:
+        """Run the callbacks that a thread has left because it was interrupted: those that were due a round ago."""
         due = self._wal.queue.due
         first = next(iter(due.copy()), None)
         if first is not None and first is self._left:
             self._wal.group.call_back()
         self._left = first
+
+    def _is_due(self, since: float | None, interval_ms: int) -> bool:
+        if since is None or self._wal.failure is not None:
+            return False
+        return self._wal.writer.clock.monotonic() - since >= interval_ms / 1000
 
     def rotated(self) -> list[LogFile]:
         """Files that are no longer written and not sealed yet."""
@@ -302,7 +318,3 @@ class Upkeep:
             replace_file(writer.disk, path, encode_checkpoint(checkpoint))
         except OSError as error:
             logger.warning("%s could not be written, the next start takes longer: %s", path, error)
-
-
-def _due(since: float | None, now: float, interval_ms: int) -> bool:
-    return since is not None and now - since >= interval_ms / 1000

@@ -15,18 +15,20 @@ from forebay.errors import ForebayError
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef, refs_of
 from forebay.shard.places import is_private
-from forebay.storage.background.history import FIRST_SWEEP_SECONDS
+from forebay.storage.background.at_work import AtWork
+from forebay.storage.background.history import FIRST_SWEEP_SECONDS, LOOK_SECONDS
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions, LateObjects
 from forebay.storage.deletions import Deletions
 from forebay.storage.loads import Loads
 from forebay.topics import shard_id
+from forebay.workers import Worker
 
 logger = logging.getLogger(__name__)
 
 
 class CleanupWorker:
-    """Stepped by the thread that makes history."""
+    """Looks after the directory as a whole. What fails is logged and tried again, and stops nothing else."""
 
     def __init__(
         self,
@@ -38,7 +40,11 @@ class CleanupWorker:
         *,
         disk: Disk,
         clock: Clock,
+        hear: Callable[[], None],
+        open_shard: Callable[[ShardRef], OpenShard],
+        relieve: Callable[[], None],
     ) -> None:
+        """`hear` goes by what others have altered; `relieve` has other threads take over from stuck workers."""
         self._parts = parts
         self._loads = loads
         self._definitions = definitions
@@ -49,38 +55,38 @@ class CleanupWorker:
         self._cleared_at = float("-inf")
         self._sweep_at = clock.monotonic() + min(FIRST_SWEEP_SECONDS, settings.export.sweep_interval_s)
         self._handoff_swept_at = float("-inf")
-        self.hear: Callable[[], None] = lambda: None
-        """Goes by what others have altered."""
-        self.open_shard: Callable[[ShardRef], OpenShard] | None = None
+        self._hear = hear
+        self._open_shard = open_shard
+        self._relieve = relieve
+        self._at_work = AtWork()
+        self.worker = Worker("forebay-cleanup", self.step, clock=clock, interval_s=LOOK_SECONDS)
 
     def look_for_moved(self) -> None:
         """A shard was given up or lost here: see to its files at the next step."""
         self._cleared_at = float("-inf")
 
     def step(self) -> None:
-        """Everything that is due."""
+        """Everything that is due. May run in two threads, if the first is stuck: each part is begun by one of them."""
         engine = self._parts.owned
         assert engine is not None
+        self._relieve()
         for shard in engine.shards():
-            shard.check_owner()
-        self._safely(self._hold_on)
+            self._for_shard(shard, shard.check_owner)
+        for ephemeral in self._parts.memory.shards():
+            # They go on in a new session, or end if another owner has had them.
+            self._for_shard(ephemeral, ephemeral.check_owner)
         self._safely(self._loads.step)
-        self._safely(self.hear)
+        self._safely(self._hear)
         now = self._clock.monotonic()
         if now - self._cleared_at >= self._settings.retention.check_interval_s:
             self._cleared_at = now
-            self.clear_moved()
+            self._safely(self.clear_moved)
         if now >= self._sweep_at:
             self._sweep_at = now + self._settings.export.sweep_interval_s
             self._sweep()
         if now - self._handoff_swept_at >= self._settings.export.sweep_interval_s:
             self._handoff_swept_at = now
             self._safely(self._sweep_handoff)
-
-    def _hold_on(self) -> None:
-        """Ephemeral shards go on in a new session, or end where another owner has had them."""
-        for shard in self._parts.memory.shards():
-            shard.check_owner()
 
     def clear_moved(self) -> None:
         """Local files of shards that another directory has now: gone if history has them, else set aside.
@@ -144,7 +150,7 @@ class CleanupWorker:
         """
         engine, places = self._parts.owned, self._parts.places
         store = places.store if places is not None and not self._settings.is_shared else None
-        if engine is None or store is None or self.open_shard is None:
+        if engine is None or store is None:
             return
         before_ms = self._clock.now_ms() - int(self._settings.export.orphan_grace_s * 1000)
         found: dict[str, set[str]] = {}
@@ -159,19 +165,30 @@ class CleanupWorker:
     def _sweep_shard(self, ref: ShardRef, found: set[str], *, is_open: bool) -> None:
         """One of which nothing but history is found there is not opened for that."""
         engine, archiving, cleanup = self._parts.owned, self._parts.archiving, self._parts.cleanup
-        assert engine is not None and archiving is not None and cleanup is not None and self.open_shard is not None
+        assert engine is not None and archiving is not None and cleanup is not None
         if not is_open:
             if not engine.was_here(ref):
                 return
             if found <= named_by(engine.catalog(ref), lambda piece: not is_private(piece)):
                 return
-        shard = self.open_shard(ref)
+        shard = self._open_shard(ref)
         assert isinstance(shard, SegmentShard), "others are not handed over"
-        # Whoever gives the shard up waits for the end of it.
+        # A thread that gives the shard up waits for the end of it.
         archiving.alone_with(shard, cleanup.collect_owned)
+
+    def _for_shard(self, shard: OpenShard, work: Callable[[], object]) -> None:
+        """Work for one shard, unless another thread is at that, and is stuck."""
+        if self.worker.goes_on():
+            with self._at_work.at(shard.ref.id) as is_free:
+                if is_free:
+                    self._safely(work)
 
     def _safely(self, work: Callable[[], object]) -> None:
         try:
             work()
         except (ForebayError, OSError) as error:
             logger.warning("will be tried again: %s", error)
+            self.worker.note_failure(error)
+        except Exception as error:
+            logger.exception("the upkeep of the directory failed and will be tried again")
+            self.worker.note_failure(error)

@@ -1,17 +1,17 @@
-"""The thread of a process that seals rotated files and heals failed logs, shard after shard.
+"""The worker that seals rotated files and heals failed logs, shard after shard.
 
-Both may copy a whole file, so they have a thread of their own: no background sync and no export waits for them.
+Both may copy a whole file, so no background sync and no export is done in its thread.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 
-from forebay.engines.background import Background
-from forebay.locks import Rank, RankedCondition
+from forebay.clock import Clock
 from forebay.shard import SegmentShard
+from forebay.storage.background.at_work import AtWork
+from forebay.workers import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -20,93 +20,76 @@ class SealWorker:
     """Mends the shards that it is asked to, in the order of asking; a log that takes no appends comes first.
 
     At most every second turn is given out of order: a log that does not heal is asked for again and again.
-
     A turn seals the files that the shard has rotated by then, and no more: the next shard waits for those at most.
     """
 
-    def __init__(self, on_sealed: Callable[[SegmentShard], None]) -> None:
-        """`on_sealed` is called after each turn, by this thread, without a lock."""
+    def __init__(self, clock: Clock, on_sealed: Callable[[SegmentShard], None]) -> None:
+        """`on_sealed` is called after each turn, in the worker's thread, without a lock."""
         self._on_sealed = on_sealed
-        self._changed = RankedCondition(Rank.LEAF, "storage.sealing")
         self._asked: dict[str, SegmentShard] = {}
-        self._at: tuple[str, int] | None = None
-        """The shard that is worked on, and the thread that does it."""
+        self._at_work = AtWork()
         self._went_ahead = False
         """The last turn was given to a failed log, before others that had waited longer."""
-        self._ended = False
-        self._thread = Background("forebay-sealing", self._run)
+        self.worker = Worker("forebay-seal", self.step, clock=clock)
 
     def ask(self, shard: SegmentShard) -> None:
         """Mend the shard soon."""
         if self._asked.get(shard.ref.id) is shard:
+            self.worker.relieve()
             return
-        with self._changed:
-            if not self._ended:
-                self._thread.start()
-            self._changed.notify_all()
+        with self.worker.changed:
+            self.worker.wake()
+            # Last: a shard that is in here gets its turn, also if an interrupt (Ctrl-C) comes now.
             self._asked[shard.ref.id] = shard
 
     def step(self) -> None:
-        """Mend every shard that was asked for. Called by the thread, and by tests."""
-        while (shard := self._next()) is not None:
-            try:
-                shard.upkeep.mend()
-                self._on_sealed(shard)
-            except Exception:
-                logger.exception("%s: sealing failed and will be tried again", shard.ref)
-            finally:
-                self._leave()
+        """Mend every shard that was asked for and that no other thread is at."""
+        while self.worker.goes_on() and (shard := self._next()) is not None:
+            with self._at_work.at(shard.ref.id) as is_free:
+                if is_free and self._is_taken(shard):
+                    self._mend(shard)
+            if shard.ref.id in self._asked:
+                self.worker.wake()
+
+    def _is_taken(self, shard: SegmentShard) -> bool:
+        """Take the shard off the list, before it is mended: an `ask` from here on asks for another turn."""
+        with self.worker.changed:
+            is_asked = self._asked.get(shard.ref.id) is shard
+            if is_asked:
+                del self._asked[shard.ref.id]
+            return is_asked
+
+    def _mend(self, shard: SegmentShard) -> None:
+        try:
+            shard.upkeep.mend()
+            self._on_sealed(shard)
+        except Exception as error:
+            logger.exception("%s: sealing failed and will be tried again", shard.ref)
+            self.worker.note_failure(error)
 
     def drop(self, shard_id: str) -> bool:
         """Begin no more work on the shard; whether none is under way. Does not wait."""
-        with self._changed:
+        with self.worker.changed:
             self._asked.pop(shard_id, None)
-            return not self._is_at(shard_id)
+        return self._at_work.is_idle(shard_id)
 
     def forget(self, shard_id: str) -> None:
         """Leave the shard alone, which no thread asks for any more; on return nothing works on it."""
-        with self._changed:
-            self._asked.pop(shard_id, None)
-            self._changed.wait_for(lambda: not self._is_at(shard_id))
-
-    def end(self) -> None:
-        """Stop the thread and wait for its present turn. What is left is sealed when the shard is closed."""
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
-        self._thread.join()
+        self.drop(shard_id)
+        self._at_work.wait_idle(shard_id)
 
     def abandon(self) -> None:
         """In a forked child: the thread is not there."""
-        self._thread.abandon()
-        self._ended = True
-        self._changed = RankedCondition(Rank.LEAF, "storage.sealing")
-        self._at = None
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._asked or self._ended)
-                if self._ended:
-                    return
-            self.step()
+        self.worker.abandon()
+        self._at_work.abandon()
 
     def _next(self) -> SegmentShard | None:
-        with self._changed:
-            if self._ended or not self._asked:
+        """The shard whose turn it is. One that another thread is at stays on the list, and that thread wakes this."""
+        with self.worker.changed:
+            waiting = [shard for shard in self._asked.values() if self._at_work.is_free(shard.ref.id)]
+            if not waiting:
                 return None
-            first = next(iter(self._asked))
-            failed = (name for name, shard in self._asked.items() if shard.wal.failure is not None)
-            name = first if self._went_ahead else next(failed, first)
-            self._went_ahead = name != first
-            self._at = (name, threading.get_ident())
-            return self._asked.pop(name)
-
-    def _leave(self) -> None:
-        with self._changed:
-            self._at = None
-            self._changed.notify_all()
-
-    def _is_at(self, shard_id: str) -> bool:
-        """Whether another thread works on the shard."""
-        return self._at is not None and self._at[0] == shard_id and self._at[1] != threading.get_ident()
+            failed = (shard for shard in waiting if shard.wal.failure is not None)
+            shard = waiting[0] if self._went_ahead else next(failed, waiting[0])
+            self._went_ahead = shard is not waiting[0]
+            return shard

@@ -1,6 +1,7 @@
-"""The threads of a process that has a storage open: one for background syncs, others for what must not delay them.
+"""The worker that makes appends of all shards durable in the background, and rotates files that have reached their age.
 
-All end with the storage. None exists per shard, and none before it is needed.
+Nothing else is done in its thread: it asks other workers for what copies files, commits, calls back or waits for a
+store. A shard whose log is in use for longer than a moment is left for the next round.
 """
 
 from __future__ import annotations
@@ -8,58 +9,75 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable, Iterable
-from functools import partial
+from contextlib import ExitStack
 
 from forebay.appends.callbacks import in_callback, left_due
 from forebay.appends.waiting import INSIDE, is_inside
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.engines import OpenShard
-from forebay.engines.background import Background
 from forebay.errors import Unavailable
-from forebay.locks import Rank, RankedCondition, RankedRLock
+from forebay.locks import Rank, RankedRLock
 from forebay.settings import RuntimeSettings
 from forebay.shard import SegmentShard
-from forebay.storage.background.seal import SealWorker
+from forebay.storage.background.at_work import AtWork
 from forebay.wal.writer import SyncTarget
-from forebay.workers import ItemWorker
+from forebay.workers import ItemWorker, Worker
 
 logger = logging.getLogger(__name__)
 
 AGE_CHECK_SECONDS = 1.0
+STUCK_SECONDS = 1.0
+"""A sync that takes longer is left to its thread: another goes on with the syncs of other shards."""
+MOMENT_SECONDS = 0.02
+"""A shard whose log other threads use for longer than that is left for the next round."""
 
 
 class SyncWorker:
-    """Background syncs of all shards that have something to do, in one thread.
+    """Background syncs, marks and rotation by age of all shards that have something to do."""
 
-    Nothing else is done in that thread that may take long: what copies files, and what calls back, it only asks for.
-    """
-
-    def __init__(self, disk: Disk, clock: Clock, root: str, settings: RuntimeSettings, sealing: SealWorker) -> None:
-        self.on_kept: Callable[[SegmentShard], None] | None = None
-        """Hears of every shard that was looked after."""
+    def __init__(
+        self,
+        disk: Disk,
+        clock: Clock,
+        root: str,
+        settings: RuntimeSettings,
+        relieve: Callable[[], None],
+    ) -> None:
+        """`relieve` has other threads take over from workers that are stuck."""
+        self.hand_on: Callable[[SegmentShard], None] = lambda shard: None
+        """Asks other workers for what a shard that was looked after needs; it never waits."""
         self._disk = disk
         self._clock = clock
         self._ages_checked = clock.monotonic()
         self._root = root
         self._settings = settings
-        self._sealing = sealing
+        self._relieve = relieve
         self._callbacks: ItemWorker[SegmentShard] = ItemWorker(
             "forebay-callbacks", lambda shard: shard.wal.group.call_back(), clock=clock
         )
-        self._changed = RankedCondition(Rank.LEAF, "storage.syncing")
         self._busy: dict[str, SegmentShard] = {}
         """Shards with something to do. Only those that are watched: see `_enlist`."""
         self._watched: dict[str, SegmentShard] = {}
-        self._stepping = RankedRLock(Rank.ROUND, "storage.sync_round")
-        """Entered again where a round finds that a shard was lost."""
-        self._ended = False
-        self._thread = Background("forebay-maintenance", self._run)
+        self._at_work = AtWork()
+        self.worker = Worker(
+            "forebay-sync",
+            self.step,
+            clock=clock,
+            interval_s=AGE_CHECK_SECONDS,
+            delay_s=settings.maintenance_interval_ms / 1000,
+            stuck_s=STUCK_SECONDS,
+        )
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """Its threads: the one that syncs, and the one that calls back."""
+        return self.worker, self._callbacks.worker
 
     def watch(self, shard: SegmentShard) -> None:
         """Look after the shard whenever it says that there may be work."""
         shard.wal.on_dirty = lambda: self._wake(shard)
-        with self._changed:
+        with self.worker.changed:
             self._watched[shard.ref.id] = shard
         if shard.upkeep.is_busy:
             self._wake(shard)
@@ -70,98 +88,18 @@ class SyncWorker:
         Callbacks that become due are called by a thread of their own, without any lock: they may open or delete
         topics, which waits for a round, and they may take long.
         """
-        with left_due() as queues, self._stepping:
-            shards = self._step()
+        self._relieve()
+        self.find_old()
+        with left_due() as queues:
+            shards = self._round()
         left = {id(queue) for queue in queues}
         for shard in shards:
             if id(shard.wal.queue.due) in left:
                 self._callbacks.ask(shard)
+        if self._busy:
+            self.worker.wake()
 
-    def _step(self) -> list[SegmentShard]:
-        shards = list(self._busy.values())
-        due = [shard for shard in shards if _safely(shard, shard.upkeep.prepare)]
-        if len(due) >= self._settings.shards_syncfs_min:
-            self._sync_together(due)
-        else:
-            for shard in due:
-                _safely(shard, shard.upkeep.sync)
-        for shard in shards:
-            _safely(shard, shard.upkeep.finish)
-            # Out first and in again: a shard that gets work meanwhile must find itself out and come back by itself.
-            self._busy.pop(shard.ref.id, None)
-            if not _safely(shard, partial(self._is_done, shard)):
-                self._enlist(shard)
-        return shards
-
-    def _is_done(self, shard: SegmentShard) -> bool:
-        """Hand on what other threads do for the shard; whether there will soon be no more work."""
-        if self._is_watched(shard):
-            if shard.upkeep.needs_mending:
-                self._sealing.ask(shard)
-            if self.on_kept is not None:
-                self.on_kept(shard)
-        return not shard.upkeep.is_busy
-
-    def forget(self, shard_id: str) -> None:
-        """Leave the shard alone from now on; on return nothing works on it any more, and it never comes back."""
-        with self._changed:
-            self._watched.pop(shard_id, None)
-            self._busy.pop(shard_id, None)
-        with self._stepping:
-            pass
-
-    def end(self) -> None:
-        """Stop the thread and wait for its present round."""
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
-        self._thread.join()
-        self._callbacks.worker.stop()
-
-    def abandon(self) -> None:
-        """In a forked child: the threads are not there."""
-        self._thread.abandon()
-        self._callbacks.worker.abandon()
-        self._ended = True
-        self._stepping = RankedRLock(Rank.ROUND, "storage.sync_round")
-        self._changed = RankedCondition(Rank.LEAF, "storage.syncing")
-
-    def _wake(self, shard: SegmentShard) -> None:
-        if self._busy.get(shard.ref.id) is shard:
-            return
-        with self._changed:
-            if not self._is_watched(shard):
-                return
-            if not self._ended:
-                self._thread.start()
-            self._changed.notify_all()
-            # Last: whoever is in here is looked after, whatever falls in between (Ctrl-C).
-            self._busy[shard.ref.id] = shard
-
-    def _enlist(self, shard: SegmentShard) -> None:
-        """The next round looks at the shard, unless it was given up meanwhile."""
-        with self._changed:
-            if self._is_watched(shard):
-                self._busy[shard.ref.id] = shard
-
-    def _is_watched(self, shard: SegmentShard) -> bool:
-        return self._watched.get(shard.ref.id) is shard
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._busy or self._ended, AGE_CHECK_SECONDS)
-                self._changed.wait_for(lambda: self._ended, self._settings.maintenance_interval_ms / 1000)
-                if self._ended:
-                    return
-            try:
-                self._find_old()
-                self.step()
-            except BaseException:
-                # The thread of all background syncs must not end by the failure of one.
-                logger.exception("a round of background syncs failed and will be tried again")
-
-    def _find_old(self) -> None:
+    def find_old(self) -> None:
         """Files reach their age without anything happening to them: look at all shards now and then."""
         now = self._clock.monotonic()
         if now - self._ages_checked >= AGE_CHECK_SECONDS:
@@ -170,41 +108,109 @@ class SyncWorker:
                 if shard.upkeep.is_old:
                     self._enlist(shard)
 
-    def _sync_together(self, shards: list[SegmentShard]) -> None:
+    def drop(self, shard_id: str) -> bool:
+        """Begin no more work on the shard; whether none is under way. Does not wait."""
+        with self.worker.changed:
+            self._watched.pop(shard_id, None)
+            self._busy.pop(shard_id, None)
+        return self._at_work.is_idle(shard_id)
+
+    def forget(self, shard_id: str) -> None:
+        """Leave the shard alone from now on; on return nothing works on it any more, and it never comes back."""
+        self.drop(shard_id)
+        self._at_work.wait_idle(shard_id)
+
+    def abandon(self) -> None:
+        """In a forked child: the threads are not there."""
+        for worker in self.workers:
+            worker.abandon()
+        self._at_work.abandon()
+
+    def _round(self) -> list[SegmentShard]:
+        shards = list(self._busy.values())
+        due = [shard for shard in shards if shard.upkeep.is_sync_due]
+        if len(due) >= self._settings.shards_syncfs_min:
+            self.sync_together(due)
+            due = []
+        singly = set(due)
+        for shard in shards:
+            if not self.worker.goes_on():
+                break
+            with self._at_work.at(shard.ref.id) as is_free:
+                if is_free and self._busy.get(shard.ref.id) is shard and not shard.upkeep.is_in_use(MOMENT_SECONDS):
+                    self._look_after(shard, is_sync_due=shard in singly)
+        return shards
+
+    def _look_after(self, shard: SegmentShard, *, is_sync_due: bool) -> None:
+        """One shard's trouble is logged and does not stop the others."""
+        is_done = False
+        try:
+            shard.upkeep.call_back_left()
+            if is_sync_due:
+                shard.upkeep.sync()
+            shard.upkeep.finish()
+            # Out first and in again: a shard that gets work meanwhile must find itself out and come back by itself.
+            self._busy.pop(shard.ref.id, None)
+            if self._is_watched(shard):
+                self.hand_on(shard)
+            is_done = not shard.upkeep.is_busy
+        except Exception as error:
+            logger.exception("%s: upkeep failed and will be tried again", shard.ref)
+            self.worker.note_failure(error)
+        if not is_done:
+            self._enlist(shard)
+
+    def _wake(self, shard: SegmentShard) -> None:
+        if self._busy.get(shard.ref.id) is shard:
+            return
+        with self.worker.changed:
+            if not self._is_watched(shard):
+                return
+            self.worker.wake()
+            # Last: a shard that is in here is looked after, also if an interrupt (Ctrl-C) comes now.
+            self._busy[shard.ref.id] = shard
+
+    def _enlist(self, shard: SegmentShard) -> None:
+        """The next round looks at the shard, unless it was given up meanwhile."""
+        with self.worker.changed:
+            if self._is_watched(shard):
+                self._busy[shard.ref.id] = shard
+
+    def _is_watched(self, shard: SegmentShard) -> bool:
+        return self._watched.get(shard.ref.id) is shard
+
+    def sync_together(self, shards: list[SegmentShard]) -> None:
         """Many dirty files: one sync of their file system costs less than one each.
 
         Whatever happens, each sync that was begun gets its outcome: until then the log's own syncs wait for it.
         """
         targets: list[tuple[SegmentShard, SyncTarget]] = []
         failure: OSError | None = OSError(errno.EINTR, "a sync was interrupted")
+        with ExitStack() as left_at_end:
+            try:
+                for shard in shards:
+                    is_free = left_at_end.enter_context(self._at_work.at(shard.ref.id))
+                    if is_free and not shard.upkeep.is_in_use(MOMENT_SECONDS):
+                        target = shard.wal.begin_background_sync()
+                        if target is not None:
+                            targets.append((shard, target))
+                self._disk.sync_filesystem(self._root)
+                failure = None
+            except OSError as error:
+                failure = error
+            finally:
+                for shard, target in targets:
+                    self._end_sync(shard, target, failure)
+
+    def _end_sync(self, shard: SegmentShard, target: SyncTarget, failure: OSError | None) -> None:
         try:
-            for shard in shards:
-                target = shard.wal.begin_background_sync()
-                if target is not None:
-                    targets.append((shard, target))
-            self._disk.sync_filesystem(self._root)
-            failure = None
-        except OSError as error:
-            failure = error
-        finally:
-            for shard, target in targets:
-                _safely(shard, partial(_sync_over, shard, target, failure))
-
-
-def _sync_over(shard: SegmentShard, target: SyncTarget, failure: OSError | None) -> None:
-    if failure is None:
-        shard.wal.end_background_sync(target)
-    else:
-        shard.wal.fail_background_sync(failure)
-
-
-def _safely(shard: SegmentShard, step: Callable[[], bool | None]) -> bool:
-    """One shard's trouble is logged and does not stop the others."""
-    try:
-        return bool(step())
-    except Exception:
-        logger.exception("%s: upkeep failed and will be tried again", shard.ref)
-        return False
+            if failure is None:
+                shard.wal.end_background_sync(target)
+            else:
+                shard.wal.fail_background_sync(failure)
+        except Exception as error:
+            logger.exception("%s: upkeep failed and will be tried again", shard.ref)
+            self.worker.note_failure(error)
 
 
 def committing(clock: Clock) -> ItemWorker[OpenShard]:

@@ -1,0 +1,164 @@
+"""One shard hangs in the middle of background work of one kind: all work on other shards goes on, of that kind too."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from forebay import Settings, Storage, Topic, workers
+from forebay.shard import SegmentShard
+from forebay.shard.archive import Archive
+from forebay.storage.background import sync
+from forebay.storage.background.limits import LimitsWorker
+from forebay.testing.inside import inside
+from forebay.wal.files import LogFile
+from forebay.wal.sealing import Sealer
+from tests.storage.rig import QUICK, WatchedDisk, until
+from tests.storage.test_workers import Gate
+
+pytestmark = pytest.mark.slow
+
+CAP = 5
+
+
+class House:
+    """A log with topics `a`, which hangs at a gate, and `b`, which must not notice."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(workers, "STUCK_SECONDS", 0.05)
+        monkeypatch.setattr(sync, "STUCK_SECONDS", 0.05)
+        self.patch = monkeypatch
+        self.gate = Gate()
+        self.disk = WatchedDisk()
+        self.checked: Counter[str] = Counter()
+        self.log = Storage.open(str(tmp_path / "log"), _settings(tmp_path), disk=self.disk)
+        self.a, self.b = (self.log.create_topic(name, cap_records=CAP) for name in "ab")
+        for topic in (self.a, self.b):
+            topic.append(b"v")
+
+    def hang(self, kind: str) -> None:
+        """From now on this kind of work hangs for `a`, wherever it is done by a worker."""
+        getattr(self, f"_hang_{kind}")()
+
+    def _at_gate(self, is_a: object) -> None:
+        if is_a and threading.current_thread().name.startswith("forebay-"):
+            self.gate.wait()
+
+    def _hang_sync(self) -> None:
+        name = self.a.spec.topic_id
+        self.disk.meet = lambda kind, path: self._at_gate(kind == "sync" and name in path and path.endswith(".seg"))
+
+    def _hang_seal(self) -> None:
+        self._wrap(Sealer, "seal", lambda sealer, log, *_: self.a.spec.topic_id in log.path)
+
+    def _hang_export(self) -> None:
+        archive = inside(self.a).history()
+        self._wrap(Archive, "step", lambda found, *_: found is archive)
+
+    def _hang_limit(self) -> None:
+        shard = inside(self.a).shard()
+        self._wrap(LimitsWorker, "_keep", lambda worker, found: found is shard)
+
+    def _hang_chore(self) -> None:
+        shard = inside(self.a).shard()
+        self._wrap(SegmentShard, "check_owner", lambda found: found is shard)
+
+    def _wrap(self, where: type, name: str, is_a: Callable[..., bool]) -> None:
+        real = getattr(where, name)
+
+        def slowly(*args: object, **named: object) -> object:
+            self._at_gate(is_a(*args))
+            return real(*args, **named)
+
+        self.patch.setattr(where, name, slowly)
+
+    def count_checks(self) -> None:
+        """Count how often an owner is checked, by topic."""
+        real = SegmentShard.check_owner
+
+        def counted(shard: SegmentShard) -> None:
+            self.checked[shard.ref.spec.topic] += 1
+            real(shard)
+
+        self.patch.setattr(SegmentShard, "check_owner", counted)
+
+    def use(self, topic: Topic) -> int:
+        """Give the workers something of each kind to do; the end of the topic."""
+        end = topic.append_many([b"v"] * (2 * CAP))[-1] + 1
+        topic.rotate()
+        return end
+
+    def is_served(self, topic: Topic, end: int, checked: int) -> bool:
+        """Whether work of each kind was done since."""
+        offsets = topic.offsets()
+        unsealed: list[LogFile] = inside(topic).segment().upkeep.rotated()
+        return (
+            offsets.durable >= end
+            and not unsealed
+            and offsets.exported >= end
+            and offsets.earliest >= end - CAP
+            and self.checked[topic.spec.topic] > checked
+        )
+
+
+def _settings(tmp_path: Path) -> Settings:
+    return Settings.load(
+        overrides={
+            **QUICK,
+            "storage": {"mode": "shared_fs"},
+            "store": {"root": f"{tmp_path}/store"},
+            "metadata": {"path": f"{tmp_path}/meta.sqlite"},
+            "export": {"bytes_min": 1, "at_close_seconds_max": 0},
+            "retention": {"evict_interval_s": 1},
+        }
+    )
+
+
+@pytest.mark.parametrize("kind", ["sync", "seal", "export", "limit", "chore"])
+def test_a_shard_that_hangs_in_the_background_holds_up_nothing_of_another(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = House(tmp_path, monkeypatch)
+    with house.log:
+        house.count_checks()
+        house.hang(kind)
+        house.a.append_many([b"v"] * (2 * CAP))
+        if kind != "sync":
+            house.a.rotate()
+        with house.gate.reached_here():
+            for _ in range(2):
+                checked, end = house.checked["b"], house.use(house.b)
+                until(lambda end=end, checked=checked: house.is_served(house.b, end, checked))  # type: ignore[misc]
+            house.log.create_topic("c")
+            house.log.delete_topic("c")
+            assert sum(status.stuck for status in house.log.workers()) >= 1
+
+        checked, end = house.checked["a"], house.use(house.a)
+        until(lambda: house.is_served(house.a, end, checked))
+        until(lambda: sum(status.stuck for status in house.log.workers()) == 0)
+
+
+def test_a_topic_that_is_deleted_while_it_is_exported_holds_up_no_other_topic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited for its export under the lock that every opening, creation and deletion of a topic takes."""
+    house = House(tmp_path, monkeypatch)
+    with house.log:
+        house.hang("export")
+        house.a.rotate()
+        deleting = threading.Thread(target=house.log.delete_topic, args=("a",))
+        with house.gate.reached_here():
+            deleting.start()
+            until(lambda: [spec.topic for spec in house.log.topics()] == ["b"])
+            fresh = house.log.create_topic("c", partitions=2)
+            assert fresh.append(b"v", partition=1) == 0
+            house.log.delete_topic("c")
+            assert house.b.append(b"v") == 1
+            assert deleting.is_alive()
+        deleting.join(60)
+        assert not deleting.is_alive()
+    assert not list(tmp_path.glob(f"*/shards/{house.a.spec.topic_id}*"))
