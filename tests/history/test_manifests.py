@@ -317,6 +317,24 @@ def test_whoever_reads_while_descriptors_are_swapped_and_swept_sees_all_of_histo
         assert found == added
 
 
+def test_a_manifest_that_is_replaced_and_removed_while_it_is_opened_is_looked_for_again() -> None:
+    """The catalog named another one by then: that its object is gone is no damage."""
+    metadata, blobs = MemoryMetadata(), SimulatedBlobs()
+    catalog = catalog_of(metadata, blobs)
+    added = filled(catalog, 5)
+    first = swapped(blobs, added)
+    assert catalog.replace(catalog.pieces(), first)
+    second = write(blobs, f"{PREFIX}again/", added, store_name="store", created_at=6)
+
+    def replaced() -> None:
+        assert catalog.replace(catalog.pieces(), second)
+        blobs.delete(first.object_key)
+
+    meddled = Meddled(metadata, 1, replaced)
+
+    assert ShardCatalog(meddled, KEYS, TOPIC, manifest=ManifestReader(blobs)).descriptors() == added
+
+
 def test_a_swap_worked_out_before_another_one_in_its_middle_is_not_made() -> None:
     metadata, blobs = MemoryMetadata(), SimulatedBlobs()
     catalog = catalog_of(metadata, blobs)

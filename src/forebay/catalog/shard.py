@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from forebay.blobs import BlobChanged, BlobMissing
 from forebay.catalog.rules import never_backwards, no_gap, no_overlap
 from forebay.catalog.transact import Done, Write, transact
 from forebay.errors import Conflict, Corrupt, Fenced, Indeterminate, Unavailable
@@ -34,6 +35,8 @@ from forebay.format.keys import (
 from forebay.format.value import Unknown, decode_value, encode_value
 from forebay.metadata import Absent, Compare, Delete, Entry, MetadataStore, Operation, Put, RevisionIs
 
+LOOKS = 4
+"""So often the catalog is looked at again, if a manifest was replaced while it was being opened."""
 SWEEP_KEYS = 90
 """Hidden descriptors removed per transaction."""
 
@@ -147,9 +150,23 @@ class ShardCatalog:
         return self._frontier_of(self.store.get(self.keys.cur))
 
     def descriptors(self) -> list[SegmentDescriptor]:
-        """The whole history in order, manifests opened. Raises `Corrupt` if it has a hole or an overlap."""
-        frontier, pieces, _ = self.standing()
-        found = [piece.descriptor for piece in pieces if piece.descriptor.start < frontier.next]
+        """The whole history in order, manifests opened.
+
+        Raises `Corrupt` if it has a gap or an overlap, or if a manifest that it names is damaged or not there.
+        """
+        for _ in range(LOOKS):
+            standing = self.standing()
+            try:
+                return self._checked(standing)
+            except Corrupt:
+                # A manifest that was replaced meanwhile may be gone. Every change to the catalog writes `cur`.
+                if self.frontier().revision == standing.frontier.revision:
+                    raise
+        raise Unavailable(f"{self.keys}: its catalog changed {LOOKS} times while its manifests were opened; try again")
+
+    def _checked(self, standing: Standing) -> list[SegmentDescriptor]:
+        frontier = standing.frontier
+        found = [piece.descriptor for piece in standing.pieces if piece.descriptor.start < frontier.next]
         opened = [inner for descriptor in found for inner in self._opened(descriptor)]
         start = opened[0].start if opened else frontier.next
         flaw = no_overlap(opened) or no_gap(start, opened, frontier.next)
@@ -291,7 +308,14 @@ class ShardCatalog:
             return [descriptor]
         if self._manifest is None:
             raise Unavailable(f"{self.keys}: its catalog names a manifest object and no store is given to read it")
-        return self._manifest(descriptor)
+        try:
+            return self._manifest(descriptor)
+        except (BlobMissing, BlobChanged, Corrupt) as error:
+            # The store names them conflicts; for a history that names the object it is damage.
+            raise Corrupt(
+                f"the history of {self.keys} in [{descriptor.start}, {descriptor.end}) cannot be told: its manifest "
+                f'{descriptor.object_key} cannot be read ({error}); restore that object, and run "forebay verify"'
+            ) from error
 
     def owned(self, epoch: int) -> StoredState:
         """The shard's state, which `epoch` owns; else `Fenced`."""

@@ -12,7 +12,7 @@ from forebay.cleanup.moved_shards import clear_away, drop_history, remove_files
 from forebay.clock import Clock
 from forebay.disk import Disk, make_directories
 from forebay.engines.operations import LookupEngine, wanted
-from forebay.errors import Conflict, Fenced, ForebayError, Moved, Unavailable, UnknownTopic
+from forebay.errors import Conflict, Corrupt, Fenced, ForebayError, Moved, Unavailable, UnknownTopic
 from forebay.format.descriptor import Phase, ShardState
 from forebay.metadata import MetadataStore, Session
 from forebay.progress import ProgressStore
@@ -389,8 +389,8 @@ class SegmentEngine(LookupEngine[SegmentShard]):
                 around=around,
                 on_bytes=on_bytes,
             )
-        except Conflict:
-            # Whoever looks next, here or elsewhere, need not find our attempt.
+        except (Conflict, Corrupt):
+            # The next that looks, here or elsewhere, need not find our attempt.
             give_back(self._metadata, wanted(ref, self._settings).key, before, epoch)
             raise
         self._on_open(shard)

@@ -12,13 +12,13 @@ import logging
 from typing import NamedTuple
 
 from forebay.appends.producer_window import ProducerWindow
-from forebay.blobs import BlobChanged, BlobMissing
 from forebay.catalog import ShardCatalog
 from forebay.errors import Corrupt
 from forebay.format.control import decode_state
 from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.format.frame import Kind
 from forebay.format.segment import HEADER_BYTES
+from forebay.history import REPLACED
 from forebay.records import Reason
 from forebay.sealed import ByteSource, salt_crc_of
 from forebay.settings import WalSettings
@@ -61,7 +61,7 @@ def known_in_history(
     if newest is not None and newest.producers:
         try:
             _take(window, newest, places)
-        except (Corrupt, BlobMissing, BlobChanged) as error:
+        except (Corrupt, *REPLACED) as error:
             window.lose()
             logger.warning("%s: which producers have appended what cannot be told: %s", catalog.keys, error)
     end = newest.end if newest is not None else 0
