@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Final, TypeAlias
 
 import forebay.engines.rocksdb.removal
-from forebay.engines import LookedUpEngine, LookedUpShard, NewRecord
+from forebay.engines import LookedUpEngine, NewRecord, OwnedShard
 from forebay.engines.memory import MemoryShard
 from forebay.engines.rocksdb.shard import RocksShard
 from forebay.records import OFFSET_MAX
@@ -52,7 +52,7 @@ class _Meanwhile(AbstractContextManager[None]):
         return getattr(self._lock, name)
 
 
-def while_waiting(shard: LookedUpShard, act: Act) -> None:
+def while_waiting(shard: OwnedShard, act: Act) -> None:
     """Let `act` happen while the next delete of this shard waits for one before it."""
     holder: Any = shard.deletes if isinstance(shard, SegmentShard) else shard
     lock = "_published" if isinstance(shard, MemoryShard) else "_changing"
@@ -71,7 +71,7 @@ def under_the_look(disk: SimulatedDisk, act: Act) -> None:
     disk.fail_when(replaced, errno.ESTALE)
 
 
-def between_pieces(shard: LookedUpShard, act: Act) -> None:
+def between_pieces(shard: OwnedShard, act: Act) -> None:
     """Let `act` happen after the first piece of the next delete."""
     assert isinstance(shard, RocksShard)
     change, acts = shard._removal._commit, [act]

@@ -150,6 +150,24 @@ def test_background_work_skips_a_shard_that_is_open_or_in_use() -> None:
     assert done == ["closed"]
 
 
+def test_a_caller_waits_for_a_worker_that_is_at_what_a_closed_shard_has_left() -> None:
+    """Found by a run: the caller went on while files were still being removed."""
+    registry, working, done = Registry[Shard](), Gate(), list[str]()
+
+    def work() -> None:
+        working.wait()
+        done.append("worker")
+
+    with ThreadPoolExecutor(2) as threads:
+        worker = threads.submit(registry.if_idle, A, work)
+        with working.reached_here():
+            caller = threads.submit(registry.if_closed, A, lambda: done.append("caller"))
+            assert not caller.done()
+        worker.result(PATIENCE)
+        caller.result(PATIENCE)
+    assert done == ["worker", "caller"]
+
+
 @pytest.mark.parametrize("call", ["open", "give_up", "close"])
 def test_a_signal_that_comes_inside_an_opening_is_refused_and_does_not_hang(call: str) -> None:
     registry = Registry[Shard]()

@@ -60,7 +60,7 @@ def test_look_ups_beside_the_owner_give_what_the_owner_gives(owner: Topic, besid
     assert answers(beside) == answers(owner)
 
     owner.append(b"more", key=b"k1", tag="a", timestamp=1_012)
-    [shard] = [inside(beside).shard(record.partition) for record in owner.read_by_key(b"k1")]
+    [shard] = [inside(beside).read_shard(record.partition) for record in owner.read_by_key(b"k1")]
     assert isinstance(shard, FollowedShard)
     [found] = shard.read_by_key(b"k1").batches
     assert values(found.records(0)) == [b"more"], "read as soon as it is acknowledged"
@@ -102,7 +102,7 @@ def test_look_ups_beside_the_owner_go_on_when_files_are_sealed_and_removed_under
 def test_a_look_up_beside_the_owner_reads_only_what_is_new_of_a_file_that_grows(owner: Topic, beside: Topic) -> None:
     owner.append_many([b"x" * 4096] * 500, keys=[b"bulk"] * 500, partition=0)
     assert len(list(beside.read_by_key(b"bulk", partition=0, history=True))) == 500
-    shard = inside(beside).shard(0)
+    shard = inside(beside).read_shard(0)
     assert isinstance(shard, FollowedShard)
     held = shard.log.files.all[-1]
     assert isinstance(held, LogFile)
@@ -132,7 +132,7 @@ def test_a_look_up_beside_the_owner_hears_that_the_topic_was_deleted(tmp_path: P
 
 
 def test_deletes_beside_the_owner_are_refused_with_the_way_out(beside: Topic) -> None:
-    said = "read-only and has no delete here: ask the process that owns"
+    said = "opened read-only: write in the process that owns"
     with pytest.raises(Unsupported, match=said):
         beside.delete_by_key(b"k1")
     with pytest.raises(Unsupported, match=said):

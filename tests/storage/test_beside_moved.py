@@ -60,7 +60,7 @@ def test_who_waits_beside_a_directory_hears_of_what_another_one_has_exported(tmp
         topic.append(b"1")
 
         with Storage.open(tmp_path / "A", settings, read_only=True) as beside:
-            shard = inside(beside.topic("orders")).shard(0)
+            shard = inside(beside.topic("orders")).read_shard(0)
             assert shard.wait(0, 0)
             assert not shard.wait(1, 0)
             b.export_topic("orders")
@@ -84,6 +84,6 @@ def test_look_ups_beside_the_old_directory_find_what_everybody_else_finds(tmp_pa
             assert [record.value for record in seen.read_by_key(b"k")] == [b"2"]
             assert [record.value for record in seen.read_by_key(b"k", history=True)] == [b"0", b"2"]
             assert [record.value for record in seen.read_by_tag("a")] == [b"0", b"2"]
-            shard = inside(seen).shard(0)
+            shard = inside(seen).read_shard(0)
             assert isinstance(shard, FollowedShard)
             assert shard.read_by_tag("a").events == []

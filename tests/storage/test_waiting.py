@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import forebay
-from forebay.engines import OpenShard
+from forebay.engines import ReadShard
 from forebay.storage import Storage
 from forebay.storage.streams import REST, STOP_CHECK_SECONDS, Following, Stream, Waiting
 from forebay.testing.clock import ManualClock
@@ -30,7 +30,7 @@ class Bell(threading.Event):
         return False
 
 
-def _nowhere(partition: int) -> OpenShard:
+def _nowhere(partition: int) -> ReadShard:
     raise AssertionError("there is no shard to ask")
 
 

@@ -5,9 +5,9 @@ from forebay.engines.memory import MemoryEngine, MemoryShard
 from forebay.engines.rocksdb import RocksEngine, RocksShard
 from forebay.engines.seam import (
     LookedUpEngine,
-    LookedUpShard,
     NewRecord,
-    OpenShard,
+    OwnedShard,
+    ReadShard,
     ShardStatus,
     StorageEngine,
 )
@@ -17,11 +17,11 @@ from forebay.engines.unowned import UnownedShards
 __all__ = [
     "FollowingEngine",
     "LookedUpEngine",
-    "LookedUpShard",
     "MemoryEngine",
     "MemoryShard",
     "NewRecord",
-    "OpenShard",
+    "OwnedShard",
+    "ReadShard",
     "RocksEngine",
     "RocksShard",
     "SegmentEngine",

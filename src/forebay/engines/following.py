@@ -8,14 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from forebay.appends.queue import Entry, Producing
-from forebay.appends.ticket import Ticket
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.engines.operations import ShardedEngine
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
 from forebay.errors import Closed, Unavailable, UnknownTopic, Unsupported
-from forebay.format.batch import ColumnBytes
 from forebay.format.control import higher
 from forebay.locks import Rank, RankedLock
 from forebay.pages import Page
@@ -95,34 +92,12 @@ class FollowedShard:
         source = Source.CATALOG if self._past.is_elsewhere else Source.LOCAL
         return RecoveryDecision(next_offset=self.offsets().next, source=source, exact=True)
 
-    def stage_one(self, entry: Entry, size: int) -> Ticket:
-        """Refused: see `OpenShard`."""
-        raise self._refusal()
-
-    def stage_many(self, columns: ColumnBytes, producing: Producing | None, ticket: Ticket) -> Ticket:
-        """Refused: see `OpenShard`."""
-        raise self._refusal()
-
-    def settle(self, ticket: Ticket) -> int:
-        """Refused: see `OpenShard`."""
-        raise self._refusal()
-
-    def is_held(self, ticket: Ticket) -> bool:
-        """Refused: see `OpenShard`."""
-        raise self._refusal()
-
-    def commit(self) -> None:
-        """Nothing ever waits."""
-
-    def commit_within(self, seconds: float) -> None:
-        """Nothing ever waits."""
-
     def last_sequence(self, producer: int) -> int | None:
         """Refused: only the owner knows its producers."""
-        raise self._refusal()
+        raise Unsupported(f"{self.ref} is opened read-only: ask for producers in the process that owns the directory")
 
     def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page:
-        """See `OpenShard`. Raises `UnknownTopic` once the owner has deleted the topic."""
+        """See `ReadShard`. Raises `UnknownTopic` once the owner has deleted the topic."""
         return self._page(lambda: self._visible.read(offset, bytes_max))
 
     def read_by_key(
@@ -134,19 +109,19 @@ class FollowedShard:
         records_max: int = PAGE_RECORDS,
         bytes_max: int = PAGE_BYTES,
     ) -> Page:
-        """See `LookedUpShard`; `UnknownTopic` as `read`."""
+        """See `ReadShard`; `UnknownTopic` as `read`."""
         find = partial(self._lookups.read_by_key, history=history, records_max=records_max, bytes_max=bytes_max)
         return self._page(lambda: self._found(lambda: find(key, start)))
 
     def read_by_tag(
         self, tag: str, start: int = 0, *, records_max: int = PAGE_RECORDS, bytes_max: int = PAGE_BYTES
     ) -> Page:
-        """See `LookedUpShard`; `UnknownTopic` as `read`."""
+        """See `ReadShard`; `UnknownTopic` as `read`."""
         find = partial(self._lookups.read_by_tag, records_max=records_max, bytes_max=bytes_max)
         return self._page(lambda: self._found(lambda: find(tag, start)))
 
     def wait(self, offset: int, timeout: float | None) -> bool:
-        """See `OpenShard`."""
+        """See `ReadShard`."""
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         while True:
             with self._lock:
@@ -158,14 +133,14 @@ class FollowedShard:
             self._clock.sleep(POLL_SECONDS)
 
     def offset_at_time(self, timestamp: int) -> int | None:
-        """See `OpenShard`."""
+        """See `ReadShard`."""
         with self._lock:
             self._check_open()
             self._look()
             return self._visible.offset_at_time(timestamp)
 
     def offsets(self) -> Offsets:
-        """See `OpenShard`."""
+        """See `ReadShard`."""
         with self._lock:
             self._check_open()
             self._look()
@@ -176,7 +151,7 @@ class FollowedShard:
             )
 
     def published(self) -> int:
-        """See `OpenShard`."""
+        """See `ReadShard`."""
         return self.offsets().next
 
     def end_at_most(self) -> int:
@@ -184,14 +159,6 @@ class FollowedShard:
         end = self.offsets().next
         with self._lock:
             return max(end, self._past.reserved_end) if self._past.is_elsewhere else end
-
-    def flush(self) -> None:
-        """Refused: see `OpenShard`."""
-        raise self._refusal()
-
-    def rotate(self) -> None:
-        """Refused: see `OpenShard`."""
-        raise self._refusal()
 
     def end(self, reason: str) -> None:
         """Give descriptors back and refuse everything from now on."""
@@ -260,9 +227,6 @@ class FollowedShard:
         """`UnknownTopic` once the topic is deleted, where an empty log or another directory may mean that."""
         if (self._past.is_elsewhere or self.log.head == 0) and not self._is_known(self.ref):
             raise UnknownTopic(f"{self.ref}: the topic was deleted by another process")
-
-    def _refusal(self) -> Unsupported:
-        return Unsupported(f"{self.ref} is opened read-only: append in the process that owns the directory")
 
 
 class FollowingEngine(ShardedEngine[FollowedShard]):

@@ -85,11 +85,11 @@ class MemoryShard:
         return self._tenure.epoch
 
     def stage_one(self, entry: Entry, size: int) -> Ticket:
-        """See `OpenShard`."""
+        """See `OwnedShard`."""
         return self.stage_many(encode_row(entry[:5]), entry.producing, entry.ticket)
 
     def stage_many(self, columns: ColumnBytes, producing: Producing | None, ticket: Ticket) -> Ticket:
-        """See `OpenShard`."""
+        """See `OwnedShard`."""
         if self._is_inside():
             # A signal handler in the middle of an append: it would be given the same offset.
             raise Unavailable(INSIDE)
@@ -171,11 +171,11 @@ class MemoryShard:
                 self._evict_floor, self._evict_reason = floor, Reason.CAP
 
     def settle(self, ticket: Ticket) -> int:
-        """See `OpenShard`."""
+        """See `OwnedShard`."""
         return ticket.result()
 
     def is_held(self, ticket: Ticket) -> bool:
-        """See `OpenShard`."""
+        """See `OwnedShard`."""
         return ticket.done
 
     def commit(self) -> None:
@@ -185,11 +185,11 @@ class MemoryShard:
         """Nothing ever waits."""
 
     def last_sequence(self, producer: int) -> int | None:
-        """See `OpenShard`."""
+        """See `OwnedShard`."""
         return self._window.last_sequence(producer)
 
     def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page:
-        """See `OpenShard`."""
+        """See `OwnedShard`."""
         with self._published:
             self._check_open()
             if offset >= self._held.next or self._held.next == self._start:
@@ -222,7 +222,7 @@ class MemoryShard:
         records_max: int = PAGE_RECORDS,
         bytes_max: int = PAGE_BYTES,
     ) -> Page:
-        """See `LookedUpShard`."""
+        """See `OwnedShard`."""
         with self._published:
             self._check_open()
             offsets = self._held.of_key(key)
@@ -231,7 +231,7 @@ class MemoryShard:
     def read_by_tag(
         self, tag: str, start: int = 0, *, records_max: int = PAGE_RECORDS, bytes_max: int = PAGE_BYTES
     ) -> Page:
-        """See `LookedUpShard`."""
+        """See `OwnedShard`."""
         with self._published:
             self._check_open()
             return self._found(self._held.of_tag(tag), start, records_max, bytes_max)
@@ -251,7 +251,7 @@ class MemoryShard:
         return Page(batches, events, batches[-1].end if more else max(start, self._held.next))
 
     def delete(self, what: Deletion) -> int:
-        """See `LookedUpShard`."""
+        """See `OwnedShard`."""
         # Before the lock: a delete that waits for another reaches nothing that is appended meanwhile.
         head = self._held.next
         with self._published:
@@ -265,7 +265,7 @@ class MemoryShard:
             return self._held.delete(offset for offset in found if offset < head)
 
     def evict(self, now_ms: int) -> Evicted:
-        """See `LookedUpShard`."""
+        """See `OwnedShard`."""
         with self._published:
             self._check_open()
             floor, evicted = plan(self._limits, self.holding(), self._held.stretches, now_ms)
@@ -275,36 +275,36 @@ class MemoryShard:
             return evicted
 
     def holding(self) -> Holding:
-        """See `LookedUpShard`."""
+        """See `OwnedShard`."""
         with self._published:
             held = self._held
             return Holding(self._evict_floor, held.earliest, held.next, held.live, held.bytes)
 
     def adopt(self, spec: TopicSpec) -> None:
-        """See `LookedUpShard`."""
+        """See `OwnedShard`."""
         with self._published:
             self.ref = ShardRef(spec, self.ref.partition)
             self._limits = Limits.of(spec, self._settings.retention)
 
     def wait(self, offset: int, timeout: float | None) -> bool:
-        """See `OpenShard`."""
+        """See `OwnedShard`."""
         with self._published:
             self._published.wait_for(lambda: self._held.next > max(offset, self._start) or self._closed, timeout)
             return self._held.next > max(offset, self._start)
 
     def offset_at_time(self, timestamp: int) -> int | None:
-        """See `OpenShard`."""
+        """See `OwnedShard`."""
         with self._published:
             self._check_open()
             return self._held.first_at_time(timestamp)
 
     def offsets(self) -> Offsets:
-        """See `OpenShard`."""
+        """See `OwnedShard`."""
         with self._published:
             return Offsets(self._held.earliest, self._evict_floor, durable=0, exported=0, next=self._held.next)
 
     def published(self) -> int:
-        """See `OpenShard`."""
+        """See `OwnedShard`."""
         return self._held.next
 
     def flush(self) -> None:

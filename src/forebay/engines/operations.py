@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 from forebay.appends.queue import Entry, record_bytes
 from forebay.appends.ticket import Ticket
 from forebay.engines.registry import Registry
-from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS, LookedUpShard, NewRecord, OpenShard, ShardStatus
+from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS, NewRecord, OwnedShard, ReadShard, ShardStatus
 from forebay.errors import Invalid
 from forebay.format.batch import Columns, encode_columns
 from forebay.format.descriptor import state_key
@@ -22,8 +22,8 @@ from forebay.shard import ShardRef, Wanted
 from forebay.shard.deletion import DeleteBefore, DeleteKey, DeleteRange, DeleteTag
 from forebay.topics import TopicSpec
 
-S = TypeVar("S", bound=OpenShard)
-L = TypeVar("L", bound=LookedUpShard)
+S = TypeVar("S", bound=ReadShard)
+L = TypeVar("L", bound=OwnedShard)
 
 
 class ShardedEngine(Generic[S]):
@@ -97,6 +97,27 @@ class ShardedEngine(Generic[S]):
         chosen = [shard for shard in self.shards() if shard_id in (None, shard.ref.id)]
         return [ShardStatus(shard.ref, shard.offsets()) for shard in chosen]
 
+    def read_by_offset(
+        self, ref: ShardRef, offset: int, *, records_max: int = PAGE_RECORDS, bytes_max: int = PAGE_BYTES
+    ) -> Page:
+        """See `StorageEngine`."""
+        check_offset(offset)
+        _check_limits(records_max, bytes_max)
+        page = self.open_shard(ref).read(offset, bytes_max)
+        return limited(page, records_max)
+
+    def get_offset_by_timestamp(self, ref: ShardRef, timestamp: int) -> int | None:
+        """See `StorageEngine`."""
+        return self.open_shard(ref).offset_at_time(timestamp)
+
+
+class LookupEngine(ShardedEngine[L]):
+    """The same for shards that this process owns; groups keep their offsets in the progress store."""
+
+    def __init__(self, progress: ProgressStore) -> None:
+        super().__init__()
+        self._progress = progress
+
     def write(self, ref: ShardRef, record: NewRecord) -> int:
         """See `StorageEngine`."""
         shard = self.open_shard(ref)
@@ -113,27 +134,6 @@ class ShardedEngine(Generic[S]):
         columns = encode_columns(Columns(values=values, timestamps=timestamps, keys=keys, tags=tags, headers=headers))
         first = shard.settle(shard.stage_many(columns, None, Ticket()))
         return list(range(first, first + len(records)))
-
-    def read_by_offset(
-        self, ref: ShardRef, offset: int, *, records_max: int = PAGE_RECORDS, bytes_max: int = PAGE_BYTES
-    ) -> Page:
-        """See `StorageEngine`."""
-        check_offset(offset)
-        _check_limits(records_max, bytes_max)
-        page = self.open_shard(ref).read(offset, bytes_max)
-        return limited(page, records_max)
-
-    def get_offset_by_timestamp(self, ref: ShardRef, timestamp: int) -> int | None:
-        """See `StorageEngine`."""
-        return self.open_shard(ref).offset_at_time(timestamp)
-
-
-class LookupEngine(ShardedEngine[L]):
-    """The same for shards with look-ups and deletes; groups keep their offsets in the progress store."""
-
-    def __init__(self, progress: ProgressStore) -> None:
-        super().__init__()
-        self._progress = progress
 
     def read_by_key(
         self,

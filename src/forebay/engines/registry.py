@@ -87,16 +87,18 @@ class Registry(Generic[S]):
             if self._shards.get(key) is shard:
                 del self._shards[key]
 
-    def if_idle(self, ref: ShardRef, work: Callable[[], None]) -> None:
-        """Do something with what a closed shard has left; nothing if it is open, or another thread is at it.
+    def if_closed(self, ref: ShardRef, work: Callable[[], None]) -> None:
+        """Do something with what a closed shard has left; nothing if it is open. Waits for the shard's lock."""
+        with self.lock(ref.spec.topic_id, ref.partition):
+            if self.find(ref.spec.topic_id, ref.partition) is None:
+                work()
 
-        For background workers: does not wait.
-        """
+    def if_idle(self, ref: ShardRef, work: Callable[[], None]) -> None:
+        """As `if_closed`, for background workers: nothing happens while another thread is at the shard."""
         lock = self.lock(ref.spec.topic_id, ref.partition)
         if lock.acquire(blocking=False):
             try:
-                if self.find(ref.spec.topic_id, ref.partition) is None:
-                    work()
+                self.if_closed(ref, work)
             finally:
                 lock.release()
 

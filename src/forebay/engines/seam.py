@@ -1,18 +1,17 @@
-"""The seam of the engines: what a topic may ask of wherever its records are kept, as Protocols.
+"""The seam of the engines: what a topic may ask of the place where its records are kept, as Protocols by ability.
 
-`StorageEngine` is the interface by shard name; `OpenShard` is one shard held open, which the fast paths
-use. Every engine answers alike to the last detail: one contract suite in `forebay.testing` states it.
-`LookedUpShard` and `LookedUpEngine` add look-ups, deletes and eviction, for the engines that have them.
+`ReadShard` is a shard that can be read, `OwnedShard` one that this process owns and may change; code that needs the
+second asks for it by type. `StorageEngine` opens shards and answers by shard name. Every engine answers alike to the
+last detail: one contract suite in `forebay.testing` states it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol
 
 from forebay.appends.queue import Entry, Producing
 from forebay.appends.ticket import Ticket
-from forebay.errors import Unsupported
 from forebay.eviction import Evicted, Holding
 from forebay.format.batch import ColumnBytes
 from forebay.pages import Page
@@ -43,15 +42,19 @@ class ShardStatus(NamedTuple):
     offsets: Offsets
 
 
-class OpenShard(Protocol):
-    """One shard held open by its owner. Safe for concurrent calls."""
+class ReadShard(Protocol):
+    """One shard to read and follow, whether or not this process owns it. Safe for concurrent calls.
+
+    What was deleted reads as a gap of reason `DELETED`, which cursors step over in silence. What was evicted
+    is one gap up to `evict_floor`, of reason `CAP` or `TTL`, whatever else had been there.
+    """
 
     ref: ShardRef
     durability: Durability
     wakers: set[Callable[[], None]]
     """Called after each publication by the thread that published; they only wake."""
     poll_seconds: float | None
-    """How often to look for news where nobody calls the wakers; `None` where they are called."""
+    """How often a reader looks for new records where no thread calls the wakers; `None` where they are called."""
 
     @property
     def decision(self) -> RecoveryDecision:
@@ -59,29 +62,11 @@ class OpenShard(Protocol):
 
     @property
     def epoch(self) -> int:
-        """Counts the owners of the shard."""
+        """Counts the owners of the shard; 0 where this process is none of them."""
 
     @property
     def failure(self) -> str | None:
         """Why appends are refused, if they are."""
-
-    def stage_one(self, entry: Entry, size: int) -> Ticket:
-        """Queue one record: it has its offset on return, nothing more holds yet."""
-
-    def stage_many(self, columns: ColumnBytes, producing: Producing | None, ticket: Ticket) -> Ticket:
-        """Queue many records as one append: all or none of them, at consecutive offsets."""
-
-    def settle(self, ticket: Ticket) -> int:
-        """Return the first offset once the durability class of that append holds, else raise its error."""
-
-    def is_held(self, ticket: Ticket) -> bool:
-        """Whether the durability class of a queued append holds already, so that nobody has to wait for it."""
-
-    def commit(self) -> None:
-        """Settle everything that is queued."""
-
-    def commit_within(self, seconds: float) -> None:
-        """As `commit`, unless somebody else is still at it when the time is up."""
 
     def last_sequence(self, producer: int) -> int | None:
         """The newest acknowledged sequence of an idempotent producer."""
@@ -99,24 +84,10 @@ class OpenShard(Protocol):
         """The watermarks now."""
 
     def published(self) -> int:
-        """Where whoever wants only new records begins: behind all that can be read, before all that only waits.
+        """Where a reader of new records alone begins: behind all that can be read, before all that only waits.
 
         What waits may yet be refused, and then its offset goes to another record.
         """
-
-    def flush(self) -> None:
-        """On return everything appended before is as durable as this engine can make it."""
-
-    def rotate(self) -> None:
-        """Begin a new file, where the engine has files."""
-
-
-class LookedUpShard(OpenShard, Protocol):
-    """A shard whose records are found by key and tag, deleted, and evicted.
-
-    What was deleted reads as a hole of reason `DELETED`, which cursors step over in silence. What was evicted
-    is one hole up to `evict_floor`, of reason `CAP` or `TTL`, whatever else had been there.
-    """
 
     def read_by_key(
         self,
@@ -130,14 +101,42 @@ class LookedUpShard(OpenShard, Protocol):
         """The newest live record with exactly this key, if it is at or above `start`; `next` is the head.
 
         With `history` all live ones from `start` on, in offset order: `next` is behind the last one given, or the
-        head if there are no more. The first comes through whatever the limits. Below `evict_floor` the tombstone is
-        told; what was deleted is not.
+        head if there are no more. The first comes through whatever the limits. What was evicted comes as a gap;
+        what was deleted does not.
         """
 
     def read_by_tag(
         self, tag: str, start: int = 0, *, records_max: int = PAGE_RECORDS, bytes_max: int = PAGE_BYTES
     ) -> Page:
         """All live records with exactly this tag from `start` on, paged as `read_by_key` with `history`."""
+
+
+class OwnedShard(ReadShard, Protocol):
+    """One shard that this process owns: what a reader may do, and appends, deletes and eviction."""
+
+    def stage_one(self, entry: Entry, size: int) -> Ticket:
+        """Queue one record: it has its offset on return, nothing more holds yet."""
+
+    def stage_many(self, columns: ColumnBytes, producing: Producing | None, ticket: Ticket) -> Ticket:
+        """Queue many records as one append: all or none of them, at consecutive offsets."""
+
+    def settle(self, ticket: Ticket) -> int:
+        """Return the first offset once the durability class of that append holds, else raise its error."""
+
+    def is_held(self, ticket: Ticket) -> bool:
+        """Whether the durability class of a queued append holds already, so that no thread has to wait for it."""
+
+    def commit(self) -> None:
+        """Write and publish everything that is queued."""
+
+    def commit_within(self, seconds: float) -> None:
+        """As `commit`, unless another thread is still at it when the time is up."""
+
+    def flush(self) -> None:
+        """On return everything appended before is as durable as this engine can make it."""
+
+    def rotate(self) -> None:
+        """Begin a new file, where the engine has files."""
 
     def delete(self, what: Deletion) -> int:
         """How many live records it ended: of those published before the call, and no later one.
@@ -153,20 +152,6 @@ class LookedUpShard(OpenShard, Protocol):
 
     def adopt(self, spec: TopicSpec) -> None:
         """Go by this definition of the same topic from now on: its limits have changed, or its partitions."""
-
-
-def offers(shard: object, ability: str) -> bool:
-    """Whether a shard has this ability of a `LookedUpShard`."""
-    return hasattr(shard, ability)
-
-
-def offering(shard: OpenShard, ability: str) -> LookedUpShard:
-    """The shard, if it has that ability; else `Unsupported`: beside its owner a shard has fewer."""
-    if not offers(shard, ability):
-        raise Unsupported(
-            f"{shard.ref} is opened read-only and has no {ability} here: ask the process that owns the directory"
-        )
-    return cast(LookedUpShard, shard)
 
 
 class StorageEngine(Protocol):
@@ -204,7 +189,7 @@ class StorageEngine(Protocol):
     def get_offset_by_timestamp(self, ref: ShardRef, timestamp: int) -> int | None:
         """The first offset whose record's timestamp is at or after the time; `None` if there is none."""
 
-    def open_shard(self, ref: ShardRef) -> OpenShard:
+    def open_shard(self, ref: ShardRef) -> OwnedShard:
         """The shard, opened (and recovered) once; the same object afterwards."""
 
     def close(self) -> None:
@@ -215,10 +200,7 @@ class StorageEngine(Protocol):
 
 
 class LookedUpEngine(StorageEngine, Protocol):
-    """Shards by name, with look-ups, deletes and the offsets of groups. See `LookedUpShard` for what holds."""
-
-    def open_shard(self, ref: ShardRef) -> LookedUpShard:
-        """The shard, opened once; the same object afterwards."""
+    """Shards by name, with look-ups, deletes and the offsets of groups. See `OwnedShard` for what holds."""
 
     def read_by_key(
         self,

@@ -246,10 +246,13 @@ class SegmentEngine(LookupEngine[SegmentShard]):
         """Close the shard, if it is open: its next use waits for that, and acquires it again."""
         self.registry.give_up(ref.spec.topic_id, ref.partition, self._close_if_open)
 
-    def clear_moved(self, ref: ShardRef) -> None:
-        """If another directory has the shard now, remove what is left of it here. Does not wait for a shard in use."""
+    def clear_moved(self, ref: ShardRef, *, wait: bool = True) -> None:
+        """If another directory has the shard now, remove what is left of it here.
+
+        Without `wait`, for a background worker, not while another thread opens the shard or gives it up.
+        """
         if self._disk.exists(self.directory_of(ref)):
-            self.registry.if_idle(ref, partial(self._clear_moved, ref))
+            (self.registry.if_closed if wait else self.registry.if_idle)(ref, partial(self._clear_moved, ref))
 
     def _clear_moved(self, ref: ShardRef) -> None:
         stored = self._stored(ref)

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.engines.following import FollowedShard
-from forebay.engines.seam import OpenShard
+from forebay.engines.seam import OwnedShard
 from forebay.errors import Moved
 from forebay.locks import Rank, RankedLock
 from forebay.shard import ShardRef, Surroundings
@@ -72,18 +72,15 @@ class UnownedShard(FollowedShard):
         known = known_in_history(around.catalog(self.ref), around.places, around.settings.wal, 0)
         return known.window.last_sequence(producer)
 
-    def flush(self) -> None:
-        """Nothing, where all that this process appended is history; `Moved` where another owner replaced it."""
+    def refuse_if_lost(self) -> None:
+        """`Moved` where another owner replaced this process: not all that it appended may be history."""
         if self._is_lost:
             raise Moved(
                 f"{self.ref} has another owner since this process appended to it: what was not exported then is lost, "
                 'and can be brought back with "forebay shard salvage"'
             )
 
-    def rotate(self) -> None:
-        """Nothing: the shard has no file here."""
-
-    def wake_from(self, owned: OpenShard) -> None:
+    def wake_from(self, owned: OwnedShard) -> None:
         """Those who wait for records of this shard are woken by `owned` from now on, and need not poll."""
         owned.wakers.update(self.wakers)
         self.wakers = owned.wakers
@@ -147,7 +144,7 @@ class UnownedShards:
             )
         return shard
 
-    def leave(self, ref: ShardRef, owned: OpenShard | None) -> None:
+    def leave(self, ref: ShardRef, owned: OwnedShard | None) -> None:
         """Readers of this shard ask again from now on, and find the one that this process owns, if it does.
 
         Called by the thread that has opened or given up the shard. Waits for no reader.

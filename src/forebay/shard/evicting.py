@@ -127,7 +127,7 @@ class Evicting:
         """Start, end and bytes of appends that may not be published yet."""
 
     def evict(self, now_ms: int) -> Evicted:
-        """See `LookedUpShard`."""
+        """See `OwnedShard`."""
         limits = self.limits
         self._wal.check_open()
         if limits.cap_records is None and limits.cap_bytes is None and limits.ttl_ms is None:
@@ -142,7 +142,7 @@ class Evicting:
             return evicted
 
     def holding(self) -> Holding:
-        """See `LookedUpShard`."""
+        """See `OwnedShard`."""
         self._wal.check_open()
         self._wal.bring_up()
         with self._counting:

@@ -97,40 +97,40 @@ class SegmentShard:
     # Appending
 
     def stage_one(self, entry: Entry, size: int) -> Ticket:
-        """See `OpenShard`; `Full` where the topic refuses appends at its caps."""
+        """See `OwnedShard`; `Full` where the topic refuses appends at its caps."""
         if self._evicting.limits.rejects:
             return self._evicting.stage_one(entry, size)
         return self.wal.stage_one(entry, size)
 
     def stage_many(self, columns: ColumnBytes, producing: Producing | None, ticket: Ticket) -> Ticket:
-        """See `OpenShard`; `Full` where the topic refuses appends at its caps."""
+        """See `OwnedShard`; `Full` where the topic refuses appends at its caps."""
         if self._evicting.limits.rejects:
             return self._evicting.stage_many(columns, producing, ticket)
         return self.wal.stage_many(columns, producing, ticket)
 
     def settle(self, ticket: Ticket) -> int:
-        """See `OpenShard`."""
+        """See `OwnedShard`."""
         # Only class memory acknowledges in the queue: for the others that question would cost each append a call.
         if self.wal.policy.acks_in_queue:
             return self.wal.settle(ticket)
         return self.wal.group.wait(ticket)
 
     def commit(self) -> None:
-        """See `OpenShard`."""
+        """See `OwnedShard`."""
         self.wal.commit()
 
     def flush(self) -> None:
-        """See `OpenShard`."""
+        """See `OwnedShard`."""
         self.wal.flush()
 
     # Reading
 
     def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page:
-        """See `OpenShard`."""
+        """See `OwnedShard`."""
         return self._visible.read(offset, bytes_max)
 
     def offset_at_time(self, timestamp: int) -> int | None:
-        """See `OpenShard`."""
+        """See `OwnedShard`."""
         return self._visible.offset_at_time(timestamp)
 
     def read_by_key(
@@ -142,23 +142,23 @@ class SegmentShard:
         records_max: int = PAGE_RECORDS,
         bytes_max: int = PAGE_BYTES,
     ) -> Page:
-        """See `LookedUpShard`."""
+        """See `OwnedShard`."""
         return self.lookups.read_by_key(key, start, history=history, records_max=records_max, bytes_max=bytes_max)
 
     def read_by_tag(
         self, tag: str, start: int = 0, *, records_max: int = PAGE_RECORDS, bytes_max: int = PAGE_BYTES
     ) -> Page:
-        """See `LookedUpShard`."""
+        """See `OwnedShard`."""
         return self.lookups.read_by_tag(tag, start, records_max=records_max, bytes_max=bytes_max)
 
     # Limits
 
     def evict(self, now_ms: int) -> Evicted:
-        """See `LookedUpShard`."""
+        """See `OwnedShard`."""
         return self._evicting.evict(now_ms)
 
     def holding(self) -> Holding:
-        """See `LookedUpShard`."""
+        """See `OwnedShard`."""
         return self._evicting.holding()
 
     def adopt(self, spec: TopicSpec) -> None:
@@ -254,7 +254,7 @@ class SegmentShard:
         return ticket.done or self.wal.is_held_queued(ticket)
 
     def published(self) -> int:
-        """Where whoever wants only new records begins; see `OpenShard`."""
+        """Where a reader of new records alone begins; see `ReadShard`."""
         if self.wal.policy.acks_in_queue:
             # Acknowledged in the queue, so these are no new ones.
             self.wal.commit()

@@ -6,8 +6,7 @@ import weakref
 from collections.abc import Callable
 
 from forebay.clock import Clock
-from forebay.engines import OpenShard
-from forebay.engines.seam import offering, offers
+from forebay.engines import OwnedShard
 from forebay.engines.unowned import UnownedShard
 from forebay.errors import Conflict
 from forebay.locks import Rank, RankedLock
@@ -42,7 +41,7 @@ class Alterations:
                 topic.adopt(newest.spec)
         self.on_adopted(topic.spec)
 
-    def settle(self, shard: OpenShard) -> None:
+    def settle(self, shard: OwnedShard) -> None:
         """A shard was opened: it goes by the newest definition on return."""
         with self._lock:
             newest = self._newest.get(shard.ref.spec.topic_id)
@@ -120,7 +119,7 @@ class Alterations:
                     "not known: alter the topic where it is owned, or allow it with allow_loss=True (--allow-loss)"
                 )
             return
-        shard = offering(found, "holding")
+        shard = self._shards.ours(ref)
         held = shard.holding()
         count = held.head - held.earliest
         exceeded = {
@@ -139,7 +138,7 @@ class Alterations:
                     "or allow it with allow_loss=True (--allow-loss)"
                 )
 
-    def _is_expired(self, shard: OpenShard, ttl_ms: int | None) -> bool:
+    def _is_expired(self, shard: OwnedShard, ttl_ms: int | None) -> bool:
         """Whether the oldest record is too old for this time to live."""
         at, end = shard.offsets().earliest, shard.published()
         while ttl_ms is not None and at < end:
@@ -150,6 +149,6 @@ class Alterations:
         return False
 
 
-def _tell(shard: OpenShard, spec: TopicSpec) -> None:
-    if shard.ref.spec != spec and offers(shard, "adopt"):
-        offering(shard, "adopt").adopt(spec)
+def _tell(shard: OwnedShard, spec: TopicSpec) -> None:
+    if shard.ref.spec != spec:
+        shard.adopt(spec)

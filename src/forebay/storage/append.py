@@ -13,7 +13,7 @@ import numpy as np
 from forebay.appends.queue import Entry, Producing, QueueFull, record_bytes
 from forebay.appends.ticket import Ticket
 from forebay.clock import Clock
-from forebay.engines import OpenShard
+from forebay.engines import OwnedShard
 from forebay.errors import Closed, ForebayError, Indeterminate, Invalid, Unavailable
 from forebay.format.batch import ColumnBytes, Columns, encode_arrow, encode_columns
 from forebay.partitioning import Partitioner
@@ -33,7 +33,7 @@ class Staged(NamedTuple):
     """The records of one partition, queued together."""
 
     partition: int
-    shard: OpenShard
+    shard: OwnedShard
     ticket: Ticket
     records: int
 
@@ -55,7 +55,7 @@ class Held(NamedTuple):
 class Appender:
     """Appends to the shards of one topic."""
 
-    def __init__(self, name: str, settings: WalSettings, clock: Clock, shard: Callable[[int], OpenShard]) -> None:
+    def __init__(self, name: str, settings: WalSettings, clock: Clock, shard: Callable[[int], OwnedShard]) -> None:
         self._name = name
         self._settings = settings
         self._clock = clock
@@ -74,7 +74,7 @@ class Appender:
             shard = self._patiently(partition, shard, lambda shard: shard.stage_one(entry, size), refused)
         return shard.settle(entry.ticket)
 
-    def one_soon(self, partition: int, entry: Entry) -> OpenShard:
+    def one_soon(self, partition: int, entry: Entry) -> OwnedShard:
         """Queue a record; `Unavailable` at once if there is no room."""
         shard = self._shard(partition)
         size = record_bytes(*entry[:4])
@@ -87,7 +87,7 @@ class Appender:
             shard.stage_one(entry, size)
         return shard
 
-    def one_in(self, shard: OpenShard, entry: Entry) -> bool:
+    def one_in(self, shard: OwnedShard, entry: Entry) -> bool:
         """Queue a record in this shard; false if the shard is closed. `Unavailable` at once if there is no room."""
         size = record_bytes(*entry[:4])
         if size > self._bytes_max:
@@ -98,7 +98,7 @@ class Appender:
             return False
         return True
 
-    def _next_after(self, partition: int, shard: OpenShard, ended: Closed) -> OpenShard:
+    def _next_after(self, partition: int, shard: OwnedShard, ended: Closed) -> OwnedShard:
         """The shard as it is open now, where one was let go of before it was used; raises why, if it has moved."""
         found = self._shard(partition)
         if found is shard:
@@ -240,8 +240,8 @@ class Appender:
         return Staged(partition, shard, ticket, columns.count)
 
     def _patiently(
-        self, partition: int, shard: OpenShard, stage: Callable[[OpenShard], Ticket], refused: QueueFull | Closed
-    ) -> OpenShard:
+        self, partition: int, shard: OwnedShard, stage: Callable[[OwnedShard], Ticket], refused: QueueFull | Closed
+    ) -> OwnedShard:
         """Stage again after `shard` refused, until the time limit; the shard that took it.
 
         While the queue is full this thread helps to write it. Where the shard has ended, the one that is open now

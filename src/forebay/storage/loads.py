@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 from forebay.catalog import ShardCatalog, ShardKeys
 from forebay.clock import Clock
-from forebay.engines import OpenShard
+from forebay.engines import OwnedShard
 from forebay.engines.segment import SegmentEngine
 from forebay.errors import Conflict, Corrupt, ForebayError, Unavailable, Unsupported
 from forebay.format.descriptor import LoadStatus, Phase
@@ -58,7 +58,7 @@ class Loads:
         definitions: Definitions,
         settings: Settings,
         clock: Clock,
-        open_shard: Callable[[ShardRef], OpenShard],
+        open_shard: Callable[[ShardRef], OwnedShard],
     ) -> None:
         self._parts = parts
         self._definitions = definitions

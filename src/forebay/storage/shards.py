@@ -7,71 +7,75 @@ the topic unknown and then takes the lock of each of its shards, so none is open
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
-from forebay.engines import FollowingEngine, MemoryEngine, OpenShard, RocksEngine, SegmentEngine
-from forebay.errors import Unavailable, UnknownTopic
+from forebay.engines import FollowingEngine, MemoryEngine, OwnedShard, ReadShard, RocksEngine, SegmentEngine
+from forebay.errors import Unavailable, UnknownTopic, Unsupported
 from forebay.shard import ShardRef
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions
 from forebay.topics import Engine
 
+S = TypeVar("S")
 Progress = Callable[[float], None]
-_Engine: TypeAlias = MemoryEngine | RocksEngine | SegmentEngine | FollowingEngine
+_Owner: TypeAlias = MemoryEngine | RocksEngine | SegmentEngine
 
 
 class Shards:
     """Opens shards with one of two intents: to own them, or to read what can be read without owning them."""
 
     def __init__(self, parts: Parts, definitions: Definitions, check_open: Callable[[], None]) -> None:
-        self.on_opened: Callable[[OpenShard], None] = lambda shard: None
+        self.on_opened: Callable[[OwnedShard], None] = lambda shard: None
         """Called with each shard that was opened here, with its lock held."""
         self._parts = parts
         self._definitions = definitions
         self._check_open = check_open
 
-    def find(self, ref: ShardRef) -> OpenShard | None:
-        """The shard, if it is open. Takes no lock."""
-        return self._parts.engine_of(ref.spec).find(ref)
+    def find(self, ref: ShardRef) -> OwnedShard | None:
+        """The shard, if this process owns it and has it open. Takes no lock."""
+        engine = self._parts.engine_of(ref.spec)
+        return None if isinstance(engine, FollowingEngine) else engine.find(ref)
 
-    def of(self, topic_id: str) -> list[OpenShard]:
-        """The open shards of a topic."""
+    def of(self, topic_id: str) -> list[OwnedShard]:
+        """The open shards of a topic that this process owns."""
         return [shard for shard in self.all() if shard.ref.spec.topic_id == topic_id]
 
-    def all(self) -> list[OpenShard]:
-        """Every open shard."""
-        engines: tuple[_Engine | None, ...] = (self._parts.segment, self._parts.rocksdb, self._parts.memory)
+    def all(self) -> list[OwnedShard]:
+        """Every open shard that this process owns."""
+        engines: tuple[_Owner | None, ...] = (self._parts.owned, self._parts.rocksdb, self._parts.memory)
         return [shard for engine in engines if engine is not None for shard in engine.shards()]
 
-    def own(self, ref: ShardRef) -> OpenShard:
+    def own(self, ref: ShardRef) -> OwnedShard:
         """The shard, owned by this process and opened by the definition that its topic has now.
 
         Acquires the shard if this process does not own it, which takes it over from an owner that is gone: for
-        appends, other writes, and callers who ask for it by name.
+        appends, other writes, and callers who ask for it by name. `Unsupported` on a log that is opened read-only.
         """
-        engine = self._parts.engine_of(ref.spec)
+        engine = self._owner(ref)
         with engine.registry.lock(ref.spec.topic_id, ref.partition):
-            return self._opened(engine.open_shard, self._current(ref))
+            return self._owned(engine.open_shard, self._current(ref))
 
-    def ours(self, ref: ShardRef) -> OpenShard:
+    def ours(self, ref: ShardRef) -> OwnedShard:
         """As `own`, for background work: `Unavailable` if another directory holds the shard."""
-        engine = self._parts.engine_of(ref.spec)
+        engine = self._owner(ref)
         with engine.registry.lock(ref.spec.topic_id, ref.partition):
-            return self._opened(engine.open_here, self._current(ref))
+            return self._owned(engine.open_here, self._current(ref))
 
-    def read(self, ref: ShardRef) -> OpenShard:
+    def read(self, ref: ShardRef) -> ReadShard:
         """The shard for a caller who only looks: opened if it is this directory's, else as it is recorded.
 
         Acquires nothing that another directory holds, that was sealed or that was never used. A shard that is
         recorded as this directory's is acquired and recovered: only its log says where it ends.
         """
-        unowned = self._parts.unowned
+        engine, unowned = self._parts.engine_of(ref.spec), self._parts.unowned
+        if isinstance(engine, FollowingEngine):
+            with engine.registry.lock(ref.spec.topic_id, ref.partition):
+                return _opened(engine.open_shard, self._current(ref))
         if unowned is None:
             return self.own(ref)
         found = unowned.found(ref)
         if found is not None:
             return found
-        engine = self._parts.engine_of(ref.spec)
         with engine.registry.lock(ref.spec.topic_id, ref.partition):
             owned = engine.find(ref)
             if owned is not None:
@@ -79,7 +83,7 @@ class Shards:
             ref = self._current(ref)
             if not engine.may_own(ref):
                 return unowned.open(ref)
-            return self._opened(engine.open_here, ref)
+            return self._owned(engine.open_here, ref)
 
     def recover(self, refs: Sequence[ShardRef], on_progress: Progress) -> None:
         """Open those of these shards that are here now; `on_progress` is called with 0.0 to 1.0, by bytes walked."""
@@ -121,16 +125,28 @@ class Shards:
             raise UnknownTopic(f"topic {ref.spec.name} was deleted: this handle has ended")
         return ShardRef(spec, ref.partition)
 
-    def _opened(self, opening: Callable[[ShardRef], OpenShard], ref: ShardRef) -> OpenShard:
-        try:
-            shard = opening(ref)
-        except OSError as error:
-            raise Unavailable(f"{ref} cannot be opened: {error}; once the disk works, try again") from error
+    def _owner(self, ref: ShardRef) -> _Owner:
+        engine = self._parts.engine_of(ref.spec)
+        if isinstance(engine, FollowingEngine):
+            raise Unsupported(
+                f"{ref} is opened read-only: write in the process that owns the directory, or open the log for writing"
+            )
+        return engine
+
+    def _owned(self, opening: Callable[[ShardRef], OwnedShard], ref: ShardRef) -> OwnedShard:
+        shard = _opened(opening, ref)
         self._introduce(shard)
         return shard
 
-    def _introduce(self, shard: OpenShard) -> None:
+    def _introduce(self, shard: OwnedShard) -> None:
         """Have the shard go by the newest definition, and readers of what is recorded of it ask for it again."""
         self.on_opened(shard)
         if self._parts.unowned is not None:
             self._parts.unowned.leave(shard.ref, shard)
+
+
+def _opened(opening: Callable[[ShardRef], S], ref: ShardRef) -> S:
+    try:
+        return opening(ref)
+    except OSError as error:
+        raise Unavailable(f"{ref} cannot be opened: {error}; once the disk works, try again") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import PurePath
@@ -12,7 +13,7 @@ from typing import NamedTuple, Self, Unpack
 from forebay.clock import Clock, SystemClock
 from forebay.disk import Disk, SystemDisk
 from forebay.disk.machine import host
-from forebay.engines import OpenShard
+from forebay.engines import FollowingEngine, OwnedShard, ReadShard
 from forebay.errors import Closed, ForebayError, Invalid, UnknownTopic, Unsupported
 from forebay.format.descriptor import ShardState
 from forebay.lifecycle import close_with_process, closed
@@ -298,7 +299,7 @@ class Storage:
             raise failed[0]
         return removed
 
-    def _retain(self, shard: OpenShard) -> Retained:
+    def _retain(self, shard: OwnedShard) -> Retained:
         ended = self._limits.apply(shard)
         files = 0
         if isinstance(shard, SegmentShard) and self._parts.archiving is not None:
@@ -446,13 +447,17 @@ class Storage:
         return self._definitions.get(TopicName.parse(name))
 
     def _handle(self, spec: TopicSpec) -> Topic:
-        find, topic_id = self._parts.engine_of(spec).registry.find, spec.topic_id
+        engine, topic_id = self._parts.engine_of(spec), spec.topic_id
+        find: Callable[[str, int], ReadShard | None] = engine.registry.find
+        find_owned: Callable[[str, int], OwnedShard | None] = (
+            engine.registry.find if not isinstance(engine, FollowingEngine) else lambda topic_id, partition: None
+        )
 
-        def shard(partition: int) -> OpenShard:
-            found = find(topic_id, partition)
+        def shard(partition: int) -> OwnedShard:
+            found = find_owned(topic_id, partition)
             return found if found is not None else self._shards.own(ShardRef(topic.spec, partition))
 
-        def look(partition: int) -> OpenShard:
+        def look(partition: int) -> ReadShard:
             found = find(topic_id, partition)
             return found if found is not None else self._shards.read(ShardRef(topic.spec, partition))
 
@@ -462,7 +467,7 @@ class Storage:
             clock=self._clock,
             shard=shard,
             look=look,
-            shard_if_open=partial(find, topic_id),
+            shard_if_open=partial(find_owned, topic_id),
             commit_soon=self._committer.ask,
             cursors=self._cursors,
         )

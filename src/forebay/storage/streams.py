@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 from forebay.clock import Clock
-from forebay.engines import OpenShard
+from forebay.engines import ReadShard
 from forebay.errors import Closed, Unavailable
 from forebay.format.batch import Batch
 from forebay.pages import Page
@@ -87,7 +87,7 @@ class Stream(Generic[T]):
 class Bounded(Generic[T]):
     """Partition after partition, each up to its end."""
 
-    def __init__(self, parts: Sequence[tuple[Cursor, int]], shown: Shown[T], shard: Callable[[int], OpenShard]) -> None:
+    def __init__(self, parts: Sequence[tuple[Cursor, int]], shown: Shown[T], shard: Callable[[int], ReadShard]) -> None:
         self._parts = list(parts)
         self._shown = shown
         self._shard = shard
@@ -187,9 +187,9 @@ class Following(Generic[T]):
     def __init__(
         self,
         cursors: Sequence[Cursor],
-        shards: Sequence[OpenShard],
+        shards: Sequence[ReadShard],
         shown: Shown[T],
-        shard: Callable[[int], OpenShard],
+        shard: Callable[[int], ReadShard],
     ) -> None:
         self._cursors = cursors
         self._shards = shards
@@ -253,7 +253,7 @@ class Waiting(Generic[T]):
         self._leave()
 
 
-def _pulled(cursor: Cursor, end: int | None, shown: Shown[T], shard: Callable[[int], OpenShard]) -> list[T]:
+def _pulled(cursor: Cursor, end: int | None, shown: Shown[T], shard: Callable[[int], ReadShard]) -> list[T]:
     try:
         batches = _pages(cursor, end, shard)
     except OSError as error:
@@ -261,7 +261,7 @@ def _pulled(cursor: Cursor, end: int | None, shown: Shown[T], shard: Callable[[i
     return [row for batch in batches for row in shown(batch, cursor.partition)]
 
 
-def _pages(cursor: Cursor, end: int | None, shard: Callable[[int], OpenShard]) -> list[Batch]:
+def _pages(cursor: Cursor, end: int | None, shard: Callable[[int], ReadShard]) -> list[Batch]:
     try:
         return cursor.pull(end)
     except Closed:
@@ -273,7 +273,7 @@ def _pages(cursor: Cursor, end: int | None, shard: Callable[[int], OpenShard]) -
         return cursor.pull(end)
 
 
-def wake(shards: Sequence[OpenShard], waker: Callable[[], None]) -> Callable[[], None]:
+def wake(shards: Sequence[ReadShard], waker: Callable[[], None]) -> Callable[[], None]:
     """Call `waker` after each publication in one of the shards, until the result is called."""
     for shard in shards:
         shard.wakers.add(waker)

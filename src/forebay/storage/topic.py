@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from forebay.appends.queue import Entry, Producing
 from forebay.appends.ticket import Ticket
 from forebay.clock import Clock
-from forebay.engines import OpenShard
+from forebay.engines import OwnedShard, ReadShard
 from forebay.engines.following import FollowedShard
 from forebay.engines.operations import check_offset
-from forebay.engines.seam import LookedUpShard, offering
-from forebay.errors import Closed, Indeterminate, Invalid, Unavailable, Unsupported
+from forebay.engines.unowned import UnownedShard
+from forebay.errors import Closed, Indeterminate, Invalid, Unavailable
 from forebay.format.batch import Batch, Columns
 from forebay.partitioning import Partitioner, partition_of_key
 from forebay.reading import Cursor, OnGap, report_gap
@@ -52,6 +52,7 @@ from forebay.topics import TopicSpec
 if TYPE_CHECKING:
     import pyarrow as pa
 
+S = TypeVar("S", bound=ReadShard)
 T = TypeVar("T")
 
 _NEW: Final = tuple.__new__
@@ -76,10 +77,10 @@ class Topic:
         settings: WalSettings,
         *,
         clock: Clock,
-        shard: Callable[[int], OpenShard],
-        look: Callable[[int], OpenShard],
-        shard_if_open: Callable[[int], OpenShard | None],
-        commit_soon: Callable[[OpenShard], None],
+        shard: Callable[[int], OwnedShard],
+        look: Callable[[int], ReadShard],
+        shard_if_open: Callable[[int], OwnedShard | None],
+        commit_soon: Callable[[OwnedShard], None],
         cursors: Cursors,
     ) -> None:
         self.spec = spec
@@ -198,7 +199,7 @@ class Topic:
         ack = Ack(chosen)
         return chosen, ack, self._entry(value, key, tag, headers, timestamp, producing, ack.ticket)
 
-    def _soon(self, shard: OpenShard, ack: Ack) -> Ack:
+    def _soon(self, shard: OwnedShard, ack: Ack) -> Ack:
         """See that what was queued is committed."""
         if shard.is_held(ack.ticket):
             ack.ticket.finish()
@@ -338,9 +339,7 @@ class Topic:
         `Unsupported` on a log that is opened read-only.
         """
         for number in self._places(partition):
-            shard = self._shard(number)
-            if isinstance(shard, FollowedShard):
-                raise Unsupported(f"{shard.ref} is opened read-only: open the log for writing to acquire it")
+            self._shard(number)
 
     def offsets(self, partition: int = 0) -> Offsets:
         """The watermarks of a partition: earliest, evict_floor, durable, exported, next.
@@ -385,12 +384,17 @@ class Topic:
     def flush(self) -> None:
         """On return everything appended so far is synced, whatever the durability class."""
         for number in range(self.spec.partitions):
-            self._asked(number, lambda shard: shard.flush())
+            shard = self._look(number)
+            if isinstance(shard, UnownedShard):
+                shard.refuse_if_lost()
+            else:
+                self._tried(self._shard, number, lambda shard: shard.flush())
 
     def rotate(self) -> None:
         """Begin a new log file in each partition that has records in its present one."""
         for number in range(self.spec.partitions):
-            self._asked(number, lambda shard: shard.rotate())
+            if not isinstance(self._look(number), UnownedShard):
+                self._tried(self._shard, number, lambda shard: shard.rotate())
 
     # Looking up and deleting
 
@@ -422,9 +426,9 @@ class Topic:
         )
         return Stream(
             LookupPages(
-                self._spans("read_by_key", reversed(places) if history else places, start),
-                lambda place, start: self._found_in(
-                    place, "read_by_key", lambda shard: shard.read_by_key(wanted, start, history=history)
+                self._spans(reversed(places) if history else places, start),
+                lambda place, start: self._tried(
+                    self._look, place, lambda shard: shard.read_by_key(wanted, start, history=history)
                 ),
                 partial(report_gap, str(self.spec.name), on_gap),
                 limit=checked_limit(limit),
@@ -448,20 +452,18 @@ class Topic:
         wanted = _checked_tag(tag)
         return Stream(
             LookupPages(
-                self._spans("read_by_tag", self._chosen(start, partition), start),
-                lambda place, start: self._found_in(
-                    place, "read_by_tag", lambda shard: shard.read_by_tag(wanted, start)
-                ),
+                self._spans(self._chosen(start, partition), start),
+                lambda place, start: self._tried(self._look, place, lambda shard: shard.read_by_tag(wanted, start)),
                 partial(report_gap, str(self.spec.name), on_gap),
                 limit=checked_limit(limit),
             )
         )
 
-    def _spans(self, ability: str, places: Iterable[int], start: Start) -> list[LookupSpan]:
+    def _spans(self, places: Iterable[int], start: Start) -> list[LookupSpan]:
         """In which partitions to look, from where to where each reaches now."""
         whole = not isinstance(start, Mapping) and start == EARLIEST
         return [
-            LookupSpan(place, 0 if whole else self._first(place, start), self._found_in(place, ability, _published))
+            LookupSpan(place, 0 if whole else self._first(place, start), self._tried(self._look, place, _published))
             for place in places
         ]
 
@@ -493,12 +495,9 @@ class Topic:
     def _delete(self, places: Sequence[int], what: Deletion) -> int:
         # Asked of all before the first deletes: one that cannot must not leave the others half done.
         for place in places:
-            offering(self._shard(place), "delete")
+            self._shard(place)
         try:
-            return sum(
-                self._tried(self._shard, place, lambda shard: offering(shard, "delete").delete(what))
-                for place in places
-            )
+            return sum(self._tried(self._shard, place, lambda shard: shard.delete(what)) for place in places)
         except Unavailable as error:
             if isinstance(error.__cause__, OSError):
                 raise Indeterminate(f"{error}: what was deleted stays so; repeat it") from error
@@ -506,10 +505,7 @@ class Topic:
 
     # How
 
-    def _found_in(self, partition: int, ability: str, call: Callable[[LookedUpShard], T]) -> T:
-        return self._tried(self._look, partition, lambda shard: call(offering(shard, ability)))
-
-    def _tried(self, find: Callable[[int], OpenShard], partition: int, call: Callable[[OpenShard], T]) -> T:
+    def _tried(self, find: Callable[[int], S], partition: int, call: Callable[[S], T]) -> T:
         shard = find(partition)
         try:
             return call(shard)
@@ -536,7 +532,7 @@ class Topic:
             )
         return self._place(partition or 0)
 
-    def _asked(self, partition: int, call: Callable[[OpenShard], T]) -> T:
+    def _asked(self, partition: int, call: Callable[[ReadShard], T]) -> T:
         """What a shard answers to a caller who only looks."""
         return self._tried(self._look, self._place(partition), call)
 
@@ -624,7 +620,7 @@ class Topic:
         return position.value
 
 
-def _end_at_most(shard: OpenShard) -> int:
+def _end_at_most(shard: ReadShard) -> int:
     return shard.end_at_most() if isinstance(shard, FollowedShard) else shard.offsets().next
 
 
@@ -636,7 +632,7 @@ def _arrow(batch: Batch, partition: int) -> Sequence[pa.RecordBatch]:
     return (batch.to_arrow(partition),)
 
 
-def _published(shard: OpenShard) -> int:
+def _published(shard: ReadShard) -> int:
     return shard.published()
 
 

@@ -21,7 +21,7 @@ from forebay.blobs.blocks import ReadAhead
 from forebay.cleanup.objects import ObjectCleanup
 from forebay.clock import Clock
 from forebay.disk import SystemDisk
-from forebay.engines import MemoryEngine, OpenShard, RocksEngine, SegmentEngine
+from forebay.engines import MemoryEngine, OwnedShard, ReadShard, RocksEngine, SegmentEngine
 from forebay.engines.following import FollowedShard
 from forebay.engines.rocksdb.database import Database
 from forebay.engines.rocksdb.shard import RocksShard
@@ -85,9 +85,13 @@ class InsideTopic:
     def __init__(self, topic: Topic) -> None:
         self.topic = topic
 
-    def shard(self, partition: int = 0) -> OpenShard:
+    def shard(self, partition: int = 0) -> OwnedShard:
         """The shard of a partition, on whichever engine it is."""
         return self.topic._shard(partition)
+
+    def read_shard(self, partition: int = 0) -> ReadShard:
+        """The shard of a partition as a reader gets it: nothing is acquired that another directory holds."""
+        return self.topic._look(partition)
 
     def segment(self, partition: int = 0) -> SegmentShard:
         """The shard of a partition of a topic on engine `segment`."""
@@ -254,7 +258,7 @@ class InsideLog:
         """Go by this definition of a topic, as by one that was just looked up."""
         self.log._alterations.adopt(defined)
 
-    def shards(self) -> list[OpenShard]:
+    def shards(self) -> list[OwnedShard]:
         """Every shard that is open now."""
         return self.log._shards.all()
 
@@ -474,11 +478,11 @@ class InsideSync(InsideWorker[SyncWorker]):
         """Look after the shard, as after one that was opened."""
         self._worker.watch(shard)
 
-    def watches(self, shard: OpenShard) -> bool:
+    def watches(self, shard: OwnedShard) -> bool:
         """Whether it looks after this shard."""
         return self._worker._watched.get(shard.ref.id) is shard
 
-    def forget(self, shard: OpenShard) -> None:
+    def forget(self, shard: OwnedShard) -> None:
         """Leave the shard alone, as one that was given up."""
         self._worker.forget(shard.ref.id)
 
@@ -486,7 +490,7 @@ class InsideSync(InsideWorker[SyncWorker]):
         """Look at the shard in the next step, whether or not it has said that there is work."""
         self._worker._busy[shard.ref.id] = shard
 
-    def is_asked(self, shard: OpenShard) -> bool:
+    def is_asked(self, shard: OwnedShard) -> bool:
         """Whether the next step looks at the shard."""
         return shard.ref.id in self._worker._busy
 
@@ -506,7 +510,7 @@ class InsideSync(InsideWorker[SyncWorker]):
 class InsideSeal(InsideWorker[SealWorker]):
     """The worker that seals rotated files and heals failed logs."""
 
-    def is_asked(self, shard: OpenShard) -> bool:
+    def is_asked(self, shard: OwnedShard) -> bool:
         """Whether the shard waits for its turn."""
         return shard in self._worker._asked.values()
 
@@ -518,15 +522,15 @@ class InsideHistory(InsideWorker[HistoryWorker]):
         """Say that the shard may have something to export."""
         self._worker.notice(shard)
 
-    def is_asked(self, shard: OpenShard) -> bool:
+    def is_asked(self, shard: OwnedShard) -> bool:
         """Whether the next step exports from the shard."""
         return shard.ref.id in self._worker._behind
 
-    def watches(self, shard: OpenShard) -> bool:
+    def watches(self, shard: OwnedShard) -> bool:
         """Whether it makes the history of this shard."""
         return self._worker._watched.get(shard.ref.id) is shard
 
-    def forget(self, shard: OpenShard) -> None:
+    def forget(self, shard: OwnedShard) -> None:
         """Leave the shard alone, as one that is given up. Waits for work on it that is under way."""
         self._worker.forget(shard.ref.id)
 
@@ -534,7 +538,7 @@ class InsideHistory(InsideWorker[HistoryWorker]):
         """Work on the shard as the worker does: a thread that gives it up waits."""
         return self._worker.alone_with(shard, work)
 
-    def is_at(self, shard: OpenShard) -> bool:
+    def is_at(self, shard: OwnedShard) -> bool:
         """Whether the calling thread works on the shard, so that a thread that gives it up waits."""
         return self._worker._at_work._at.get(shard.ref.id) == threading.get_ident()
 

@@ -99,14 +99,14 @@ class RocksShard:
     # Appending
 
     def stage_one(self, entry: Queued, size: int) -> Ticket:
-        """See `OpenShard`."""
+        """See `OwnedShard`."""
         queue = self._commits.queue
         if not self._limits.rejects:
             return queue.stage_one(entry, size)
         return self._stage_capped(lambda: queue.stage_one(entry, size), 1, size, entry.producing)
 
     def stage_many(self, columns: ColumnBytes, producing: Producing | None, ticket: Ticket) -> Ticket:
-        """See `OpenShard`."""
+        """See `OwnedShard`."""
         queue = self._commits.queue
         if not self._limits.rejects:
             return queue.stage_many(columns, producing, ticket)
@@ -138,19 +138,19 @@ class RocksShard:
         return last is not None and producing.sequence <= last
 
     def is_held(self, ticket: Ticket) -> bool:
-        """See `OpenShard`."""
+        """See `OwnedShard`."""
         return ticket.done
 
     def commit(self) -> None:
-        """See `OpenShard`."""
+        """See `OwnedShard`."""
         self._commits.group.commit()
 
     def commit_within(self, seconds: float) -> None:
-        """See `OpenShard`."""
+        """See `OwnedShard`."""
         self._commits.group.commit_within(seconds, self._clock)
 
     def last_sequence(self, producer: int) -> int | None:
-        """See `OpenShard`."""
+        """See `OwnedShard`."""
         return self._window.last_sequence(producer)
 
     def _write(self) -> None:
@@ -217,7 +217,7 @@ class RocksShard:
     # Reading
 
     def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page:
-        """See `OpenShard`."""
+        """See `OwnedShard`."""
         while True:
             self._check_open()
             counters = self.stance.counters
@@ -240,7 +240,7 @@ class RocksShard:
         records_max: int = PAGE_RECORDS,
         bytes_max: int = PAGE_BYTES,
     ) -> Page:
-        """See `LookedUpShard`."""
+        """See `OwnedShard`."""
         self._check_open()
         prefix, counters = self._shelf.keys.of_key(key), self.stance.counters
         if history:
@@ -250,36 +250,36 @@ class RocksShard:
     def read_by_tag(
         self, tag: str, start: int = 0, *, records_max: int = PAGE_RECORDS, bytes_max: int = PAGE_BYTES
     ) -> Page:
-        """See `LookedUpShard`."""
+        """See `OwnedShard`."""
         self._check_open()
         return self._pages.found(self.stance.counters, self._shelf.keys.of_tag(tag), start, records_max, bytes_max)
 
     def offset_at_time(self, timestamp: int) -> int | None:
-        """See `OpenShard`."""
+        """See `OwnedShard`."""
         self._check_open()
         stance = self.stance
         with self._database.view() as view:
             return self._shelf.first_at_time(view, stance, timestamp)
 
     def wait(self, offset: int, timeout: float | None) -> bool:
-        """See `OpenShard`."""
+        """See `OwnedShard`."""
         with self._published:
             self._published.wait_for(lambda: self.stance.counters.next > offset or self._closed, timeout)
             return self.stance.counters.next > offset
 
     def offsets(self) -> Offsets:
-        """See `OpenShard`."""
+        """See `OwnedShard`."""
         counters = self.stance.counters
         return Offsets(counters.earliest, counters.evict_floor, self.durable, 0, self._commits.queue.next)
 
     def published(self) -> int:
-        """See `OpenShard`."""
+        """See `OwnedShard`."""
         return self.stance.counters.next
 
     # Deleting
 
     def delete(self, what: Deletion) -> int:
-        """See `LookedUpShard`."""
+        """See `OwnedShard`."""
         # Before the lock: a delete that waits for another reaches nothing that is appended meanwhile.
         head = self.stance.counters.next
         with deferred(), self._changing:
@@ -295,7 +295,7 @@ class RocksShard:
             return self._removal.delete_range(max(what.start, earliest), min(what.stop, head))
 
     def evict(self, now_ms: int) -> Evicted:
-        """See `LookedUpShard`."""
+        """See `OwnedShard`."""
         with deferred(), self._changing:
             self._check_writable()
             stance = self.stance
@@ -308,18 +308,18 @@ class RocksShard:
             return evicted
 
     def holding(self) -> Holding:
-        """See `LookedUpShard`."""
+        """See `OwnedShard`."""
         return _holding(self.stance.counters)
 
     def adopt(self, spec: TopicSpec) -> None:
-        """See `LookedUpShard`."""
+        """See `OwnedShard`."""
         with deferred(), self._changing, self._capping:
             self.ref, self._limits = ShardRef(spec, self.ref.partition), Limits.of(spec, self._retention)
 
     # Ending
 
     def flush(self) -> None:
-        """See `OpenShard`."""
+        """See `OwnedShard`."""
         self.commit()
         self._check_writable()
         head = self.stance.counters.next

@@ -10,7 +10,7 @@ from forebay.cleanup.collector import named_by
 from forebay.cleanup.moved_shards import remove_files
 from forebay.clock import Clock
 from forebay.disk import Disk
-from forebay.engines import OpenShard
+from forebay.engines import OwnedShard
 from forebay.errors import ForebayError
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef, refs_of
@@ -41,7 +41,7 @@ class CleanupWorker:
         disk: Disk,
         clock: Clock,
         hear: Callable[[], None],
-        open_shard: Callable[[ShardRef], OpenShard],
+        open_shard: Callable[[ShardRef], OwnedShard],
         relieve: Callable[[], None],
     ) -> None:
         """`hear` goes by what others have altered; `relieve` has other threads take over from stuck workers."""
@@ -80,7 +80,7 @@ class CleanupWorker:
         now = self._clock.monotonic()
         if now - self._cleared_at >= self._settings.retention.check_interval_s:
             self._cleared_at = now
-            self._safely(self.clear_moved)
+            self._safely(partial(self.clear_moved, wait=False))
         if now >= self._sweep_at:
             self._sweep_at = now + self._settings.export.sweep_interval_s
             self._sweep()
@@ -88,7 +88,7 @@ class CleanupWorker:
             self._handoff_swept_at = now
             self._safely(self._sweep_handoff)
 
-    def clear_moved(self) -> None:
+    def clear_moved(self, *, wait: bool = True) -> None:
         """Local files of shards that another directory has now: gone if history has them, else set aside.
 
         Of a topic that another directory has deleted nothing is left; a shard of it that is still open here stops.
@@ -105,7 +105,7 @@ class CleanupWorker:
         if present:
             known = {ref.id: ref for spec in self._definitions.all() for ref in refs_of(spec)}
             for name in present & known.keys():
-                self._safely(partial(engine.clear_moved, known[name]))
+                self._safely(partial(engine.clear_moved, known[name], wait=wait))
             for name in present & gone:
                 self._safely(partial(remove_files, self._disk, engine.directory, name))
         for topic in late:
@@ -176,7 +176,7 @@ class CleanupWorker:
         # A thread that gives the shard up waits for the end of it.
         archiving.alone_with(shard, cleanup.collect_owned)
 
-    def _for_shard(self, shard: OpenShard, work: Callable[[], object]) -> None:
+    def _for_shard(self, shard: OwnedShard, work: Callable[[], object]) -> None:
         """Work for one shard, unless another thread is at that, and is stuck."""
         if self.worker.goes_on():
             with self._at_work.at(shard.ref.id) as is_free:

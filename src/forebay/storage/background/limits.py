@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from forebay.appends.callbacks import deferred
 from forebay.clock import Clock
-from forebay.engines import OpenShard
-from forebay.engines.seam import LookedUpShard, offering, offers
+from forebay.engines import OwnedShard
 from forebay.errors import Closed, ForebayError, Moved, Unavailable, UnknownTopic
 from forebay.locks import Rank, RankedRLock
 from forebay.metadata import Compacted, Watch
@@ -65,9 +64,9 @@ class LimitsWorker:
         self._alterations = alterations
         self._clock = clock
         self._interval_s = interval_s
-        self._compacted: weakref.WeakKeyDictionary[OpenShard, int] = weakref.WeakKeyDictionary()
+        self._compacted: weakref.WeakKeyDictionary[OwnedShard, int] = weakref.WeakKeyDictionary()
         """How far each open shard was looked at for key compaction; one that is opened again, from its front."""
-        self._left_alone: weakref.WeakSet[OpenShard] = weakref.WeakSet()
+        self._left_alone: weakref.WeakSet[OwnedShard] = weakref.WeakSet()
         """Shards that are being given up or removed."""
         self._unopened: dict[str, TopicSpec] = {}
         """Topics with limits, by id, whose shards here are not all open yet."""
@@ -86,11 +85,10 @@ class LimitsWorker:
             if not self.worker.goes_on():
                 return
             with deferred(), self._at_work.at(shard.ref.id) as is_free:
-                # Beside the owner nothing ends records but the owner.
-                if is_free and self._is_watched(shard) and offers(shard, "evict"):
+                if is_free and self._is_watched(shard):
                     self._keep(shard)
 
-    def apply(self, shard: OpenShard) -> Ended:
+    def apply(self, shard: OwnedShard) -> Ended:
         """Apply the limits of one shard now, in the caller's thread, which may hold no lock; its trouble is raised."""
         with deferred(), self._at_work.after_others(shard.ref.id):
             return self._ended_by_limits(shard)
@@ -143,7 +141,7 @@ class LimitsWorker:
         engine = self._parts.rocksdb if ref.spec.engine is Engine.ROCKSDB else self._parts.owned
         return engine is not None and engine.was_here(ref)
 
-    def _is_watched(self, shard: OpenShard) -> bool:
+    def _is_watched(self, shard: OwnedShard) -> bool:
         return shard not in self._left_alone and self._shards.find(shard.ref) is shard
 
     def _hear(self) -> None:
@@ -199,7 +197,7 @@ class LimitsWorker:
             return not isinstance(error, Unavailable | OSError)
         return True
 
-    def _keep(self, shard: OpenShard) -> None:
+    def _keep(self, shard: OwnedShard) -> None:
         """Apply the limits of a shard. Its trouble is logged and does not stop the others."""
         try:
             self._ended_by_limits(shard)
@@ -210,14 +208,14 @@ class LimitsWorker:
             logger.warning("%s: its limits are not applied for now: %s", shard.ref, error)
             self.worker.note_failure(error)
 
-    def _ended_by_limits(self, shard: OpenShard) -> Ended:
-        evicted = self._evict(offering(shard, "evict")) if shard.ref.spec.is_limited else 0
+    def _ended_by_limits(self, shard: OwnedShard) -> Ended:
+        evicted = self._evict(shard) if shard.ref.spec.is_limited else 0
         compacted = self._compact(shard) if shard.ref.spec.cleanup is Cleanup.COMPACT else 0
         if compacted:
             logger.info("%s: compacted %d superseded records away", shard.ref, compacted)
         return Ended(evicted, compacted)
 
-    def _evict(self, shard: LookedUpShard) -> int:
+    def _evict(self, shard: OwnedShard) -> int:
         evicted = shard.evict(self._clock.now_ms())
         if evicted.reason is not None:
             logger.info(
@@ -235,17 +233,16 @@ class LimitsWorker:
             )
         return evicted.records
 
-    def _compact(self, shard: OpenShard) -> int:
+    def _compact(self, shard: OwnedShard) -> int:
         """One pass of key compaction over a shard; how many records it ended."""
-        looked_up = offering(shard, "delete")
         start = max(self._compacted.get(shard, 0), shard.offsets().earliest)
         keys, end = _aged(shard, start, self._clock.now_ms() - shard.ref.spec.compact_lag_ms)
-        ended = sum(_delete_superseded(looked_up, key, end) for key in keys)
+        ended = sum(_delete_superseded(shard, key, end) for key in keys)
         self._compacted[shard] = end
         return ended
 
 
-def _aged(shard: OpenShard, start: int, appended_max: int) -> tuple[dict[bytes, None], int]:
+def _aged(shard: OwnedShard, start: int, appended_max: int) -> tuple[dict[bytes, None], int]:
     """The keys of records from `start` on that were appended by then, and where those end."""
     keys: dict[bytes, None] = {}
     at = start
@@ -262,7 +259,7 @@ def _aged(shard: OpenShard, start: int, appended_max: int) -> tuple[dict[bytes, 
     return keys, at
 
 
-def _delete_superseded(shard: LookedUpShard, key: bytes, end: int) -> int:
+def _delete_superseded(shard: OwnedShard, key: bytes, end: int) -> int:
     """Delete the records of a key below `end`, but for its newest."""
     newest = shard.read_by_key(key).batches
     ended = at = 0

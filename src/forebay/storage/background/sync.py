@@ -15,7 +15,7 @@ from forebay.appends.callbacks import in_callback, left_due
 from forebay.appends.waiting import INSIDE, is_inside
 from forebay.clock import Clock
 from forebay.disk import Disk
-from forebay.engines import OpenShard
+from forebay.engines import OwnedShard
 from forebay.errors import Unavailable
 from forebay.locks import Rank, RankedRLock
 from forebay.settings import RuntimeSettings
@@ -213,7 +213,7 @@ class SyncWorker:
             self.worker.note_failure(error)
 
 
-def committing(clock: Clock) -> ItemWorker[OpenShard]:
+def committing(clock: Clock) -> ItemWorker[OwnedShard]:
     """Commits the appends of callers that do not wait for them."""
     return ItemWorker("forebay-committer", lambda shard: shard.commit(), clock=clock)
 
@@ -224,7 +224,7 @@ class Closing:
     def __init__(self) -> None:
         self._lock = RankedRLock(Rank.LOG, "storage.closing")
 
-    def run(self, close: Callable[[], None], shards: Iterable[OpenShard], committer: ItemWorker[OpenShard]) -> None:
+    def run(self, close: Callable[[], None], shards: Iterable[OwnedShard], committer: ItemWorker[OwnedShard]) -> None:
         """Close, after whoever is at it.
 
         In a callback only if nobody is: who closes may be waiting for the callback to return. `Unavailable`

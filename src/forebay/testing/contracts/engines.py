@@ -14,7 +14,7 @@ import pytest
 
 from forebay.appends.queue import Entry, Producing, record_bytes
 from forebay.appends.ticket import Ticket
-from forebay.engines import NewRecord, OpenShard, StorageEngine
+from forebay.engines import NewRecord, OwnedShard, StorageEngine
 from forebay.errors import Closed, Conflict, Invalid
 from forebay.records import OFFSET_MAX, Gap, Reason, Record
 from forebay.shard import ShardRef
@@ -74,13 +74,13 @@ def values_of(records: Sequence[Record]) -> list[bytes | None]:
     return [record.value for record in records]
 
 
-def stage_by(shard: OpenShard, producer: int, sequence: int, value: bytes = b"v") -> Ticket:
+def stage_by(shard: OwnedShard, producer: int, sequence: int, value: bytes = b"v") -> Ticket:
     """Queue one record of an idempotent producer."""
     entry = Entry(value, None, None, (), 1, Producing(producer, sequence), Ticket())
     return shard.stage_one(entry, record_bytes(value, None, None, ()))
 
 
-def append_by(shard: OpenShard, producer: int, sequence: int, value: bytes = b"v") -> int:
+def append_by(shard: OwnedShard, producer: int, sequence: int, value: bytes = b"v") -> int:
     """Append one record of an idempotent producer."""
     return shard.settle(stage_by(shard, producer, sequence, value))
 
