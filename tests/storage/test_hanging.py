@@ -67,6 +67,10 @@ class House:
         shard = inside(self.a).shard()
         self._wrap(SegmentShard, "check_owner", lambda found: found is shard)
 
+    def _hang_commit(self) -> None:
+        shard = inside(self.a).shard()
+        self._wrap(SegmentShard, "commit", lambda found: found is shard)
+
     def _wrap(self, where: type, name: str, is_a: Callable[..., bool]) -> None:
         real = getattr(where, name)
 
@@ -140,6 +144,48 @@ def test_a_shard_that_hangs_in_the_background_holds_up_nothing_of_another(
         checked, end = house.checked["a"], house.use(house.a)
         until(lambda: house.is_served(house.a, end, checked))
         until(lambda: sum(status.stuck for status in house.log.workers()) == 0)
+
+
+def test_a_commit_that_hangs_holds_up_no_commit_and_no_sync_of_another_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue of class memory was written by the thread of all syncs: a reservation that hung stopped them."""
+    house = House(tmp_path, monkeypatch)
+    with house.log:
+        house.hang("commit")
+        _ = house.a.append_nowait(b"v")
+        with house.gate.reached_here():
+            ended: list[object] = []
+            house.b.append_nowait(b"v").add_callback(ended.append)
+            until(lambda: ended)
+            until(lambda: house.b.offsets().durable == 2)
+
+
+def test_a_log_that_is_in_use_for_long_is_left_out_of_the_round_of_syncs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by an append that waits for the metadata store to reserve offsets."""
+    house = House(tmp_path, monkeypatch)
+    with house.log:
+        until(lambda: house.a.offsets().durable == house.b.offsets().durable == 1)
+        held, go_on, wal = threading.Event(), threading.Event(), inside(house.a).wal()
+        house.a.append(b"v")
+
+        def hold() -> None:
+            with wal.committing:
+                held.set()
+                assert go_on.wait(60)
+
+        holder = threading.Thread(target=hold)
+        holder.start()
+        assert held.wait(60)
+        for _ in range(3):
+            end = house.b.append(b"v") + 1
+            until(lambda end=end: house.b.offsets().durable >= end)  # type: ignore[misc]
+        assert [status.stuck for status in house.log.workers() if status.name == "forebay-sync"] == [0]
+        go_on.set()
+        holder.join()
+        until(lambda: house.a.offsets().durable == 2)
 
 
 def test_a_topic_that_is_deleted_while_it_is_exported_holds_up_no_other_topic(

@@ -21,9 +21,16 @@ from forebay.topics import Cleanup, OnFull, TopicChanges, TopicName, TopicSpec
 class Alterations:
     """Changes definitions, and tells everyone here of a change, whoever made it."""
 
-    def __init__(self, parts: Parts, definitions: Definitions, shards: Shards, clock: Clock) -> None:
-        self.on_adopted: Callable[[TopicSpec], None] = lambda spec: None
-        """Hears of each definition that handles here go by."""
+    def __init__(
+        self,
+        parts: Parts,
+        definitions: Definitions,
+        shards: Shards,
+        clock: Clock,
+        on_adopted: Callable[[TopicSpec], None],
+    ) -> None:
+        """`on_adopted` is called with each definition that handles here go by from now on."""
+        self._on_adopted = on_adopted
         self._parts = parts
         self._definitions = definitions
         self._shards = shards
@@ -39,7 +46,7 @@ class Alterations:
             newest = self._newest.get(topic.spec.topic_id)
             if newest is not None:
                 topic.adopt(newest.spec)
-        self.on_adopted(topic.spec)
+        self._on_adopted(topic.spec)
 
     def settle(self, shard: OwnedShard) -> None:
         """A shard was opened: it goes by the newest definition on return."""
@@ -60,7 +67,7 @@ class Alterations:
                 topic.adopt(defined.spec)
             for shard in self._shards.of(topic_id):
                 _tell(shard, defined.spec)
-        self.on_adopted(defined.spec)
+        self._on_adopted(defined.spec)
 
     def adopt_changed(self, defined: Defined) -> None:
         """Adopt a definition, if anything here goes by it."""

@@ -31,14 +31,15 @@ class Moves:
         shards: Shards,
         settings: Settings,
         forget: Callable[[ShardRef], None],
+        on_moved: Callable[[], None],
     ) -> None:
-        self.on_moved: Callable[[], None] = lambda: None
-        """Called when local files may have become another owner's business."""
+        """`on_moved` is called when local files may have become those of a shard that another directory has."""
         self._parts = parts
         self._definitions = definitions
         self._shards = shards
         self._settings = settings
         self._forget = forget
+        self._on_moved = on_moved
 
     def seal(
         self,
@@ -63,7 +64,7 @@ class Moves:
             states.append(
                 engine.seal_shard(shard, target=target, quiesce=quiesce, on_file=on_file, accept_damage=accept_damage)
             )
-        self.on_moved()
+        self._on_moved()
         return states
 
     def take_back(self, name: str | TopicName) -> None:

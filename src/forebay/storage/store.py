@@ -77,9 +77,9 @@ class Storage:
         self._creations = Creations(parts, self._definitions, self._deletions, settings, clock)
         store = ProgressStore(parts.metadata, settings.metadata.prefix)
         self._cursors = Cursors(store, settings.progress, clock)
-        self._moves = Moves(parts, self._definitions, self._shards, settings, self._forget)
+        self._moves = Moves(parts, self._definitions, self._shards, settings, self._forget, self._look_for_moved)
         self._loads = Loads(parts, self._definitions, settings, clock, self._shards.own)
-        self._alterations = Alterations(parts, self._definitions, self._shards, clock)
+        self._alterations = Alterations(parts, self._definitions, self._shards, clock, self._keep)
         self._limits = LimitsWorker(
             parts,
             self._shards,
@@ -90,7 +90,6 @@ class Storage:
         )
         self._background = parts.background
         self._background.add(self._committer.worker, self._giving_up.worker, self._limits.worker, self._cursors.worker)
-        self._alterations.on_adopted = self._keep
         self._shards.on_opened = self._alterations.settle
         self._cleanup: CleanupWorker | None = None
         if parts.maintenance is not None and disk is not None:
@@ -108,7 +107,6 @@ class Storage:
             )
             self._background.add(self._cleanup.worker)
             parts.maintenance.hand_on = self._hand_on
-            self._moves.on_moved = self._cleanup.look_for_moved
 
     @classmethod
     def open(
@@ -549,7 +547,12 @@ class Storage:
             parts.unowned.lose(shard.ref)
         self._forget(shard.ref)
         parts.owned.retire(shard.ref)
-        self._moves.on_moved()
+        self._look_for_moved()
+
+    def _look_for_moved(self) -> None:
+        """Local files may be those of a shard that another directory has now: the clean-up looks soon."""
+        if self._cleanup is not None:
+            self._cleanup.look_for_moved()
 
     def _check_writable(self) -> None:
         self._check_open()

@@ -280,7 +280,7 @@ class InsideLog:
 
     def clear_moved(self) -> None:
         """Do now what is due now and then for shards that moved, and all else that is due."""
-        self.log._moves.on_moved()
+        self.log._look_for_moved()
         self.workers.history.step()
         self.workers.cleanup.step()
 
