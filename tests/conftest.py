@@ -12,6 +12,7 @@ import pytest
 
 from forebay import locks
 from tests.ledger import Ledger, LedgerPlugin, enclose
+from tests.support.soak import SOAK
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 hypothesis.settings.register_profile("normal", deadline=None)
 hypothesis.settings.register_profile("quick", deadline=None, max_examples=20)
 hypothesis.settings.register_profile("soak", deadline=None, max_examples=5_000)
-SOAK = bool(os.environ.get("FOREBAY_SOAK"))
 hypothesis.settings.load_profile("soak" if SOAK else "normal")
 
 # Settings that somebody uses otherwise are not those of a test, which could write into a store of theirs.

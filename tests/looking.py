@@ -17,7 +17,7 @@ from forebay.clock import SystemClock
 from forebay.disk import SystemDisk
 from forebay.metadata import SqliteMetadata
 from forebay.settings import Settings
-from tests.children import Child, hear
+from tests.support.processes import Child, hear
 
 TOPIC: Final = "shop/orders"
 UNUSED: Final = "shop/unused"

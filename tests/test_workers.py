@@ -12,7 +12,7 @@ from forebay import workers
 from forebay.errors import Unavailable
 from forebay.testing.clock import ManualClock
 from forebay.workers import Background, ItemWorker, Worker
-from tests.storage.rig import PATIENCE, until
+from tests.support.waiting import PATIENCE, until
 
 
 class Gate:

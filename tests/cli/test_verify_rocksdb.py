@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -31,11 +30,12 @@ from forebay.inspection.database import verify_database
 from forebay.records import Reason
 from tests.cli.rig import Outcome, Shell, flip, snapshot
 from tests.ledger import Ledger
+from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.slow
 
 RECORDS: Final = 300
-FLIPS: Final = 200 if os.environ.get("FOREBAY_SOAK") else 6
+FLIPS: Final = 200 if SOAK else 6
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -33,9 +32,9 @@ from forebay.records import Bytes, Gap, Reason, Record
 from forebay.testing.blobs import SimulatedBlobs
 from tests.columnar.rows import FACTS, KEY, LOST, SPARSE, Appended, expected, in_memory, opened, seen, stored
 from tests.format.samples import HEADERS
+from tests.support.soak import SOAK
 
 GOLDEN: Final = Path(__file__).parent / "golden" / "v1"
-SOAK: Final = bool(os.environ.get("FOREBAY_SOAK"))
 STEP: Final = 1 if SOAK else 37
 TIME: Final = st.integers(-TIME_MAX, TIME_MAX)
 KEYS: Final = st.none() | st.sampled_from([b"", b"a", b"bb"]) | st.binary(max_size=4)

@@ -17,8 +17,8 @@ from forebay.blobs.directory import DirectoryStore
 from forebay.catalog import ShardCatalog
 from forebay.compacting.shard import ShardCompaction
 from tests.compacting.directly import compacted
-from tests.dying import die_at
 from tests.moves import rig
+from tests.support.processes import die_at
 
 LANDS: Final[dict[str, Callable[[Path], rig.Land]]] = {"local": rig.local, "shared_fs": rig.shared_fs}
 

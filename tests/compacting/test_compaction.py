@@ -39,7 +39,7 @@ from tests.moves import rig
 from tests.moves.rig import TOPIC, Land
 from tests.spark.mixed import Mixed
 from tests.spark.topics import Row, rows_of
-from tests.storage.rig import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +15,8 @@ from tests.compacting.killed import LANDS, STEPS
 from tests.ledger import Ledger
 from tests.moves.rig import Land
 from tests.spark.mixed import Mixed
+from tests.support.soak import SOAK
 
-SOAK: Final = bool(os.environ.get("FOREBAY_SOAK"))
 CASES: Final = (
     [(mode, [step]) for mode in LANDS for step in STEPS]
     if SOAK

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 from typing import Final
@@ -21,10 +20,10 @@ from forebay.testing.moves import Commit, commits_of
 from tests.compacting.world import LEASE, Compactor, World
 from tests.history.house import KEYS
 from tests.ledger import Ledger
+from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.slow
 
-SOAK: Final = bool(os.environ.get("FOREBAY_SOAK"))
 STEPS: Final = 5
 """Lease, look, write, swap, end."""
 ACTS: Final[dict[str, Callable[[World], None]]] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Final
 
@@ -15,8 +14,9 @@ from tests.compacting.directly import catalog_of, compacted
 from tests.ledger import Ledger
 from tests.moves import rig
 from tests.moves.rig import Land
+from tests.support.soak import SOAK
 
-EVENTS: Final = 500_000 if os.environ.get("FOREBAY_SOAK") else 30_000
+EVENTS: Final = 500_000 if SOAK else 30_000
 BATCH: Final = 1_000
 TIME: Final = 1_700_000_000_000
 TYPES: Final = ("page_view", "add_to_cart", "order_placed", "payment")

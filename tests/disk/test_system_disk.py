@@ -16,7 +16,7 @@ import pytest
 from forebay.disk import SystemDisk, descriptors, machine
 from forebay.disk.descriptors import SystemFile
 from forebay.errors import Unsupported
-from tests.storage.rig import until
+from tests.support.waiting import until
 
 
 @pytest.fixture

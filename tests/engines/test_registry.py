@@ -18,8 +18,8 @@ from forebay.engines.registry import Registry
 from forebay.errors import Closed, Unavailable
 from forebay.shard import ShardRef
 from tests.engines.homes import TOPIC_ID, spec_of
-from tests.storage.rig import PATIENCE
 from tests.storage.test_workers import Gate
+from tests.support.waiting import PATIENCE
 
 SPEC = spec_of("disk")
 A, B = ShardRef(SPEC, 0), ShardRef(SPEC, 1)

@@ -5,7 +5,6 @@ A kill does not show a missing sync: the system's cache outlives the process.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,16 +16,17 @@ import pytest
 
 from forebay.engines import NewRecord
 from forebay.records import Record
-from tests.children import Child, hear
 from tests.engines.audit import violations
 from tests.engines.lookup_homes import LookupMemoryHome
 from tests.engines.rocks_children import LIMITS, STEPS, Straight, home_in
 from tests.engines.streams import Step, answer, seeded, seen, standing
 from tests.ledger import Ledger
+from tests.support.processes import Child, hear
+from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.slow
 
-KILLS: Final = 100 if os.environ.get("FOREBAY_SOAK") else 6
+KILLS: Final = 100 if SOAK else 6
 ROOT: Final = Path(__file__).parents[2]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +28,7 @@ from tests.engines.lookup_homes import LookupMemoryHome, LookupSegmentHome, Rock
 from tests.engines.streams import DELETES, Step, mixed, standing
 from tests.engines.streams import answer as answer_of
 from tests.ledger import Ledger
+from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +45,7 @@ WAL: Final = {
 SMALL: Final = Settings.load(overrides={"wal": WAL})
 LOTS: Final = 4
 STEPS: Final = 40
-STREAMS: Final = 150 if os.environ.get("FOREBAY_SOAK") else 28
+STREAMS: Final = 150 if SOAK else 28
 # RocksDB syncs a lot when it is opened, and what is compared here is no disk.
 ROOM: Final = "/dev/shm" if Path("/dev/shm").is_dir() else None
 

@@ -5,7 +5,6 @@ A kill does not show a missing sync: the system's cache outlives the process.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,16 +15,17 @@ from typing import Final
 import pytest
 
 from forebay.records import Record
-from tests.children import Child, hear
 from tests.engines.rocks_children import LIMITS, STEPS, Straight
 from tests.engines.segment_children import home_in
 from tests.engines.streams import APPENDS, answer, seeded, seen, standing
 from tests.engines.test_rocksdb_kills import ROOT, Model
 from tests.ledger import Ledger
+from tests.support.processes import Child, hear
+from tests.support.soak import SOAK
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 
-STREAMS: Final = 20 if os.environ.get("FOREBAY_SOAK") else 1
+STREAMS: Final = 20 if SOAK else 1
 KILLS: Final = 5
 
 

@@ -5,7 +5,6 @@ The metadata store survives each crash as it stood at that moment: its transacti
 
 from __future__ import annotations
 
-import os
 from typing import Final
 
 import pytest
@@ -19,10 +18,10 @@ from forebay.topics import Durability
 from tests.history.attached import Land, Node, broken, fetching, values
 from tests.ledger import Ledger
 from tests.protocol.consuming import missed_by_consumers
+from tests.support.soak import SOAK
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 
-SOAK: Final = bool(os.environ.get("FOREBAY_SOAK"))
 STATES_MAX: Final = 32 if SOAK else 1
 NAMES_MAX: Final = 16 if SOAK else 2
 BROUGHT: Final = {0: values(0, 10), 1: values(1, 3)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 from collections.abc import Iterator
 from typing import Final
 
@@ -24,10 +23,10 @@ from forebay.testing.invariants import Violation
 from forebay.testing.metadata import Fault as MetadataFault
 from tests.history.attached import LOAD, Land, Node, broken, tolerated, values
 from tests.ledger import Ledger
+from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.slow
 
-SOAK: Final = bool(os.environ.get("FOREBAY_SOAK"))
 EVERY: Final = 1 if SOAK else 3
 """Of the pairs of faults, every so many-th."""
 BROUGHT: Final = {0: values(0, 30), 1: values(1, 5)}

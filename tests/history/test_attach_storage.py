@@ -24,7 +24,7 @@ from forebay.testing.inside import inside
 from tests.ledger import Ledger
 from tests.moves import rig
 from tests.moves.rig import TOPIC, Land, id_of, metadata_of, shard_of
-from tests.storage.rig import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 

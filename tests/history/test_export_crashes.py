@@ -6,7 +6,6 @@ The metadata store survives each crash as it stood at that moment: its transacti
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
@@ -47,10 +46,10 @@ from tests.ledger import Ledger
 from tests.log.checks import recover_and_go_on
 from tests.log.rig import DIRECTORY, ROOT, TOPIC_ID, Rig, Simulated, after, history_of, simulated
 from tests.protocol.ground import files_of
+from tests.support.soak import SOAK
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 
-SOAK: Final = bool(os.environ.get("FOREBAY_SOAK"))
 STATES_MAX: Final = 32 if SOAK else 2
 NAMES_MAX: Final = 16 if SOAK else 3
 RECOVERIES: Final = 64 if SOAK else 2

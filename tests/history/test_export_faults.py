@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
@@ -39,11 +38,12 @@ from forebay.testing.moves import (
 )
 from tests.history.house import KEYS, TOPIC, House, expected, history_of, stream
 from tests.ledger import Ledger
+from tests.support.soak import SOAK
 
 DAY_MS: Final = 86_400_000
 GRACE_S: Final = 3600
 ATTEMPTS: Final = 4
-EVERY: Final = 1 if os.environ.get("FOREBAY_SOAK") else 5
+EVERY: Final = 1 if SOAK else 5
 """Of the pairs of faults, every so many-th."""
 
 

@@ -14,7 +14,7 @@ from forebay.blobs.blocks import RUNS_MAX, Budget, ReadAhead
 from forebay.errors import Closed, Unavailable
 from forebay.history import FIRST_BYTES
 from forebay.testing.inside import inside
-from tests.storage.rig import until
+from tests.support.waiting import until
 
 BLOCK_BYTES = 4 * FIRST_BYTES
 PAGE_BYTES = FIRST_BYTES // 2

@@ -5,7 +5,6 @@ The query repeats the batch after each crash, in segments of its own and cut in 
 
 from __future__ import annotations
 
-import os
 from typing import Final
 
 import pytest
@@ -21,10 +20,10 @@ from forebay.topics import Durability
 from tests.history.attached import LOAD, Brought, Land, Node, broken, values
 from tests.ledger import Ledger
 from tests.protocol.ground import NAME
+from tests.support.soak import SOAK
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 
-SOAK: Final = bool(os.environ.get("FOREBAY_SOAK"))
 STATES_MAX: Final = 16 if SOAK else 1
 NAMES_MAX: Final = 8 if SOAK else 1
 EVERY: Final = 1 if SOAK else 8

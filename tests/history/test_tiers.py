@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,9 +20,9 @@ from forebay.settings import RetentionSettings
 from tests.ledger import Ledger
 from tests.moves import rig
 from tests.moves.rig import TOPIC, WAL, Land, keys_of, metadata_of, numbers, pieces_of, shard_of, told
-from tests.storage.rig import until
+from tests.support.soak import SOAK
+from tests.support.waiting import until
 
-SOAK: Final = bool(os.environ.get("FOREBAY_SOAK"))
 RECORDS: Final = 200_000 if SOAK else 4_000
 # Few syncs: whoever asks for a new file waits for the one that is under way.
 SMALL: Final = msgspec.structs.replace(WAL, rotate_bytes_max=4096, cache_bytes_max=4096, sync_interval_ms=2_000)

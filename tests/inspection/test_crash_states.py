@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator
 from typing import Final
 
@@ -23,12 +22,13 @@ from forebay.topics import Durability
 from tests.ledger import Ledger
 from tests.log.rig import DIRECTORY, ROOT, SMALL, TOPIC_ID, Rig, Simulated, simulated, spec_of
 from tests.log.scenarios import SCENARIOS, Scenario
+from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.slow
 
-STATES_MAX: Final = 16 if os.environ.get("FOREBAY_SOAK") else 3
-REPAIR_EVERY: Final = 1 if os.environ.get("FOREBAY_SOAK") else 5
-STRIDE: Final = 1 if os.environ.get("FOREBAY_SOAK") else 7
+STATES_MAX: Final = 16 if SOAK else 3
+REPAIR_EVERY: Final = 1 if SOAK else 5
+STRIDE: Final = 1 if SOAK else 7
 
 CASES: Final = [
     pytest.param(scenario, durability, id=f"{scenario.name}-{durability}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -37,13 +36,14 @@ from forebay.testing.invariants import names_follow_bytes
 from forebay.topics import TopicName, TopicSpec
 from tests.history.house import DIRECTORY, KEYS, SETTINGS, TOPIC, House
 from tests.ledger import Ledger
+from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.slow
 
 ANYWHERE: Final = Settings(storage=StorageSettings(handoff_root="/store"))
 SPEC: Final = TopicSpec.create(TopicName("shop", "orders"), topic_id=TOPIC, created_at=0, durability="fsync")
 LOCAL: Final = f"{DIRECTORY}/{20:020d}-00000001.seg"
-STRIDE: Final = 1 if os.environ.get("FOREBAY_SOAK") else 7
+STRIDE: Final = 1 if SOAK else 7
 PLACE: Final = ShardPlace(f"{TOPIC}_0", "shop/orders[0]", DIRECTORY, SPEC, 0)
 
 

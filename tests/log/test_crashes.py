@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-import os
 from collections.abc import Iterator
 from typing import Final
 
@@ -23,12 +22,13 @@ from tests.ledger import Ledger
 from tests.log.checks import recover_and_go_on
 from tests.log.rig import Rig, after, simulated
 from tests.log.scenarios import SCENARIOS, Scenario, fail_next
+from tests.support.soak import SOAK
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 
-STATES_MAX: Final = 64 if os.environ.get("FOREBAY_SOAK") else 10
-RECOVERIES: Final = 16 if os.environ.get("FOREBAY_SOAK") else 2
-NAMES_MAX: Final = 16 if os.environ.get("FOREBAY_SOAK") else 6
+STATES_MAX: Final = 64 if SOAK else 10
+RECOVERIES: Final = 16 if SOAK else 2
+NAMES_MAX: Final = 16 if SOAK else 6
 
 CASES: Final = [
     pytest.param(scenario, durability, id=f"{scenario.name}-{durability}")

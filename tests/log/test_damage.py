@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple
@@ -17,10 +16,11 @@ from forebay.testing.trace import Image, Trace
 from forebay.topics import Durability
 from tests.ledger import Ledger
 from tests.log.rig import DIRECTORY, Rig, Simulated, simulated
+from tests.support.soak import SOAK
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 
-FLIPS: Final = (0x01, 0x80, 0xFF, 0x10, 0x5A) if os.environ.get("FOREBAY_SOAK") else (0x01, 0xFF)
+FLIPS: Final = (0x01, 0x80, 0xFF, 0x10, 0x5A) if SOAK else (0x01, 0xFF)
 
 
 class Shard(NamedTuple):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -20,10 +19,11 @@ from forebay.topics import Durability
 from tests.ledger import Ledger
 from tests.log.rig import Rig, Simulated, after, simulated
 from tests.log.scenarios import fail_next
+from tests.support.soak import SOAK
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 
-STRIDE: Final = 1 if os.environ.get("FOREBAY_SOAK") else 2
+STRIDE: Final = 1 if SOAK else 2
 """In a normal run every second fault that lasts; each fault that strikes once is always tried."""
 CRASHES: Final = (Damage.KILLED, Damage.OLD, Damage.WHOLE)
 

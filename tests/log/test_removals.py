@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Callable
 from typing import Final
 
@@ -21,9 +20,10 @@ from tests.ledger import Ledger
 from tests.log.removals import check_removals, delete, flush, move_floor
 from tests.log.rig import BareRig, Rig, Simulated, after, simulated
 from tests.log.scenarios import ALL, fail_next
+from tests.support.soak import SOAK
 
-STATES_MAX: Final = 64 if os.environ.get("FOREBAY_SOAK") else 4
-NAMES_MAX: Final = 16 if os.environ.get("FOREBAY_SOAK") else 4
+STATES_MAX: Final = 64 if SOAK else 4
+NAMES_MAX: Final = 16 if SOAK else 4
 
 
 def _deletes(rig: Simulated) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, Final
 
 import hypothesis
@@ -16,9 +15,10 @@ from forebay.testing.history import Outcome
 from forebay.testing.invariants import check_log, readings_agree
 from forebay.topics import Durability
 from tests.log.rig import Rig, Simulated, simulated, stage
+from tests.support.soak import SOAK
 
-RUNS: Final = 400 if os.environ.get("FOREBAY_SOAK") else 150
-STEPS: Final = 40 if os.environ.get("FOREBAY_SOAK") else 25
+RUNS: Final = 400 if SOAK else 150
+STEPS: Final = 40 if SOAK else 25
 PRODUCERS: Final = 2
 
 

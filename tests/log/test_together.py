@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -18,9 +17,10 @@ from forebay.testing.invariants import check_log, stream_is_gapless
 from forebay.topics import Durability
 from tests.ledger import Ledger
 from tests.log.rig import SMALL, Rig, stage
+from tests.support.soak import SOAK
 
 APPENDERS: Final = 3
-APPENDS: Final = 2_000 if os.environ.get("FOREBAY_SOAK") else 150
+APPENDS: Final = 2_000 if SOAK else 150
 RECORDS: Final = APPENDERS * sum(1 + number % 3 for number in range(APPENDS))
 
 

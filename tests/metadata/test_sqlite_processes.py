@@ -19,9 +19,9 @@ from typing import TypeAlias
 import pytest
 
 from forebay.metadata import Absent, Put, SessionEnded
-from tests.children import Child, hear, tell
 from tests.ledger import Ledger
 from tests.metadata.children import ACTS, open_store
+from tests.support.processes import Child, hear, tell
 
 pytestmark = pytest.mark.slow
 

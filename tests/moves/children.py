@@ -15,9 +15,9 @@ from typing import Self
 from forebay import ForebayError, Storage
 from forebay.clock import SystemClock
 from forebay.storage.background import history
-from tests.children import hear
 from tests.moves import rig
 from tests.moves.rig import TOPIC, Land
+from tests.support.processes import hear
 
 ROOT = Path(__file__).parents[2]
 TTL_S = 2

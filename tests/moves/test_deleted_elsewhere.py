@@ -22,7 +22,7 @@ from tests.ledger import Ledger
 from tests.moves import rig
 from tests.moves.rig import TOPIC, Land, clear_up, metadata_of
 from tests.moves.test_refusals import Died, dying
-from tests.storage.rig import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 

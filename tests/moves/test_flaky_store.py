@@ -22,7 +22,7 @@ from tests.history.test_servers_killed import Bucket
 from tests.ledger import Ledger
 from tests.moves import rig
 from tests.moves.rig import TOPIC, Land, numbers, shard_of, told
-from tests.storage.rig import until
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("moves-servers")]
 

@@ -11,7 +11,7 @@ from forebay.storage.background import history
 from forebay.testing.inside import inside
 from tests.moves import rig
 from tests.moves.rig import TOPIC, clear_up, id_of
-from tests.storage.rig import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 

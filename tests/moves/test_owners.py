@@ -19,7 +19,7 @@ from tests.moves import rig
 from tests.moves.children import TTL_S, Owner, land_of
 from tests.moves.conftest import WITH_SERVERS
 from tests.moves.rig import RESERVED, TOPIC, Land, clear_up, id_of, numbers, pieces_of, state_of, told
-from tests.storage.rig import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,7 @@ from tests.history.test_servers_killed import Bucket
 from tests.ledger import Ledger
 from tests.moves import rig
 from tests.moves.rig import TOPIC, WAL, Land, id_of, numbers, pieces_of, shard_of, state_of, told
-from tests.storage.rig import until
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("moves-servers")]
 

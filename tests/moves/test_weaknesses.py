@@ -23,7 +23,8 @@ from forebay.records import Bytes, Record
 from tests.ledger import Ledger
 from tests.moves import rig
 from tests.moves.rig import TOPIC, Land, id_of, numbers, pieces_of, shard_of, state_of, told
-from tests.storage.rig import WatchedDisk, until
+from tests.storage.rig import WatchedDisk
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,6 @@ another, finishes what was broken off, and every promise holds.
 
 from __future__ import annotations
 
-import os
 from typing import Final
 
 import pytest
@@ -20,10 +19,10 @@ from tests.ledger import Ledger
 from tests.protocol.judging import excuse, finished, passings
 from tests.protocol.scenarios import SCENARIOS, Scenario
 from tests.protocol.world import KEYS, World
+from tests.support.soak import SOAK
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 
-SOAK: Final = bool(os.environ.get("FOREBAY_SOAK"))
 STATES_MAX: Final = 16 if SOAK else 1
 NAMES_MAX: Final = 16 if SOAK else 3
 

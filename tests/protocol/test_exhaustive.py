@@ -5,7 +5,6 @@ The transactions are the real ones; what lies between them (a log, a store) is a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from functools import lru_cache
 from types import SimpleNamespace
@@ -37,10 +36,10 @@ from tests.ledger import Ledger
 from tests.protocol.ground import TOPIC_ID
 from tests.protocol.judging import Passing, passings, seals_are_exact
 from tests.protocol.world import KEYS, World, settings_of
+from tests.support.soak import SOAK
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 
-SOAK: Final = bool(os.environ.get("FOREBAY_SOAK"))
 SETTINGS: Final = settings_of("shared_fs")
 REF: Final = World().ref
 

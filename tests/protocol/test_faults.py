@@ -5,7 +5,6 @@ Whoever was at it repeats it, or dies and another finishes it: one history, no h
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -24,10 +23,11 @@ from tests.ledger import Ledger
 from tests.protocol.judging import finished
 from tests.protocol.scenarios import SCENARIOS, Scenario
 from tests.protocol.world import KEYS, Node, World
+from tests.support.soak import SOAK
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 
-EVERY: Final = 1 if os.environ.get("FOREBAY_SOAK") else 2
+EVERY: Final = 1 if SOAK else 2
 """Of those who may finish it after a fault, every so many-th does: each fault at each call has at least one."""
 ATTEMPTS: Final = 4
 CASES: Final = [

@@ -6,7 +6,6 @@ acknowledgement, or for good; leases end while their owners are in the middle of
 
 from __future__ import annotations
 
-import os
 import random  # noqa: TID251  # seeded: the same schedule again
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -33,10 +32,11 @@ from tests.protocol.ground import GRACE_S
 from tests.protocol.judging import check_world
 from tests.protocol.scenarios import orphans_are_swept
 from tests.protocol.world import KEYS, Node, World
+from tests.support.soak import SOAK
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 
-SEEDS: Final = 20_000 if os.environ.get("FOREBAY_SOAK") else 400
+SEEDS: Final = 20_000 if SOAK else 400
 PARTS: Final = 4
 TICKS: Final = 240
 STEPS_MAX: Final = 60

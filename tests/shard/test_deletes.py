@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random  # noqa: TID251  # seeded: the same run again
 from collections.abc import Iterator
 from typing import Final
@@ -20,8 +19,9 @@ from forebay.topics import Durability
 from tests.ledger import Ledger
 from tests.protocol.ground import GRACE_S
 from tests.protocol.world import KEYS, MODES, Node, World
+from tests.support.soak import SOAK
 
-STREAMS: Final = 400 if os.environ.get("FOREBAY_SOAK") else 40
+STREAMS: Final = 400 if SOAK else 40
 
 
 def live(node: Node, start: int = 0) -> list[int]:

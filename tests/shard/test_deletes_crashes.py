@@ -5,7 +5,6 @@ Recovered by the same directory or, where that is possible, by another.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -19,11 +18,12 @@ from forebay.topics import Durability
 from tests.ledger import Ledger
 from tests.protocol.ground import GRACE_S
 from tests.protocol.world import MODES, Node, World
+from tests.support.soak import SOAK
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 
-STATES_MAX: Final = 16 if os.environ.get("FOREBAY_SOAK") else 2
-NAMES_MAX: Final = 8 if os.environ.get("FOREBAY_SOAK") else 2
+STATES_MAX: Final = 16 if SOAK else 2
+NAMES_MAX: Final = 8 if SOAK else 2
 NOTE: Final = "ended"
 
 

@@ -24,8 +24,8 @@ from forebay.spark import delivery
 from forebay.spark.sink import BATCH_ID, ForebayStreamWriter, plan_stream_write
 from forebay.spark.source import ForebayDataSource
 from forebay.spark.target import Target
-from tests.dying import die_together, die_with_all
 from tests.spark.stream_child import SETTINGS
+from tests.support.processes import die_together, die_with_all
 
 TOPIC: Final = "shop/orders"
 STEPS: Final = ("writing", "staged", "offered", "attached", "committed", "next batch")

@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from forebay.spark.session import SETTINGS as CHOSEN
 from forebay.spark.session import session
-from tests.children import Child
+from tests.support.processes import Child
 
 ROOT: Final = Path(__file__).parents[2]
 SOON_UP: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

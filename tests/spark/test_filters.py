@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -49,6 +48,7 @@ from tests.moves import rig
 from tests.spark.edges import edged_topic, edges_of, misses_at_edges, read_rows, splits_of
 from tests.spark.mixed import TOPIC, Mixed
 from tests.spark.topics import SETTINGS, TIME, Filled, Row, skip_offsets
+from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.slow
 
@@ -126,7 +126,7 @@ def test_each_filter_lets_through_what_a_plain_computation_does(
 
 
 @given(cases=st.lists(st.sampled_from(_SOME), min_size=2, max_size=4))
-@settings(max_examples=5_000 if os.environ.get("FOREBAY_SOAK") else 20)
+@settings(max_examples=5_000 if SOAK else 20)
 def test_filters_together_let_through_what_passes_all(
     mixed: Mixed, loaded: tuple[Snapshot, tuple[Range, ...]], cases: list[tuple[Filter, str, Test]]
 ) -> None:

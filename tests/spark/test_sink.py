@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -27,10 +26,10 @@ from forebay.spark.sink import QUERY_ID, WrittenBatch
 from tests.ledger import Ledger
 from tests.spark.killed_sink import STEPS, TOPIC, run
 from tests.spark.topics import SETTINGS
+from tests.support.soak import SOAK
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]  # a busy machine starts Spark in a minute
 
-SOAK: Final = bool(os.environ.get("FOREBAY_SOAK"))
 BATCHES: Final = 3
 ROWS: Final = 500
 KILLS: Final = [("offered", "nobody"), ("committed", "this process")]

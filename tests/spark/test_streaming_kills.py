@@ -13,13 +13,12 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.children import hear
 from tests.ledger import Ledger
 from tests.moves import rig
 from tests.spark.mixed import Mixed
 from tests.spark.stream_child import Orders, run, running, sunk
-
-SOAK = bool(os.environ.get("FOREBAY_SOAK"))
+from tests.support.processes import hear
+from tests.support.soak import SOAK
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(3600 if SOAK else 600)]
 

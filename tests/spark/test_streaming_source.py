@@ -19,12 +19,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 import forebay
 from forebay.clock import SystemClock
 from forebay.settings import RetentionSettings
-from tests.children import hear, tell
 from tests.ledger import Ledger
 from tests.moves import rig
 from tests.moves.rig import shard_of
 from tests.spark.mixed import Mixed
 from tests.spark.topics import SETTINGS, Filled, Row, in_order
+from tests.support.processes import hear, tell
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 

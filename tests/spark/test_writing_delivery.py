@@ -37,14 +37,14 @@ from forebay.testing.inside import inside
 from tests.ledger import Ledger
 from tests.moves.rig import state_of
 from tests.spark.topics import SETTINGS
-from tests.storage.rig import until
+from tests.support.soak import SOAK
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 
 TOPIC: Final = "shop/orders"
 VALUES: Final = [b"%d" % number for number in range(40)]
 WAITING: Final = "60"
-SOAK: Final = bool(os.environ.get("FOREBAY_SOAK"))
 
 
 class Place:

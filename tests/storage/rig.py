@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from forebay.clock import SystemClock
 from forebay.disk import File, Lock, SystemDisk
 from forebay.records import Bytes, Record
 from forebay.settings import Settings
@@ -17,7 +15,6 @@ from forebay.storage import Topic
 from forebay.testing.inside import inside
 from forebay.wal.log import Wal
 
-PATIENCE = 60.0
 QUICK: dict[str, dict[str, object]] = {
     "wal": {"sync_interval_ms": 20, "mark_interval_ms": 20, "flush_interval_ms": 5, "free_bytes_min": 0},
     "runtime": {"maintenance_interval_ms": 5},
@@ -27,16 +24,6 @@ QUICK: dict[str, dict[str, object]] = {
 def quick(**wal: object) -> Settings:
     """Settings whose timers run fast, changed by the given ones of the log."""
     return Settings.load(overrides={**QUICK, "wal": {**QUICK["wal"], **wal}})
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Return once the condition holds; fail if it does not in a long time."""
-    clock = SystemClock()
-    waiting = threading.Event()
-    deadline = clock.monotonic() + PATIENCE
-    while not condition():
-        assert clock.monotonic() < deadline, "waited in vain"
-        waiting.wait(0.002)
 
 
 def values(records: Iterable[Record]) -> list[bytes | None]:

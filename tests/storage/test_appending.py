@@ -19,7 +19,8 @@ from forebay.partitioning import partition_of_key, partition_of_producer
 from forebay.settings import WalSettings
 from forebay.storage.append import Appender
 from forebay.testing.clock import ManualClock
-from tests.storage.rig import QUICK, WatchedDisk, quick, until, values, wal_of
+from tests.storage.rig import QUICK, WatchedDisk, quick, values, wal_of
+from tests.support.waiting import until
 
 KAFKA = {b"21": -973932308, b"foobar": -790332482, b"a-little-bit-long-string": -985981536}
 """murmur2 of these keys as Kafka's own tests have it."""

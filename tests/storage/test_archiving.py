@@ -25,7 +25,8 @@ from forebay.storage.deletions import Deletions
 from forebay.storage.loads import Loads
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
-from tests.storage.rig import PATIENCE, QUICK
+from tests.storage.rig import QUICK
+from tests.support.waiting import PATIENCE
 
 
 def _settings(tmp_path: Path, **groups: object) -> Settings:

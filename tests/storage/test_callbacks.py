@@ -22,8 +22,9 @@ from forebay.records import Reason
 from forebay.shard import SegmentShard
 from forebay.testing.inside import inside
 from forebay.wal.removing import Removals
-from tests.storage.rig import PATIENCE, QUICK, WatchedDisk, quick, until, values, wal_of
+from tests.storage.rig import QUICK, WatchedDisk, quick, values, wal_of
 from tests.storage.test_workers import shared
+from tests.support.waiting import PATIENCE, until
 
 CLASSES = ("memory", "disk", "fsync")
 

@@ -16,7 +16,8 @@ from forebay.clock import SystemClock
 from forebay.format.batch import encode_rows
 from forebay.loads.prepare import LoadPlace, manifest_of, write_segment
 from forebay.testing.inside import inside
-from tests.storage.rig import QUICK, until
+from tests.storage.rig import QUICK
+from tests.support.waiting import until
 
 TOPICS = 12
 CONTAINERS = (dict, list, set, deque, weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)

@@ -17,7 +17,8 @@ from forebay.testing.inside import InsideHistory, inside
 from forebay.wal import upkeep
 from forebay.wal.files import LogFile, SealedFile
 from forebay.wal.sealing import Damage
-from tests.storage.rig import QUICK, until, values
+from tests.storage.rig import QUICK, values
+from tests.support.waiting import until
 
 LARGE = 40_000
 """A record of this size stays in a frame of its own."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,9 @@ import pytest
 
 import forebay
 from forebay.disk import SystemDisk, machine
-from tests.storage.rig import QUICK, until, wal_of
+from tests.storage.rig import QUICK, wal_of
+from tests.support.soak import SOAK
+from tests.support.waiting import until
 
 BESIDE = 24
 """What a process has open beside log files: standard streams, the metadata store, locks; one directory per thread."""
@@ -55,7 +56,7 @@ def test_appends_go_on_where_the_program_has_taken_every_other_descriptor(tmp_pa
 
 @pytest.mark.slow
 def test_hundreds_of_topics_stay_within_the_default(tmp_path: Path) -> None:
-    topics = 800 if os.environ.get("FOREBAY_SOAK") else 200
+    topics = 800 if SOAK else 200
     found = burst(tmp_path, topics=topics, threads=8, durability="disk", descriptors_max=128)
 
     assert found["errors"] == []

@@ -12,7 +12,8 @@ from forebay.settings import MetadataSettings, Settings, StorageSettings, StoreS
 from forebay.shard import ShardRef
 from forebay.storage import Storage
 from forebay.testing.inside import inside
-from tests.storage.rig import until, values, wal_of
+from tests.storage.rig import values, wal_of
+from tests.support.waiting import until
 
 
 def _settings(tmp_path: Path) -> Settings:

@@ -16,7 +16,8 @@ import forebay.aio
 from forebay import EARLIEST, LATEST, Conflict, Invalid, Position
 from forebay.progress import ReaderName
 from forebay.testing.inside import inside
-from tests.storage.rig import QUICK, until
+from tests.storage.rig import QUICK
+from tests.support.waiting import until
 
 SLOW = {**QUICK, "progress": {"flush_interval_ms": 600_000}}
 

@@ -17,8 +17,9 @@ from forebay.storage.background.limits import LimitsWorker
 from forebay.testing.inside import inside
 from forebay.wal.files import LogFile
 from forebay.wal.sealing import Sealer
-from tests.storage.rig import QUICK, WatchedDisk, until
+from tests.storage.rig import QUICK, WatchedDisk
 from tests.storage.test_workers import Gate
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 

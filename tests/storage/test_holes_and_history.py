@@ -11,7 +11,8 @@ from forebay import Unavailable
 from forebay.records import Gap, Reason
 from forebay.settings import Settings
 from forebay.storage import Storage
-from tests.storage.rig import QUICK, WatchedDisk, no_indexes, until, values, wal_of
+from tests.storage.rig import QUICK, WatchedDisk, no_indexes, values, wal_of
+from tests.support.waiting import until
 
 
 def _settings(tmp_path: Path) -> Settings:

@@ -34,7 +34,8 @@ from forebay.shard import ShardRef
 from forebay.storage.streams import Stream
 from forebay.testing.inside import inside
 from tests.looking import EXPORTED, GROUP, TOPIC, UNUSED, VALUES, begin_owner, end_owner, recorded, settings_of
-from tests.storage.rig import until, values
+from tests.storage.rig import values
+from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module", params=["wait", "die"], ids=["owner alive", "owner killed"])

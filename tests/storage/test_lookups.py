@@ -17,7 +17,8 @@ from forebay.storage.background import limits
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from tests.moves.rig import shard_of
-from tests.storage.rig import QUICK, until, values
+from tests.storage.rig import QUICK, values
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,8 @@ from forebay.metadata import Change, Compacted
 from forebay.shard import SegmentShard, ShardRef
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
-from tests.storage.rig import QUICK, WatchedDisk, quick, until, values, wal_of
+from tests.storage.rig import QUICK, WatchedDisk, quick, values, wal_of
+from tests.support.waiting import until
 
 
 def test_what_was_appended_is_there_after_reopening_and_the_end_was_clean(tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ import pytest
 
 import forebay
 from forebay.testing.inside import inside
-from tests.children import Child, hear, tell
 from tests.ledger import Ledger
 from tests.storage.children import ACTS, SMALL
-from tests.storage.rig import QUICK, until, values
+from tests.storage.rig import QUICK, values
+from tests.support.processes import Child, hear, tell
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,8 @@ import pytest
 import forebay
 from forebay import EARLIEST, LATEST, DataLoss, Gap, Invalid, Position, Reason, Record, Storage, Topic, Unavailable
 from forebay.testing.inside import inside
-from tests.storage.rig import PATIENCE, QUICK, WatchedDisk, quick, until, values, wal_of
+from tests.storage.rig import QUICK, WatchedDisk, quick, values, wal_of
+from tests.support.waiting import PATIENCE, until
 
 
 @pytest.fixture

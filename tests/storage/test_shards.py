@@ -15,8 +15,9 @@ from forebay.engines import SegmentEngine
 from forebay.metadata import Compare, MetadataStore, Operation, Outcome, Put
 from forebay.shard import ShardRef
 from forebay.testing.inside import inside
-from tests.storage.rig import PATIENCE, QUICK, WatchedDisk, quick, values
+from tests.storage.rig import QUICK, WatchedDisk, quick, values
 from tests.storage.test_workers import Gate
+from tests.support.waiting import PATIENCE
 
 FAILOVER = 50
 

@@ -19,7 +19,8 @@ from forebay.storage.background.sync import SyncWorker
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import InsideSync, inside
 from tests.engines.homes import SegmentHome
-from tests.storage.rig import WatchedDisk, quick, until, values
+from tests.storage.rig import WatchedDisk, quick, values
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 

@@ -19,8 +19,9 @@ from forebay.testing.inside import inside
 from forebay.wal.files import LogFile
 from forebay.wal.healing import rebuild
 from forebay.wal.sealing import Sealer
-from tests.storage.rig import PATIENCE, WatchedDisk, quick, until, wal_of
+from tests.storage.rig import WatchedDisk, quick, wal_of
 from tests.storage.test_upkeep import _entry, stepped
+from tests.support.waiting import PATIENCE, until
 
 
 class Gate:

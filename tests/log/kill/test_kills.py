@@ -25,10 +25,10 @@ from forebay.topics import Durability
 from tests.ledger import Ledger
 from tests.log.kill.zygote import SETTINGS, Life
 from tests.log.rig import Rig
+from tests.support.soak import SOAK
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 
-SOAK: Final = bool(os.environ.get("FOREBAY_SOAK"))
 RANDOM_KILLS: Final = 400 if SOAK else 28
 NAMED_ROUNDS: Final = 10 if SOAK else 2
 NAMED: Final = (

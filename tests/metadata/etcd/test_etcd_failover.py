@@ -15,9 +15,10 @@ from forebay.errors import Indeterminate, Unavailable
 from forebay.metadata import Absent, Change, Put, RevisionIs, SessionEnded, Watch
 from forebay.metadata.etcd import EtcdMetadata
 from tests.ledger import Ledger
-from tests.metadata.etcd.cluster import Cluster, free_ports, until
+from tests.metadata.etcd.cluster import Cluster, free_ports
 from tests.metadata.etcd.conftest import OpenStore
 from tests.metadata.etcd.proxy import Proxy
+from tests.support.waiting import until
 
 
 @dataclass

@@ -25,8 +25,9 @@ from forebay.metadata.etcd import EtcdMetadata, store, watch
 from forebay.testing.clock import ManualClock
 from forebay.testing.contracts.metadata.calls import drain, keys_under, put
 from forebay.testing.inside import inside
-from tests.metadata.etcd.cluster import Cluster, text, until
+from tests.metadata.etcd.cluster import Cluster, text
 from tests.metadata.etcd.conftest import OpenStore
+from tests.support.waiting import until
 
 
 def test_session_keys_are_seen_and_touched_by_nobody(store: EtcdMetadata, cluster: Cluster) -> None:

@@ -24,8 +24,8 @@ from forebay.spark.lake.decoding import Decoding
 from forebay.spark.lake.files import Outlet
 from forebay.spark.location import Location
 from forebay.spark.snapshot import plan
-from tests.dying import die_together, die_with_all
 from tests.spark.stream_child import SETTINGS
+from tests.support.processes import die_together, die_with_all
 
 TOPIC: Final = "shop/orders"
 _WHEN: Final = "FOREBAY_KILLED_WHEN"

@@ -27,7 +27,7 @@ from forebay.spark.location import Location
 from forebay.spark.planning import Range
 from forebay.spark.scan import read_split
 from forebay.spark.snapshot import Snapshot, plan
-from tests.dying import die_at
+from tests.support.processes import die_at
 
 
 class LocalFrame:

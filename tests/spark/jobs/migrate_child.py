@@ -17,7 +17,7 @@ from forebay.blobs import DirectoryStore
 from forebay.spark.jobs import migrate
 from forebay.spark.jobs.units import Outcome
 from forebay.spark.location import Location
-from tests.dying import die_at
+from tests.support.processes import die_at
 
 STEPS: dict[str, Callable[[], None]] = {
     "object stored": lambda: die_at(DirectoryStore, "upload", call=3),

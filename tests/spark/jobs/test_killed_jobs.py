@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -21,8 +20,7 @@ from forebay.spark.upkeep import named_files
 from tests.ledger import Ledger
 from tests.spark.jobs.killed_job import TOPIC, run
 from tests.spark.topics import SETTINGS
-
-SOAK: Final = bool(os.environ.get("FOREBAY_SOAK"))
+from tests.support.soak import SOAK
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(3600 if SOAK else 600)]
 

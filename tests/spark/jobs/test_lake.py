@@ -39,10 +39,10 @@ from tests.blobs.servers import ACCESS_KEY, BUCKET, SECRET_KEY
 from tests.ledger import Ledger
 from tests.spark.jobs.lake_child import Halves, append, local_frame
 from tests.spark.topics import SETTINGS
+from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.slow
 
-SOAK: Final = bool(os.environ.get("FOREBAY_SOAK"))
 SCHEMA: Final = "id BIGINT NOT NULL, total DOUBLE, at TIMESTAMP, lines ARRAY<STRUCT<sku: STRING, pieces: INT>>"
 BAD: Final = (b"no json", b'{"id":"seven"}', None, b'{"total":1.5}', b"[1]")
 AT: Final = datetime(2026, 11, 15, 12, 30, tzinfo=UTC)

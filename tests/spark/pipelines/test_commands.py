@@ -21,6 +21,7 @@ from forebay.spark.pipelines.progress import SinkProgress
 from tests.cli.rig import COMMAND, Outcome, Shell
 from tests.ledger import Ledger
 from tests.spark.pipelines import revenue
+from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 _SESSIONS: Final = importlib.import_module("forebay.spark.session")
 """The module: its name is also that of a function."""
 _DEADLINE_SECONDS: Final = 300
-_SIGNALS: Final = (signal.SIGINT, signal.SIGKILL) if os.environ.get("FOREBAY_SOAK") else (signal.SIGINT,)
+_SIGNALS: Final = (signal.SIGINT, signal.SIGKILL) if SOAK else (signal.SIGINT,)
 
 
 @pytest.fixture

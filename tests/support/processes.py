@@ -1,12 +1,29 @@
-"""Processes that end themselves with kill -9, at a step of their work."""
+"""Child processes of tests: talking with one a line at a time, and processes that end themselves with kill -9."""
 
 from __future__ import annotations
 
 import os
 import signal
-from typing import Any, Final, NoReturn
+import subprocess
+from typing import Any, Final, NoReturn, TypeAlias
 
+Child: TypeAlias = subprocess.Popen[str]
 _GROUP: Final = "FOREBAY_KILLED_GROUP"
+
+
+def hear(child: Child) -> str:
+    """The next line that the child says."""
+    assert child.stdout is not None
+    line = child.stdout.readline()
+    assert line, "the child has ended"
+    return line.rstrip("\n")
+
+
+def tell(child: Child) -> None:
+    """Let the child go on."""
+    assert child.stdin is not None
+    child.stdin.write("\n")
+    child.stdin.flush()
 
 
 def die() -> NoReturn:

@@ -1,0 +1,1 @@
+"""What tests of several areas share: soak runs, waiting, child processes, servers, places to run in."""
