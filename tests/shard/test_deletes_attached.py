@@ -6,7 +6,7 @@ import pytest
 
 from forebay.loads.book import LoadBook
 from forebay.records import Gap
-from forebay.shard.evicting import Weights
+from forebay.shard.eviction import weigh
 from forebay.shard.tiers import Tiers
 from tests.history.attached import LOAD, Land, Node, values
 
@@ -48,8 +48,7 @@ def test_records_of_a_load_are_deleted_and_counted_as_any_others(mode: str) -> N
 def _weighed_anew(node: Node) -> int:
     """What a shard that was just opened counts for."""
     shard = node.shard()
-    weights = Weights(shard.wal.files, Tiers(shard.wal, shard.archive), shard.archive.history)
-    return weights.between(0, shard.offsets().next)
+    return weigh(Tiers(shard.wal, shard.archive), 0, shard.offsets().next).bytes
 
 
 @pytest.mark.parametrize("committed", [True, False])

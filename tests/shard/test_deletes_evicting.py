@@ -10,7 +10,7 @@ from forebay.appends.ticket import Ticket
 from forebay.errors import Full
 from forebay.format.batch import Columns, encode_columns
 from forebay.records import Gap, Reason
-from forebay.shard.evicting import Weights
+from forebay.shard.eviction import weigh
 from forebay.topics import OnFull
 from tests.protocol.world import MODES, Node, World
 
@@ -25,12 +25,6 @@ def _append(node: Node, count: int) -> list[int]:
     node.shard.settle(node.shard.stage_many(columns, None, Ticket()))
     node.shard.commit()
     return [record_bytes(value, None, None, ()) for value in values]
-
-
-def _weights(node: Node) -> Weights:
-    """One that remembers nothing yet."""
-    counted = node.shard._evicting._weights
-    return Weights(counted._files, counted._tiers, counted._history)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -49,10 +43,7 @@ def test_bytes_are_counted_exactly_in_every_tier(mode: str) -> None:
 
     for start in range(len(sizes)):
         for stop in range(start, len(sizes) + 1):
-            assert _weights(node).between(start, stop) == sum(sizes[start:stop]), (start, stop)
-    growing = _weights(node)
-    for stop in range(5, len(sizes) + 1):
-        assert growing.between(3, stop) == sum(sizes[3:stop])
+            assert weigh(node.shard._tiers, start, stop).bytes == sum(sizes[start:stop]), (start, stop)
 
 
 @pytest.mark.parametrize("mode", MODES)

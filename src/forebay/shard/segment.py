@@ -27,7 +27,7 @@ from forebay.shard.archive import Archive, OwnedPast
 from forebay.shard.decision import RecoveryDecision, Situation, Source, decide, told_of
 from forebay.shard.deletes import Deletes
 from forebay.shard.deletion import DeleteBefore, DeleteKey, DeleteRange, DeleteTag, Deletion
-from forebay.shard.evicting import Evicting, Weights
+from forebay.shard.eviction import Eviction
 from forebay.shard.inheritance import known_in_history, known_in_log
 from forebay.shard.lookups import PAGE_RECORDS, Lookups, Sought
 from forebay.shard.places import is_local
@@ -79,8 +79,8 @@ class SegmentShard:
         self.deletes = Deletes(wal, self._tiers, self._visible, past, before)
         self.lookups = Lookups(wal, self._tiers, lambda: self._visible.ended)
         self._retention = settings.retention
-        weights = Weights(wal.files, self._tiers, past.history)
-        self._evicting = Evicting(wal, self.deletes, Limits.of(ref.spec, self._retention), self._tiers, weights)
+        limits = Limits.of(ref.spec, self._retention)
+        self._eviction = Eviction(wal, self.deletes, limits, self._tiers, past.history)
         self._archive: Archive | None = None
         if isinstance(past, OwnedPast):
             disk, clock = wal.writer.disk, wal.writer.clock
@@ -98,14 +98,14 @@ class SegmentShard:
 
     def stage_one(self, entry: Entry, size: int) -> Ticket:
         """See `OwnedShard`; `Full` where the topic refuses appends at its caps."""
-        if self._evicting.limits.rejects:
-            return self._evicting.stage_one(entry, size)
+        if self._eviction.limits.rejects:
+            return self._eviction.stage_one(entry, size)
         return self.wal.stage_one(entry, size)
 
     def stage_many(self, columns: ColumnBytes, producing: Producing | None, ticket: Ticket) -> Ticket:
         """See `OwnedShard`; `Full` where the topic refuses appends at its caps."""
-        if self._evicting.limits.rejects:
-            return self._evicting.stage_many(columns, producing, ticket)
+        if self._eviction.limits.rejects:
+            return self._eviction.stage_many(columns, producing, ticket)
         return self.wal.stage_many(columns, producing, ticket)
 
     def settle(self, ticket: Ticket) -> int:
@@ -155,16 +155,16 @@ class SegmentShard:
 
     def evict(self, now_ms: int) -> Evicted:
         """See `OwnedShard`."""
-        return self._evicting.evict(now_ms)
+        return self._eviction.evict(now_ms)
 
     def holding(self) -> Holding:
         """See `OwnedShard`."""
-        return self._evicting.holding()
+        return self._eviction.holding()
 
     def adopt(self, spec: TopicSpec) -> None:
         """Go by this definition of the same topic from now on: its limits have changed, or its partitions."""
         self.ref = ShardRef(spec, self.ref.partition)
-        self._evicting.limits = Limits.of(spec, self._retention)
+        self._eviction.limits = Limits.of(spec, self._retention)
 
     def check_owner(self) -> None:
         """Stop for ever if the session in which the shard was acquired has ended."""

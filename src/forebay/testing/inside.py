@@ -113,7 +113,8 @@ class InsideTopic:
         return {
             "committing": lambda: is_held(shard.wal.committing),
             "queue": lambda: is_held(shard.wal.queue.lock),
-            "counting": shard._evicting._counting.locked,
+            "limits": shard._eviction._passing.locked,
+            "caps": shard._eviction._count.lock.locked,
             "changing": lambda: is_held(shard.deletes._changing),
             "working": shard.archive._working.locked,
         }

@@ -1,0 +1,171 @@
+"""The running byte count of a shard is what counting all of its tiers again gives, whatever has happened to it."""
+
+from __future__ import annotations
+
+from threading import Thread
+from typing import Final
+
+import msgspec
+import pytest
+
+from forebay.appends.queue import AppendQueue, Entry, record_bytes
+from forebay.appends.ticket import Ticket
+from forebay.errors import ForebayError, Full
+from forebay.format.batch import Columns, encode_columns
+from forebay.records import Headers
+from forebay.shard.eviction import weigh
+from forebay.shard.tiers import Tiers
+from forebay.topics import OnFull
+from forebay.wal.files import SealedFile
+from forebay.wal.retention import drop_file
+from tests.ledger import Ledger
+from tests.shard.test_cover import ACTS, Model
+
+WEIGHTS: Final = {**dict.fromkeys(ACTS, 2), "append": 6, "evict": 2, "fail": 1}
+STEPS: Final = 40
+
+
+class Capped(Model):
+    """A shard that refuses appends at a cap that it never reaches, and one that evicts by it at times."""
+
+    def __init__(self, mode: str, seed: int) -> None:
+        super().__init__(mode, seed)
+        self.adopt(1 << 40, OnFull.REJECT_NEW)
+
+    def adopt(self, cap_bytes: int, on_full: OnFull) -> None:
+        self.shard.adopt(msgspec.structs.replace(self.land.spec, cap_bytes=cap_bytes, on_full=on_full))
+
+    def append(self) -> None:
+        """Single records and batches, with keys, tags and headers; some are still queued when the next is staged."""
+        shard, chance = self.shard, self.chance
+        tickets = []
+        for _ in range(chance.randint(1, 4)):
+            key, tag = chance.choice((None, b"", b"key")), chance.choice((None, "", "tág"))
+            headers: Headers = chance.choice(((), (("name", b"value"), ("none", None))))
+            value = chance.choice((None, b"", b"v" * chance.randint(0, 300)))
+            if chance.random() < 0.5:
+                entry = Entry(value, key, tag, headers, 1, None, Ticket())
+                tickets.append(shard.stage_one(entry, record_bytes(value, key, tag, headers)))
+            else:
+                rows = chance.randint(1, 5)
+                columns = Columns([value] * rows, [1] * rows, [key] * rows, [tag] * rows, [headers] * rows)
+                tickets.append(shard.stage_many(encode_columns(columns), None, Ticket()))
+        for ticket in tickets:
+            first = shard.settle(ticket)
+            self.records.update((first + place, b"") for place in range(ticket.count))
+        shard.flush()
+
+    def fail(self) -> None:
+        """The log fails under an append that waits, and is healed."""
+        wal = self.shard.wal
+        if wal.writer.active is not None:
+            ticket = self.shard.stage_one(Entry(b"lost", None, None, (), 1, None, Ticket()), 20)
+            wal.fail_file(wal.writer.active, OSError("the disk is away"))
+            with pytest.raises(ForebayError):
+                self.shard.settle(ticket)
+            assert wal.heal()
+
+    def evict(self) -> None:
+        held = self.shard.holding().bytes
+        self.adopt(max(1, held * 3 // 4), OnFull.DISCARD_OLD)
+        if not self.waiting:
+            self.shard.evict(0)
+        self.adopt(1 << 40, OnFull.REJECT_NEW)
+
+    def reopen(self) -> None:
+        super().reopen()
+        self.adopt(1 << 40, OnFull.REJECT_NEW)
+
+    def check(self) -> None:
+        """The count, and a recount."""
+        shard = self.shard
+        held = shard.holding()
+        assert held.bytes == weigh(shard._tiers, held.earliest, held.head).bytes
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("mode", ["shared_fs", "local"])
+def test_the_count_is_what_a_recount_gives(mode: str, seed: int, ledger: Ledger) -> None:
+    model = Capped(mode, seed)
+    acts = {**ACTS, "append": Capped.append, "reopen": Capped.reopen, "evict": Capped.evict, "fail": Capped.fail}
+    for _ in range(STEPS):
+        act = model.chance.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+        acts[act](model)
+        model.check()
+        ledger.count("byte counts", act=act)
+
+
+def _entry(value: bytes) -> Entry:
+    return Entry(value, None, None, (), 1, None, Ticket())
+
+
+def test_an_append_at_a_cap_reads_no_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Capped("shared_fs", 1)
+    model.append()
+    shard = model.shard
+    held = shard.holding().bytes
+    model.adopt(held + 5 * 17, OnFull.REJECT_NEW)
+    tickets = [shard.stage_one(_entry(b"1"), 17)]
+
+    def never(*_: object) -> None:
+        raise AssertionError("an append reads no tier")
+
+    monkeypatch.setattr(Tiers, "read", never)
+    monkeypatch.setattr(Tiers, "cover", never)
+    tickets += [shard.stage_one(_entry(b"2"), 17) for _ in range(2)]
+    for ticket in tickets:
+        shard.settle(ticket)
+    tickets = [shard.stage_one(_entry(b"3"), 17) for _ in range(2)]
+    with pytest.raises(Full):
+        shard.stage_one(_entry(b"4"), 17)
+
+    monkeypatch.undo()
+    for ticket in tickets:
+        shard.settle(ticket)
+    assert shard.holding().bytes == held + 5 * 17
+
+
+def test_records_that_compaction_took_out_count_until_their_local_file_is_removed() -> None:
+    model = Capped("shared_fs", 1)
+    for _ in range(3):
+        model.append()
+        model.export()
+    model.append()
+    shard = model.shard
+    before = shard.holding().bytes
+    shard.deletes.delete_range(0, 3)
+    model.compact()
+    shard.archive.retain()
+    assert shard.holding().bytes == before
+
+    for file in shard.wal.files.all[:-1]:
+        assert isinstance(file, SealedFile)
+        drop_file(model.land.disk, shard.wal.files, file)
+
+    assert shard.holding().bytes < before
+    model.check()
+
+
+def test_a_count_between_publication_and_answer_counts_an_append_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Capped("shared_fs", 1)
+    shard = model.shard
+    counted: list[int] = []
+    acknowledge = AppendQueue.acknowledge
+
+    def count() -> None:
+        count = shard._eviction._count
+        count.count()
+        with count.lock:
+            counted.append(count.known() or 0)
+
+    def late(queue: AppendQueue) -> None:
+        thread = Thread(target=count)
+        thread.start()
+        thread.join(30)
+        acknowledge(queue)
+
+    monkeypatch.setattr(AppendQueue, "acknowledge", late)
+    shard.settle(shard.stage_one(_entry(b"1"), 17))
+
+    assert counted == [17]
+    assert shard.holding().bytes == 17
