@@ -18,18 +18,18 @@ from forebay.appends.waiting import is_inside
 logger = logging.getLogger(__name__)
 
 
-class Settled(Protocol):
+class Answered(Protocol):
     """An append whose outcome is known and whose callbacks are due."""
 
     def call_back(self) -> None:
-        """Call each callback that nobody has called yet."""
+        """Run each callback that has not run yet."""
 
 
 class _Here(threading.local):
     """What this thread is working through, if it is."""
 
     def __init__(self) -> None:
-        self.queues: deque[deque[Settled]] = deque()
+        self.queues: deque[deque[Answered]] = deque()
         self.running = threading.RLock()
         """A lock of one thread, as a mark that no exception at any instant leaves behind."""
         self.is_running = is_inside(self.running)
@@ -43,7 +43,7 @@ def in_callback() -> bool:
     return _HERE.is_running()
 
 
-def call_back(due: deque[Settled]) -> None:
+def call_back(due: deque[Answered]) -> None:
     """Call all that is due. Inside a callback only later: a callback that appends must not nest without end."""
     queues = _HERE.queues
     queues.append(due)
@@ -56,7 +56,7 @@ def call_back(due: deque[Settled]) -> None:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """What becomes due inside is called back at the end: whoever takes a lock inside has given it back by then."""
+    """Callbacks that become due inside run at the end, when a lock that was taken inside is released."""
     try:
         with _HERE.running:
             yield
@@ -65,9 +65,9 @@ def deferred() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def left_due() -> Iterator[list[deque[Settled]]]:
+def left_due() -> Iterator[list[deque[Answered]]]:
     """What becomes due inside is not called back here. At the end the list names the queues: another thread calls."""
-    left: list[deque[Settled]] = []
+    left: list[deque[Answered]] = []
     with _HERE.running:
         try:
             yield left
@@ -76,12 +76,12 @@ def left_due() -> Iterator[list[deque[Settled]]]:
             _HERE.queues.clear()
 
 
-def _emptied(due: deque[Settled]) -> None:
+def _emptied(due: deque[Answered]) -> None:
     while due:
         try:
-            settled = due[0]
-            settled.call_back()
-            due.remove(settled)
+            answered = due[0]
+            answered.call_back()
+            due.remove(answered)
         except (IndexError, ValueError):
             continue  # another thread was quicker
 
@@ -97,7 +97,7 @@ class Waking:
         self._name = name
 
     def call_back(self) -> None:
-        """See `Settled`."""
+        """See `Answered`."""
         wake_all(self._wakers, self._name)
 
 

@@ -117,7 +117,7 @@ class ProducerWindow:
         """Remember acknowledged appends. Forgets the producer that has been silent longest beyond the limit."""
         known = self._producers.get(entry.producer) or Producer()
         known.add(entry, self._appends_max)
-        # Only now: whoever is in the window has at least one append, whatever interrupts this.
+        # Only now: a producer in the window has at least one append, whatever interrupts this.
         self._producers[entry.producer] = known
         self._producers.move_to_end(entry.producer)
         if len(self._producers) > self._producers_max:

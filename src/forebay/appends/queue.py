@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from forebay.appends.callbacks import Settled
+from forebay.appends.callbacks import Answered
 from forebay.appends.producer_window import ProducerWindow, check_repeat
 from forebay.appends.ticket import Ticket
 from forebay.appends.waiting import INSIDE, is_inside
@@ -114,8 +114,8 @@ class AppendQueue:
         self.lock = RankedRLock(Rank.QUEUE, "appends.queue")
         """Its owner is known, so that a signal handler that comes in between is refused. Never entered twice."""
         self._is_inside = is_inside(self.lock)
-        self.due: deque[Settled] = deque()
-        """Settled appends that have somebody to call once no lock is held."""
+        self.due: deque[Answered] = deque()
+        """Answered appends whose callbacks run once no lock is held."""
         self.window = window
         self.taken: list[PendingFrame] = []
         self._frames: list[PendingFrame] = [PendingFrame(next_offset)]
@@ -135,7 +135,7 @@ class AppendQueue:
 
     @property
     def first(self) -> int:
-        """The first offset whose append is not settled; the next one to assign if there is none."""
+        """The first offset whose append is not answered; the next one to assign if there is none."""
         with self.lock:
             return (self.taken or self._frames)[0].base
 
@@ -150,8 +150,8 @@ class AppendQueue:
     def stage_one(self, entry: Entry, size: int) -> Ticket:
         """Queue one record. On return it has its offset (`ticket.offset`); nothing is written yet.
 
-        A repeat of an append still on its way settles together with it; one of an acknowledged append
-        is settled on return. Raises `QueueFull`, the refusal of the shard, or `Conflict` for a sequence
+        A repeat of an append still on its way is answered together with it; one of an acknowledged append
+        is answered on return. Raises `QueueFull`, the refusal of the shard, or `Conflict` for a sequence
         out of step.
         """
         if self._is_inside():
@@ -218,7 +218,7 @@ class AppendQueue:
         self._finish_failed()
 
     def _finish_failed(self) -> None:
-        """Settle what has failed. Cut short, the rest is settled by the next commit."""
+        """Answer the appends that have failed. Cut short, the next commit answers the rest."""
         while self._failing:
             frames, error = self._failing[0]
             for frame in frames:
@@ -232,7 +232,7 @@ class AppendQueue:
             self._failed, self._refusal = refusal, refusal or self._held
 
     def hold(self, refusal: ForebayError | None) -> None:
-        """As `refuse`, independently of it, for whoever wants the log to pause; `None` ends the pause."""
+        """As `refuse`, independently of it, for a caller that lets the log pause; `None` ends the pause."""
         with self.lock:
             self._held, self._refusal = refusal, self._failed or refusal
 
@@ -335,7 +335,7 @@ class AppendQueue:
 
 
 def _answered(ticket: Ticket) -> Ticket:
-    """Settle a repeat whose original is acknowledged; outside the lock, for its callback may append."""
+    """Answer a repeat whose original is acknowledged; outside the lock, for its callback may append."""
     if ticket.count == 0:
         ticket.finish()
     return ticket

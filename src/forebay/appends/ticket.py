@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from forebay.errors import ForebayError
 
 if TYPE_CHECKING:
-    from forebay.appends.callbacks import Settled
+    from forebay.appends.callbacks import Answered
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +35,8 @@ class Ticket:
             raise type(self.error)(*self.error.args)
         return self.offset
 
-    def finish(self, error: ForebayError | None = None, due: deque[Settled] | None = None) -> None:
-        """Settle the outcome, once. Cut short (Ctrl-C), it is repeated, and nobody who waits is forgotten.
+    def finish(self, error: ForebayError | None = None, due: deque[Answered] | None = None) -> None:
+        """Set the outcome, once, and wake the thread that waits for it. May be repeated if it was cut short (Ctrl-C).
 
         Under a lock of the log `due` takes those whose callers' own callbacks are to run once it is given back;
         `callback` is called at once and only wakes.
@@ -50,11 +50,11 @@ class Ticket:
             try:
                 self.callback(self)
             except Exception:
-                # The append is what it is; whoever wanted to hear of it may be gone (a closed event loop).
+                # The append is what it is; the receiver of the call may be gone (a closed event loop).
                 logger.exception("the callback of an append failed")
             self.callback = None
 
     def follow(self, repeat: Ticket) -> None:
-        """Settle `repeat` together with this append, whose repetition it is."""
+        """Answer `repeat` together with this append, whose repetition it is."""
         repeat.offset, repeat.count = self.offset, self.count
         self.followers = [*(self.followers or ()), repeat]

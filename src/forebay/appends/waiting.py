@@ -21,7 +21,7 @@ FOLLOW_SECONDS = 1.0
 
 
 def followed(ticket: Ticket) -> bool:
-    """Wait until the leader has settled this append; false if that takes suspiciously long."""
+    """Wait until the leader has answered this append; false if that takes suspiciously long."""
     gate = threading.Lock()
     gate.acquire()
     # Settling turns `done` true and then looks for a callback; here it is the other way round.
@@ -35,6 +35,6 @@ def is_held(lock: threading.RLock) -> bool:
 
 
 def is_inside(lock: threading.RLock) -> Callable[[], bool]:
-    """What tells whether the thread that asks holds the lock."""
+    """A function that says whether the thread that calls it holds the lock."""
     owned: Callable[[], bool] = lock._is_owned  # type: ignore[attr-defined]
     return owned

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from functools import partial
 
-from forebay.appends.callbacks import Settled, in_callback
+from forebay.appends.callbacks import Answered, in_callback
 from forebay.appends.ticket import Ticket
 from forebay.errors import ForebayError, Indeterminate
 from forebay.locks import Rank, RankedRLock
@@ -44,7 +44,7 @@ class Ack(Ticket):
         """What the shard settles."""
         return self
 
-    def finish(self, error: ForebayError | None = None, due: deque[Settled] | None = None) -> None:
+    def finish(self, error: ForebayError | None = None, due: deque[Answered] | None = None) -> None:
         """See `Ticket`."""
         super().finish(error, due)
         if self._wakers:

@@ -1,6 +1,6 @@
 """What time asks of a log: background writes and syncs, marks, rotation by age, sealing, healing.
 
-Called again and again by whoever owns the log's time: a maintenance thread, or a test by hand.
+Called again and again by a background worker, or by a test step by step.
 Runs beside appends and readers and holds the log's lock only for what touches the active file.
 """
 
@@ -254,14 +254,14 @@ class Upkeep:
         """Remember why a file is not sealed, and log it once."""
         place = self._wal.writer.place
         topic = str(place).partition("[")[0]
-        told = DataLoss(
+        stopped = DataLoss(
             f"{place}: {error}, and no other copy has what stood there: the file is not sealed, and nothing from it on "
             "is exported. Restore the file from a backup, or go on without these records: "
             f'"forebay topic export {topic} --accept-damage", or accept_damage=True'
         )
-        if self._stopped is None or str(self._stopped) != str(told):
-            logger.error("%s", told)
-        self._stopped = told
+        if self._stopped is None or str(self._stopped) != str(stopped):
+            logger.error("%s", stopped)
+        self._stopped = stopped
         self._retry_at = self._wal.writer.clock.monotonic() + DAMAGE_RETRY_SECONDS
 
     def _reframed(self, file: LogFile) -> LogFile:

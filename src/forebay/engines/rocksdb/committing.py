@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 class Commits:
     """The queue of a shard and the one writer it has at a time.
 
-    `write` takes what is in `queue.taken`, and publishes it; it sets `unsettled` before anything may be written.
+    `write` takes what is in `queue.taken`, and publishes it; it sets `in_doubt` before anything may be written.
     """
 
     def __init__(self, name: str, queue: AppendQueue, *, write: Callable[[], None], head: Callable[[], int]) -> None:
@@ -26,19 +26,19 @@ class Commits:
         self.group = GroupCommit(name, queue, self._commit)
         self._name = name
         self.failure: str | None = None
-        self.unsettled = False
+        self.in_doubt = False
         self._write = write
         self._head = head
 
     def failed(self, error: BaseException) -> None:
-        """A write ended in an exception: settle every waiter, and trust nothing if something may be written."""
+        """A write ended in an exception: answer every waiter, and trust nothing if something may be written."""
         queue = self.queue
         if queue.taken and queue.taken[-1].end <= self._head():
             # Published already: whatever failed then did not fail these appends.
             queue.acknowledge()
             return
         reason = str(error) or type(error).__name__
-        if not self.unsettled:
+        if not self.in_doubt:
             ours = isinstance(error, ForebayError)
             refusal = error if ours else Unavailable(f"{self._name}: not written ({reason})")
             queue.fail(refusal, refusal, self._head())  # type: ignore[arg-type]
@@ -54,7 +54,7 @@ class Commits:
         queue.fail(written, later, self._head())
 
     def _commit(self) -> None:
-        self.unsettled = False
+        self.in_doubt = False
         try:
             self.queue.take()
             if self.queue.taken:

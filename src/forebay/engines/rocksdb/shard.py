@@ -175,7 +175,7 @@ class RocksShard:
         batch.put(keys.counters, stance.counters.encode())
         # A reservation must not outlive a power loss less than the records it was made for.
         sync = self._syncs_before_ack or bounds is not self._bounds
-        self._commits.unsettled = True
+        self._commits.in_doubt = True
         self._database.write(batch, sync=sync)
         self._bounds = bounds
         self._publish(stance, synced=sync)
@@ -197,19 +197,19 @@ class RocksShard:
         self._commits.group.refuse_inside()
         with self._commits.group.lock:
             self._check_writable()
-            self._commits.unsettled = False
+            self._commits.in_doubt = False
             batch = self._database.batch()
             try:
                 stance = make(batch, self.stance)
                 if stance is None:
                     return
                 batch.put(self._shelf.keys.counters, stance.counters.encode())
-                self._commits.unsettled = True
+                self._commits.in_doubt = True
                 sync = self._syncs_before_ack
                 self._database.write(batch, sync=sync)
                 self._publish(stance, synced=sync)
             except BaseException as error:
-                if self._commits.unsettled:
+                if self._commits.in_doubt:
                     self._commits.failed(error)
                 raise
         self._commits.group.call_back()
