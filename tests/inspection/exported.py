@@ -18,7 +18,7 @@ from forebay.format.value import decode_value
 from forebay.metadata import MetadataStore, SqliteMetadata
 from forebay.topics import TopicSpec
 from forebay.wal.files import FileList, SealedFile
-from forebay.wal.survey import indexed_files
+from forebay.wal.recovery.survey import indexed_files
 from tests.cli.rig import Outcome, Shell, filled, snapshot
 
 KEYS = ShardKeys("shop", "orders", 0, "/forebay")

@@ -13,7 +13,7 @@ from forebay.testing.damage import Damage
 from forebay.testing.invariants import Violation
 from forebay.testing.trace import Note
 from forebay.topics import Durability
-from forebay.wal.removing import Removals, write_removals
+from forebay.wal.removals import Removals, write_removals
 from tests.log.rig import Simulated
 
 NOTE: Final = "removal"

@@ -37,10 +37,10 @@ from forebay.testing.history import (
 )
 from forebay.testing.trace import Note
 from forebay.topics import Durability, TopicSpec
-from forebay.wal.begin import Start, begin
 from forebay.wal.log import Wal
+from forebay.wal.recovery.resume import Start, resume
+from forebay.wal.recovery.survey import Survey, survey
 from forebay.wal.sealing import Sealer
-from forebay.wal.survey import Survey, survey
 from forebay.wal.upkeep import Upkeep
 from forebay.wal.writer import ShardPlace
 
@@ -202,7 +202,7 @@ class BareRig(Rig[D]):
         """Begin in a new epoch; unless told otherwise exactly where the local log ends."""
         self.epoch += 1
         found = facts if facts is not None else self.surveyed()
-        self.log = begin(
+        self.log = resume(
             found,
             start if start is not None else Start(next_offset=found.end),
             ShardPlace(self.directory, TOPIC_ID, 0, self.epoch, "shop/orders[0]"),

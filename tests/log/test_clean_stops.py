@@ -18,7 +18,7 @@ from forebay.testing.crashes import explore
 from forebay.testing.disk import SimulatedDisk, SimulatedFile
 from forebay.testing.invariants import check_log
 from forebay.topics import Durability
-from forebay.wal.survey import Survey, survey
+from forebay.wal.recovery.survey import Survey, survey
 from tests.log.removals import delete, move_floor
 from tests.log.rig import DIRECTORY, Rig, Simulated, after, simulated
 

@@ -12,7 +12,7 @@ from forebay.testing.crashes import crash_states, explore
 from forebay.testing.damage import Damage
 from forebay.testing.invariants import check_log, promises_follow_syncs
 from forebay.topics import Durability
-from forebay.wal.follow import FollowedLog
+from forebay.wal.readonly import FollowedLog
 from tests.log.checks import recover_and_go_on
 from tests.log.rig import DIRECTORY, SMALL, Rig, Simulated, after, simulated
 from tests.log.scenarios import fail_next

@@ -15,7 +15,7 @@ from forebay.errors import Closed, Fenced, ForebayError, Indeterminate, Moved, U
 from forebay.testing.history import Begun, Event, History, Outcome, Told
 from forebay.testing.invariants import check_log
 from forebay.topics import Durability
-from forebay.wal.begin import Start
+from forebay.wal.recovery.resume import Start
 from tests.log.checks import TAKEN, lost_owners_acknowledge_nothing
 from tests.log.rig import SMALL, Bare, BareRig, Rig, simulated, stage
 from tests.log.scenarios import fail_next, inside_next

@@ -15,7 +15,7 @@ from forebay.records import Reason
 from forebay.testing.crashes import CrashState, explore
 from forebay.testing.invariants import Violation, check_log
 from forebay.topics import Durability
-from forebay.wal.removing import Removals, write_removals
+from forebay.wal.removals import Removals, write_removals
 from tests.ledger import Ledger
 from tests.log.removals import check_removals, delete, flush, move_floor
 from tests.log.rig import BareRig, Rig, Simulated, after, simulated

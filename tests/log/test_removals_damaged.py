@@ -20,8 +20,8 @@ from forebay.sealed import FRAME_BYTES_LIMIT
 from forebay.testing.disk import ROOMY, SimulatedDisk
 from forebay.testing.trace import Image, Trace
 from forebay.topics import Durability
-from forebay.wal.removing import KINDS, Removals, write_removals
-from forebay.wal.survey import CHECKPOINT_NAME
+from forebay.wal.recovery.survey import CHECKPOINT_NAME
+from forebay.wal.removals import KINDS, Removals, write_removals
 from tests.ledger import Ledger
 from tests.log.removals import delete, move_floor
 from tests.log.rig import DIRECTORY, Rig, Simulated, simulated

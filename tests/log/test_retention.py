@@ -19,9 +19,9 @@ from forebay.testing.crashes import explore
 from forebay.testing.history import Outcome
 from forebay.topics import Durability
 from forebay.wal.files import SealedFile
-from forebay.wal.follow import FollowedLog
+from forebay.wal.readonly import FollowedLog
+from forebay.wal.recovery.survey import CHECKPOINT_NAME, read_checkpoint
 from forebay.wal.retention import drop_file, expired
-from forebay.wal.survey import CHECKPOINT_NAME, read_checkpoint
 from tests.ledger import Ledger
 from tests.log.rig import DIRECTORY, SMALL, Bare, BareRig, simulated
 from tests.log.scenarios import fail_next

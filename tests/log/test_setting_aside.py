@@ -14,8 +14,8 @@ from forebay.testing.crashes import CrashState, explore
 from forebay.testing.history import Outcome
 from forebay.testing.invariants import names_follow_bytes
 from forebay.topics import Durability
-from forebay.wal.begin import ASIDE, Start, set_aside
-from forebay.wal.survey import Survey
+from forebay.wal.recovery.resume import ASIDE, Start, set_aside
+from forebay.wal.recovery.survey import Survey
 from tests.ledger import Ledger
 from tests.log.rig import DIRECTORY, ROOT, TOPIC_ID, Bare, BareRig, simulated
 

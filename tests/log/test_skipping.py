@@ -18,9 +18,9 @@ from forebay.testing.crashes import explore
 from forebay.testing.history import Outcome, Reading
 from forebay.testing.invariants import names_follow_bytes, stream_is_gapless
 from forebay.topics import Durability
-from forebay.wal.begin import Start
 from forebay.wal.files import SealedFile
-from forebay.wal.follow import FollowedLog
+from forebay.wal.readonly import FollowedLog
+from forebay.wal.recovery.resume import Start
 from tests.ledger import Ledger
 from tests.log.rig import DIRECTORY, ROOT, SMALL, TOPIC_ID, Bare, BareRig, simulated
 from tests.log.scenarios import fail_next

@@ -16,7 +16,7 @@ import pytest
 from _pytest.outcomes import Failed
 
 import forebay.wal.files
-import forebay.wal.healing
+import forebay.wal.recovery.heal
 import forebay.wal.scan
 from forebay.appends.producer_window import ProducerWindow
 from forebay.compacting import merging
@@ -304,7 +304,7 @@ VISITORS: list[tuple[ModuleType, Callable[[], None]]] = [
     (forebay.wal.files, _indexed),
     (forebay.wal.files, _reframed),
     (forebay.wal.files, _verified),
-    (forebay.wal.healing, _healed),
+    (forebay.wal.recovery.heal, _healed),
     (sys.modules[dump.__module__], _dumped),
     (salvage, _salvaged),
     (merging, _merged),

@@ -38,12 +38,12 @@ from forebay.testing.invariants import (
     promises_follow_syncs,
 )
 from forebay.topics import DURABILITY_POLICIES, Durability, DurabilityPolicy
-from forebay.wal.begin import Start
 from forebay.wal.files import SealedFile
 from forebay.wal.log import Wal
+from forebay.wal.recovery.resume import Start
+from forebay.wal.recovery.survey import CHECKPOINT_NAME
 from forebay.wal.retention import drop_file
 from forebay.wal.scan import LogScan
-from forebay.wal.survey import CHECKPOINT_NAME
 from forebay.wal.tail import LIVE_NAME
 from forebay.wal.walk import Unreadable
 from forebay.wal.writer import Writer

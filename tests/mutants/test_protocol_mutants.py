@@ -18,7 +18,7 @@ import forebay.shard.reservation
 import forebay.shard.segment
 import forebay.storage.cursors
 import forebay.storage.deletions
-import forebay.wal.begin
+import forebay.wal.recovery.resume
 from forebay.appends.producer_window import ProducerWindow
 from forebay.blobs import BlobStore, Stat
 from forebay.catalog import ShardCatalog, StoredState, read_state
@@ -247,7 +247,7 @@ def _living_sessions_ignored(patch: pytest.MonkeyPatch) -> None:
 
 def _old_files_stay(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(forebay.cleanup.moved_shards, "set_aside", lambda *_: [])
-    patch.setattr(forebay.wal.begin, "set_aside", lambda *_: [])
+    patch.setattr(forebay.wal.recovery.resume, "set_aside", lambda *_: [])
 
 
 def _coverage_not_checked(patch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from forebay.shard import ShardRef
 from forebay.testing.catalogs import frames_of, keys_of
 from forebay.testing.history import Outcome
 from forebay.testing.invariants import Violation
-from forebay.wal.begin import ASIDE
+from forebay.wal.recovery.resume import ASIDE
 from tests.protocol.ground import GRACE_S
 from tests.protocol.world import Node, World
 

@@ -31,7 +31,7 @@ from forebay.testing.interleavings import Exploration, Moment, Program, Tell
 from forebay.testing.invariants import Violation
 from forebay.testing.moves import Commit, Operations, commits_of, nothing_of_older_epochs, one_epoch_at_a_time
 from forebay.topics import Durability
-from forebay.wal.survey import Survey
+from forebay.wal.recovery.survey import Survey
 from tests.ledger import Ledger
 from tests.protocol.ground import TOPIC_ID
 from tests.protocol.judging import Passing, passings, seals_are_exact

@@ -37,8 +37,8 @@ from forebay.shard.tiers import Tiers
 from forebay.shard.visible import NOTHING, Ended
 from forebay.testing.contracts.lookups import offsets_of, paged
 from forebay.wal.files import LogFile, SealedFile
+from forebay.wal.recovery.survey import CHECKPOINT_NAME
 from forebay.wal.retention import drop_file
-from forebay.wal.survey import CHECKPOINT_NAME
 from tests.history.house import KEYS, TOPIC, House
 from tests.ledger import Ledger
 from tests.log.test_indexes import make_old

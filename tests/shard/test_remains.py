@@ -16,7 +16,7 @@ from forebay.format.value import encode_value
 from forebay.metadata import MemoryMetadata, Put
 from forebay.shard import Owner, Wanted, acquire
 from forebay.shard.ownership import change_state
-from forebay.wal.begin import ASIDE
+from forebay.wal.recovery.resume import ASIDE
 from tests.protocol.ground import TOPIC_ID
 from tests.protocol.world import KEYS, MODES, Node, World
 

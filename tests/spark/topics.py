@@ -22,8 +22,8 @@ from forebay.spark.options import ReadOptions
 from forebay.spark.snapshot import Split, load, plan
 from forebay.testing.inside import inside
 from forebay.topics import TopicSpec, shard_id
-from forebay.wal.begin import Start, begin
-from forebay.wal.survey import survey
+from forebay.wal.recovery.resume import Start, resume
+from forebay.wal.recovery.survey import survey
 from forebay.wal.writer import ShardPlace
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def skip_offsets(path: Path, spec: TopicSpec, gap: Gap) -> None:
     facts = survey(disk, directory, settings)
     place = ShardPlace(directory, spec.topic_id, 0, facts.epoch, str(spec.name))
     start = Start(next_offset=gap.stop, gap=gap)
-    wal = begin(facts, start, place, settings, disk=disk, clock=SystemClock(), durability=spec.durability)
+    wal = resume(facts, start, place, settings, disk=disk, clock=SystemClock(), durability=spec.durability)
     entry = Entry(b"behind", None, None, (), TIME, None, Ticket())
     wal.settle(wal.stage_one(entry, 100))
     wal.close()

@@ -21,7 +21,7 @@ from forebay.metadata import Put
 from forebay.records import Reason
 from forebay.shard import SegmentShard
 from forebay.testing.inside import inside
-from forebay.wal.removing import Removals
+from forebay.wal.removals import Removals
 from tests.storage.rig import QUICK, WatchedDisk, quick, values, wal_of
 from tests.storage.test_workers import shared
 from tests.support.waiting import PATIENCE, until

@@ -17,7 +17,7 @@ from forebay.settings import MetadataSettings, StorageSettings, StoreSettings
 from forebay.shard import SegmentShard
 from forebay.testing.inside import inside
 from forebay.wal.files import LogFile
-from forebay.wal.healing import rebuild
+from forebay.wal.recovery.heal import rebuild
 from forebay.wal.sealing import Sealer
 from tests.storage.rig import WatchedDisk, quick, wal_of
 from tests.storage.test_upkeep import _entry, stepped

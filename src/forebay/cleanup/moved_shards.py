@@ -15,8 +15,8 @@ from forebay.format.segment import parse_segment_name
 from forebay.settings import WalSettings
 from forebay.shard.compacted import covering
 from forebay.shard.places import is_private
-from forebay.wal.begin import ASIDE, set_aside
-from forebay.wal.survey import Survey, survey
+from forebay.wal.recovery.resume import ASIDE, set_aside
+from forebay.wal.recovery.survey import Survey, survey
 
 logger = logging.getLogger(__name__)
 

@@ -135,7 +135,7 @@ def _state_item(state: ShardState | None) -> dict[str, Any]:
 def _behind(disk: Disk, directory: str, exported: int) -> dict[str, int]:
     """What is sealed here and not history yet."""
     from forebay.format.segment import parse_segment_name
-    from forebay.wal.survey import indexed_files
+    from forebay.wal.recovery.survey import indexed_files
 
     files = records = size = 0
     # Beside an owner a file may go between the list and the look.

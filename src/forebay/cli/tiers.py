@@ -56,8 +56,8 @@ def database_bytes(found: Inspected, disk: Disk) -> Piece | None:
 def _files(directory: str, disk: Disk) -> Iterator[Piece]:
     from forebay.format.segment import parse_segment_name
     from forebay.records import OFFSET_MAX
-    from forebay.wal.begin import ASIDE
-    from forebay.wal.survey import indexed_files
+    from forebay.wal.recovery.resume import ASIDE
+    from forebay.wal.recovery.survey import indexed_files
 
     names = disk.list_directory(directory)
     starts = {name: parsed[0] for name in names if (parsed := parse_segment_name(name)) is not None}

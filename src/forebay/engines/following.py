@@ -24,7 +24,7 @@ from forebay.shard.recorded import LOOK_SECONDS, Recorded
 from forebay.shard.tiers import Tiers
 from forebay.shard.visible import Ended, Visible
 from forebay.wal.files import REPLACED, FileList
-from forebay.wal.follow import ATTEMPTS, POLL_SECONDS, FollowedLog
+from forebay.wal.readonly import ATTEMPTS, POLL_SECONDS, FollowedLog
 
 
 class _LocalFiles:

@@ -26,7 +26,7 @@ from forebay.shard.ownership import BATCH_SHARDS, Acquired, Owner, give_back, is
 from forebay.shard.places import Places
 from forebay.shard.reservation import tell_unknown
 from forebay.topics import TopicSpec
-from forebay.wal.survey import has_log, survey, tail_bytes
+from forebay.wal.recovery.survey import has_log, survey, tail_bytes
 
 logger = logging.getLogger(__name__)
 

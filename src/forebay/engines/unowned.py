@@ -20,7 +20,7 @@ from forebay.shard import ShardRef, Surroundings
 from forebay.shard.inheritance import known_in_history
 from forebay.shard.recorded import Recorded
 from forebay.topics import Engine
-from forebay.wal.follow import FollowedLog
+from forebay.wal.readonly import FollowedLog
 
 IsKnown: TypeAlias = Callable[[ShardRef], bool]
 NO_HOLDER = ""

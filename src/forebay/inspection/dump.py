@@ -35,7 +35,7 @@ from forebay.format.value import decode_value
 from forebay.metadata import Entry
 from forebay.records import OFFSET_MAX, Gap, Record
 from forebay.storage.directory import MARKER
-from forebay.wal.survey import CHECKPOINT_NAME
+from forebay.wal.recovery.survey import CHECKPOINT_NAME
 from forebay.wal.tail import LIVE_NAME
 from forebay.wal.walk import ControlFrame, DataFrames, Unreadable, walk
 

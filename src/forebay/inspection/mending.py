@@ -30,8 +30,8 @@ from forebay.inspection.recorded import ShardHistory
 from forebay.inspection.segments import log_file
 from forebay.inspection.shard import Progress, ShardExam
 from forebay.inspection.steps import CHANGES, Action, Aside, Step
+from forebay.wal.recovery.survey import TEMPORARY_SUFFIX
 from forebay.wal.sealing import index_of
-from forebay.wal.survey import TEMPORARY_SUFFIX
 
 CHUNK_BYTES = 4 * 1024 * 1024
 

@@ -15,8 +15,8 @@ from forebay.shard import RecoveryDecision, Situation, decide
 from forebay.shard.decision import refuse_lost_directory, told_of
 from forebay.shard.places import is_local
 from forebay.topics import TopicSpec
-from forebay.wal.begin import ASIDE
-from forebay.wal.survey import survey
+from forebay.wal.recovery.resume import ASIDE
+from forebay.wal.recovery.survey import survey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,9 +34,9 @@ from forebay.settings import Settings, WalSettings
 from forebay.storage.directory import LogDirectory
 from forebay.topics import TopicName
 from forebay.wal.files import walked
+from forebay.wal.recovery.survey import CHECKPOINT_NAME, TEMPORARY_SUFFIX, survey
 from forebay.wal.scan import LogScan
 from forebay.wal.sealing import index_of
-from forebay.wal.survey import CHECKPOINT_NAME, TEMPORARY_SUFFIX, survey
 
 
 def repair(

@@ -39,8 +39,8 @@ from forebay.storage import Storage, Topic
 from forebay.storage.arguments import checked_partition
 from forebay.storage.directory import LogDirectory, is_owned
 from forebay.topics import Engine, TopicName, TopicSpec
-from forebay.wal.begin import ASIDE
-from forebay.wal.removing import KINDS, Removals
+from forebay.wal.recovery.resume import ASIDE
+from forebay.wal.removals import KINDS, Removals
 from forebay.wal.walk import ControlFrame, DataFrames, Unreadable, walk
 
 ORIGIN = "forebay-origin-"

@@ -22,9 +22,9 @@ from forebay.inspection.directory import ShardPlace
 from forebay.inspection.findings import UPGRADE, Report, Severity
 from forebay.inspection.recorded import METADATA, Recorded, ShardHistory
 from forebay.inspection.segments import REPAIR, RESTORE, Examined, SegmentExam
-from forebay.wal.begin import ASIDE
 from forebay.wal.files import read_footer
-from forebay.wal.survey import CHECKPOINT_NAME, TEMPORARY_SUFFIX
+from forebay.wal.recovery.resume import ASIDE
+from forebay.wal.recovery.survey import CHECKPOINT_NAME, TEMPORARY_SUFFIX
 from forebay.wal.tail import LIVE_NAME
 
 LOOKS = 3

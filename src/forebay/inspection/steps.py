@@ -7,7 +7,7 @@ import enum
 import msgspec
 
 from forebay.disk import Disk, make_directories
-from forebay.wal.begin import ASIDE
+from forebay.wal.recovery.resume import ASIDE
 
 
 class Action(enum.StrEnum):

@@ -14,7 +14,7 @@ from forebay.errors import Conflict, UnknownTopic
 from forebay.format.descriptor import Phase, ShardState
 from forebay.records import Gap, Reason
 from forebay.topics import Durability
-from forebay.wal.blind import Blind
+from forebay.wal.removals import Blind
 
 
 class Source(enum.StrEnum):

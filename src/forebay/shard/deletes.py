@@ -25,7 +25,7 @@ from forebay.shard.tiers import Tiers
 from forebay.shard.visible import NOTHING, Ended, Visible
 from forebay.wal.files import SealedFile
 from forebay.wal.log import Wal
-from forebay.wal.removing import Removals, write_removals
+from forebay.wal.removals import Removals, write_removals
 
 
 class PastRemovals(Protocol):

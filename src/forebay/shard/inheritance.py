@@ -23,9 +23,9 @@ from forebay.records import Reason
 from forebay.sealed import ByteSource, salt_crc_of
 from forebay.settings import WalSettings
 from forebay.shard.places import Places
+from forebay.wal.recovery.survey import Survey
 from forebay.wal.scan import note_producers, note_state
 from forebay.wal.sealing import Opening
-from forebay.wal.survey import Survey
 from forebay.wal.walk import ControlFrame, DataFrames, Unreadable, walk
 
 logger = logging.getLogger(__name__)

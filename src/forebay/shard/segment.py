@@ -36,10 +36,10 @@ from forebay.shard.surroundings import ShardRef, Surroundings
 from forebay.shard.tiers import PAGE_BYTES, NoHistory, Tiers
 from forebay.shard.visible import Visible
 from forebay.topics import TopicSpec, parse_compression
-from forebay.wal.begin import Start, begin
 from forebay.wal.log import Wal
+from forebay.wal.recovery.resume import Start, resume
+from forebay.wal.recovery.survey import Survey, survey
 from forebay.wal.sealing import Sealer
-from forebay.wal.survey import Survey, survey
 from forebay.wal.upkeep import Upkeep
 from forebay.wal.writer import ShardPlace
 
@@ -300,7 +300,7 @@ class SegmentShard:
         decision = told_of(decide(facts, before, here), facts.undone)
         gap = _local_gap(decision, catalog, ref, epoch, clock)
         zstd_level = parse_compression(ref.spec.compression)
-        wal = begin(
+        wal = resume(
             facts,
             Start(next_offset=decision.next_offset, gap=gap, set_aside=decision.set_aside),
             ShardPlace(directory, ref.spec.topic_id, ref.partition, epoch, str(ref)),

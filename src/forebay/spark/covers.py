@@ -14,7 +14,7 @@ from forebay.disk import Disk
 from forebay.format.descriptor import SegmentDescriptor
 from forebay.spark.pieces import Piece, skipped
 from forebay.wal.files import SealedFile
-from forebay.wal.follow import FollowedLog
+from forebay.wal.readonly import FollowedLog
 
 
 class Cover:

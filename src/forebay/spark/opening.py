@@ -30,7 +30,7 @@ from forebay.storage.building import history_store
 from forebay.storage.definitions import Definitions
 from forebay.storage.directory import LogDirectory, NoDirectory, is_owned
 from forebay.topics import Engine, TopicName, TopicSpec
-from forebay.wal.follow import FollowedLog
+from forebay.wal.readonly import FollowedLog
 
 logger = logging.getLogger(__name__)
 

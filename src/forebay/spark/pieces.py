@@ -25,7 +25,7 @@ from forebay.records import Gap, Reason
 from forebay.sealed import SealedSegment
 from forebay.spark.opening import Opened
 from forebay.wal.files import SealedFile
-from forebay.wal.follow import FollowedLog
+from forebay.wal.readonly import FollowedLog
 
 PAGE_BYTES = 4 * 1024 * 1024
 GONE = (errno.ENOENT, errno.ESTALE, errno.EBADF)

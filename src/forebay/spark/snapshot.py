@@ -30,7 +30,7 @@ from forebay.spark.options import FROM_LATEST, Limit, ReadOptions, Topics
 from forebay.spark.pieces import Piece, PieceReader
 from forebay.spark.planning import Bounds, Range, Size, check_partitions, joined, resolve, split
 from forebay.topics import Engine, TopicSpec, shard_id
-from forebay.wal.follow import FollowedLog
+from forebay.wal.readonly import FollowedLog
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from forebay.pages import Page
 from forebay.records import Gap, Offsets
 from forebay.topics import Durability
 from forebay.wal.files import FileList
-from forebay.wal.healing import rebuild
+from forebay.wal.recovery.heal import rebuild
 from forebay.wal.refusals import Refusals, fenced, refusals
 from forebay.wal.tail import LiveFile, Tail
 from forebay.wal.writer import ActiveFile, SyncTarget, Writer
@@ -70,7 +70,7 @@ class LogState(NamedTuple):
 
 
 class Wal:
-    """One shard's log, open for appends. Made by `forebay.wal.begin.begin`."""
+    """One shard's log, open for appends. Made by `forebay.wal.recovery.resume.resume`."""
 
     def __init__(
         self,

@@ -22,8 +22,7 @@ from forebay.format.scan import FrameTable
 from forebay.format.segment import HEADER_BYTES, SegmentHeader
 from forebay.records import Bytes, Gap, Reason
 from forebay.sealed import FRAME_BYTES_LIMIT
-from forebay.wal.blind import Blind, Told, has_clean_mark, is_told
-from forebay.wal.removing import KINDS, Removals
+from forebay.wal.removals import KINDS, Blind, Removals, Told, has_clean_mark, is_told
 from forebay.wal.sparse import SparseIndex
 from forebay.wal.walk import ControlFrame, DataFrames, Unreadable, walk
 

@@ -21,8 +21,8 @@ from forebay.records import Gap
 from forebay.wal.clean import clean_file
 from forebay.wal.files import LogFile, SealedFile
 from forebay.wal.log import Wal
+from forebay.wal.recovery.survey import CHECKPOINT_NAME
 from forebay.wal.sealing import Sealer, listed
-from forebay.wal.survey import CHECKPOINT_NAME
 from forebay.wal.tail import CachedFrame
 
 logger = logging.getLogger(__name__)

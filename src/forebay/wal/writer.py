@@ -24,7 +24,7 @@ from forebay.locks import Rank, RankedCondition, RankedLock
 from forebay.records import Gap, Reason
 from forebay.settings import WalSettings
 from forebay.wal.files import FileList, LogFile
-from forebay.wal.removing import Removals
+from forebay.wal.removals import Removals
 from forebay.wal.scan import LogScan
 from forebay.wal.tail import CachedFrame
 

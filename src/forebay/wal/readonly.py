@@ -1,8 +1,7 @@
-"""The log of a shard as another process sees it: read only, up to what its owner has published.
+"""Reads the log of a shard from another process than its owner's, up to what the owner has published.
 
-While the owner lives, `live` says how far, and before it has said so, what the log itself states to be
-durable. Without an owner, whatever is whole is synced first and then shown, since nobody else answers
-for it. Changes nothing on disk.
+While the owner lives, its file `live` says how far that is; before it has written one, the durable marks in the log
+do. Without an owner, everything that is whole is synced first and then shown. Changes nothing on disk.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from forebay.pages import Page
 from forebay.records import Offsets
 from forebay.settings import WalSettings
 from forebay.wal.files import FileList, LogFile, SealedFile, walked
-from forebay.wal.removing import Removals
+from forebay.wal.recovery.survey import Survey, indexed_files, survey
+from forebay.wal.removals import Removals
 from forebay.wal.scan import LogScan
-from forebay.wal.survey import Survey, indexed_files, survey
 from forebay.wal.tail import read_live
 
 PAGE_BYTES = 1024 * 1024

@@ -1,7 +1,7 @@
-"""Act on what recovery decided: leave the directory sound and hand over a log that takes appends.
+"""Opens a shard's log where recovery decided that it goes on: leaves its directory sound, and gives a writable log.
 
 Every step may be repeated after a crash in the middle of it. What is cut is first copied to `aside/`;
-what is kept is synced before anybody sees it.
+what is kept is synced before a reader sees it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from forebay.settings import WalSettings
 from forebay.topics import Durability
 from forebay.wal.files import FileList, LogFile, walked
 from forebay.wal.log import Wal
+from forebay.wal.recovery.survey import CHECKPOINT_NAME, TEMPORARY_SUFFIX, Survey
 from forebay.wal.scan import LogScan
-from forebay.wal.survey import CHECKPOINT_NAME, TEMPORARY_SUFFIX, Survey
 from forebay.wal.tail import LIVE_NAME, LiveFile, read_live
 from forebay.wal.walk import CHUNK_BYTES
 from forebay.wal.writer import ActiveFile, ShardPlace, Writer
@@ -51,7 +51,7 @@ class Start:
         return self.gap.start if self.gap is not None else self.next_offset
 
 
-def begin(
+def resume(
     facts: Survey,
     start: Start,
     place: ShardPlace,

@@ -1,4 +1,4 @@
-"""After a failed write or sync: put what was published into a fresh copy of the file and go on there.
+"""Repairs a log after a failed write or sync: puts what was published into a fresh copy of the file and goes on there.
 
 The failed descriptor is never tried again, since the system may have dropped its unsynced pages. Every
 published frame is copied: read back and checked, or taken from the tail cache where the file no longer

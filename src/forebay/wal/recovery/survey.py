@@ -1,9 +1,9 @@
-"""Where does the truth end? Look at a shard's directory after any kind of stop and state the facts.
+"""States the facts of a shard's directory after any kind of stop: which files there are, and where the log ends.
 
-Changes nothing, so it may be run by anyone at any time. Names and the checkpoint tell of sealed files,
-the bytes of the last file are walked in full, and so are those of files that were not sealed in time.
-An owner may trust what the checkpoint tells of a log that was closed in order, and walk nothing.
-Knows frames and the disk; knows nothing of topics, metadata or what is to be done about it.
+Changes nothing, so that every process may run it at any time. Sealed files are known by their names and the
+checkpoint; the newest file is walked in full, and so are files that were not sealed in time. An owner may trust the
+checkpoint of a log that was closed in order, and walk nothing. Knows frames and the disk; knows nothing of topics,
+metadata or what is to be done about the facts.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from forebay.format.segment import (
 )
 from forebay.records import Gap, Reason
 from forebay.settings import WalSettings
-from forebay.wal.blind import Blind
 from forebay.wal.clean import recalled
 from forebay.wal.files import SealedFile, read_footer
+from forebay.wal.removals import Blind
 from forebay.wal.scan import LogScan
 from forebay.wal.tail import LIVE_NAME, read_live
 
