@@ -211,7 +211,7 @@ def test_a_deletion_waits_for_upkeep_of_the_shard(path: str) -> None:
     syncing, go_on = threading.Event(), threading.Event()
 
     def hold(kind: str, where: str) -> None:
-        if kind == "sync" and where.endswith(".seg") and threading.current_thread().name == "forebay-maintenance":
+        if kind == "sync" and where.endswith(".seg") and threading.current_thread().name == "forebay-sync":
             syncing.set()
             assert go_on.wait(60)
 

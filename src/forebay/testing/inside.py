@@ -467,9 +467,15 @@ class InsideWorker(Generic[W]):
     def paused(self) -> Iterator[None]:
         """Keep the worker's own thread from beginning a step meanwhile; the calling thread may step."""
         worker = self._worker.worker
+        step = worker._step
         with worker.changed:
+            worker._step = lambda: None
             worker.changed.wait_for(lambda: worker.status().running_s is None)
+        try:
             yield
+        finally:
+            worker._step = step
+            worker.wake()
 
 
 class InsideSync(InsideWorker[SyncWorker]):
