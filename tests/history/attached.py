@@ -21,7 +21,6 @@ from forebay.shard import SegmentShard, ShardRef
 from forebay.shard.places import LOADS, LOCAL
 from forebay.storage.background.history import HistoryWorker
 from forebay.storage.definitions import Definitions
-from forebay.storage.loads import Loads
 from forebay.testing.catalogs import Fetch, check_history, references_are_complete
 from forebay.testing.crashes import CrashState
 from forebay.testing.disk import SimulatedDisk
@@ -151,7 +150,7 @@ class Node(Member):
         self.archiving = HistoryWorker(land.clock, land.settings, self._collect)
         self.archiving.worker.stop()
         super().__init__(land, name, metadata, land.store(), on_open=self.archiving.watch, archiving=self.archiving)
-        self.loads = Loads(self.parts, self.definitions, land.settings, land.clock, self.engine.open_shard)
+        self.loads = self.loads_by(self.archiving.alone_with)
 
     def _collect(self, shard: SegmentShard) -> list[str]:
         return self.cleanup.collect_owned(shard)

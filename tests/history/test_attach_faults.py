@@ -178,12 +178,12 @@ def test_appends_wait_while_it_is_not_known_whether_the_load_was_attached() -> N
     _unsure(node, land)
     staged = encode_rows([(b"early", None, None, (), 0)])
     for _ in range(3):
-        inside(node.loads).of(node.shard()).settle()
+        inside(node.loads).of(node.shard()).resolve()
         with pytest.raises(Paused, match="is being attached"):
             node.shard().wal.stage_many(staged, None, Ticket())
 
     land.faulty.land()
-    inside(node.loads).of(node.shard()).settle()
+    inside(node.loads).of(node.shard()).resolve()
 
     assert node.append() == [13]
     assert node.settle().status is LoadStatus.COMMITTED
@@ -225,7 +225,7 @@ def test_an_owner_that_is_replaced_while_it_is_unsure_stops(ledger: Ledger) -> N
 
     assert all(not outcome.succeeded for outcome in land.faulty.land())
     with pytest.raises(ForebayError):
-        inside(node.loads).of(shard).settle()
+        inside(node.loads).of(shard).resolve()
 
     assert shard.wal.fenced is not None
     assert other.settle().status is LoadStatus.COMMITTED

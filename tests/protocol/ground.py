@@ -7,15 +7,16 @@ paired with the metadata of that moment.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, TypeVar
 
 from forebay.blobs import BlobStore
 from forebay.blobs.directory import DirectoryStore
 from forebay.cleanup.objects import ObjectCleanup
 from forebay.engines import MemoryEngine, SegmentEngine
+from forebay.loads.service import AloneWith, Loads
 from forebay.metadata import MemoryMetadata, MetadataStore
 from forebay.settings import Settings
-from forebay.shard import SegmentShard
+from forebay.shard import SegmentShard, Surroundings
 from forebay.shard.membership import Membership
 from forebay.shard.places import Places
 from forebay.storage.background.history import HistoryWorker
@@ -75,6 +76,14 @@ class Ground:
         self.disk.note(_COMMITTED, operations)
 
 
+T = TypeVar("T")
+
+
+def _at_once(shard: SegmentShard, work: Callable[[SegmentShard], T]) -> T:
+    """Nothing else works on a shard where nothing runs in the background."""
+    return work(shard)
+
+
 class Member:
     """One process with one data directory. Nothing runs in the background."""
 
@@ -89,6 +98,7 @@ class Member:
         archiving: HistoryWorker | None = None,
     ) -> None:
         self.name = name
+        self._ground = ground
         self.metadata = metadata
         settings = ground.settings
         self.places = Places(
@@ -120,6 +130,21 @@ class Member:
             archiving=archiving,
             places=self.places,
             cleanup=self.cleanup,
+        )
+
+    @property
+    def _context(self) -> Surroundings:
+        return Surroundings(self.metadata, self._ground.settings, self.places, self.name, lambda: False)
+
+    def loads_by(self, alone_with: AloneWith | None = None) -> Loads:
+        """The bulk loads that concern this directory."""
+        return Loads(
+            self._context,
+            self._ground.clock,
+            topic=self.definitions.get,
+            shards=self.engine.shards,
+            own=self.engine.open_shard,
+            alone_with=alone_with or _at_once,
         )
 
     def collect_directory(self) -> None:

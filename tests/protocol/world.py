@@ -22,7 +22,6 @@ from forebay.shard.handover import withdraw_target
 from forebay.shard.places import LOCAL, is_local
 from forebay.storage.background.cleanup import CleanupWorker
 from forebay.storage.deletions import Deletions
-from forebay.storage.loads import Loads
 from forebay.testing.blobs import SimulatedBlobs
 from forebay.testing.catalogs import Fetch
 from forebay.testing.crashes import CrashState
@@ -234,7 +233,7 @@ class Node(Member):
     def clear_moved(self) -> None:
         """See to what is left here of a shard that another directory has, and of one that was deleted."""
         world = self.world
-        loads = Loads(self.parts, self.definitions, world.settings, world.clock, self.engine.open_shard)
+        loads = self.loads_by()
         chores = CleanupWorker(
             self.parts,
             self.definitions,

@@ -20,12 +20,12 @@ from forebay.errors import Corrupt, DataLoss, Invalid, Unavailable, UnknownTopic
 from forebay.format.descriptor import DescriptorKind, ShardState
 from forebay.format.value import decode_value, encode_value
 from forebay.loads.book import LoadBook
+from forebay.loads.service import Loads
 from forebay.metadata import Put, SqliteMetadata
 from forebay.settings import ExportSettings, RetentionSettings
 from forebay.spark.options import ReadOptions, Topics
 from forebay.spark.scan import read_split
 from forebay.spark.snapshot import Split, Viewer, load
-from forebay.storage.loads import Loads
 from forebay.topics import TopicName
 from tests.metadata.etcd.cluster import running
 from tests.moves import rig

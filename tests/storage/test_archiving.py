@@ -15,6 +15,7 @@ from forebay.blobs.directory import UPLOADS
 from forebay.cleanup.objects import ObjectCleanup
 from forebay.format.descriptor import ShardState
 from forebay.format.value import decode_value, encode_value
+from forebay.loads.service import Loads
 from forebay.metadata import Put
 from forebay.settings import Settings
 from forebay.shard import SegmentShard
@@ -22,7 +23,6 @@ from forebay.shard.archive import Archive
 from forebay.storage import Storage, Topic
 from forebay.storage.background.history import FIRST_SWEEP_SECONDS
 from forebay.storage.deletions import Deletions
-from forebay.storage.loads import Loads
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from tests.storage.rig import QUICK

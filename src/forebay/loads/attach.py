@@ -1,9 +1,9 @@
-"""Attach prepared segments to the history of a shard, by its owner, while appends pause for a moment.
+"""Attaches prepared segments to the history of a shard, by its owner, while appends pause for a moment.
 
 What the log holds becomes history up to its end, one transaction puts the segments behind it, and the log goes on
 above them. A transaction whose outcome is not known keeps the pause up: an append now could get an offset that the
-load has got. A crash anywhere leaves either nothing, or a history that ends above the log, which recovery knows.
-Knows one shard with its log and its archive; which loads there are is told by the caller.
+load has. The shard itself keeps that state, so it ends with the shard. A crash anywhere leaves either nothing, or a
+history that ends above the log, which recovery knows. Knows one shard with its log and its history.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Standing(NamedTuple):
 
 
 class Attaching:
-    """Attaches to one open shard. One call at a time."""
+    """Attaches loads to one open shard. One call at a time, by a thread that is alone with the shard."""
 
     def __init__(self, shard: SegmentShard, around: Surroundings, clock: Clock) -> None:
         self.shard = shard
@@ -72,30 +72,23 @@ class Attaching:
         self._book = LoadBook(around.metadata, around.settings.metadata.prefix)
         self._catalog = shard.archive.catalog
         self._clock = clock
-        self._paused_at: float | None = None
-        self._at_risk: tuple[str, tuple[int, int, int]] | None = None
-        """The load, and what stood, when a transaction was sent whose outcome is not known."""
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether appends wait: an attempt was cut short, and `settle` is due."""
-        return self._paused_at is not None
+        self._pausing = shard.load_pause
 
     def attach(self, load_id: str, manifest: LoadManifest) -> Attached | None:
-        """Attach the load's part for this partition; `None` if it was attached before, by whomever.
+        """Attach the load's part for this partition; `None` if it is attached already.
 
         Raises `LoadOver` if it was given up. After any other error it may be repeated; while it is not known whether
         the load was attached, appends go on waiting.
         """
         shard, partition = self.shard, self.shard.ref.partition
-        self.settle()
+        self.resolve()
         if self._book.part(load_id, partition) is not None:
             return None
         load = self._book.get(load_id).load
         if load.status is LoadStatus.COMMITTED:
             # Attached everywhere: what was noted of its parts went when it was committed.
             return None
-        if not self.is_paused:
+        if self._pausing.since is None:
             _check_objects(self._around.places.store_of(load.store), manifest, partition)
             # Beside appends, so that little is left to be done while they wait.
             bring_into_history(shard)
@@ -114,10 +107,10 @@ class Attaching:
         )
         return Attached(partition, start, end, pause_s)
 
-    def settle(self) -> None:
+    def resolve(self) -> None:
         """After an attempt that was cut short, let appends go on once it is known whether it attached anything."""
-        if self.is_paused:
-            self._resolve()
+        if self._pausing.since is not None:
+            self._look_again()
             self._go_on()
             self._resume()
 
@@ -125,11 +118,11 @@ class Attaching:
         """On return history has the load from `start` on, and our archive knows."""
         archive = self.shard.archive
         for _ in range(ATTEMPTS):
-            self._resolve()
-            # In our epoch still, so that nobody else has added to history.
+            self._look_again()
+            # Still in our epoch, so that no other owner has added to history.
             standing = self._standing(load_id)
             if archive.exported > start:
-                self._at_risk = None
+                self._pausing.at_risk = None
                 return
             load = self._checked(load_id, standing)
             if standing.frontier.next != start:
@@ -137,36 +130,36 @@ class Attaching:
             pieces = self._pieces(load_id, load, manifest, start)
             end = pieces[-1].end
             compares, operations = self._transaction(load_id, standing, pieces)
-            before, self._at_risk = self._at_risk, (load_id, standing.revisions)
+            before, self._pausing.at_risk = self._pausing.at_risk, (load_id, standing.revisions)
             try:
                 # Commit point: the log goes on behind these segments, here or wherever it is recovered.
                 succeeded = self._around.metadata.transaction(compares, operations).succeeded
             except Indeterminate:
                 continue
             except Unavailable:
-                self._at_risk = before
+                self._pausing.at_risk = before
                 raise
             if succeeded:
                 archive.note_end(end)
-                self._at_risk = None
+                self._pausing.at_risk = None
                 return
             # Refused itself; one that was sent before it may have landed.
-            self._at_risk = before
-        if self._at_risk is not None:
+            self._pausing.at_risk = before
+        if self._pausing.at_risk is not None:
             raise Indeterminate(f"{self.shard.ref}: it is not known yet whether load {load_id} is attached")
         raise Unavailable(f"{self.shard.ref}: it changed {ATTEMPTS} times while load {load_id} was being attached")
 
-    def _resolve(self) -> None:
+    def _look_again(self) -> None:
         """See what has become of a transaction whose outcome was not known."""
-        if self._at_risk is None:
+        if self._pausing.at_risk is None:
             return
-        load_id, revisions = self._at_risk
+        load_id, revisions = self._pausing.at_risk
         if self._standing(load_id).revisions == revisions:
             # It may still land; if we try again, one of the two is refused.
             return
         # Looked at after that: what it compares has changed, so what has not landed by now never will.
         self.shard.archive.note_end(self._catalog.frontier().next)
-        self._at_risk = None
+        self._pausing.at_risk = None
 
     def _standing(self, load_id: str) -> _Standing:
         shard = self.shard
@@ -237,18 +230,18 @@ class Attaching:
 
     def _pause(self, load_id: str) -> None:
         self.shard.wal.queue.pause(Paused(f"{self.shard.ref}: load {load_id} is being attached; try again"))
-        if self._paused_at is None:
-            self._paused_at = self._clock.monotonic()
+        if self._pausing.since is None:
+            self._pausing.since = self._clock.monotonic()
 
     def _resume(self) -> float:
         """End the pause, unless an append could get an offset that the load has or may get; how long it has been."""
         wal = self.shard.wal
-        if self._paused_at is None:
+        if self._pausing.since is None:
             return 0.0
-        seconds = self._clock.monotonic() - self._paused_at
-        if self._at_risk is None and wal.writer.next >= self.shard.archive.exported:
+        seconds = self._clock.monotonic() - self._pausing.since
+        if self._pausing.at_risk is None and wal.writer.next >= self.shard.archive.exported:
             wal.queue.resume()
-            self._paused_at = None
+            self._pausing.since = None
             wal.counters.pauses += 1
             wal.counters.pause_seconds += seconds
         return seconds

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypedDict
 
 from forebay.appends.producer_window import ProducerWindow
@@ -49,6 +50,16 @@ ROTATE_ATTEMPTS = 20
 LOAD_POLL_SECONDS = 0.05
 
 
+@dataclass(slots=True)
+class LoadPause:
+    """The pause of a shard's appends while a bulk load is attached. Changed by `loads.attach` alone."""
+
+    since: float | None = None
+    """When the pause began, by the monotonic clock; `None` while appends go on."""
+    at_risk: tuple[str, tuple[int, int, int]] | None = None
+    """The load, and the revisions it was compared with, if a transaction was sent whose outcome is not known."""
+
+
 class SegmentShard:
     """One shard of the segment engine, open in its owner: the log, its upkeep, and its history. For many threads."""
 
@@ -73,6 +84,7 @@ class SegmentShard:
         self.epoch = epoch
         self.durability = wal.durability
         self.wakers = wal.tail.wakers
+        self.load_pause = LoadPause()
         self._past = past
         self._tiers = Tiers(wal, past)
         self._visible = Visible(self._tiers, lambda: wal.head)

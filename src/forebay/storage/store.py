@@ -17,9 +17,10 @@ from forebay.engines import FollowingEngine, OwnedShard, ReadShard
 from forebay.errors import Closed, ForebayError, Invalid, UnknownTopic, Unsupported
 from forebay.format.descriptor import ShardState
 from forebay.lifecycle import close_with_process, closed
+from forebay.loads.service import Loads
 from forebay.progress import ProgressStore
 from forebay.settings import Settings
-from forebay.shard import SegmentShard, ShardRef, refs_of
+from forebay.shard import SegmentShard, ShardRef, Surroundings, refs_of
 from forebay.shard.directories import DirectoryPlace, record_directory
 from forebay.shard.handover import OnFile
 from forebay.storage.altering import Alterations
@@ -33,7 +34,6 @@ from forebay.storage.cursors import Cursors, Group
 from forebay.storage.definitions import Definitions
 from forebay.storage.deletions import Deletions
 from forebay.storage.directory import LogDirectory, NoDirectory
-from forebay.storage.loads import Loads
 from forebay.storage.moves import Moves
 from forebay.storage.shards import Progress, Shards
 from forebay.storage.topic import Topic
@@ -78,7 +78,7 @@ class Storage:
         store = ProgressStore(parts.metadata, settings.metadata.prefix)
         self._cursors = Cursors(store, settings.progress, clock)
         self._moves = Moves(parts, self._definitions, self._shards, settings, self._forget, self._look_for_moved)
-        self._loads = Loads(parts, self._definitions, settings, clock, self._shards.own)
+        self._loads = _loads_of(parts, self._definitions, self._shards, settings, clock)
         self._alterations = Alterations(parts, self._definitions, self._shards, clock, self._keep)
         self._limits = LimitsWorker(
             parts,
@@ -92,7 +92,7 @@ class Storage:
         self._background.add(self._committer.worker, self._giving_up.worker, self._limits.worker, self._cursors.worker)
         self._shards.on_opened = self._alterations.settle
         self._cleanup: CleanupWorker | None = None
-        if parts.maintenance is not None and disk is not None:
+        if parts.maintenance is not None and self._loads is not None and disk is not None:
             self._cleanup = CleanupWorker(
                 parts,
                 self._definitions,
@@ -331,6 +331,8 @@ class Storage:
     def loads(self) -> Loads:
         """Bulk loads into the topics here."""
         self._check_writable()
+        if self._loads is None:
+            raise Unsupported("this log keeps everything in memory: only topics with files take a load")
         return self._loads
 
     def clear_moved(self) -> None:
@@ -489,15 +491,11 @@ class Storage:
         for worker in (self._parts.maintenance, self._parts.sealing, self._parts.archiving):
             if worker is not None:
                 worker.forget(ref.id)
-        self._loads.forget(ref.id)
 
     def _drop(self, ref: ShardRef) -> bool:
         """As `_forget`, without waiting: false if work on the shard is under way."""
         self._shards.leave_unowned(ref)
-        if not self._is_dropped(ref):
-            return False
-        self._loads.forget(ref.id)
-        return True
+        return self._is_dropped(ref)
 
     def _is_dropped(self, ref: ShardRef) -> bool:
         """Have no more work on a shard begin in the background; whether none is under way."""
@@ -562,6 +560,21 @@ class Storage:
     def _check_open(self) -> None:
         if self._ended is not None:
             raise Closed(f"this log {self._ended}")
+
+
+def _loads_of(parts: Parts, definitions: Definitions, shards: Shards, settings: Settings, clock: Clock) -> Loads | None:
+    """The bulk loads of a data directory that this process owns."""
+    if parts.owned is None or parts.places is None or parts.membership is None or parts.archiving is None:
+        return None
+    context = Surroundings(parts.metadata, settings, parts.places, parts.membership.holder, lambda: False)
+    return Loads(
+        context,
+        clock,
+        topic=definitions.get,
+        shards=parts.owned.shards,
+        own=shards.own,
+        alone_with=parts.archiving.alone_with,
+    )
 
 
 def _check_shared(settings: Settings, *, read_only: bool) -> None:

@@ -27,6 +27,7 @@ from forebay.engines.rocksdb.database import Database
 from forebay.engines.rocksdb.shard import RocksShard
 from forebay.loads.attach import Attaching
 from forebay.loads.prepare import Load
+from forebay.loads.service import Loads
 from forebay.metadata import MetadataStore, Watch
 from forebay.metadata.etcd.gateway import Gateway
 from forebay.metadata.etcd.leases import Leases
@@ -46,7 +47,6 @@ from forebay.storage.background.limits import LimitsWorker
 from forebay.storage.background.seal import SealWorker
 from forebay.storage.background.sync import SyncWorker
 from forebay.storage.definitions import Defined, Definitions
-from forebay.storage.loads import Loads
 from forebay.wal.files import SealedFile
 from forebay.wal.log import Wal
 
@@ -275,7 +275,6 @@ class InsideLog:
             "open shards": len(self.log._shards.all()),
             "handles": len(self.log._alterations._handles),
             "newest definitions": len(self.log._alterations._newest),
-            "attaching": len(self.log._loads._attaching),
             "given up": len(self.engine._given_up),
         }
 
@@ -303,7 +302,7 @@ class InsideLoads:
 
     def of(self, shard: SegmentShard) -> Attaching:
         """What attaches loads to this shard."""
-        return self._loads._of(shard)
+        return self._loads._attaching(shard)
 
     def attach_to(self, load_id: str, load: Load, shards: list[SegmentShard]) -> None:
         """Attach a load to these shards, and neither commit it nor give it up."""

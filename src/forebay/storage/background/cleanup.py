@@ -12,17 +12,16 @@ from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.engines import OwnedShard
 from forebay.errors import ForebayError
+from forebay.loads.service import Loads
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef, refs_of
 from forebay.shard.places import is_private
-from forebay.storage.background.at_work import AtWork
 from forebay.storage.background.history import FIRST_SWEEP_SECONDS, LOOK_SECONDS
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions, LateObjects
 from forebay.storage.deletions import Deletions
-from forebay.storage.loads import Loads
 from forebay.topics import shard_id
-from forebay.workers import Worker
+from forebay.workers import AtWork, Worker
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,7 @@ from forebay.clock import Clock
 from forebay.errors import Corrupt, Fenced, ForebayError, Unavailable
 from forebay.settings import Settings
 from forebay.shard import SegmentShard
-from forebay.storage.background.at_work import AtWork
-from forebay.workers import Worker
+from forebay.workers import AtWork, Worker
 
 logger = logging.getLogger(__name__)
 

@@ -21,12 +21,11 @@ from forebay.metadata import Compacted, Watch
 from forebay.shard import ShardRef, refs_of
 from forebay.shard.deletion import DeleteRange
 from forebay.storage.altering import Alterations
-from forebay.storage.background.at_work import AtWork
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Defined, Definitions
 from forebay.storage.shards import Shards
 from forebay.topics import Cleanup, Engine, TopicSpec
-from forebay.workers import STOP_SECONDS, Worker
+from forebay.workers import STOP_SECONDS, AtWork, Worker
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 from forebay.clock import Clock
 from forebay.shard import SegmentShard
-from forebay.storage.background.at_work import AtWork
-from forebay.workers import Worker
+from forebay.workers import AtWork, Worker
 
 logger = logging.getLogger(__name__)
 

@@ -20,9 +20,8 @@ from forebay.errors import Unavailable
 from forebay.locks import Rank, RankedRLock
 from forebay.settings import RuntimeSettings
 from forebay.shard import SegmentShard
-from forebay.storage.background.at_work import AtWork
 from forebay.wal.writer import SyncTarget
-from forebay.workers import ItemWorker, Worker
+from forebay.workers import AtWork, ItemWorker, Worker
 
 logger = logging.getLogger(__name__)
 

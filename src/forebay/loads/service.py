@@ -1,39 +1,37 @@
-"""Bulk loads into topics: offered by whoever prepared them, attached by the owner of each shard, all or none.
+"""The bulk loads that concern one data directory: offered, attached to the shards that it owns, committed or given up.
 
-A look now and then finds loads that others offered. Whatever was begun is finished by the next look, here or in any
-other process that has the metadata store.
+A load that another process offered is found by `step`, which the background worker calls. What was begun is finished by
+the next step, here or in any other process with the same metadata store. Knows loads and single shards; how shards are
+opened, and what keeps other work away from one, comes in as functions.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from forebay.catalog import ShardCatalog, ShardKeys
 from forebay.clock import Clock
-from forebay.engines import OwnedShard
-from forebay.engines.segment import SegmentEngine
-from forebay.errors import Conflict, Corrupt, ForebayError, Unavailable, Unsupported
+from forebay.errors import Conflict, Corrupt, ForebayError, Unavailable
 from forebay.format.descriptor import LoadStatus, Phase
 from forebay.loads.attach import Attached, Attaching
 from forebay.loads.book import AttachedPart, LoadBook, never_offered
 from forebay.loads.forget import finish_given_up
 from forebay.loads.prepare import Load, LoadManifest, LoadStore, read_manifest, ready_to_offer
-from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef, Surroundings
 from forebay.shard.directories import directory_name
-from forebay.shard.places import Places, home_of_loads
-from forebay.storage.background.at_work import AtWork
-from forebay.storage.background.history import RETRY_SECONDS
-from forebay.storage.building import Parts
-from forebay.storage.definitions import Definitions
-from forebay.topics import TopicName
+from forebay.shard.places import home_of_loads
+from forebay.topics import TopicName, TopicSpec
+from forebay.workers import AtWork
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+RETRY_SECONDS = 5.0
+"""How long a load is left alone after an attempt that failed."""
 
 
 class LoadProgress(NamedTuple):
@@ -49,36 +47,43 @@ def _wanted(load: Load) -> set[int]:
     return {shard.partition for shard in load.shards}
 
 
+class AloneWith(Protocol):
+    """Does work on a shard while no export, retention or other load works on it, and gives the result."""
+
+    def __call__(self, shard: SegmentShard, work: Callable[[SegmentShard], T]) -> T: ...
+
+
 class Loads:
-    """The loads that concern one data directory."""
+    """The loads that concern one data directory. For callers and for the background worker, in any thread."""
 
     def __init__(
         self,
-        parts: Parts,
-        definitions: Definitions,
-        settings: Settings,
+        context: Surroundings,
         clock: Clock,
-        open_shard: Callable[[ShardRef], OwnedShard],
+        *,
+        topic: Callable[[TopicName], TopicSpec],
+        shards: Callable[[], Sequence[SegmentShard]],
+        own: Callable[[ShardRef], object],
+        alone_with: AloneWith,
     ) -> None:
-        self._parts = parts
-        self._definitions = definitions
-        self._settings = settings
+        """`topic` finds a definition, `shards` gives the shards that are open here, and `own` opens one more."""
+        self._context = context
         self._clock = clock
-        self._open_shard = open_shard
-        self._book = LoadBook(parts.metadata, settings.metadata.prefix)
+        self._topic = topic
+        self._shards = shards
+        self._own = own
+        self._alone_with = alone_with
+        self._book = LoadBook(context.metadata, context.settings.metadata.prefix)
         self._at_work = AtWork()
         """The loads and shards that a thread is at, for `step`, which may run in two threads."""
-        self._attaching: dict[str, Attaching] = {}
-        """By shard id. An entry holds its shard: `forget` ends it when the shard is given up."""
         self._retry_at: dict[str, float] = {}
         self._pending: dict[str, str] = {}
         """The loads that were not over at the last look, each with the id of its topic."""
 
     def store(self) -> LoadStore:
         """Where the segments of a new load are to be put: see `forebay.loads.prepare`."""
-        places = self._places
-        if self._settings.is_shared:
-            assert places.store is not None
+        places = self._context.places
+        if places.store is not None and self._context.settings.is_shared:
             places.probe()
             return LoadStore(places.store, places.store_name)
         return LoadStore(places.loads.open(), places.loads_name)
@@ -88,17 +93,16 @@ class Loads:
 
         If it is not attached everywhere by `expires_at` (ms) it is given up. Harmless when repeated.
         """
-        spec = self._definitions.get(TopicName.parse(name))
+        spec = self._topic(TopicName.parse(name))
         load = ready_to_offer(self.store(), spec, manifest, created_at=self._clock.now_ms(), expires_at=expires_at)
         return self._book.offer(manifest.load_id, load)
 
     def attach(self, load_id: str) -> LoadProgress:
-        """Attach a load now to every partition that is owned here or by nobody; the others are their owners' business.
+        """Attach a load now to every partition that this process owns or may own; other owners attach it to theirs.
 
-        Whoever attached it, the background of this process among them: the load that is returned says how far it is;
-        `LoadOver` if it was given up meanwhile. It is committed, and readers see it, once it is attached everywhere.
-        Appends to a partition wait meanwhile. A partition whose owner is gone and has not brought everything into the
-        history is left to that owner too.
+        The load that is returned says how far it is, whichever process attached it; `LoadOver` if it was given up
+        meanwhile. It is committed, and readers see it, once it is attached everywhere. Appends to a partition wait
+        meanwhile. A partition whose owner is gone, with records that are not in the history, is left to that owner.
         """
         load = self._book.get(load_id).load
         parts = self._book.attached(load_id)
@@ -117,11 +121,14 @@ class Loads:
         return load
 
     def step(self) -> None:
-        """Attach what others offered, finish what was begun, and wake whoever waited for a load that is over."""
-        for shard in [attaching.shard for attaching in list(self._attaching.values()) if attaching.is_paused]:
-            with self._at_work.at(shard.ref.id) as is_free:
-                if is_free:
-                    self._safely("", partial(self._alone_with, shard, lambda shard: self._of(shard).settle()))
+        """Attach what other processes offered, finish what was begun, and wake readers that waited for a load."""
+        for shard in self._shards():
+            if shard.load_pause.since is not None:
+                with self._at_work.at(shard.ref.id) as is_free:
+                    if is_free:
+                        self._safely(
+                            "", partial(self._alone_with, shard, lambda shard: self._attaching(shard).resolve())
+                        )
         pending = self._book.pending()
         for topic_id in {topic for load_id, topic in self._pending.items() if load_id not in pending}:
             self._wake(topic_id)
@@ -134,10 +141,6 @@ class Loads:
                     if is_free:
                         self._safely(load_id, partial(self._look, load_id, parts))
 
-    def forget(self, shard_id: str) -> None:
-        """A shard is given up here. Nothing may be attaching to it any more: `HistoryWorker.forget` comes first."""
-        self._attaching.pop(shard_id, None)
-
     def _look(self, load_id: str, parts: dict[int, AttachedPart]) -> None:
         stored = self._book.find(load_id)
         if stored is None:
@@ -147,7 +150,7 @@ class Loads:
         self._advance(load_id, stored.load, parts)
 
     def _advance(self, load_id: str, load: Load, parts: dict[int, AttachedPart]) -> list[Attached]:
-        """Do whatever is to be done for a load here."""
+        """Do what is due for a load here: attach it, commit it, or give it up."""
         if load.status is LoadStatus.ABANDONED:
             self._finish(load_id, load)
         if load.status is not LoadStatus.OFFERED:
@@ -161,7 +164,7 @@ class Loads:
             # Readers behind the parts that it has must not wait for ever.
             hopeless = f"lies in {load.store}, and partitions that lack it have moved elsewhere"
         else:
-            self._open_for(load, missing, is_asked=load.directory == self._holder)
+            self._open_for(load, missing, is_asked=load.directory == self._context.holder)
             here = [s for s in self._shards_of(load) if s.ref.partition in missing]
             attached = self._attach(load_id, load, here)
         ended = self._book.commit(load_id)
@@ -179,19 +182,19 @@ class Loads:
         return any(stored is not None and stored.state.holder not in (None, home) for stored in states)
 
     def _open_for(self, load: Load, partitions: set[int], *, is_asked: bool) -> dict[int, str]:
-        """Open those of the partitions that are this directory's, and if asked those that nobody has; why not others.
+        """Open those of the partitions that are this directory's, and if asked those without a holder; why not others.
 
         Nothing of another directory is lost by it: see `_refusal`.
         """
         closed = partitions - {shard.ref.partition for shard in self._shards_of(load)}
         elsewhere: dict[int, str] = {}
-        spec = self._definitions.get(TopicName(load.namespace, load.topic)) if closed else None
+        spec = self._topic(TopicName(load.namespace, load.topic)) if closed else None
         for partition in sorted(closed):
             assert spec is not None
             refusal = self._refusal(load, partition, is_asked=is_asked)
             if refusal is None:
                 try:
-                    self._open_shard(ShardRef(spec, partition))
+                    self._own(ShardRef(spec, partition))
                 except (Unavailable, Conflict) as error:
                     refusal = str(error)
             if refusal is not None:
@@ -203,7 +206,7 @@ class Loads:
         catalog = self._catalog(load, partition)
         stored = catalog.state()
         state = stored.state if stored is not None else None
-        if state is not None and state.holder == self._holder and state.phase is not Phase.SEALED:
+        if state is not None and state.holder == self._context.holder and state.phase is not Phase.SEALED:
             return None
         if not is_asked:
             return f"{self._directory_name(load.directory)} is asked for it"
@@ -218,71 +221,39 @@ class Loads:
         return None
 
     def _directory_name(self, directory_id: str | None) -> str:
-        return directory_name(self._parts.metadata, self._settings.metadata.prefix, directory_id)
+        return directory_name(self._context.metadata, self._context.settings.metadata.prefix, directory_id)
 
     def _attach(self, load_id: str, load: Load, shards: list[SegmentShard]) -> list[Attached]:
         if not shards:
             return []
-        manifest = read_manifest(self._places.store_of(load.store), load.manifest)
+        manifest = read_manifest(self._context.places.store_of(load.store), load.manifest)
         brought = {shard.partition: shard.records for shard in manifest.shards}
         if brought != {shard.partition: shard.records for shard in load.shards} or manifest.load_id != load_id:
             raise Corrupt(f"{load.manifest.object_key} does not list what load {load_id} says it brings")
-        done = [self._alone_with(shard, lambda shard: self._of(shard).attach(load_id, manifest)) for shard in shards]
+        done = [
+            self._alone_with(shard, lambda shard: self._attaching(shard).attach(load_id, manifest)) for shard in shards
+        ]
         return [attached for attached in done if attached is not None]
 
     def _finish(self, load_id: str, load: Load) -> None:
-        """Where a load that was given up is attached, leave holes."""
+        """Where a load that was given up is attached, leave gaps."""
         finish_given_up(self._book, load_id, partial(self._catalog, load), created_at=self._clock.now_ms())
 
-    def _alone_with(self, shard: SegmentShard, work: Callable[[SegmentShard], T]) -> T:
-        assert self._parts.archiving is not None
-        return self._parts.archiving.alone_with(shard, work)
-
-    def _of(self, shard: SegmentShard) -> Attaching:
-        attaching = self._attaching.get(shard.ref.id)
-        if attaching is None or attaching.shard is not shard:
-            attaching = self._attaching[shard.ref.id] = Attaching(shard, self._around, self._clock)
-        return attaching
+    def _attaching(self, shard: SegmentShard) -> Attaching:
+        return Attaching(shard, self._context, self._clock)
 
     def _shards_of(self, load: Load) -> list[SegmentShard]:
-        return [shard for shard in self._engine.shards() if shard.ref.spec.topic_id == load.topic_id]
+        return [shard for shard in self._shards() if shard.ref.spec.topic_id == load.topic_id]
 
     def _catalog(self, load: Load, partition: int) -> ShardCatalog:
-        keys = ShardKeys(load.namespace, load.topic, partition, self._settings.metadata.prefix)
-        return ShardCatalog(self._parts.metadata, keys, load.topic_id, self._places.manifest)
+        keys = ShardKeys(load.namespace, load.topic, partition, self._context.settings.metadata.prefix)
+        return ShardCatalog(self._context.metadata, keys, load.topic_id, self._context.places.manifest)
 
     def _wake(self, topic_id: str) -> None:
-        for shard in self._engine.shards():
+        for shard in self._shards():
             if shard.ref.spec.topic_id == topic_id:
                 shard.wal.wake()
                 shard.wal.group.call_back()
-
-    @property
-    def _holder(self) -> str:
-        membership = self._parts.membership
-        assert membership is not None
-        return membership.holder
-
-    @property
-    def _engine(self) -> SegmentEngine:
-        if self._parts.owned is None:
-            raise Unsupported("this log keeps everything in memory: only topics with files take a load")
-        return self._parts.owned
-
-    @property
-    def _places(self) -> Places:
-        places = self._parts.places
-        if self._parts.owned is None or places is None:
-            raise Unsupported("this log keeps everything in memory: only topics with files take a load")
-        return places
-
-    @property
-    def _around(self) -> Surroundings:
-        membership = self._parts.membership
-        assert membership is not None
-        return Surroundings(
-            self._parts.metadata, self._settings, self._places, membership.holder, membership.session.alive
-        )
 
     def _safely(self, load_id: str, work: Callable[[], object]) -> None:
         try:
