@@ -119,7 +119,9 @@ class Registry(Generic[S]):
         self._ended = "was opened before a fork: open it again in the child"
         self._noting = RankedRLock(Rank.LEAF, "engines.registry")
         self._locks, self._working = weakref.WeakValueDictionary(), weakref.WeakValueDictionary()
-        for shard in self.shards():
+        # Out of the registry first: each use of a handle asks for its shard again, and is refused.
+        shards, self._shards = self.shards(), {}
+        for shard in shards:
             abandoning(shard)
 
     @property
