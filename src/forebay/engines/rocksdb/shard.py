@@ -88,8 +88,6 @@ class RocksShard:
         self._removal = Removal(database, shelf, self._change)
         queue = AppendQueue(stance.counters.next, window, settings)
         self._commits = Commits(str(ref), queue, write=self._write, head=lambda: self.stance.counters.next)
-        self.settle = self._commits.group.wait
-        self.refuse_inside = self._commits.group.refuse_inside
 
     @property
     def failure(self) -> str | None:
@@ -144,6 +142,14 @@ class RocksShard:
     def commit(self) -> None:
         """See `OwnedShard`."""
         self._commits.group.commit()
+
+    def settle(self, ticket: Ticket) -> int:
+        """See `OwnedShard`."""
+        return self._commits.group.wait(ticket)
+
+    def refuse_inside(self) -> None:
+        """`Unavailable` for a signal handler that interrupted a write of this shard."""
+        self._commits.group.refuse_inside()
 
     def commit_within(self, seconds: float) -> None:
         """See `OwnedShard`."""
@@ -360,7 +366,6 @@ class RocksShard:
         queue = AppendQueue(0, self._window, self._settings)
         queue.refuse(Closed(f"{self.ref} {reason}"))
         self._commits = Commits(str(self.ref), queue, write=self._write, head=lambda: 0)
-        self.settle = self._commits.group.wait
 
     def _check_open(self) -> None:
         if self._closed is not None:
