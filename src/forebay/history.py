@@ -90,9 +90,18 @@ class History:
         while True:
             left, known = left - 1, self._descriptors
             try:
-                return self._read(self._covering(offset), offset, bytes_max)
+                found = self._found(offset)
+                if isinstance(found, Page):
+                    return found
+                if bytes_max <= SPOT:
+                    return found.tier.read_one(offset).clipped(found.stop)
+                page = found.tier.read(offset, self._page_bytes(offset, bytes_max)).clipped(found.stop)
             except REPLACED as error:
                 self._look_again(f"offset {offset}", error, known if left else None)
+                continue
+            with self._lock:
+                self._ends.append(page.next)
+            return page
 
     def _tried(self, place: str, look: Callable[[], T]) -> T:
         """Look, and look again where objects were replaced meanwhile; `Corrupt` if they are simply not there."""
@@ -112,7 +121,9 @@ class History:
                 f'the history of {self._catalog.keys} at {place} is not there: {error}; run "forebay verify"'
             ) from error
 
-    def _read(self, descriptor: SegmentDescriptor | None, offset: int, bytes_max: int) -> Page:
+    def _found(self, offset: int) -> Span[SealedSegment] | Page:
+        """The segment that has an offset, or the page that says why there are no records to be read now."""
+        descriptor = self._covering(offset)
         if descriptor is None:
             return Page([], [], offset)
         gap = descriptor.gap
@@ -121,17 +132,11 @@ class History:
             if status is LoadStatus.OFFERED:
                 return Page([], [], offset)
             if status is LoadStatus.ABANDONED:
-                # Its descriptors become such a hole sooner or later.
+                # Its descriptors become such a gap sooner or later.
                 gap = Gap(offset, descriptor.end, Reason.SKIPPED)
         if gap is not None:
             return Page([], [gap._replace(start=offset)], gap.stop)
-        segment = self._segment(descriptor)
-        if bytes_max <= SPOT:
-            return segment.read_one(offset).clipped(descriptor.end)
-        page = segment.read(offset, self._page_bytes(offset, bytes_max)).clipped(descriptor.end)
-        with self._lock:
-            self._ends.append(page.next)
-        return page
+        return Span(descriptor.start, descriptor.end, self._segment(descriptor))
 
     def offset_at_time(self, timestamp: int) -> int | None:
         """The first record at or after the time; `None` if history has none.

@@ -166,7 +166,9 @@ class SealedSegment:
             salt_crc = self._salted(source)
             while first < stop:
                 wanted = entries[first : min(stop, _frames_within(entries, first, READ_BYTES))]
-                self._take(gathered, wanted, source, salt_crc)
+                begin, last = int(wanted["position"][0]), wanted[-1]
+                buffer = source.read_at(int(last["position"] + last["length"]) - begin, begin)
+                self._take(gathered, wanted, buffer, salt_crc)
                 first += len(wanted)
         except Corrupt:
             # Behind what was gathered the next read begins, and is told.
@@ -174,10 +176,9 @@ class SealedSegment:
                 gathered.hole(Gap(offset, self.end, Reason.DAMAGED))
         return gathered.page()
 
-    def _take(self, gathered: Gathered, wanted: index_format.FrameEntries, source: ByteSource, salt_crc: int) -> None:
-        """Add adjoining frames, read at once."""
+    def _take(self, gathered: Gathered, wanted: index_format.FrameEntries, buffer: Bytes, salt_crc: int) -> None:
+        """Add adjoining frames, which the buffer begins with."""
         positions = wanted["position"] - wanted["position"][0]
-        buffer = source.read_at(int(positions[-1] + wanted["length"][-1]), int(wanted["position"][0]))
         gaps = self.index().gaps
         for base, count, position in zip(
             *(row.tolist() for row in (wanted["offset"], wanted["count"], positions)), strict=True

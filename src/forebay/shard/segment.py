@@ -35,7 +35,7 @@ from forebay.shard.places import is_local
 from forebay.shard.reservation import reserve_in_state, tell_reserved, tell_unknown
 from forebay.shard.surroundings import ShardRef, Surroundings
 from forebay.shard.tiers import PAGE_BYTES, NoHistory, Tiers
-from forebay.shard.visible import Visible
+from forebay.shard.visible import NOTHING, Visible
 from forebay.topics import TopicSpec, parse_compression
 from forebay.wal.log import Wal
 from forebay.wal.recovery.resume import Start, resume
@@ -139,6 +139,10 @@ class SegmentShard:
 
     def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page:
         """See `OwnedShard`."""
+        if self._visible.ended is NOTHING:
+            page = self._tiers.read(offset, bytes_max)
+            if self._visible.ended is NOTHING:
+                return page
         return self._visible.read(offset, bytes_max)
 
     def offset_at_time(self, timestamp: int) -> int | None:

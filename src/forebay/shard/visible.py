@@ -52,10 +52,6 @@ class Visible:
 
     def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page:
         """Live records from `offset` on, at least one if there is any; an empty page at the end."""
-        if self.ended is NOTHING:
-            page = self._stream.read(offset, bytes_max)
-            if self.ended is NOTHING:
-                return page
         while True:
             deleted, floor = self.ended
             if offset < floor.earliest:
