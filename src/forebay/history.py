@@ -207,6 +207,9 @@ class History:
             if (frontier.next, frontier.cur.generation) == (self.end, self._generation):
                 return
         descriptors = self._catalog.descriptors()
+        unknown = {piece.load_id for piece in descriptors if piece.load_id is not None} - self._loads.keys()
+        if len(unknown) > 1:
+            self._loads.update(dict.fromkeys(self._catalog.committed_loads(unknown, frontier), LoadStatus.COMMITTED))
         with self._lock:
             compacted = frozenset(piece.object_key for piece in descriptors if piece.kind is DescriptorKind.PARQUET)
             self.compactions += bool(compacted - self._compacted)

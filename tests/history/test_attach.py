@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from forebay.appends.ticket import Ticket
+from forebay.catalog import ShardCatalog
 from forebay.errors import Conflict, Corrupt, Fenced, Invalid, Moved, Unavailable, UnknownTopic
 from forebay.format.batch import encode_rows
 from forebay.format.descriptor import DescriptorKind, LoadStatus
@@ -611,3 +612,26 @@ def test_a_restart_between_attach_and_commit_goes_on(land: Land) -> None:
     assert again.settle().status is LoadStatus.COMMITTED
     assert again.append() == [13]
     assert broken(land, again, brought) == []
+
+
+def test_many_loads_that_are_over_are_known_by_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by review: a history asked the metadata store once for each load that it names."""
+    land = Land()
+    node = land.node()
+    for number in range(5):
+        node.offer({0: values(0, 3)}, f"load{number}")
+        node.loads.attach(f"load{number}")
+    node.append(0)
+    node.close()
+    asked: list[str] = []
+    status = ShardCatalog.load_status
+
+    def noted(catalog: ShardCatalog, load_id: str) -> LoadStatus:
+        asked.append(load_id)
+        return status(catalog, load_id)
+
+    monkeypatch.setattr(ShardCatalog, "load_status", noted)
+    again = land.node()
+
+    assert len([step for step in again.stream() if not isinstance(step, Gap)]) == 16
+    assert asked == []

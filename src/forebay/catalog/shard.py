@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import groupby
 from typing import NamedTuple, TypeVar
 
@@ -28,6 +28,7 @@ from forebay.format.keys import (
     deletes_key,
     deletes_prefix,
     load_key,
+    offers_prefix,
     segment_key,
     segments_prefix,
     state_key,
@@ -184,6 +185,19 @@ class ShardCatalog:
                 'the metadata store, and run "forebay verify"'
             )
         return standing.status
+
+    def committed_loads(self, named: Collection[str], seen: Frontier) -> set[str]:
+        """Which of the bulk loads that history names are committed, by one look at the list of those not over.
+
+        `seen` was read before the names; where history has moved since, no answer is given for any. A load that is
+        given up leaves gaps in history first and that list last: one that history names and the list does not, is
+        committed.
+        """
+        below = offers_prefix(prefix=self.keys.prefix)
+        pending = {entry.key.removeprefix(below).partition("/")[0] for entry in self.store.range(below)}
+        now = self.frontier()
+        has_moved = (now.next, now.cur.generation) != (seen.next, seen.cur.generation)
+        return set() if has_moved else set(named) - pending
 
     def pieces(self) -> list[Piece]:
         """What stands in the store, in order; a replacement hides what it replaced, and no manifest is opened."""

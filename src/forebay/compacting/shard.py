@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from forebay.catalog import ShardCatalog
+from forebay.catalog import Frontier, ShardCatalog
 from forebay.catalog.removals import RecordedRemovals
 from forebay.compacting.merging import Merge, Sources, Target, dead_in
 from forebay.compacting.planning import Entry, Known, Rewrite, Rules, plan
@@ -62,7 +62,11 @@ class ShardCompaction:
 
     def segments(self) -> list[SegmentDescriptor]:
         """Everything that can be read of the shard's history, in order, with what ended in it."""
-        return [piece for piece in self._catalog.descriptors() if piece.gap is None and self._counts(piece)]
+        seen = self._catalog.frontier()
+        pieces = [piece for piece in self._catalog.descriptors() if piece.gap is None]
+        loads = self._loads(pieces, seen)
+        committed = LoadStatus.COMMITTED
+        return [piece for piece in pieces if piece.load_id is None or loads[piece.load_id] is committed]
 
     def ended(self) -> tuple[OffsetSet, int]:
         """What was deleted, and the first offset that was not ended by a floor."""
@@ -76,12 +80,12 @@ class ShardCompaction:
 
     def outlook(self, rules: Rules, now_ms: int, superseded: OffsetSet | None = None) -> Outlook:
         """What is to be done. The catalog is read before the deletes: so no delete is missed that was there then."""
+        seen = self._catalog.frontier()
         pieces = self._catalog.pieces()
         deleted, earliest = self.ended()
         ended = deleted if superseded is None else deleted | superseded
         entries = [Entry(piece, self._opened(piece.descriptor)) for piece in pieces]
         inner = [descriptor for entry in entries for descriptor in entry.opened]
-        loaded = {piece.load_id for piece in inner if piece.load_id is not None}
         dead: dict[str, int] = {}
 
         def dead_of(descriptor: SegmentDescriptor) -> int:
@@ -89,8 +93,7 @@ class ShardCompaction:
                 dead[descriptor.object_key] = dead_in(descriptor, ended, earliest, self._held)
             return dead[descriptor.object_key]
 
-        loads = {load_id: self._catalog.load_status(load_id) for load_id in loaded}
-        known = Known(now_ms, loads, dead_of, earliest, self._readable)
+        known = Known(now_ms, self._loads(inner, seen), dead_of, earliest, self._readable)
         return Outlook(
             plan(entries, rules, known),
             ended,
@@ -152,8 +155,12 @@ class ShardCompaction:
             return self._manifest(descriptor)
         return [descriptor]
 
-    def _counts(self, piece: SegmentDescriptor) -> bool:
-        return piece.load_id is None or self._catalog.load_status(piece.load_id) is LoadStatus.COMMITTED
+    def _loads(self, pieces: Sequence[SegmentDescriptor], seen: Frontier) -> dict[str, LoadStatus]:
+        """How far each load is that these pieces, read after `seen`, came by."""
+        named = {piece.load_id for piece in pieces if piece.load_id is not None}
+        committed = self._catalog.committed_loads(named, seen) if len(named) > 1 else set()
+        others = {load_id: self._catalog.load_status(load_id) for load_id in named - committed}
+        return {**dict.fromkeys(committed, LoadStatus.COMMITTED), **others}
 
 
 def _settled(source: SegmentDescriptor) -> SegmentDescriptor:
