@@ -21,7 +21,6 @@ from forebay.records import Gap, Reason
 from forebay.shard.handover import begin_seal, bring_into_history
 from forebay.shard.places import is_private
 from forebay.storage.definitions import Definitions
-from forebay.storage.deletions import Deletions
 from forebay.testing.blobs import SimulatedBlobs
 from forebay.testing.inside import inside
 from tests.history.attached import LOAD, Land, Node, broken, values
@@ -590,7 +589,7 @@ def test_a_deleted_topic_leaves_nothing_of_its_loads(land: Land) -> None:
     definitions = Definitions(land.metadata, "/forebay", land.clock)
     definitions.begin_deletion(NAME)
 
-    Deletions(node.parts, definitions, land.settings, land.clock, lambda ref: True, lambda spec: None).finish()
+    node.deletions_by(lambda ref: True).finish()
 
     assert [path for path in land.files() if TOPIC_ID in path] == []
     assert [entry.key for entry in land.inner.range("/forebay/") if "load" in entry.key or "offer" in entry.key] == []

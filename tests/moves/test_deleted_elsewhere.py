@@ -253,7 +253,7 @@ def test_whoever_ends_a_deletion_without_a_store_leaves_the_objects_to_those_who
         monkeypatch.undo()
         assert notes(a) == 1
     with storeless.open("B") as b:
-        assert inside(b).definitions.deleting() == []
+        assert inside(b).deletions.notes.deleting() == []
     assert list((tmp_path / "handoff").rglob("*.seg")) != []
 
     with country.open("A") as a:

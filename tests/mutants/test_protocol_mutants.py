@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 
+import forebay.cleanup.deleted_topics
 import forebay.cleanup.moved_shards
 import forebay.progress
 import forebay.shard.compacted
@@ -17,7 +18,6 @@ import forebay.shard.ownership
 import forebay.shard.reservation
 import forebay.shard.segment
 import forebay.storage.cursors
-import forebay.storage.deletions
 import forebay.wal.recovery.resume
 from forebay.appends.producer_window import ProducerWindow
 from forebay.blobs import BlobStore, Stat
@@ -297,7 +297,7 @@ def _epochs_of_one_directory_not_compared(patch: pytest.MonkeyPatch) -> None:
 
 
 def _deleted_before_it_says_so(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(forebay.storage.deletions, "mark_deleting", lambda *_: None)
+    patch.setattr(forebay.cleanup.deleted_topics, "mark_deleting", lambda *_: None)
 
 
 def _copies_not_looked_for(patch: pytest.MonkeyPatch) -> None:

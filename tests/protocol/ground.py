@@ -11,12 +11,13 @@ from typing import Final, TypeVar
 
 from forebay.blobs import BlobStore
 from forebay.blobs.directory import DirectoryStore
+from forebay.cleanup.deleted_topics import Deletions
 from forebay.cleanup.objects import ObjectCleanup
 from forebay.engines import MemoryEngine, SegmentEngine
 from forebay.loads.service import AloneWith, Loads
 from forebay.metadata import MemoryMetadata, MetadataStore
 from forebay.settings import Settings
-from forebay.shard import SegmentShard, Surroundings
+from forebay.shard import SegmentShard, ShardRef, Surroundings
 from forebay.shard.membership import Membership
 from forebay.shard.places import Places
 from forebay.storage.background.history import HistoryWorker
@@ -135,6 +136,19 @@ class Member:
     @property
     def _context(self) -> Surroundings:
         return Surroundings(self.metadata, self._ground.settings, self.places, self.name, lambda: False)
+
+    def deletions_by(self, drop: Callable[[ShardRef], bool]) -> Deletions:
+        """What finishes deletions here; `drop` stops the work on a shard."""
+        return Deletions(
+            self.metadata,
+            self._ground.settings,
+            self._ground.clock,
+            holder=self.name,
+            objects=self.cleanup,
+            drop=drop,
+            delete_shard=self.engine.delete_shard,
+            forget_topic=lambda spec: None,
+        )
 
     def loads_by(self, alone_with: AloneWith | None = None) -> Loads:
         """The bulk loads that concern this directory."""

@@ -21,7 +21,6 @@ from forebay.shard import RecoveryDecision, SegmentShard, ShardRef
 from forebay.shard.handover import withdraw_target
 from forebay.shard.places import LOCAL, is_local
 from forebay.storage.background.cleanup import CleanupWorker
-from forebay.storage.deletions import Deletions
 from forebay.testing.blobs import SimulatedBlobs
 from forebay.testing.catalogs import Fetch
 from forebay.testing.crashes import CrashState
@@ -164,9 +163,7 @@ class Node(Member):
     def __init__(self, world: World, name: str, metadata: MetadataStore, store: BlobStore) -> None:
         super().__init__(world, name, metadata, store, on_open=self._opened)
         self.world = world
-        self.deletions = Deletions(
-            self.parts, self.definitions, world.settings, world.clock, self._drop, lambda spec: None
-        )
+        self.deletions = self.deletions_by(self._drop)
         self._consumer = Consumer(world.disk, metadata)
 
     def _opened(self, shard: SegmentShard) -> None:

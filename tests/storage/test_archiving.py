@@ -12,6 +12,7 @@ import pytest
 
 from forebay import DataLoss, Fenced, Moved, Unavailable
 from forebay.blobs.directory import UPLOADS
+from forebay.cleanup.deleted_topics import Deletions
 from forebay.cleanup.objects import ObjectCleanup
 from forebay.format.descriptor import ShardState
 from forebay.format.value import decode_value, encode_value
@@ -22,7 +23,6 @@ from forebay.shard import SegmentShard
 from forebay.shard.archive import Archive
 from forebay.storage import Storage, Topic
 from forebay.storage.background.history import FIRST_SWEEP_SECONDS
-from forebay.storage.deletions import Deletions
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from tests.storage.rig import QUICK

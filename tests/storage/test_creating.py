@@ -11,6 +11,7 @@ import pytest
 import forebay
 from forebay import Conflict, Indeterminate, Storage, Unavailable, UnknownTopic
 from forebay.catalog.transact import ATTEMPTS
+from forebay.cleanup.deleted_topics import DeletionNotes, Deletions
 from forebay.engines import MemoryEngine
 from forebay.errors import Corrupt, ForebayError
 from forebay.metadata import Entry, MemoryMetadata
@@ -20,7 +21,6 @@ from forebay.shard.membership import Membership
 from forebay.shard.ownership import Wanted
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions
-from forebay.storage.deletions import Deletions
 from forebay.testing.clock import ManualClock
 from forebay.testing.metadata import Fault, FaultyMetadata
 from forebay.topics import TopicName, TopicSpec
@@ -299,7 +299,7 @@ def test_a_crash_inside_the_undo_leaves_a_deletion_that_the_next_create_finishes
     definitions = house.definitions()
     registered = definitions.create(house.spec(), exist_ok=False)
     definitions.withdraw(registered)
-    assert definitions.deleting() == [registered]
+    assert DeletionNotes(house.metadata, "/forebay", house.clock).deleting() == [registered]
 
     topic = house.log.create_topic("shop/orders")
 
@@ -379,9 +379,17 @@ def test_a_disk_that_is_not_mounted_leaves_no_topic(tmp_path: Path) -> None:
 def test_a_deletion_left_over_names_the_topics_it_could_not_remove(house: House) -> None:
     registered = house.definitions().create(house.spec(), exist_ok=False)
     house.definitions().withdraw(registered)
-    parts = Parts(metadata=house.metadata, memory=house.engine)
-    deletions = Deletions(parts, house.definitions(), Settings(), house.clock, lambda ref: True, lambda spec: None)
     house.engine.delete_shard = lambda ref: (_ for _ in ()).throw(OSError(5, "no"))  # type: ignore[method-assign]
+    deletions = Deletions(
+        house.metadata,
+        Settings(),
+        house.clock,
+        holder=None,
+        objects=None,
+        drop=lambda ref: True,
+        delete_shard=house.engine.delete_shard,
+        forget_topic=lambda spec: None,
+    )
 
     assert deletions.finish() == [registered]
     with pytest.raises(Unavailable, match="not gone yet; try again"):

@@ -1,15 +1,241 @@
-"""Removes the recorded state of a deleted topic. Every step may be repeated."""
+"""Removes what deleted topics leave: files, objects, recorded states, cursors, and what comes to light later.
+
+The steps of one deletion, each of which may be repeated after a crash: record in every shard's state that it is being
+deleted, so that no owner adds to it; stop the work on its shards here; note what other directories and late uploads may
+still bring; remove local files, then objects, then states, loads and cursors; end the deletion. Objects that landed
+late, and files in other directories, go later, by the notes. Knows the metadata store; engines come in as functions.
+"""
 
 from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from forebay.catalog import StoredState, read_state
 from forebay.catalog.transact import Done, Write, transact
+from forebay.cleanup.objects import ObjectCleanup
+from forebay.clock import Clock
+from forebay.errors import ForebayError, Unavailable
 from forebay.format.descriptor import Phase, ShardState
-from forebay.format.keys import shard_of_state
-from forebay.format.value import encode_value
-from forebay.metadata import DeleteRange, MetadataStore, Put, RevisionIs
+from forebay.format.keys import deleted_key, late_key, shard_of_state, state_key
+from forebay.format.value import decode_value, encode_value
+from forebay.loads.book import LoadBook
+from forebay.metadata import (
+    Compare,
+    Delete,
+    DeleteRange,
+    Entry,
+    Exists,
+    MetadataStore,
+    Operation,
+    Put,
+    RevisionIs,
+)
+from forebay.progress import ProgressStore
+from forebay.settings import Settings
+from forebay.shard import ShardRef, refs_of
+from forebay.topics import Engine, TopicSpec
+
+logger = logging.getLogger(__name__)
+
+
+class LateObjects(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A deleted topic of which something may still come to light.
+
+    Its objects are looked for once more from `swept_from` (ms) on; 0 once they were. `holders` are directories that
+    had shards of it and have not removed their files yet.
+    """
+
+    topic_id: str
+    partitions: int
+    swept_from: int
+    holders: tuple[str, ...] = ()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to be looked for."""
+        return not (self.swept_from or self.holders)
+
+
+class DeletionNotes:
+    """Which topics are being deleted, and of which deleted topics something may still come to light."""
+
+    def __init__(self, metadata: MetadataStore, prefix: str, clock: Clock) -> None:
+        self._metadata = metadata
+        self._prefix = prefix
+        self._clock = clock
+
+    def deleting(self) -> list[TopicSpec]:
+        """Topics whose deletion has begun and not ended."""
+        entries = self._metadata.range(f"{self._prefix}/deleted/")
+        return [decode_value(entry.value, TopicSpec)[0] for entry in entries]
+
+    def note_late(self, late: LateObjects) -> None:
+        """Record what may still have something of a topic that is being deleted. What is recorded already stays."""
+        self._note(late, [])
+
+    def end_deletion(self, spec: TopicSpec, late: LateObjects | None) -> None:
+        """Everything of the topic that is within reach is gone: forget that it was being deleted.
+
+        With `late` it stays noted what may be found later.
+        """
+        deleted = Delete(deleted_key(spec.topic_id, prefix=self._prefix))
+        if late is None:
+            self._metadata.transaction([], [deleted])
+        else:
+            self._note(late, [deleted])
+
+    def _note(self, late: LateObjects, operations: Sequence[Operation]) -> None:
+        """Note it beside what is noted already, while the topic is being deleted."""
+        key = late_key(late.topic_id, prefix=self._prefix)
+        deleted = deleted_key(late.topic_id, prefix=self._prefix)
+
+        def noted(entries: tuple[Entry | None, Entry | None]) -> Write[None] | Done[None]:
+            deletion, entry = entries
+            if deletion is None:
+                return Done(None)
+            known = decode_value(entry.value, LateObjects)[0] if entry is not None else late
+            holders = tuple(sorted({*known.holders, *late.holders}))
+            value = msgspec.structs.replace(late, swept_from=max(known.swept_from, late.swept_from), holders=holders)
+            # Compared, so that one whose answer was lost cannot bring the note back when that was seen to already.
+            compares: list[Compare] = [
+                Exists(deleted),
+                RevisionIs(key, entry.mod_revision if entry is not None else 0),
+            ]
+            return Write(compares, [Put(key, encode_value(value)), *operations], None)
+
+        def found() -> tuple[Entry | None, Entry | None]:
+            return self._metadata.get(deleted), self._metadata.get(key)
+
+        what = f"the note on the deleted topic {late.topic_id} is not written"
+        transact(self._metadata, found, noted, what=what, clock=self._clock)
+
+    def late_objects(self) -> list[LateObjects]:
+        """Deleted topics whose objects are to be looked for once more."""
+        entries = self._metadata.range(late_key("", prefix=self._prefix))
+        return [decode_value(entry.value, LateObjects)[0] for entry in entries]
+
+    def late_swept(self, late: LateObjects) -> None:
+        """Its objects were looked for once more."""
+        self._change_late(late, lambda known: msgspec.structs.replace(known, swept_from=0))
+
+    def late_removed(self, late: LateObjects, holder: str) -> None:
+        """This directory has nothing of the topic any more."""
+
+        def without(known: LateObjects) -> LateObjects:
+            return msgspec.structs.replace(known, holders=tuple(other for other in known.holders if other != holder))
+
+        self._change_late(late, without)
+
+    def _change_late(self, late: LateObjects, change: Callable[[LateObjects], LateObjects]) -> None:
+        """Try once: what does not succeed now is due again at the next look."""
+        key = late_key(late.topic_id, prefix=self._prefix)
+        entry = self._metadata.get(key)
+        if entry is None:
+            return
+        known, unknown = decode_value(entry.value, LateObjects)
+        noted = change(known)
+        operation = Delete(key) if noted.is_over else Put(key, encode_value(noted, unknown=unknown))
+        self._metadata.transaction([RevisionIs(key, entry.mod_revision)], [operation])
+
+
+class Deletions:
+    """Finishes deletions that were begun, here or by a process that has died. Each step may be repeated."""
+
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        settings: Settings,
+        clock: Clock,
+        *,
+        holder: str | None,
+        objects: ObjectCleanup | None,
+        drop: Callable[[ShardRef], bool],
+        delete_shard: Callable[[ShardRef], None],
+        forget_topic: Callable[[TopicSpec], None],
+    ) -> None:
+        """`holder` is this data directory, and `objects` removes from its stores; a log in memory has neither.
+
+        `drop` has no more work on a shard begin and says whether none is under way, without waiting. `delete_shard`
+        removes what an engine keeps of a shard here, `forget_topic` what this process keeps by a topic's id or name.
+        """
+        self.notes = DeletionNotes(metadata, settings.metadata.prefix, clock)
+        self._metadata = metadata
+        self._settings = settings
+        self._clock = clock
+        self._holder = holder
+        self._objects = objects
+        self._drop = drop
+        self._delete_shard = delete_shard
+        self._forget_topic = forget_topic
+
+    def finish(self) -> list[TopicSpec]:
+        """Remove what deleted topics left. What cannot be removed now is logged and tried again later.
+
+        The topics of which something is left are returned.
+        """
+        left = []
+        for spec in self.notes.deleting():
+            try:
+                self._finish(spec)
+            except (OSError, ForebayError) as error:
+                logger.warning("%s is deleted, but not all of it could be removed yet: %s", spec.name, error)
+                left.append(spec)
+        return left
+
+    def sweep_late(self) -> None:
+        """Remove objects of deleted topics that landed late, once their grace is over."""
+        objects = self._objects
+        if objects is None or not objects.has_store:
+            return
+        for late in self.notes.late_objects():
+            if late.swept_from and late.swept_from <= self._clock.now_ms():
+                objects.check_begun()
+                objects.clear_topic(late.topic_id, late.partitions)
+                self.notes.late_swept(late)
+
+    def _finish(self, spec: TopicSpec) -> None:
+        metadata, prefix = self._metadata, self._settings.metadata.prefix
+        refs = refs_of(spec)
+        keys = [state_key(spec.namespace, spec.topic, ref.partition, prefix=prefix) for ref in refs]
+        states = []
+        for ref, key in zip(refs, keys, strict=True):
+            # First, so that no owner anywhere can add to what is being removed.
+            states.append(mark_deleting(metadata, key, spec.topic_id))
+            if not self._drop(ref):
+                raise Unavailable(f"{ref} is still worked on in the background")
+        # Before the states that say it are gone.
+        late = self._late(spec, [state for state in states if state is not None])
+        if late is not None:
+            self.notes.note_late(late)
+        for ref in refs:
+            self._delete_shard(ref)
+        if self._objects is not None and spec.engine is Engine.SEGMENT:
+            self._objects.clear_topic(spec.topic_id, spec.partitions)
+        for key in keys:
+            forget_shard(metadata, key, spec.topic_id)
+        LoadBook(metadata, prefix).forget_topic(spec.topic_id)
+        ProgressStore(metadata, prefix).forget_topic(spec.namespace, spec.topic, spec.topic_id)
+        noted = {found.topic_id: found for found in self.notes.late_objects()} if late is None else {}
+        self.notes.end_deletion(spec, late or noted.get(spec.topic_id))
+        self._forget_topic(spec)
+
+    def _late(self, spec: TopicSpec, states: Sequence[ShardState]) -> LateObjects | None:
+        """What may be found later, if anything: an object that was on its way, and files in other directories."""
+        holders = set[str]().union(*(state.holders for state in states)) - {self._holder or ""}
+        has_store = self._objects is not None and self._objects.has_store
+        if not (has_store or holders):
+            return None
+        grace_ms = self._settings.export.orphan_grace_s * 1000
+        return LateObjects(
+            topic_id=spec.topic_id,
+            partitions=spec.partitions,
+            # Where this directory knows none, each holder looks into the store that it knows.
+            swept_from=self._clock.now_ms() + grace_ms if has_store else 0,
+            holders=tuple(sorted(holders)),
+        )
 
 
 def mark_deleting(metadata: MetadataStore, key: str, incarnation: str) -> ShardState | None:

@@ -123,6 +123,15 @@ class ObjectCleanup:
             if not refs or refs[0].id in owned:
                 attempt(self._forget, loads, refs)
 
+    @property
+    def has_store(self) -> bool:
+        """Whether the settings name a store beside the data directory."""
+        return self._places.store is not None
+
+    def check_begun(self) -> None:
+        """Raise `Unavailable` if the store is not there: what it holds is not gone because a mount is away."""
+        self._places.check_begun()
+
     def clear_topic(self, topic_id: str, partitions: int) -> None:
         """Remove every object of a topic whose deletion is recorded, in all stores that are known here."""
         names = [*(shard_id(topic_id, partition) for partition in range(partitions)), topic_id]

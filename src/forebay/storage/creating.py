@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from forebay.catalog import read_state
+from forebay.cleanup.deleted_topics import Deletions
 from forebay.clock import Clock
 from forebay.engines.operations import wanted
 from forebay.errors import ForebayError, Indeterminate, Unavailable, UnknownTopic
@@ -23,7 +24,6 @@ from forebay.settings import Settings
 from forebay.shard import refs_of
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions
-from forebay.storage.deletions import Deletions
 from forebay.topics import TopicSpec
 
 POLL_SECONDS = 0.05

@@ -2,48 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple, Unpack
-
-import msgspec
 
 from forebay.catalog.transact import Done, Write, transact
 from forebay.clock import Clock
 from forebay.errors import Conflict, Indeterminate, Invalid, UnknownTopic
-from forebay.format.keys import deleted_key, late_key, topic_key, topics_prefix
+from forebay.format.keys import deleted_key, topic_key, topics_prefix
 from forebay.format.value import Unknown, decode_value, encode_value
 from forebay.metadata import (
     Absent,
-    Compare,
     Delete,
     Entry,
-    Exists,
     MetadataStore,
-    Operation,
     Put,
     RevisionIs,
     ValueIs,
     Watch,
 )
 from forebay.topics import TopicLimits, TopicName, TopicSpec
-
-
-class LateObjects(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A deleted topic of which something may still come to light.
-
-    Its objects are looked for once more from `swept_from` (ms) on; 0 once they were. `holders` are directories that
-    had shards of it and have not removed their files yet.
-    """
-
-    topic_id: str
-    partitions: int
-    swept_from: int
-    holders: tuple[str, ...] = ()
-
-    @property
-    def is_over(self) -> bool:
-        """Nobody needs to know any more that there was such a topic."""
-        return not (self.swept_from or self.holders)
 
 
 class Defined(NamedTuple):
@@ -220,75 +197,3 @@ class Definitions:
             return Write([ValueIs(key, value)], [Delete(key), note], None)
 
         transact(self._store, read, gone, what=f"topic {spec.name} is not taken back", clock=self._clock)
-
-    def deleting(self) -> list[TopicSpec]:
-        """Topics whose deletion has begun and not ended."""
-        entries = self._store.range(f"{self._prefix}/deleted/")
-        return [decode_value(entry.value, TopicSpec)[0] for entry in entries]
-
-    def note_late(self, late: LateObjects) -> None:
-        """From here on it is known who may have something of a topic that is being deleted; what is known stays so."""
-        self._note(late, [])
-
-    def end_deletion(self, spec: TopicSpec, late: LateObjects | None) -> None:
-        """Everything of the topic that is within reach is gone: forget that it was being deleted.
-
-        With `late` it stays noted what may be found later.
-        """
-        deleted = Delete(deleted_key(spec.topic_id, prefix=self._prefix))
-        if late is None:
-            self._store.transaction([], [deleted])
-        else:
-            self._note(late, [deleted])
-
-    def _note(self, late: LateObjects, operations: Sequence[Operation]) -> None:
-        """Note it beside what is noted already, while the topic is being deleted."""
-        key = late_key(late.topic_id, prefix=self._prefix)
-        deleted = deleted_key(late.topic_id, prefix=self._prefix)
-
-        def noted(found: tuple[Entry | None, Entry | None]) -> Write[None] | Done[None]:
-            deletion, entry = found
-            if deletion is None:
-                return Done(None)
-            known = decode_value(entry.value, LateObjects)[0] if entry is not None else late
-            holders = tuple(sorted({*known.holders, *late.holders}))
-            value = msgspec.structs.replace(late, swept_from=max(known.swept_from, late.swept_from), holders=holders)
-            # Compared, so that one whose answer was lost cannot bring the note back when that was seen to already.
-            compares: list[Compare] = [
-                Exists(deleted),
-                RevisionIs(key, entry.mod_revision if entry is not None else 0),
-            ]
-            return Write(compares, [Put(key, encode_value(value)), *operations], None)
-
-        what = f"the note on the deleted topic {late.topic_id} is not written"
-        transact(
-            self._store, lambda: (self._store.get(deleted), self._store.get(key)), noted, what=what, clock=self._clock
-        )
-
-    def late_objects(self) -> list[LateObjects]:
-        """Deleted topics whose objects are to be looked for once more."""
-        entries = self._store.range(late_key("", prefix=self._prefix))
-        return [decode_value(entry.value, LateObjects)[0] for entry in entries]
-
-    def late_swept(self, late: LateObjects) -> None:
-        """Its objects were looked for once more."""
-        self._change_late(late, lambda known: msgspec.structs.replace(known, swept_from=0))
-
-    def late_removed(self, late: LateObjects, holder: str) -> None:
-        """This directory has nothing of the topic any more."""
-
-        def without(known: LateObjects) -> LateObjects:
-            return msgspec.structs.replace(known, holders=tuple(other for other in known.holders if other != holder))
-
-        self._change_late(late, without)
-
-    def _change_late(self, late: LateObjects, change: Callable[[LateObjects], LateObjects]) -> None:
-        """Try once: what does not succeed now is due again at the next look."""
-        key = late_key(late.topic_id, prefix=self._prefix)
-        entry = self._store.get(key)
-        if entry is None:
-            return
-        known, unknown = decode_value(entry.value, LateObjects)
-        noted = change(known)
-        operation = Delete(key) if noted.is_over else Put(key, encode_value(noted, unknown=unknown))
-        self._store.transaction([RevisionIs(key, entry.mod_revision)], [operation])

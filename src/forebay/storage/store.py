@@ -10,6 +10,7 @@ from pathlib import PurePath
 from types import TracebackType
 from typing import NamedTuple, Self, Unpack
 
+from forebay.cleanup.deleted_topics import Deletions
 from forebay.clock import Clock, SystemClock
 from forebay.disk import Disk, SystemDisk
 from forebay.disk.machine import host
@@ -32,7 +33,6 @@ from forebay.storage.copying import Copied, OnRecords, copy_records
 from forebay.storage.creating import Creations
 from forebay.storage.cursors import Cursors, Group
 from forebay.storage.definitions import Definitions
-from forebay.storage.deletions import Deletions
 from forebay.storage.directory import LogDirectory, NoDirectory
 from forebay.storage.moves import Moves
 from forebay.storage.shards import Progress, Shards
@@ -73,7 +73,7 @@ class Storage:
         self._closing = Closing()
         self._giving_up = ItemWorker("forebay-giving-up", self._give_up, clock=clock, delay_s=GIVE_UP_SECONDS)
         self._ended: str | None = None
-        self._deletions = Deletions(parts, self._definitions, settings, clock, self._drop, self._forget_topic)
+        self._deletions = _deletions_of(parts, settings, clock, self._drop, self._forget_topic)
         self._creations = Creations(parts, self._definitions, self._deletions, settings, clock)
         store = ProgressStore(parts.metadata, settings.metadata.prefix)
         self._cursors = Cursors(store, settings.progress, clock)
@@ -574,6 +574,25 @@ def _loads_of(parts: Parts, definitions: Definitions, shards: Shards, settings: 
         shards=parts.owned.shards,
         own=shards.own,
         alone_with=parts.archiving.alone_with,
+    )
+
+
+def _deletions_of(
+    parts: Parts,
+    settings: Settings,
+    clock: Clock,
+    drop: Callable[[ShardRef], bool],
+    forget_topic: Callable[[TopicSpec], None],
+) -> Deletions:
+    return Deletions(
+        parts.metadata,
+        settings,
+        clock,
+        holder=parts.membership.holder if parts.membership is not None else None,
+        objects=parts.cleanup,
+        drop=drop,
+        delete_shard=lambda ref: parts.engine_of(ref.spec).delete_shard(ref),
+        forget_topic=forget_topic,
     )
 
 

@@ -18,6 +18,7 @@ from forebay.appends.producer_window import ProducerWindow
 from forebay.appends.ticket import Ticket
 from forebay.appends.waiting import is_held, is_inside
 from forebay.blobs.blocks import ReadAhead
+from forebay.cleanup.deleted_topics import Deletions
 from forebay.cleanup.objects import ObjectCleanup
 from forebay.clock import Clock
 from forebay.disk import SystemDisk
@@ -283,6 +284,11 @@ class InsideLog:
         self.log._look_for_moved()
         self.workers.history.step()
         self.workers.cleanup.step()
+
+    @property
+    def deletions(self) -> Deletions:
+        """What finishes the deletions of topics."""
+        return self.log._deletions
 
     def remove_late_objects(self) -> None:
         """Remove what was left of deleted topics and is past its grace."""

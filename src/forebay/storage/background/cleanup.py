@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from forebay.cleanup.collector import named_by
+from forebay.cleanup.deleted_topics import Deletions, LateObjects
 from forebay.cleanup.moved_shards import remove_files
 from forebay.clock import Clock
 from forebay.disk import Disk
@@ -18,8 +19,7 @@ from forebay.shard import SegmentShard, ShardRef, refs_of
 from forebay.shard.places import is_private
 from forebay.storage.background.history import FIRST_SWEEP_SECONDS, LOOK_SECONDS
 from forebay.storage.building import Parts
-from forebay.storage.definitions import Definitions, LateObjects
-from forebay.storage.deletions import Deletions
+from forebay.storage.definitions import Definitions
 from forebay.topics import shard_id
 from forebay.workers import AtWork, Worker
 
@@ -94,7 +94,7 @@ class CleanupWorker:
         """
         engine = self._parts.owned
         assert engine is not None
-        late = self._definitions.late_objects()
+        late = self._deletions.notes.late_objects()
         gone = {shard_id(topic.topic_id, n) for topic in late for n in range(topic.partitions)}
         for shard in engine.shards():
             if shard.ref.id in gone:
@@ -118,13 +118,12 @@ class CleanupWorker:
         self._parts.memory.remove_topic(late.topic_id, late.partitions)
         if rocksdb is not None:
             rocksdb.remove_topic(late.topic_id, late.partitions)
-        if self._parts.places is not None:
-            self._parts.places.check_begun()
-            assert self._parts.cleanup is not None
+        if self._parts.cleanup is not None:
+            self._parts.cleanup.check_begun()
             self._parts.cleanup.clear_topic(late.topic_id, late.partitions)
         names = {shard_id(late.topic_id, n) for n in range(late.partitions)}
         if not names & {*self._disk.list_directory(engine.directory), *(shard.ref.id for shard in engine.shards())}:
-            self._definitions.late_removed(late, self._holder)
+            self._deletions.notes.late_removed(late, self._holder)
 
     @property
     def _holder(self) -> str:
