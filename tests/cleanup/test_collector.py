@@ -166,6 +166,17 @@ def test_a_look_removes_nothing_and_says_why_each_object_is_kept() -> None:
     assert house.keys() == {*named, orphan, young}
 
 
+def test_the_log_says_how_many_objects_are_kept_and_why(caplog: pytest.LogCaptureFixture) -> None:
+    house, blobs = _house()
+    blobs.put_if_absent(f"{house.exporter().origin.prefix}1-{'0' * 32}.seg", b"left behind")
+    house.clock.jump(2 * GRACE_S * 1000)
+
+    with caplog.at_level("DEBUG", logger="forebay.cleanup.collector"):
+        house.collect()
+
+    assert f"objects in {blobs.name}: 2 kept because history names it; 1 may go" in caplog.text
+
+
 def test_while_everything_is_young_nothing_is_asked_for() -> None:
     house, _ = _house()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
@@ -175,6 +176,7 @@ class Collector:
     def collect(self, scope: Scope) -> list[str]:
         """Remove what may go; the keys of what was removed."""
         judged = self.look(scope)
+        logger.debug("%s: objects in %s: %s", scope.catalog.keys, scope.store.name, summary(judged))
         place, now = (scope.store.name, scope.prefix), self._clock.monotonic()
         before = self._unneeded.pop(place, {})
         unneeded = {key: before.get(key, now) for key, why in judged.items() if why in ((), (Kept.READ,))}
@@ -243,6 +245,14 @@ class Collector:
 
     def _old_before_ms(self) -> int:
         return self._clock.now_ms() - int(self._grace_s * 1000)
+
+
+def summary(judged: Judgement) -> str:
+    """How many objects are kept for each reason, and how many may go, for the log. Two reasons count twice."""
+    counts = Counter(kept for why in judged.values() for kept in why)
+    parts = [f"{counts[kept]} kept because {kept}" for kept in Kept if counts[kept]]
+    free = sum(1 for why in judged.values() if not why)
+    return "; ".join([*parts, f"{free} may go"])
 
 
 def keys_of(pieces: Sequence[SegmentDescriptor], is_there: Callable[[SegmentDescriptor], bool]) -> set[str]:
