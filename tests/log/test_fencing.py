@@ -15,6 +15,7 @@ from forebay.errors import Closed, Fenced, ForebayError, Indeterminate, Moved, U
 from forebay.testing.history import Begun, Event, History, Outcome, Told
 from forebay.testing.invariants import check_log
 from forebay.topics import Durability
+from forebay.wal.log import LogState, Phase
 from forebay.wal.recovery.resume import Start
 from tests.log.checks import TAKEN, lost_owners_acknowledge_nothing
 from tests.log.rig import SMALL, Bare, BareRig, Rig, simulated, stage
@@ -103,6 +104,31 @@ def test_a_fenced_log_stays_so_even_when_the_lease_is_back() -> None:
     with pytest.raises(Fenced):
         stage(rig.wal, [b"later"], None, 0)
     assert not rig.upkeep.is_busy
+
+
+def test_a_fenced_log_shows_other_processes_nothing_any_more() -> None:
+    """A sync that began before the log was fenced ends after it: the directory may be another owner's by then."""
+    rig = _begun(DISK)
+    rig.append()
+    target = rig.wal.begin_background_sync()
+    assert target is not None
+    rig.wal.fence("a newer epoch")
+    writes = len(rig.disk.trace)
+
+    rig.wal.end_background_sync(target)
+
+    assert len(rig.disk.trace) == writes
+
+
+def test_a_fenced_log_never_takes_appends_again() -> None:
+    rig = _begun(DISK)
+    rig.append()
+    rig.wal.fence("a newer epoch")
+
+    with pytest.raises(AssertionError, match="FENCED cannot become OPEN"):
+        rig.wal._become(Phase.OPEN, None, None)
+    assert rig.wal.heal() is False
+    assert rig.wal.state == LogState(Phase.FENCED, "a newer epoch", is_fenced=True)
 
 
 def test_closing_a_fenced_log_writes_nothing_and_gives_files_back() -> None:
