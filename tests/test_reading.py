@@ -52,8 +52,8 @@ def test_a_page_of_deleted_records_alone_leads_on_to_what_follows() -> None:
 def test_evicted_ranges_are_told_and_stop_the_records_before_them() -> None:
     gaps: list[Gap] = []
     page = Page([batch(0), batch(9)], [Gap(1, 9, Reason.CAP)], 10)
-    cursor = Cursor(Scripted(page, Page([batch(9)], [Gap(1, 9, Reason.CAP)], 10)), 0, name="t", partition=0)
-    cursor._on_gap = lambda _, gap: gaps.append(gap)
+    pages = Scripted(page, Page([batch(9)], [Gap(1, 9, Reason.CAP)], 10))
+    cursor = Cursor(pages, 0, name="t", partition=0, on_gap=lambda _, gap: gaps.append(gap))
 
     assert [found.base for found in cursor.pull()] == [0]
     assert gaps == []

@@ -21,7 +21,7 @@ _FOREIGN_NAMES: Final = re.compile(r"data_?(source|frame|loss)", re.IGNORECASE) 
 _WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _UNFINISHED: Final = re.compile(r"\bTO[D]O\b|\bFIX[M]E\b|\bX{3}\b")
 _PRIVATE: Final = re.compile(r"_(?!_)\w+|__\w*[^_]")
-_PRIVATE_USES_MAX: Final = 85
+_PRIVATE_USES_MAX: Final = 39
 """How often tests look at what only a class or module itself should know: less with time, never more."""
 _OUTSIDE: Final = re.compile(r"\bissue\s*#|(?<![\w.])/(?:home|opt|root|work)/", re.IGNORECASE)
 

@@ -121,7 +121,7 @@ class Exporter:
         """Put a copy of a file that is catalogued where it lies into a store; the descriptor of that copy."""
         footer = file.index().footer
         key = self._key(footer)
-        etag = self._place(store, key, file, footer).etag
+        etag = self.place(store, key, file, footer).etag
         self._place_index(store, index_name(key), self._content(index_name(file.path)))
         return msgspec.structs.replace(descriptor, store=store_name, object_key=key, etag=etag, status=Status.EXPORTED)
 
@@ -181,7 +181,7 @@ class Exporter:
         key, etag = f"{self.origin.prefix}{file.path.rpartition('/')[2]}", None
         if self._store is not None:
             key = self._key(footer)
-            etag = self._place(self._store, key, file, footer).etag
+            etag = self.place(self._store, key, file, footer).etag
             self._place_index(self._store, index_name(key), index)
         gap = file.leading_gap
         additions = [self._gap(found) for found in missing]
@@ -199,7 +199,7 @@ class Exporter:
     def _key(self, footer: Footer) -> str:
         return f"{self.origin.prefix}{footer.epoch}-{footer.content_hash.hex()}{SEGMENT_SUFFIX}"
 
-    def _place(self, store: BlobStore, key: str, file: SealedFile, footer: Footer) -> Stat:
+    def place(self, store: BlobStore, key: str, file: SealedFile, footer: Footer) -> Stat:
         """The object with the sealed bytes. One that is there already, by an attempt cut short, is compared by hash."""
         found = store.stat(key)
         if found is not None and content_hash(store.read(key, 0, found.size)) == footer.content_hash:

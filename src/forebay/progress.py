@@ -181,7 +181,7 @@ class ProgressStore:
             for partition, progress in cursors.items():
                 key, stored = self._key(name, partition), found[partition]
                 standing[partition] = progress.offset
-                if stored is not None and not _moves(stored.progress, progress):
+                if stored is not None and not moves_on(stored.progress, progress):
                     standing[partition] = stored.progress.offset
                     continue
                 compares += self._guards(name, key, stored, progress, defined=defined)
@@ -228,7 +228,7 @@ def _not_moved(name: ReaderName) -> str:
     return f"cursors of {name.reader} in {name.namespace}/{name.topic} are not moved"
 
 
-def _moves(stands: Progress, wanted: Progress) -> bool:
+def moves_on(stands: Progress, wanted: Progress) -> bool:
     """Whether the cursor goes forward: further, or into another incarnation of the topic."""
     return stands.incarnation != wanted.incarnation or wanted.offset > stands.offset
 

@@ -17,9 +17,9 @@ import forebay.aio
 from forebay import EARLIEST, Closed, Conflict, DataLoss, Invalid, Record, Storage, Topic, Unavailable, UnknownTopic
 from forebay.aio import AsyncLog, AsyncTopic
 from forebay.aio.workers import WORKERS
-from forebay.engines import MemoryEngine, SegmentEngine
+from forebay.engines.registry import Registry
 from forebay.shard import SegmentShard, ShardRef
-from forebay.testing.inside import inside
+from forebay.testing.inside import await_workers, inside
 from tests.storage.rig import QUICK, WatchedDisk, quick, values
 
 T = TypeVar("T")
@@ -406,7 +406,7 @@ def test_an_opening_that_is_cancelled_leaves_the_directory_free(tmp_path: Path) 
             _ = await opening
         return log
 
-    asyncio.run(whole())._workers._pool.shutdown(wait=True)
+    await_workers(asyncio.run(whole()))
     forebay.open(tmp_path / "log", QUICK).close()
 
 
@@ -479,15 +479,16 @@ def test_an_append_never_acquires_a_shard_in_the_event_loop(
 ) -> None:
     """Found by review: the first append after a lost lease acquired and recovered the shard in the loop's thread."""
     threads: list[threading.Thread] = []
-    for engine in (SegmentEngine, MemoryEngine):
+    plain = Registry.open
 
-        def watched(
-            self: Any, ref: ShardRef, *rest: object, plain: Callable[..., object] = engine._open, **options: object
-        ) -> object:
+    def watched(registry: Registry[Any], ref: ShardRef, opening: Callable[[ShardRef], object]) -> object:
+        def opened(ref: ShardRef) -> object:
             threads.append(threading.current_thread())
-            return plain(self, ref, *rest, **options)
+            return opening(ref)
 
-        monkeypatch.setattr(engine, "_open", watched)
+        return plain(registry, ref, opened)
+
+    monkeypatch.setattr(Registry, "open", watched)
 
     async def use(log: AsyncLog) -> None:
         topic = await log.create_topic("t", durability=durability, partitions=2)

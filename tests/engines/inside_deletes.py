@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final, TypeAlias
 
-import forebay.engines.rocksdb.removal
 from forebay.engines import LookedUpEngine, NewRecord, OwnedShard
 from forebay.engines.memory import MemoryShard
 from forebay.engines.rocksdb.shard import RocksShard
@@ -16,6 +15,7 @@ from forebay.shard import SegmentShard, ShardRef
 from forebay.testing.contracts.lookups import keyed, offsets_of, tagged
 from forebay.testing.disk import SimulatedDisk
 from forebay.testing.faults import Call
+from forebay.testing.inside import inside
 from forebay.testing.invariants import Violation
 from tests.engines.lookup_homes import LookupMemoryHome, LookupSegmentHome, RocksHome
 
@@ -74,14 +74,7 @@ def under_the_look(disk: SimulatedDisk, act: Act) -> None:
 def between_pieces(shard: OwnedShard, act: Act) -> None:
     """Let `act` happen after the first piece of the next delete."""
     assert isinstance(shard, RocksShard)
-    change, acts = shard._removal._commit, [act]
-
-    def changed(make: forebay.engines.rocksdb.removal.Making) -> None:
-        change(make)
-        if acts:
-            acts.pop()()
-
-    shard._removal._commit = changed
+    inside(shard).after_next_piece(act)
 
 
 def write(engine: LookedUpEngine, ref: ShardRef, count: int = 1) -> None:

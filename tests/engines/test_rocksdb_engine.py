@@ -160,7 +160,7 @@ def test_what_producers_did_outlives_the_engine_and_is_bounded(tmp_path: Path) -
     for _ in range(12):
         engine = home.open()
         shard = engine.open_shard(ref)
-        assert sorted(inside(engine).window(shard).entries()) == sorted(model.entries())
+        assert sorted(inside(shard).window.entries()) == sorted(model.entries())
         for _ in range(chance.randrange(12)):
             producer = chance.randrange(1, 6)
             last = model.last_sequence(producer)

@@ -387,7 +387,7 @@ def test_a_zombie_at_the_transaction_changes_nothing(monkeypatch: pytest.MonkeyP
     old.append(count=3)
     old.offer({0: values(0, 10)})
     new: list[Node] = []
-    plain = attach.Attaching._transaction
+    plain = attach.Attaching.transaction_for
 
     def overtaken(*arguments: object) -> object:
         made = plain(*arguments)  # type: ignore[arg-type]
@@ -397,7 +397,7 @@ def test_a_zombie_at_the_transaction_changes_nothing(monkeypatch: pytest.MonkeyP
             new[0].append()
         return made
 
-    monkeypatch.setattr(attach.Attaching, "_transaction", overtaken)
+    monkeypatch.setattr(attach.Attaching, "transaction_for", overtaken)
     with pytest.raises(Fenced):
         old.loads.attach(LOAD)
 
@@ -412,13 +412,13 @@ def test_a_seal_that_comes_in_between_keeps_appends_out(land: Land, monkeypatch:
     node.append(count=3)
     node.offer({0: values(0, 10)})
     shard = node.shard()
-    plain = attach.Attaching._transaction
+    plain = attach.Attaching.transaction_for
 
     def sealed(*arguments: object) -> object:
-        begin_seal(shard, node.engine._around(node.membership.session), None)
+        begin_seal(shard, inside(node.engine).context(node.membership.session), None)
         return plain(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(attach.Attaching, "_transaction", sealed)
+    monkeypatch.setattr(attach.Attaching, "transaction_for", sealed)
     with pytest.raises(Moved):
         node.loads.attach(LOAD)
 
@@ -437,7 +437,7 @@ def test_what_is_rewritten_in_between_stays_rewritten(land: Land, monkeypatch: p
     with mock.patch.object(LoadBook, "commit", side_effect=Unavailable("not now")), pytest.raises(Unavailable):
         node.loads.attach("other")
     node.offer({0: values(0, 10)})
-    plain = attach.Attaching._transaction
+    plain = attach.Attaching.transaction_for
     given_up: list[int] = []
 
     def rewritten(*arguments: object) -> object:
@@ -447,7 +447,7 @@ def test_what_is_rewritten_in_between_stays_rewritten(land: Land, monkeypatch: p
             node.loads.abandon("other")
         return made
 
-    monkeypatch.setattr(attach.Attaching, "_transaction", rewritten)
+    monkeypatch.setattr(attach.Attaching, "transaction_for", rewritten)
     node.loads.attach(LOAD)
 
     assert land.catalog(0).frontier().cur.generation == given_up[0] + 1

@@ -97,7 +97,7 @@ def past(durability: Durability, *, stopped: bool) -> Past:
     if stopped:
         rig.wal.close()
         # As a clean stop does, but for the rotated segment, which stays without its index.
-        rig.shard.upkeep._write_checkpoint(clean=True)
+        rig.shard.upkeep.write_checkpoint(clean=True)
     names = rig.disk.list_directory(DIRECTORY)
     segments = sorted(name for name in names if name.endswith(".seg"))
     indexes = sorted(name for name in names if name.endswith(".idx"))

@@ -20,7 +20,7 @@ import forebay.wal.recovery.heal
 import forebay.wal.scan
 from forebay.appends.producer_window import ProducerWindow
 from forebay.compacting import merging
-from forebay.compacting.merging import Merge, _Rows
+from forebay.compacting.merging import Merge, MergedRows
 from forebay.errors import Corrupt, ForebayError, Unavailable
 from forebay.format.batch import Columns, encode_columns, encode_data_frame
 from forebay.format.control import encode_mark
@@ -284,7 +284,7 @@ def _merged() -> None:
             return sealed.open(descriptor.object_key)
 
     task = Merge(topic_id=TOPIC_ID, partition=0, sources=(damaged.descriptor,), window_of=0)
-    rows = _Rows(task, OffsetSet(), Here(), ProducerWindow(8, 8))
+    rows = MergedRows(task, OffsetSet(), Here(), ProducerWindow(8, 8))
     with pytest.raises(Corrupt, match="left as it is"):
         list(rows.tables())
 

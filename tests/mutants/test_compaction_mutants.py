@@ -89,7 +89,7 @@ def _lease_not_compared(patch: pytest.MonkeyPatch) -> None:
 def _sweep_spares_nobody(patch: pytest.MonkeyPatch) -> None:
     look = Collector.look
     patch.setattr(Collector, "look", lambda self, scope: look(self, replace(scope, is_compacting=lambda: False)))
-    patch.setattr(forebay.compacting.swapping, "_check", lambda store, piece: None)
+    patch.setattr(forebay.compacting.swapping, "check_stored", lambda store, piece: None)
 
 
 def _compactors_asked_for_too_late(patch: pytest.MonkeyPatch) -> None:
@@ -132,12 +132,12 @@ def _last_row_forgotten(patch: pytest.MonkeyPatch) -> None:
     def living(rows: Any, table: pa.Table) -> pa.Table:
         return table.filter(pa.array(np.arange(table.num_rows) < table.num_rows - 1))
 
-    patch.setattr(forebay.compacting.merging._Rows, "_living", living)
+    patch.setattr(forebay.compacting.merging.MergedRows, "_living", living)
 
 
 def _index_never_stored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(forebay.columnar, "index_name", lambda key: f"{index_name(key)}.other")
-    patch.setattr(forebay.compacting.swapping, "_check", lambda store, piece: None)
+    patch.setattr(forebay.compacting.swapping, "check_stored", lambda store, piece: None)
 
 
 class Mutant(NamedTuple):

@@ -238,8 +238,8 @@ def _no_directory_sync(patch: pytest.MonkeyPatch) -> None:
 
 
 def _checksum_without_header(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(forebay.format.head, "_PACK_FIRST", lambda base, length: b"")
-    patch.setattr(forebay.format.frame, "_PACK_FIRST", lambda base, length: b"")
+    patch.setattr(forebay.format.head, "PACK_FIRST", lambda base, length: b"")
+    patch.setattr(forebay.format.frame, "PACK_FIRST", lambda base, length: b"")
 
 
 def _reservation_not_persisted(patch: pytest.MonkeyPatch) -> None:
@@ -348,7 +348,7 @@ def _background_sync_tried_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def _stored_size_limited(patch: pytest.MonkeyPatch) -> None:
-    whole = forebay.format.batch._decompress
+    whole = forebay.format.batch.decompress
 
     def unpacked(buffer: Bytes, start: int, stop: int) -> bytes:
         with pytest.MonkeyPatch.context() as inside:
@@ -356,7 +356,7 @@ def _stored_size_limited(patch: pytest.MonkeyPatch) -> None:
                 inside.setattr(forebay.format.batch, "RAW_BYTES_MAX", OFFSET_MAX)
             return whole(buffer, start, stop)
 
-    patch.setattr(forebay.format.batch, "_decompress", unpacked)
+    patch.setattr(forebay.format.batch, "decompress", unpacked)
 
 
 def _marks_not_believed(patch: pytest.MonkeyPatch) -> None:

@@ -251,11 +251,11 @@ def _old_files_stay(patch: pytest.MonkeyPatch) -> None:
 
 
 def _coverage_not_checked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(forebay.shard.handover, "_check_coverage", lambda *_: None)
+    patch.setattr(forebay.shard.handover, "check_coverage", lambda *_: None)
 
 
 def _coverage_checked_too_late(patch: pytest.MonkeyPatch) -> None:
-    check, change = forebay.shard.handover._check_coverage, forebay.shard.ownership.change_state
+    check, change = forebay.shard.handover.check_coverage, forebay.shard.ownership.change_state
     waiting: list[Callable[[], None]] = []
 
     def changed(*arguments: Any) -> ShardState:
@@ -264,17 +264,17 @@ def _coverage_checked_too_late(patch: pytest.MonkeyPatch) -> None:
             waiting.pop()()
         return state
 
-    patch.setattr(forebay.shard.handover, "_check_coverage", lambda *args: waiting.append(lambda: check(*args)))
+    patch.setattr(forebay.shard.handover, "check_coverage", lambda *args: waiting.append(lambda: check(*args)))
     patch.setattr(forebay.shard.handover, "change_state", changed)
 
 
 def _objects_taken_unread(patch: pytest.MonkeyPatch) -> None:
-    place = Exporter._place
+    place = Exporter.place
 
     def unread(exporter: Exporter, store: BlobStore, key: str, file: Any, footer: Any) -> Stat:
         return store.stat(key) or place(exporter, store, key, file, footer)
 
-    patch.setattr(Exporter, "_place", unread)
+    patch.setattr(Exporter, "place", unread)
 
 
 def _epochs_of_one_directory_not_compared(patch: pytest.MonkeyPatch) -> None:
@@ -305,7 +305,7 @@ def _copies_not_looked_for(patch: pytest.MonkeyPatch) -> None:
 
 
 def _cursors_go_back(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(forebay.progress, "_moves", lambda *_: True)
+    patch.setattr(forebay.progress, "moves_on", lambda *_: True)
 
 
 def _cached_commits_compared_among_themselves(patch: pytest.MonkeyPatch) -> None:

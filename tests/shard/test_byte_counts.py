@@ -15,6 +15,7 @@ from forebay.format.batch import Columns, encode_columns
 from forebay.records import Headers
 from forebay.shard.eviction import weigh
 from forebay.shard.tiers import Tiers
+from forebay.testing.inside import inside
 from forebay.topics import OnFull
 from forebay.wal.files import SealedFile
 from forebay.wal.retention import drop_file
@@ -80,7 +81,7 @@ class Capped(Model):
         """The count, and a recount."""
         shard = self.shard
         held = shard.holding()
-        assert held.bytes == weigh(shard._tiers, held.earliest, held.head).bytes
+        assert held.bytes == weigh(inside(shard).tiers, held.earliest, held.head).bytes
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -153,7 +154,7 @@ def test_a_count_between_publication_and_answer_counts_an_append_once(monkeypatc
     acknowledge = AppendQueue.acknowledge
 
     def count() -> None:
-        count = shard._eviction._count
+        count = inside(shard).byte_count
         count.count()
         with count.lock:
             counted.append(count.known() or 0)

@@ -21,6 +21,7 @@ from forebay.pages import Span
 from forebay.records import Gap
 from forebay.shard import SegmentShard
 from forebay.shard.tiers import Tier, Tiers
+from forebay.testing.inside import inside
 from forebay.wal.files import SealedFile
 from forebay.wal.retention import drop_file
 from tests.history.attached import Land, values
@@ -52,7 +53,7 @@ class Model:
 
     @property
     def tiers(self) -> Tiers:
-        return self.shard._tiers
+        return inside(self.shard).tiers
 
     @property
     def earliest(self) -> int:

@@ -11,6 +11,7 @@ from forebay.errors import Full
 from forebay.format.batch import Columns, encode_columns
 from forebay.records import Gap, Reason
 from forebay.shard.eviction import weigh
+from forebay.testing.inside import inside
 from forebay.topics import OnFull
 from tests.protocol.world import MODES, Node, World
 
@@ -43,7 +44,7 @@ def test_bytes_are_counted_exactly_in_every_tier(mode: str) -> None:
 
     for start in range(len(sizes)):
         for stop in range(start, len(sizes) + 1):
-            assert weigh(node.shard._tiers, start, stop).bytes == sum(sizes[start:stop]), (start, stop)
+            assert weigh(inside(node.shard).tiers, start, stop).bytes == sum(sizes[start:stop]), (start, stop)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -268,7 +268,7 @@ def test_a_load_that_was_given_up_is_a_hole_that_nobody_misses(mixed: Mixed, mon
     rows = list(mixed.filled.rows)
     with monkeypatch.context() as patched:
         patched.setattr(LoadBook, "commit", lambda book, load_id: book.get(load_id).load)
-        patched.setattr(Loads, "_finish", lambda *_: None)
+        patched.setattr(Loads, "finish", lambda *_: None)
         mixed.load(20)
         mixed.log.loads.abandon("load-50")
         mixed.filled.rows = rows

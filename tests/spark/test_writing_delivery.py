@@ -22,10 +22,12 @@ import pytest
 import forebay
 from forebay.clock import SystemClock
 from forebay.disk import SystemDisk
-from forebay.errors import Conflict, Invalid, Unavailable, UnknownTopic
+from forebay.errors import Conflict, Indeterminate, Invalid, Unavailable, UnknownTopic
 from forebay.format.descriptor import LoadStatus
 from forebay.loads.book import AttachedPart, LoadBook
 from forebay.loads.prepare import Sink
+from forebay.metadata import Compare, Operation, Outcome, Put
+from forebay.metadata.sqlite.store import SqliteMetadata
 from forebay.spark import delivery
 from forebay.spark.delivery import TaskResult, deliver, give_up, load_store
 from forebay.spark.opening import opened
@@ -458,15 +460,19 @@ def test_a_batch_is_kept_whose_offer_was_attached_before_its_answer_was_lost(tmp
     with place.open() as log:
         log.create_topic(TOPIC, partitions=3)
     target = place.target()
-    offered = LoadBook._offered
+    transaction, lost = SqliteMetadata.transaction, list[str]()
 
-    def lost(book: LoadBook, load_id: str, *rest: Any) -> bool:
-        assert offered(book, load_id, *rest)
+    def lose(store: SqliteMetadata, compares: Sequence[Compare], operations: Sequence[Operation]) -> Outcome:
+        outcome = transaction(store, compares, operations)
+        offers = [put.key for put in operations if isinstance(put, Put) and "/offers/" in put.key]
+        if not offers or lost:
+            return outcome
+        lost.extend(offers)
         with place.open() as log:
-            assert log.loads.attach(load_id).load.status is LoadStatus.COMMITTED
-        return False  # as when it is not known whether it was done
+            assert log.loads.attach(offers[0].split("/offers/")[1].split("/")[0]).load.status is LoadStatus.COMMITTED
+        raise Indeterminate("the answer was lost")
 
-    with mock.patch.object(LoadBook, "_offered", lost):
+    with mock.patch.object(SqliteMetadata, "transaction", lose):
         bring(target, 0)
 
     assert shown(place) == sorted(VALUES)

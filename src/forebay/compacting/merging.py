@@ -82,14 +82,14 @@ def merge(
     `window` is an empty one, as large as owners keep it. On return the object and its index are durable, checked, and
     named by nobody.
     """
-    rows = _Rows(task, ended, sources, window)
+    rows = MergedRows(task, ended, sources, window)
     stored = store_parquet(target.store, task.key(token), rows.tables(), rows.facts)
     return stored.descriptor(
         store=target.name, leader=target.leader, created_at=target.created_at, source_bytes=rows.source_bytes
     )
 
 
-class _Rows:
+class MergedRows:
     """The rows of a merge, and what they say beside that."""
 
     def __init__(self, task: Merge, ended: OffsetSet, sources: Sources, window: ProducerWindow) -> None:

@@ -37,7 +37,7 @@ def swap(
     """
     for piece in new:
         if piece.object_key in made:
-            _check(target.store, piece)
+            check_stored(target.store, piece)
     stands = new[0]
     if len(new) > 1:
         prefix = f"{shard_id(stands.topic_id, partition)}/{COMPACTED}"
@@ -45,7 +45,7 @@ def swap(
     return catalog.replace(old, stands, also=held)
 
 
-def _check(store: BlobStore, piece: SegmentDescriptor) -> None:
+def check_stored(store: BlobStore, piece: SegmentDescriptor) -> None:
     """What is named from now on is there, whole."""
     found, index = store.stat(piece.object_key), store.stat(index_name(piece.object_key))
     if found is None or (found.size, found.etag) != (piece.bytes, piece.etag):

@@ -197,7 +197,7 @@ def decode(buffer: Bytes, position: int, head: FrameHead) -> Batch:
     if codec == _NONE:
         found = find(buffer, start, stop, columns, count)
     else:
-        raw = _decompress(buffer, start, stop)
+        raw = decompress(buffer, start, stop)
         found = find(raw, 0, len(raw), columns, count)
     return Batch(base, count, epoch, appended_at, found)
 
@@ -276,7 +276,7 @@ def _compress(columns: ColumnBytes, level: int) -> list[Bytes] | None:
     return [_SIZES.pack(columns.size, len(stored)), stored, padding]
 
 
-def _decompress(buffer: Bytes, start: int, stop: int) -> bytes:
+def decompress(buffer: Bytes, start: int, stop: int) -> bytes:
     """The columns behind a size prefix; bounded before anything is allocated, and exact."""
     if stop - start < _SIZES.size:
         raise Corrupt("a compressed frame ends inside its sizes")

@@ -59,7 +59,7 @@ __all__ = [
 _JOIN_MAX: Final = 16_384
 _PACK_HEAD: Final = BODY_HEAD.pack
 _PACK_HEADER: Final = HEADER.pack
-_PACK_FIRST: Final = FIRST.pack
+PACK_FIRST: Final = FIRST.pack
 
 
 def runs_of(buffer: Bytes, position: int, head: FrameHead) -> list[Run]:
@@ -103,7 +103,7 @@ def encode_frame(
     parts: list[Bytes] = [head, encode_runs(runs), *payload] if runs else [head, *payload]
     length = sum(map(len, parts))
     assert length & 7 == 0, "the payload is not padded"
-    crc = crc32(_PACK_FIRST(base, length), salt_crc)
+    crc = crc32(PACK_FIRST(base, length), salt_crc)
     for part in parts:
         crc = crc32(part, crc)
     return b"".join([_PACK_HEADER(base, length, crc), *parts])
@@ -113,4 +113,4 @@ def close_frame(salt_crc: int, base: int, body: bytes) -> bytes:
     """The frame of a small body that is complete."""
     length = len(body)
     assert length & 7 == 0, "the payload is not padded"
-    return _PACK_HEADER(base, length, crc32(body, crc32(_PACK_FIRST(base, length), salt_crc))) + body
+    return _PACK_HEADER(base, length, crc32(body, crc32(PACK_FIRST(base, length), salt_crc))) + body

@@ -103,7 +103,7 @@ MUST_MIN: Final = int(Kind.DELETE)
 MUST_MAX: Final = int(Kind.GAP)
 """Of the kinds that must be understood, this version knows those from `MUST_MIN` to here."""
 _UNPACK_WHOLE: Final = WHOLE_HEAD.unpack_from
-_PACK_FIRST: Final = FIRST.pack
+PACK_FIRST: Final = FIRST.pack
 _NEW: Final = tuple.__new__
 """Half the cost of calling a named tuple's class, and heads come by the million."""
 _COPY_MAX: Final = 2048
@@ -126,7 +126,7 @@ def read_frame(buffer: Bytes, position: int, salt_crc: int, frame_bytes_max: int
         return Verdict.TORN
     start = position + 16
     view = buffer if length < _COPY_MAX else memoryview(buffer)
-    if crc32(view[start : start + length], crc32(_PACK_FIRST(base, length), salt_crc)) != crc:
+    if crc32(view[start : start + length], crc32(PACK_FIRST(base, length), salt_crc)) != crc:
         return Verdict.DAMAGED
     if version != 1 or codec > CODEC_MAX or 127 < kind < MUST_MIN or kind > MUST_MAX:
         return Verdict.NEWER

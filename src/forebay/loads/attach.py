@@ -129,7 +129,7 @@ class Attaching:
                 raise Conflict(f"{self.shard.ref}: history ends at {standing.frontier.next}, the log at {start}")
             pieces = self._pieces(load_id, load, manifest, start)
             end = pieces[-1].end
-            compares, operations = self._transaction(load_id, standing, pieces)
+            compares, operations = self.transaction_for(load_id, standing, pieces)
             before, self._pausing.at_risk = self._pausing.at_risk, (load_id, standing.revisions)
             try:
                 # Commit point: the log goes on behind these segments, here or wherever it is recovered.
@@ -199,7 +199,7 @@ class Attaching:
         listed = manifests.write(store, prefix, pieces, store_name=store_name, created_at=created_at)
         return [msgspec.structs.replace(listed, load_id=load_id)]
 
-    def _transaction(
+    def transaction_for(
         self, load_id: str, standing: _Standing, pieces: Sequence[SegmentDescriptor]
     ) -> tuple[list[Compare], list[Operation]]:
         keys, (state, frontier, load) = self._catalog.keys, standing

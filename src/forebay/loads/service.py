@@ -116,7 +116,7 @@ class Loads:
     def abandon(self, load_id: str) -> Load:
         """Give a load up: no reader ever sees any of it. `Conflict` if it is committed."""
         load = self._book.give_up(load_id, unknown_as=never_offered(None, created_at=self._clock.now_ms()))
-        self._finish(load_id, load)
+        self.finish(load_id, load)
         self._wake(load.topic_id)
         return load
 
@@ -152,7 +152,7 @@ class Loads:
     def _advance(self, load_id: str, load: Load, parts: dict[int, AttachedPart]) -> list[Attached]:
         """Do what is due for a load here: attach it, commit it, or give it up."""
         if load.status is LoadStatus.ABANDONED:
-            self._finish(load_id, load)
+            self.finish(load_id, load)
         if load.status is not LoadStatus.OFFERED:
             return []
         attached: list[Attached] = []
@@ -235,7 +235,7 @@ class Loads:
         ]
         return [attached for attached in done if attached is not None]
 
-    def _finish(self, load_id: str, load: Load) -> None:
+    def finish(self, load_id: str, load: Load) -> None:
         """Where a load that was given up is attached, leave gaps."""
         finish_given_up(self._book, load_id, partial(self._catalog, load), created_at=self._clock.now_ms())
 

@@ -57,7 +57,7 @@ def finish_seal(
     archive = shard.archive
     if around.places.store is not None:
         archive.publish_local(on_file)
-    _check_coverage(shard, around, next_offset)
+    check_coverage(shard, around, next_offset)
 
     def sealed(state: ShardState) -> ShardState:
         return msgspec.structs.replace(
@@ -144,7 +144,7 @@ def _check_target(shard: SegmentShard, around: Surroundings, target: str | None)
         )
 
 
-def _check_coverage(shard: SegmentShard, around: Surroundings, end: int) -> None:
+def check_coverage(shard: SegmentShard, around: Surroundings, end: int) -> None:
     """Every offset below `end` is in history, and the store has every object that the local files stand for."""
     pieces = shard.archive.catalog.descriptors()
     covered = pieces[-1].end if pieces else 0

@@ -25,11 +25,12 @@ from forebay.disk import SystemDisk
 from forebay.engines import MemoryEngine, OwnedShard, ReadShard, RocksEngine, SegmentEngine
 from forebay.engines.following import FollowedShard
 from forebay.engines.rocksdb.database import Database
+from forebay.engines.rocksdb.removal import Making
 from forebay.engines.rocksdb.shard import RocksShard
 from forebay.loads.attach import Attaching
 from forebay.loads.prepare import Load
 from forebay.loads.service import Loads
-from forebay.metadata import MetadataStore, Watch
+from forebay.metadata import MetadataStore, Session, Watch
 from forebay.metadata.etcd.gateway import Gateway
 from forebay.metadata.etcd.leases import Leases
 from forebay.metadata.etcd.store import EtcdMetadata
@@ -37,10 +38,12 @@ from forebay.metadata.etcd.watch import EtcdWatch
 from forebay.metadata.sqlite.database import Database as SqliteDatabase
 from forebay.metadata.sqlite.store import SqliteMetadata
 from forebay.progress import ProgressStore
-from forebay.shard import SegmentShard
+from forebay.shard import SegmentShard, Surroundings
 from forebay.shard.archive import Archive
+from forebay.shard.eviction import ByteCount
 from forebay.shard.places import Places
 from forebay.shard.recorded import Recorded
+from forebay.shard.tiers import Tiers
 from forebay.storage import Storage, Topic
 from forebay.storage.background.cleanup import CleanupWorker
 from forebay.storage.background.history import HistoryWorker
@@ -65,6 +68,12 @@ def inside(opened: Loads) -> InsideLoads: ...
 def inside(opened: FollowedShard) -> InsideFollowed: ...
 @overload
 def inside(opened: RocksEngine) -> InsideRocks: ...
+@overload
+def inside(opened: RocksShard) -> InsideRocksShard: ...
+@overload
+def inside(opened: SegmentEngine) -> InsideEngine: ...
+@overload
+def inside(opened: SegmentShard) -> InsideSegment: ...
 @overload
 def inside(opened: EtcdMetadata) -> InsideEtcd: ...
 @overload
@@ -346,9 +355,57 @@ class InsideRocks:
         """The database, which must be open: its reads and writes may be watched."""
         return self._engine._database
 
-    def window(self, shard: RocksShard) -> ProducerWindow:
-        """The idempotence memory of one of its shards."""
-        return shard._window
+
+class InsideRocksShard:
+    """A shard on RocksDB."""
+
+    def __init__(self, shard: RocksShard) -> None:
+        self._shard = shard
+
+    @property
+    def window(self) -> ProducerWindow:
+        """The idempotence memory."""
+        return self._shard._window
+
+    def after_next_piece(self, act: Callable[[], None]) -> None:
+        """Do this once, after the next piece of a delete was written and before the one behind it."""
+        removal, acts = self._shard._removal, [act]
+        commit = removal._commit
+
+        def commit_and_act(make: Making) -> None:
+            commit(make)
+            if acts:
+                acts.pop()()
+
+        removal._commit = commit_and_act
+
+
+class InsideSegment:
+    """A shard on segments."""
+
+    def __init__(self, shard: SegmentShard) -> None:
+        self._shard = shard
+
+    @property
+    def tiers(self) -> Tiers:
+        """What answers reads from memory, local files and history."""
+        return self._shard._tiers
+
+    @property
+    def byte_count(self) -> ByteCount:
+        """The running count of the bytes that its caps look at."""
+        return self._shard._eviction._count
+
+
+class InsideEngine:
+    """The segment engine."""
+
+    def __init__(self, engine: SegmentEngine) -> None:
+        self._engine = engine
+
+    def context(self, session: Session) -> Surroundings:
+        """What its shards are given to work with in this session."""
+        return self._engine._around(session)
 
 
 class InsideEtcd:
@@ -555,6 +612,11 @@ class InsideHistory(InsideWorker[HistoryWorker]):
         return self._worker._at_work._at.get(shard.ref.id) == threading.get_ident()
 
 
+def await_workers(log: AsyncLog) -> None:
+    """Return once the threads of a log for asyncio have done what they were given, also where it is not open."""
+    log._workers._pool.shutdown(wait=True)
+
+
 def _running(worker: W | None) -> W:
     assert worker is not None, "this log is in memory or read-only: it has no such worker"
     return worker
@@ -566,6 +628,9 @@ _DOORS: tuple[tuple[type, Callable[[Any], object]], ...] = (
     (Loads, InsideLoads),
     (FollowedShard, InsideFollowed),
     (RocksEngine, InsideRocks),
+    (RocksShard, InsideRocksShard),
+    (SegmentEngine, InsideEngine),
+    (SegmentShard, InsideSegment),
     (EtcdMetadata, InsideEtcd),
     (SqliteMetadata, InsideSqlite),
     (ReadAhead, InsideReadAhead),

@@ -169,7 +169,7 @@ class Upkeep:
             self.seal_rotated()
             self._wal.close()
             if self._wal.failure is None and self._wal.writer.touched:
-                self._write_checkpoint(clean=True)
+                self.write_checkpoint(clean=True)
 
     def sync(self) -> None:
         """Make everything written durable, beside appends and readers."""
@@ -235,7 +235,7 @@ class Upkeep:
         self._stopped = None
         wal.files.replace(file, sealed)
         file.close()
-        self._write_checkpoint(clean=False)
+        self.write_checkpoint(clean=False)
         return True
 
     def _is_needless(self, gap: Gap) -> bool:
@@ -297,7 +297,7 @@ class Upkeep:
         file.close()
         return renewed
 
-    def _write_checkpoint(self, *, clean: bool) -> None:
+    def write_checkpoint(self, *, clean: bool) -> None:
         writer = self._wal.writer
         named = [(file, parse_segment_name(file.path.rpartition("/")[2])) for file in self._wal.files.all]
         files = [

@@ -138,7 +138,7 @@ def test_nor_is_it_when_the_compaction_comes_between_the_look_and_the_stream(
     put(store, "w/1")
     deletion = store.transaction([], [Delete("w/1")]).revision
     cluster.compact()
-    monkeypatch.setattr(watch.EtcdWatch, "_check_kept", lambda _: None)
+    monkeypatch.setattr(watch.EtcdWatch, "check_kept", lambda _: None)
 
     with store.watch("w/", from_revision=deletion) as late, pytest.raises(Compacted):
         late.poll(30.0)

@@ -89,7 +89,7 @@ class EtcdWatch:
         self.close()
 
     def _begin(self) -> None:
-        self._check_kept()
+        self.check_kept()
         thread = threading.Thread(target=self._read_on, name="forebay-watch", daemon=True)
         with self._mail:
             self._refuse_if_closed()
@@ -129,7 +129,7 @@ class EtcdWatch:
     def _follow(self) -> None:
         """Read one stream to its end."""
         start = self._arrived + 1
-        self._check_kept()
+        self.check_kept()
         with self._gateway.stream("/v3/watch", watch_request(self._span, max(start - 1, 1)), self._idle_s) as stream:
             try:
                 with self._mail:
@@ -144,7 +144,7 @@ class EtcdWatch:
                 with self._mail:
                     self._stream = None
 
-    def _check_kept(self) -> None:
+    def check_kept(self) -> None:
         """Raise `Compacted` unless etcd still has every change from the next on. Asks the majority."""
         revision = max(self._arrived, 1)
         try:
