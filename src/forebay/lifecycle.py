@@ -20,7 +20,7 @@ from forebay.disk.forks import tell_of_forks
 logger = logging.getLogger(__name__)
 
 # Closing at exit may load Arrow for the first time, which loads that module, which then cannot be loaded any more:
-# it wants to be told of the exit itself. So it is loaded above, while it can be.
+# it registers for the exit itself. So it is loaded above, while it can be.
 
 
 class Lasting(Protocol):
@@ -95,7 +95,7 @@ _OPEN = _OpenLogs()
 
 
 def close_with_process(lasting: Lasting) -> None:
-    """From now on `lasting` is closed at exit and at SIGTERM, and told of forks, until `closed` is called."""
+    """From now on `lasting` is closed at exit and at SIGTERM, and called at forks, until `closed` is called."""
     _OPEN.watch(lasting)
 
 

@@ -19,7 +19,7 @@ from forebay.topics import Cleanup, OnFull, TopicChanges, TopicName, TopicSpec
 
 
 class Alterations:
-    """Changes definitions, and tells everyone here of a change, whoever made it."""
+    """Changes definitions, and has the handles and shards here go by each change, made here or elsewhere."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Alterations:
         self._handles: dict[str, weakref.WeakSet[Topic]] = {}
 
     def note(self, topic: Topic) -> None:
-        """A handle that is to be told of changes; it goes by the newest definition on return."""
+        """Have a handle follow changes from now on; it goes by the newest definition on return."""
         with self._lock:
             self._handles.setdefault(topic.spec.topic_id, weakref.WeakSet()).add(topic)
             newest = self._newest.get(topic.spec.topic_id)
@@ -96,7 +96,7 @@ class Alterations:
         return defined.spec
 
     def abandon(self) -> None:
-        """In a forked child: whoever held the lock does not exist."""
+        """In a forked child: the thread that held the lock does not exist."""
         self._lock = RankedLock(Rank.TOPIC, "storage.handles")
 
     def _check_loss(self, old: TopicSpec, new: TopicSpec) -> None:

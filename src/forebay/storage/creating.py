@@ -6,7 +6,7 @@
                   `metadata.shard_visible_timeout_s`; each shard is then opened at its first use
 
 What a step does that fails later is undone: the topic is not there afterwards, and its name is free. A process
-that dies in between leaves a topic that works, or a deletion that is finished by whoever comes next.
+that dies in between leaves a topic that works, or a deletion that the next process finishes.
 """
 
 from __future__ import annotations

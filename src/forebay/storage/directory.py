@@ -88,7 +88,7 @@ class LogDirectory:
 
     @classmethod
     def take(cls, path: str | PurePath, disk: Disk, clock: Clock, shards: str | None = None) -> LogDirectory:
-        """Open for writing: made if missing, refused if it is somebody else's or another process has it.
+        """Open for writing: made if missing, refused if it is not a Forebay directory or another process has it.
 
         A directory that is made now keeps its shards in `shards`, if given; one that exists must agree.
         """
@@ -120,7 +120,7 @@ class LogDirectory:
 
     @classmethod
     def look(cls, path: str | PurePath, disk: Disk) -> LogDirectory:
-        """Open for reading beside whoever writes; changes nothing."""
+        """Open for reading beside the process that writes; changes nothing."""
         path = checked_path(path)
         try:
             if not disk.exists(f"{path}/{MARKER}"):
@@ -234,7 +234,7 @@ def _claim(path: str, shards: str, marker_id: str, disk: Disk) -> None:
         )
     if set(disk.list_directory(shards)) - {CLAIM, f"{CLAIM}.tmp", CLAIMING}:
         raise Invalid(f"wal.dir {shards} has files in it: name an empty or a new directory")
-    # Before the marker: one that was cut short in between claims what nobody has used.
+    # Before the marker: one that was cut short in between claims a place that was never used.
     replace_file(disk, f"{shards}/{CLAIM}", msgspec.json.encode(Claim(marker_id, path)))
 
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import PurePath
 from types import TracebackType
 from typing import NamedTuple, Self, Unpack
 
+from forebay.appends.callbacks import in_callback
+from forebay.appends.waiting import INSIDE, is_inside
 from forebay.cleanup.deleted_topics import Deletions
 from forebay.clock import Clock, SystemClock
 from forebay.disk import Disk, SystemDisk
 from forebay.disk.machine import host
 from forebay.engines import FollowingEngine, OwnedShard, ReadShard
-from forebay.errors import Closed, ForebayError, Invalid, UnknownTopic, Unsupported
+from forebay.errors import Closed, ForebayError, Invalid, Unavailable, UnknownTopic, Unsupported
 from forebay.format.descriptor import ShardState
 from forebay.lifecycle import close_with_process, closed
 from forebay.loads.service import Loads
+from forebay.locks import Rank, RankedRLock
 from forebay.progress import ProgressStore
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef, Surroundings, refs_of
@@ -27,7 +30,6 @@ from forebay.shard.handover import OnFile
 from forebay.storage.altering import Alterations
 from forebay.storage.background.cleanup import CleanupWorker
 from forebay.storage.background.limits import LimitsWorker
-from forebay.storage.background.sync import Closing, committing
 from forebay.storage.building import IN_MEMORY, Parts, beside_parts, memory_parts, owner_parts
 from forebay.storage.copying import Copied, OnRecords, copy_records
 from forebay.storage.creating import Creations
@@ -67,10 +69,12 @@ class Storage:
         self.read_only = read_only
         self._parts = parts
         self._clock = clock
-        self._committer = committing(clock)
+        self._committer: ItemWorker[OwnedShard] = ItemWorker(
+            "forebay-committer", lambda shard: shard.commit(), clock=clock
+        )
         self._definitions = Definitions(parts.metadata, settings.metadata.prefix, clock)
         self._shards = Shards(parts, self._definitions, self._check_open)
-        self._closing = Closing()
+        self._closing = _Closing()
         self._giving_up = ItemWorker("forebay-giving-up", self._give_up, clock=clock, delay_s=GIVE_UP_SECONDS)
         self._ended: str | None = None
         self._deletions = _deletions_of(parts, settings, clock, self._drop, self._forget_topic)
@@ -217,8 +221,8 @@ class Storage:
         """Change a topic while it is used; its definition on return, which every handle in this process goes by.
 
         What can change are the limits of `create_topic` (`None` takes one away) and `partitions`, which can only be
-        added: keys then hash anew, and older records stay where they are. `Conflict` if a limit would end records at
-        once, unless `allow_loss`. Other processes follow within `retention.evict_interval_s`.
+        added: keys then hash to other partitions, and older records stay where they are. `Conflict` if a limit would
+        end records at once, unless `allow_loss`. Other processes follow within `retention.evict_interval_s`.
         """
         self._check_writable()
         return self._alterations.alter(name, changes, allow_loss=allow_loss)
@@ -250,8 +254,8 @@ class Storage:
     ) -> list[ShardState]:
         """End the topic here in order: all of it is history on return, and the next owner goes on exactly there.
 
-        With `target`, the id of a data directory, only that one may go on. `on_file` hears before each file what is
-        left to export. If it fails, appends are taken again; what is sealed already stays so, and a repetition
+        With `target`, the id of a data directory, only that one may go on. `on_file` is called before each file with
+        what is left to export. If it fails, appends are taken again; what is sealed already stays so, and a repetition
         does the rest. The states of the partitions are returned.
 
         A damaged frame that no other copy can fill is `DataLoss`, with file, byte and offsets. With `accept_damage`
@@ -261,7 +265,7 @@ class Storage:
         return self._moves.seal(name, target=target, on_file=on_file, accept_damage=accept_damage)
 
     def unseal_topic(self, name: str | TopicName) -> None:
-        """Take back a topic that was sealed here, unless somebody else has it by now."""
+        """Take back a topic that was sealed here, unless another directory has it by now."""
         self._check_writable()
         self._moves.take_back(name)
 
@@ -309,7 +313,7 @@ class Storage:
     ) -> Copied:
         """Bring every record that `source` has now, with key, tag, headers and time, into `target`, which exists.
 
-        Offsets are given anew; with as many partitions each record stays in its own, else keys hash. Once each,
+        Records get new offsets; with as many partitions each record stays in its own, else keys hash. Once each,
         whatever interrupts it: a repetition goes on, and later brings what has come since. Of a source that another
         directory holds it brings what is exported.
         """
@@ -358,7 +362,7 @@ class Storage:
         """Open every shard of this directory now rather than at its first use, and apply its limits from now on.
 
         Shards that another directory holds, that were sealed or that were never used are left as they are.
-        `on_progress` hears 0.0 to 1.0, by bytes walked.
+        `on_progress` is called with 0.0 to 1.0, by bytes walked.
         """
         self._check_open()
         if self._parts.owned is not None:
@@ -375,13 +379,13 @@ class Storage:
     def close(self) -> None:
         """Make everything durable and end in order: nothing is left to replay. Harmless when repeated.
 
-        In the callback of an append it returns at once if somebody is closing already. In a signal handler that
+        In the callback of an append it returns at once if another thread is closing already. In a signal handler that
         interrupted an append of this log, or its closing, it raises `Unavailable`: close when that is over.
         """
         self._closing.run(self._close, self._shards.all(), self._committer)
 
     def _close(self) -> None:
-        # Set first and looked at by nobody here: a closing that was interrupted is finished by the next call.
+        # Set first and not looked at here: a closing that was interrupted is finished by the next call.
         self._ended = self._ended or "is closed"
         parts = self._parts
         with ExitStack() as last_first:
@@ -422,7 +426,7 @@ class Storage:
         """In the child every handle says that it was opened before the fork, and nothing of the parent's is held."""
         self._ended = "was opened before a fork: open it anew in the child"
         # Whoever held one of these at the fork does not exist here.
-        self._closing = Closing()
+        self._closing = _Closing()
         for held_here in (self._alterations, self._limits, self._background):
             held_here.abandon()
         self._cursors.abandon()
@@ -594,6 +598,36 @@ def _deletions_of(
         delete_shard=lambda ref: parts.engine_of(ref.spec).delete_shard(ref),
         forget_topic=forget_topic,
     )
+
+
+class _Closing:
+    """One thread closes at a time, and never one that is in the middle of an append."""
+
+    def __init__(self) -> None:
+        self._lock = RankedRLock(Rank.LOG, "storage.closing")
+
+    def run(self, close: Callable[[], None], shards: Iterable[OwnedShard], committer: ItemWorker[OwnedShard]) -> None:
+        """Close, after any other thread that closes.
+
+        In a callback only if no other thread closes: it may be waiting for the callback to return. `Unavailable`
+        inside an append or a closing of this thread, which a signal handler has interrupted.
+        """
+        logs = [shard.wal for shard in shards if isinstance(shard, SegmentShard)]
+        in_append = any(is_inside(lock)() for log in logs for lock in (log.committing, log.queue.lock))
+        if in_append or committer.worker.is_inside():
+            raise Unavailable(INSIDE)
+        closes_here = is_inside(self._lock)()
+        if in_callback():
+            if not closes_here and self._lock.acquire(blocking=False):
+                try:
+                    close()
+                finally:
+                    self._lock.release()
+            return
+        if closes_here:
+            raise Unavailable(INSIDE)
+        with self._lock:
+            close()
 
 
 def _check_shared(settings: Settings, *, read_only: bool) -> None:

@@ -1,4 +1,4 @@
-"""What is due now and then for a data directory as a whole: leases that ran out, shards that moved, late objects."""
+"""The worker that looks after a data directory as a whole: owners, bulk loads, shards that moved, deleted topics."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class CleanupWorker:
             self._safely(partial(store.abort_stale_uploads, self._settings.export.orphan_grace_s))
 
     def _sweep_handoff(self) -> None:
-        """What a seal that was not finished has left where topics are handed over, and what history has let go of.
+        """Remove what an unfinished seal has left where topics are handed over, and what history names no more.
 
         Only the directory that has a shard may do that, and while the shard is open: a seal may name it again.
         """

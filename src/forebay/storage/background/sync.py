@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 
-from forebay.appends.callbacks import in_callback, left_due
-from forebay.appends.waiting import INSIDE, is_inside
+from forebay.appends.callbacks import left_due
 from forebay.clock import Clock
 from forebay.disk import Disk
-from forebay.engines import OwnedShard
-from forebay.errors import Unavailable
-from forebay.locks import Rank, RankedRLock
 from forebay.settings import RuntimeSettings
 from forebay.shard import SegmentShard
 from forebay.wal.writer import SyncTarget
@@ -210,38 +206,3 @@ class SyncWorker:
         except Exception as error:
             logger.exception("%s: upkeep failed and will be tried again", shard.ref)
             self.worker.note_failure(error)
-
-
-def committing(clock: Clock) -> ItemWorker[OwnedShard]:
-    """Commits the appends of callers that do not wait for them."""
-    return ItemWorker("forebay-committer", lambda shard: shard.commit(), clock=clock)
-
-
-class Closing:
-    """One thread closes at a time, and never one that is in the middle of an append."""
-
-    def __init__(self) -> None:
-        self._lock = RankedRLock(Rank.LOG, "storage.closing")
-
-    def run(self, close: Callable[[], None], shards: Iterable[OwnedShard], committer: ItemWorker[OwnedShard]) -> None:
-        """Close, after whoever is at it.
-
-        In a callback only if nobody is: who closes may be waiting for the callback to return. `Unavailable`
-        inside an append or a closing of this thread, which a signal handler has interrupted.
-        """
-        logs = [shard.wal for shard in shards if isinstance(shard, SegmentShard)]
-        in_append = any(is_inside(lock)() for log in logs for lock in (log.committing, log.queue.lock))
-        if in_append or committer.worker.is_inside():
-            raise Unavailable(INSIDE)
-        closes_here = is_inside(self._lock)()
-        if in_callback():
-            if not closes_here and self._lock.acquire(blocking=False):
-                try:
-                    close()
-                finally:
-                    self._lock.release()
-            return
-        if closes_here:
-            raise Unavailable(INSIDE)
-        with self._lock:
-            close()
