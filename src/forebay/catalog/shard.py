@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import groupby
 from typing import NamedTuple, TypeVar
 
@@ -131,6 +131,21 @@ class Standing(NamedTuple):
     pieces: list[Piece]
     hidden: list[tuple[Piece, Piece]]
     """Each with the piece that hides it."""
+
+
+def arranged(found: Iterable[Piece]) -> tuple[list[Piece], list[tuple[Piece, Piece]]]:
+    """The pieces of history, from descriptors in the order of their keys; and those replaced, each after its hider.
+
+    A descriptor hides those that start below its end: they were replaced by it and not removed yet.
+    """
+    pieces: list[Piece] = []
+    hidden: list[tuple[Piece, Piece]] = []
+    for piece in found:
+        if pieces and piece.descriptor.start < pieces[-1].descriptor.end:
+            hidden.append((pieces[-1], piece))
+        else:
+            pieces.append(piece)
+    return pieces, hidden
 
 
 class ShardCatalog:
@@ -276,14 +291,7 @@ class ShardCatalog:
         """All of it as of one revision: pages read one by one would miss what is replaced and swept between them."""
         entries = self.store.range(self.keys.segments)
         cur = entries.pop() if entries and entries[-1].key == self.keys.cur else None
-        pieces: list[Piece] = []
-        hidden: list[tuple[Piece, Piece]] = []
-        for entry in entries:
-            piece = Piece(_decoded(entry, SegmentDescriptor)[0], entry.mod_revision)
-            if pieces and piece.descriptor.start < pieces[-1].descriptor.end:
-                hidden.append((pieces[-1], piece))
-            else:
-                pieces.append(piece)
+        pieces, hidden = arranged(Piece(_decoded(entry, SegmentDescriptor)[0], entry.mod_revision) for entry in entries)
         return Standing(self._frontier_of(cur), pieces, hidden)
 
     def _frontier_of(self, entry: Entry | None) -> Frontier:

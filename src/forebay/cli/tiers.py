@@ -86,7 +86,7 @@ def _objects(found: Inspected, place: ShardPlace) -> Iterator[Piece]:
     assert place.spec is not None
     keys = ShardKeys(place.spec.namespace, place.spec.topic, place.partition, found.prefix)
     said = recorded(list(found.below(keys.segments)), keys)
-    for descriptor in [*(piece.descriptor for piece in said.pieces), *said.hidden]:
+    for descriptor in [piece.descriptor for piece in [*said.pieces, *(hidden for _, hidden in said.hidden)]]:
         if descriptor.gap is None and not is_local(descriptor):
             where = f"{descriptor.store}:{descriptor.object_key}"
             size = descriptor.bytes + descriptor.index_bytes

@@ -20,7 +20,7 @@ from forebay.format.segment import parse_segment_name
 from forebay.inspection.directory import ShardPlace
 from forebay.inspection.findings import REACH, Finding, Report, Severity
 from forebay.inspection.objects import RESTORE_OBJECT, ObjectCopy, ObjectExam
-from forebay.inspection.recorded import METADATA, Recorded, ShardHistory, judge, summary
+from forebay.inspection.recorded import METADATA, ShardHistory, StoredHistory, judge, summary
 from forebay.inspection.segments import REPAIR, RESTORE, Examined
 from forebay.manifests import ManifestReader
 
@@ -56,7 +56,7 @@ class HistoryExam:
         disk: Disk,
         place: ShardPlace,
         history: ShardHistory,
-        found: Recorded,
+        found: StoredHistory,
         report: Report,
         *,
         quick: bool,

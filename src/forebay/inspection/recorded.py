@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from forebay.catalog import ShardCatalog, ShardKeys, no_gap, no_overlap
-from forebay.catalog.shard import Piece
+from forebay.catalog.shard import Piece, arranged
 from forebay.errors import Corrupt, UnsupportedFormat
 from forebay.format.descriptor import Cur, Phase, SegmentDescriptor, ShardState
 from forebay.format.keys import shard_prefix
@@ -24,13 +24,14 @@ Wrong = Callable[[str, tuple[int, int] | None], None]
 
 
 @dataclass(slots=True)
-class Recorded:
+class StoredHistory:
     """A shard's state and catalog at one moment. `pieces` are in order, without those that another has replaced."""
 
     state: ShardState | None = None
     cur: Cur | None = None
     pieces: list[Piece] = field(default_factory=list)
-    hidden: list[SegmentDescriptor] = field(default_factory=list)
+    hidden: list[tuple[Piece, Piece]] = field(default_factory=list)
+    """Those, each after the piece that has replaced it."""
     bad: list[BadEntry] = field(default_factory=list)
 
     @property
@@ -42,13 +43,6 @@ class Recorded:
     def is_empty(self) -> bool:
         """Nothing is catalogued and nothing is wrong."""
         return self.cur is None and not self.pieces and not self.bad
-
-    def take(self, descriptor: SegmentDescriptor, revision: int) -> None:
-        """Add what stands next in the store."""
-        if self.pieces and descriptor.start < self.pieces[-1].descriptor.end:
-            self.hidden.append(descriptor)
-        else:
-            self.pieces.append(Piece(descriptor, revision))
 
 
 class ShardHistory(NamedTuple):
@@ -71,7 +65,7 @@ class ShardHistory(NamedTuple):
     def catalog(self) -> ShardCatalog:
         return ShardCatalog(self.metadata, self.keys, self.topic_id)
 
-    def read(self) -> Recorded:
+    def read(self) -> StoredHistory:
         """What is recorded now, in one consistent state."""
         return recorded(self.entries(), self.keys)
 
@@ -81,7 +75,7 @@ class ShardHistory(NamedTuple):
         return self.metadata.range(shard_prefix(keys.namespace, keys.topic, keys.partition, prefix=keys.prefix))
 
 
-def summary(found: Recorded, place: ShardPlace, history: ShardHistory) -> HistorySummary:
+def summary(found: StoredHistory, place: ShardPlace, history: ShardHistory) -> HistorySummary:
     """How the shard stands."""
     state = found.state or ShardState(incarnation="")
     is_owned = state.owner is not None and history.metadata.session_alive(state.owner)
@@ -102,9 +96,9 @@ def summary(found: Recorded, place: ShardPlace, history: ShardHistory) -> Histor
     )
 
 
-def recorded(entries: list[Entry], keys: ShardKeys) -> Recorded:
+def recorded(entries: list[Entry], keys: ShardKeys) -> StoredHistory:
     """What the entries of a shard say; those that cannot be used are kept apart."""
-    found = Recorded()
+    found, pieces = StoredHistory(), list[Piece]()
     for entry in entries:
         try:
             if entry.key == keys.state:
@@ -115,17 +109,18 @@ def recorded(entries: list[Entry], keys: ShardKeys) -> Recorded:
                 descriptor = decode_value(entry.value, SegmentDescriptor)[0]
                 if entry.key != keys.segment(descriptor.start):
                     raise Corrupt(f"a descriptor of [{descriptor.start}, {descriptor.end}) stands under this key")
-                found.take(descriptor, entry.mod_revision)
+                pieces.append(Piece(descriptor, entry.mod_revision))
             elif entry.key.startswith(keys.deletes):
                 vector, _ = decode_vector(entry.value)
                 if entry.key != keys.vector(vector.start):
                     raise Corrupt(f"the deletes from {vector.start} on stand under this key")
         except (Corrupt, UnsupportedFormat) as error:
             found.bad.append(BadEntry(entry.key, error))
+    found.pieces, found.hidden = arranged(pieces)
     return found
 
 
-def judge(found: Recorded, place: ShardPlace, report: Report, *, floor: int) -> None:
+def judge(found: StoredHistory, place: ShardPlace, report: Report, *, floor: int) -> None:
     """Hold what is recorded against the rules of a history. Nothing below `floor` is missed."""
 
     def wrong(what: str, offsets: tuple[int, int] | None) -> None:
@@ -143,16 +138,16 @@ def judge(found: Recorded, place: ShardPlace, report: Report, *, floor: int) -> 
     for piece in pieces:
         if piece.topic_id != place.id.partition("_")[0]:
             wrong(f"the piece is of another topic, {piece.topic_id}", (piece.start, piece.end))
-    for piece in found.hidden:
-        cover = next(other for other in reversed(pieces) if other.start <= piece.start)
-        if piece.end > cover.end:
-            wrong(f"[{piece.start}, {cover.end}) is covered twice", (piece.start, cover.end))
+    for hider, hidden in found.hidden:
+        start, end = hidden.descriptor.start, hider.descriptor.end
+        if hidden.descriptor.end > end:
+            wrong(f"[{start}, {end}) is covered twice", (start, end))
     if pieces:
         _judge_end(found, pieces[-1], wrong)
     _judge_state(found, wrong)
 
 
-def _judge_end(found: Recorded, last: SegmentDescriptor, wrong: Wrong) -> None:
+def _judge_end(found: StoredHistory, last: SegmentDescriptor, wrong: Wrong) -> None:
     cur = found.cur
     if cur is None:
         if not any(bad.key.endswith("/cur") for bad in found.bad):
@@ -163,7 +158,7 @@ def _judge_end(found: Recorded, last: SegmentDescriptor, wrong: Wrong) -> None:
         wrong(f"says that its last piece starts at {cur.start}, but it starts at {last.start}", None)
 
 
-def _judge_state(found: Recorded, wrong: Wrong) -> None:
+def _judge_state(found: StoredHistory, wrong: Wrong) -> None:
     state, end = found.state, found.frontier
     if state is None:
         if found.pieces and not any(bad.key.endswith("/state") for bad in found.bad):

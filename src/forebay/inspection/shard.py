@@ -20,7 +20,7 @@ from forebay.format.segment import INDEX_SUFFIX, SEGMENT_SUFFIX, index_name, par
 from forebay.inspection.copies import HistoryExam, LocalFiles
 from forebay.inspection.directory import ShardPlace
 from forebay.inspection.findings import UPGRADE, Report, Severity
-from forebay.inspection.recorded import METADATA, Recorded, ShardHistory
+from forebay.inspection.recorded import METADATA, ShardHistory, StoredHistory
 from forebay.inspection.segments import REPAIR, RESTORE, Examined, SegmentExam
 from forebay.wal.files import read_footer
 from forebay.wal.recovery.resume import ASIDE
@@ -79,7 +79,7 @@ class ShardExam:
         quick: bool = False,
         on_bytes: Progress | None = None,
     ) -> None:
-        self.found = Recorded(state=state)
+        self.found = StoredHistory(state=state)
         self.local = LocalFiles()
         self.history: HistoryExam | None = None
         """What became of the history, if there is any."""
