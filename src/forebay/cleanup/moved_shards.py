@@ -59,7 +59,7 @@ def drop_history(disk: Disk, directory: str, catalog: ShardCatalog, settings: Wa
     names = disk.list_directory(directory)
     segments = sorted(name for name in names if parse_segment_name(name) is not None)
     beside = [name for name in names if name != ASIDE and name not in segments]
-    # The newest after the others, indexes last: whatever a crash leaves still tells that history has it.
+    # The newest after the others, indexes last: what a crash leaves still shows that history has it.
     for step in (segments[:-1], segments[-1:], beside):
         for name in step:
             disk.unlink(f"{directory}/{name}")

@@ -245,7 +245,7 @@ class LoadBook:
     def give_up(self, load_id: str, *, unknown_as: Load | None = None) -> Load:
         """From here on no part of it can be attached any more, and it is never committed; `Conflict` if it is.
 
-        One that nobody has offered yet is written down `unknown_as`, so that nobody ever can.
+        One that was never offered is recorded as `unknown_as`, so that no process can offer it later.
         """
 
         def read() -> StoredLoad | None:
@@ -275,7 +275,7 @@ class LoadBook:
         self._metadata.transaction([], [self._end(load_id)])
 
     def end_unknown(self, load_id: str) -> None:
-        """Remove what is left of a load that nobody knows; one that is offered at this moment stays."""
+        """Remove the notes on a load that is not recorded; one that is offered at this moment stays."""
         self._metadata.transaction([Absent(self.key(load_id))], [self._end(load_id)])
 
     def forget_topic(self, topic_id: str) -> None:
@@ -305,21 +305,21 @@ def _recorded(load: Load, load_id: str | None) -> SinkState:
     return SinkState(topic_id=load.topic_id, batch_id=load.sink.batch_id, load_id=load_id)
 
 
-def leave_holes(catalog: ShardCatalog, load_id: str, *, created_at: int) -> None:
-    """On return nothing of a load that was given up is in this history: holes of reason `skipped` stand there."""
+def leave_gaps(catalog: ShardCatalog, load_id: str, *, created_at: int) -> None:
+    """On return nothing of a load that was given up is in this history: gaps of reason `skipped` stand there."""
     for _ in range(LOOKS):
         named = [piece for piece in catalog.pieces() if piece.descriptor.load_id == load_id]
         if not named:
             return
         first, last = named[0].descriptor, named[-1].descriptor
         gap = Gap(first.start, last.end, Reason.SKIPPED)
-        hole = gap_descriptor(gap, topic_id=first.topic_id, epoch=first.epoch, created_at=created_at)
-        catalog.replace(named, hole)
+        skipped = gap_descriptor(gap, topic_id=first.topic_id, epoch=first.epoch, created_at=created_at)
+        catalog.replace(named, skipped)
     raise Unavailable(f"{catalog.keys}: its history changed {LOOKS} times while load {load_id} was taken out of it")
 
 
 def never_offered(spec: TopicSpec | None, *, created_at: int) -> Load:
-    """What stands for a load that is given up before anybody has offered it, so that nobody ever can."""
+    """What is recorded for a load that is given up before it was offered, so that no process can offer it later."""
     return Load(
         status=LoadStatus.ABANDONED,
         namespace=spec.namespace if spec is not None else "",

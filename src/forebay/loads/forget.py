@@ -1,8 +1,8 @@
-"""What is known of bulk loads that are over goes once no history has named them for long.
+"""Removes the record of a bulk load that is over, once no history has named the load for long.
 
-A load that is over is looked up by whoever reads what it brought. Once compaction has written that anew, or holes
-have taken its place, nobody asks any more but readers that began before: for them it stays a while. What was noted
-while it was under way goes with it at the latest. Knows the metadata store alone.
+A reader looks the load up when it reads what the load brought. Once compaction has rewritten those records, or gaps
+have taken their place, only readers that began before still ask: for them the record stays a while. The notes on its
+parts go with it at the latest. Knows the metadata store alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from forebay.errors import Indeterminate
 from forebay.format.descriptor import LoadStatus
 from forebay.format.keys import load_key, offers_prefix
 from forebay.format.value import decode_value, encode_value
-from forebay.loads.book import LoadBook, leave_holes
+from forebay.loads.book import LoadBook, leave_gaps
 from forebay.loads.prepare import Load
 from forebay.metadata import Delete, DeleteRange, Entry, MetadataStore, Operation, Put, RevisionIs
 
@@ -38,13 +38,13 @@ class EndedLoad(NamedTuple):
 def finish_given_up(
     book: LoadBook, load_id: str, catalog_of: Callable[[int], ShardCatalog], *, created_at: int
 ) -> None:
-    """On return holes stand where a load that was given up is attached, and nothing is left to be done for it.
+    """On return gaps stand where a load that was given up is attached, and nothing is left to be done for it.
 
     Harmless when repeated, and beside others who do the same.
     """
     # Given up: no part of it is attached any more from then on.
     for partition in book.attached(load_id):
-        leave_holes(catalog_of(partition), load_id, created_at=created_at)
+        leave_gaps(catalog_of(partition), load_id, created_at=created_at)
     book.end(load_id)
 
 

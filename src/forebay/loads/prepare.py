@@ -1,4 +1,4 @@
-"""Bulk loads: whole segments written straight into the store, before anybody knows which offsets they will get.
+"""Writes the segments of a bulk load straight into the store, before it is known which offsets they will get.
 
 A segment of a load counts its offsets from 0; its descriptor says later where it begins. What one load brings is
 listed in a manifest object, and `Load` is the metadata value that offers it. Bringing it into the history is not
@@ -93,7 +93,7 @@ class LoadManifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadedShard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a load brings for one partition; `start` is told once the load is committed."""
+    """What a load brings for one partition; `start` is known once the load is committed."""
 
     partition: int
     records: int
@@ -106,7 +106,7 @@ class LoadedShard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Sink(msgspec.Struct, frozen=True, kw_only=True):
-    """Which batch of which streaming query a load brings: of each batch one load is committed, whoever repeats it."""
+    """Which batch of a streaming query a load brings. Of each batch one load is committed, however often it runs."""
 
     query_id: str
     batch_id: int
@@ -115,8 +115,8 @@ class Sink(msgspec.Struct, frozen=True, kw_only=True):
 class Load(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A bulk load, as the metadata store knows it. Small even for a thousand partitions.
 
-    One that is not attached everywhere by `expires_at` (ms) is given up. Who has the data directory `directory` is
-    asked to open partitions for it that nobody has. `unnamed_since` (ms) is when it was over and no history named it.
+    One that is not attached everywhere by `expires_at` (ms) is given up. The owner of the data directory `directory`
+    is asked to open partitions that have no holder. `unnamed_since` (ms) is when it was over and no history named it.
     """
 
     status: LoadStatus
@@ -208,7 +208,7 @@ def write_segment(
 ) -> Prepared | None:
     """Store these records as one segment of a load; `None` if there are none. On return it is durable.
 
-    `token` tells whose work the object is, such as a task and its attempt. Every call takes a name of its own, so
+    `token` names whose work the object is, such as a task and its attempt. Every call takes a name of its own, so
     that an attempt which was given up, or goes on unseen, never touches the object of another.
     """
     coming = iter(batches)
