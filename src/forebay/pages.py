@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Generic, NamedTuple, TypeVar
 
 from forebay.format.batch import Batch
-from forebay.records import Gap
+from forebay.records import Gap, Reason
 
 T = TypeVar("T")
 
@@ -38,3 +38,19 @@ class Page(NamedTuple):
         batches = [batch.slice(batch.base, min(batch.end, stop)) for batch in self.batches if batch.base < stop]
         events = [gap._replace(stop=min(gap.stop, stop)) for gap in self.events if gap.start < stop]
         return Page(batches, events, stop)
+
+
+def tombstone(offset: int, floor: int, reason: Reason) -> list[Gap]:
+    """The gap that a reader at `offset` meets where records below `floor` were evicted."""
+    return [Gap(offset, floor, reason)] if offset < floor else []
+
+
+def joined(gaps: list[Gap]) -> list[Gap]:
+    """Gaps in offset order, those of one reason that touch made one."""
+    found: list[Gap] = []
+    for gap in gaps:
+        if found and found[-1].stop == gap.start and found[-1].reason is gap.reason:
+            found[-1] = found[-1]._replace(stop=gap.stop)
+        else:
+            found.append(gap)
+    return found

@@ -11,6 +11,8 @@ from typing import NamedTuple, NewType, TypeAlias
 
 import msgspec
 
+from forebay.errors import Invalid
+
 Offset = NewType("Offset", int)
 Bytes: TypeAlias = bytes | bytearray | memoryview
 Headers: TypeAlias = tuple[tuple[str, bytes | None], ...]
@@ -100,3 +102,9 @@ class Offsets(NamedTuple):
     durable: int
     exported: int
     next: int
+
+
+def check_offset(offset: int) -> None:
+    """Raise `Invalid` unless this is a number an offset can be."""
+    if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset <= OFFSET_MAX:
+        raise Invalid(f"offset is {offset!r}; allowed: 0 to {OFFSET_MAX}")

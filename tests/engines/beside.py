@@ -6,11 +6,10 @@ from typing import Any
 
 from forebay.disk import SystemDisk
 from forebay.engines import FollowingEngine, SegmentEngine
-from forebay.engines.operations import LookupEngine
-from forebay.progress import ProgressStore
 from forebay.shard import ShardRef, Surroundings
 from forebay.testing.inside import inside
-from tests.engines.homes import SETTINGS
+from forebay.topics import TopicSpec
+from tests.engines.homes import SETTINGS, by_name
 from tests.engines.lookup_homes import LookupSegmentHome, RestlessHome
 
 READING = frozenset({"read", "read_by_key", "read_by_tag", "offset_at_time", "offsets", "published"})
@@ -32,34 +31,42 @@ class WatchedShard:
         return getattr(self._followed, name)
 
 
-class WatchedEngine(LookupEngine[Any]):
+class WatchedEngine:
     """Writes and deletes by the owner; reads beside it."""
 
-    def __init__(self, owner: SegmentEngine, beside: FollowingEngine, progress: ProgressStore) -> None:
-        super().__init__(progress)
+    def __init__(self, owner: SegmentEngine, beside: FollowingEngine) -> None:
         self._owner = owner
         self._beside = beside
+        self._watched: dict[str, WatchedShard] = {}
 
-    def _open(self, ref: ShardRef) -> WatchedShard:
-        return WatchedShard(self._owner.open_shard(ref), self._beside.open_shard(ref))
+    def open_shard(self, ref: ShardRef) -> Any:
+        if ref.id not in self._watched:
+            self._watched[ref.id] = WatchedShard(self._owner.open_shard(ref), self._beside.open_shard(ref))
+        # Asked each time: it says so once it is closed.
+        self._owner.open_shard(ref)
+        return self._watched[ref.id]
+
+    def shards(self) -> list[Any]:
+        return list(self._watched.values())
+
+    def prepare(self, spec: TopicSpec) -> None:
+        self._owner.prepare(spec)
 
     def close(self) -> None:
         self._beside.close()
         self._owner.close()
 
-    def _close(self, shard: WatchedShard) -> None:
-        """Both engines do."""
-
-    def _abandon(self, shard: WatchedShard) -> None:
+    def abandon(self) -> None:
         """No test of the contracts forks."""
 
-    def _remove(self, ref: ShardRef, shard: WatchedShard | None) -> None:
+    def delete_shard(self, ref: ShardRef) -> None:
         self._owner.delete_shard(ref)
+        self._watched.pop(ref.id, None)
 
 
 def watched(home: LookupSegmentHome, root: str) -> Any:
     """The engine of the home, and one that reads beside it."""
-    owner = LookupSegmentHome.open(home)
+    owner = LookupSegmentHome.open(home).engine
     disk = SystemDisk()
     beside = FollowingEngine(
         f"{root}/shards",
@@ -70,7 +77,7 @@ def watched(home: LookupSegmentHome, root: str) -> Any:
         is_owned=lambda: True,
         is_known=lambda ref: True,
     )
-    return WatchedEngine(owner, beside, ProgressStore(home.metadata, SETTINGS.metadata.prefix))
+    return by_name(WatchedEngine(owner, beside), home.metadata)
 
 
 class BesideHome(LookupSegmentHome):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from forebay.blobs import DirectoryStore
 from forebay.clock import Clock, SystemClock
 from forebay.disk import Disk, make_directories
-from forebay.engines import MemoryEngine, SegmentEngine
+from forebay.engines import ByName, MemoryEngine, SegmentEngine, StorageEngine
 from forebay.metadata import MemoryMetadata, MetadataStore
+from forebay.progress import ProgressStore
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef
 from forebay.shard.membership import Membership
@@ -14,6 +17,7 @@ from forebay.shard.places import Places
 from forebay.storage.directory import FORMAT, LogDirectory, Marker
 from forebay.topics import TopicName, TopicSpec
 
+E = TypeVar("E", bound=StorageEngine)
 TOPIC_ID = "0123456789abcdef0123456789abcdef"
 SETTINGS = Settings.load(
     overrides={
@@ -26,6 +30,11 @@ def spec_of(durability: str, partitions: int = 4) -> TopicSpec:
     """The topic whose partitions are the shards."""
     name = TopicName("shop", "orders")
     return TopicSpec.create(name, topic_id=TOPIC_ID, created_at=0, partitions=partitions, durability=durability)
+
+
+def by_name(engine: E, metadata: MetadataStore) -> ByName[E]:
+    """The operations by shard name, with the offsets of groups in this metadata store."""
+    return ByName(engine, ProgressStore(metadata, SETTINGS.metadata.prefix))
 
 
 class Owners:
@@ -52,8 +61,10 @@ class MemoryHome:
         self._settings = settings
         self._owners = Owners(self.metadata)
 
-    def open(self) -> MemoryEngine:
-        return MemoryEngine(self._settings, clock=SystemClock(), metadata=self.metadata, membership=self._owners.next())
+    def open(self) -> ByName[MemoryEngine]:
+        membership = self._owners.next()
+        engine = MemoryEngine(self._settings, clock=SystemClock(), metadata=self.metadata, membership=membership)
+        return by_name(engine, self.metadata)
 
     def ref(self, partition: int = 0) -> ShardRef:
         return ShardRef(spec_of("ephemeral"), partition)
@@ -84,9 +95,9 @@ class SegmentHome:
         self._owners = Owners(self.metadata)
         make_directories(disk, f"{root}/shards")
 
-    def open(self) -> SegmentEngine:
+    def open(self) -> ByName[SegmentEngine]:
         self.shards.clear()
-        return SegmentEngine(
+        engine = SegmentEngine(
             f"{self._root}/shards",
             self._settings,
             disk=self._disk,
@@ -94,8 +105,13 @@ class SegmentHome:
             metadata=self.metadata,
             membership=self._owners.next(),
             places=self.places(),
-            on_open=self.shards.append,
+            on_open=self._opened,
         )
+        return by_name(engine, self.metadata)
+
+    def _opened(self, shard: SegmentShard) -> None:
+        """A shard that the engine has opened, before its first use."""
+        self.shards.append(shard)
 
     def places(self) -> Places:
         """Where history lies: beside the log, or in a store of its own if the settings share it."""

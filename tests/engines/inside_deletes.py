@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final, TypeAlias
 
-from forebay.engines import LookedUpEngine, NewRecord, OwnedShard
+from forebay.engines import NewRecord, OwnedShard
 from forebay.engines.memory import MemoryShard
 from forebay.engines.rocksdb.shard import RocksShard
 from forebay.records import OFFSET_MAX
 from forebay.shard import SegmentShard, ShardRef
+from forebay.testing.contracts.engines import NamedEngine
 from forebay.testing.contracts.lookups import keyed, offsets_of, tagged
 from forebay.testing.disk import SimulatedDisk
 from forebay.testing.faults import Call
@@ -20,7 +21,7 @@ from forebay.testing.invariants import Violation
 from tests.engines.lookup_homes import LookupMemoryHome, LookupSegmentHome, RocksHome
 
 RECORDS: Final = 6
-Delete: TypeAlias = Callable[[LookedUpEngine, ShardRef], int]
+Delete: TypeAlias = Callable[[NamedEngine, ShardRef], int]
 Act: TypeAlias = Callable[[], None]
 
 DELETES: Final[dict[str, Delete]] = {
@@ -77,26 +78,26 @@ def between_pieces(shard: OwnedShard, act: Act) -> None:
     inside(shard).after_next_piece(act)
 
 
-def write(engine: LookedUpEngine, ref: ShardRef, count: int = 1) -> None:
+def write(engine: NamedEngine, ref: ShardRef, count: int = 1) -> None:
     """Records that every delete matches."""
     for _ in range(count):
         engine.write(ref, NewRecord(b"v", 1, b"k", "t"))
 
 
-def segments() -> tuple[LookedUpEngine, ShardRef, SimulatedDisk]:
+def segments() -> tuple[NamedEngine, ShardRef, SimulatedDisk]:
     """The segment engine with records in a sealed file and behind it."""
     disk = SimulatedDisk(directories=["/d"])
     home = LookupSegmentHome("/d", "disk", disk=disk)
     engine, ref = home.open(), home.ref()
     write(engine, ref, RECORDS - 2)
-    shard = engine.open_shard(ref)
+    shard = engine.engine.open_shard(ref)
     shard.rotate()
     shard.upkeep.seal_rotated()
     write(engine, ref, 2)
     return engine, ref, disk
 
 
-def rocks(path: str) -> tuple[LookedUpEngine, ShardRef]:
+def rocks(path: str) -> tuple[NamedEngine, ShardRef]:
     """The RocksDB engine with the same records."""
     home = RocksHome(path)
     engine, ref = home.open(), home.ref()
@@ -104,7 +105,7 @@ def rocks(path: str) -> tuple[LookedUpEngine, ShardRef]:
     return engine, ref
 
 
-def memory() -> tuple[LookedUpEngine, ShardRef]:
+def memory() -> tuple[NamedEngine, ShardRef]:
     """The memory engine with the same records."""
     home = LookupMemoryHome()
     engine, ref = home.open(), home.ref()
@@ -112,7 +113,7 @@ def memory() -> tuple[LookedUpEngine, ShardRef]:
     return engine, ref
 
 
-def bounded_by_the_head(engine: LookedUpEngine, ref: ShardRef, delete: Delete) -> Iterator[Violation]:
+def bounded_by_the_head(engine: NamedEngine, ref: ShardRef, delete: Delete) -> Iterator[Violation]:
     """I23: a delete ends what was published when it was called, and nothing that came while it ran."""
     ended = delete(engine, ref)
     left = offsets_of(keyed(engine, ref, b"k"))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from forebay.appends.ticket import Ticket
 from forebay.clock import Clock, SystemClock
 from forebay.disk import Disk, SystemDisk
-from forebay.engines import MemoryEngine, SegmentEngine
+from forebay.engines import ByName, MemoryEngine
 from forebay.engines.rocksdb import RocksEngine
 from forebay.metadata import MemoryMetadata, MetadataStore
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef
 from forebay.testing.clock import ManualClock
 from forebay.topics import TopicName, TopicSpec
-from tests.engines.homes import SETTINGS, TOPIC_ID, Owners, SegmentHome
+from tests.engines.homes import SETTINGS, TOPIC_ID, Owners, SegmentHome, by_name
 
 
 def limited_spec(engine: str, durability: str, **limits: int | str | None) -> TopicSpec:
@@ -42,9 +42,10 @@ class LookupMemoryHome:
         self._settings = settings
         self._owners = Owners(self.metadata)
 
-    def open(self) -> MemoryEngine:
+    def open(self) -> ByName[MemoryEngine]:
         membership = self._owners.next()
-        return MemoryEngine(self._settings, clock=self.clock, metadata=self.metadata, membership=membership)
+        engine = MemoryEngine(self._settings, clock=self.clock, metadata=self.metadata, membership=membership)
+        return by_name(engine, self.metadata)
 
     def ref(self, partition: int = 0, **limits: int | str | None) -> ShardRef:
         return ShardRef(limited_spec("memory", "ephemeral", **limits), partition)
@@ -74,8 +75,8 @@ class RocksHome:
         self._settings = settings
         self._owners = Owners(self.metadata)
 
-    def open(self) -> RocksEngine:
-        return RocksEngine(
+    def open(self) -> ByName[RocksEngine]:
+        engine = RocksEngine(
             self.path,
             self._settings,
             disk=self.disk,
@@ -83,6 +84,7 @@ class RocksHome:
             metadata=self.metadata,
             membership=self._owners.next(),
         )
+        return by_name(engine, self.metadata)
 
     def ref(self, partition: int = 0, **limits: int | str | None) -> ShardRef:
         return ShardRef(limited_spec("rocksdb", self._durability, **limits), partition)
@@ -103,12 +105,8 @@ class LookupSegmentHome(SegmentHome):
         self.clock = ManualClock()
         super().__init__(disk or SystemDisk(), path, durability, settings=settings, clock=self.clock, metadata=metadata)
 
-    def open(self) -> SegmentEngine:
-        engine = super().open()
-        engine._on_open = self._opened
-        return engine
-
     def _opened(self, shard: SegmentShard) -> None:
+        super()._opened(shard)
         settle = shard.settle
 
         def settled(ticket: Ticket) -> int:

@@ -12,12 +12,13 @@ from collections.abc import Callable
 
 from forebay.clock import SystemClock
 from forebay.disk import SystemDisk
-from forebay.engines import LookedUpEngine, NewRecord
+from forebay.engines.by_name import NewRecord
 from forebay.engines.rocksdb import removal
 from forebay.errors import ForebayError
 from forebay.metadata.sqlite import SqliteMetadata
 from forebay.shard import ShardRef
 from forebay.testing.clock import ManualClock
+from forebay.testing.contracts.engines import NamedEngine
 from tests.engines.lookup_homes import RocksHome
 from tests.engines.streams import answer, seeded
 
@@ -36,7 +37,7 @@ def home_in(directory: str, durability: str) -> RocksHome:
 class Straight:
     """A life without restarts."""
 
-    def __init__(self, engine: LookedUpEngine, ref: ShardRef, clock: ManualClock) -> None:
+    def __init__(self, engine: NamedEngine, ref: ShardRef, clock: ManualClock) -> None:
         self.engine = engine
         self.clock = clock
         self._ref = ref

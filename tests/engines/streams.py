@@ -7,14 +7,13 @@ from functools import partial
 from random import Random  # noqa: TID251  # seeded: the same run again
 from typing import NamedTuple, Protocol
 
-from forebay.engines import LookedUpEngine, NewRecord
-from forebay.engines.operations import joined
+from forebay.engines.by_name import NewRecord
 from forebay.errors import ForebayError
-from forebay.pages import Page
+from forebay.pages import Page, joined
 from forebay.records import Gap, Record
 from forebay.shard import ShardRef
 from forebay.testing.clock import ManualClock
-from forebay.testing.contracts.engines import append_by, steps_of
+from forebay.testing.contracts.engines import NamedEngine, append_by, steps_of
 from forebay.testing.contracts.lookups import paged
 
 KEYS = (b"", b"a", b"a\0", b"b", b"c" * 300)
@@ -33,7 +32,7 @@ class Life(Protocol):
     """An engine that may be restarted, with the clock that it goes by."""
 
     clock: ManualClock
-    engine: LookedUpEngine
+    engine: NamedEngine
 
     def ref(self, partition: int) -> ShardRef: ...
 
@@ -150,7 +149,7 @@ def answer(life: Life, step: Step) -> object:
         return type(error)
 
 
-def seen(engine: LookedUpEngine, ref: ShardRef, start: int = 0, **limits: int) -> list[Record | Gap]:
+def seen(engine: NamedEngine, ref: ShardRef, start: int = 0, **limits: int) -> list[Record | Gap]:
     """What a reader finds, whatever the pages: records, and holes as large as they are."""
     found: list[Record | Gap] = []
     for step in steps_of(engine, ref, start, **limits):
@@ -165,7 +164,7 @@ def _found(look_up: Callable[..., Page], start: int, most: int) -> object:
     return paged(lambda at: look_up(at, records_max=most), start)
 
 
-def standing(engine: LookedUpEngine, ref: ShardRef) -> list[object]:
+def standing(engine: NamedEngine, ref: ShardRef) -> list[object]:
     """Everything that can be asked of a shard."""
     offsets = engine.open_shard(ref).offsets()
     told: list[object] = [seen(engine, ref, bytes_max=500), offsets._replace(durable=0, exported=0)]

@@ -11,14 +11,14 @@ import pytest
 from forebay.appends.queue import Entry
 from forebay.appends.ticket import Ticket
 from forebay.clock import SystemClock
-from forebay.engines import MemoryEngine
-from forebay.engines.seam import NewRecord
+from forebay.engines import ByName, MemoryEngine
+from forebay.engines.by_name import NewRecord
 from forebay.errors import Closed, Fenced, Indeterminate, Moved, Unavailable
 from forebay.metadata import MemoryMetadata, MetadataStore
 from forebay.shard import ShardRef
 from forebay.shard.membership import Membership
 from forebay.testing.metadata import Fault, FaultyMetadata
-from tests.engines.homes import SETTINGS, spec_of
+from tests.engines.homes import SETTINGS, by_name, spec_of
 from tests.shard.test_membership import Pausing
 
 REF = ShardRef(spec_of("ephemeral"), 0)
@@ -27,21 +27,25 @@ REF = ShardRef(spec_of("ephemeral"), 0)
 class Member(NamedTuple):
     """One process: its engine, and the session that may end under it."""
 
-    engine: MemoryEngine
+    by_name: ByName[MemoryEngine]
     membership: Membership
 
+    @property
+    def engine(self) -> MemoryEngine:
+        return self.by_name.engine
+
     def append(self, value: bytes) -> int:
-        return self.engine.write(REF, NewRecord(value, 1))
+        return self.by_name.write(REF, NewRecord(value, 1))
 
     def values(self) -> list[bytes | None]:
-        batches = self.engine.read_by_offset(REF, 0).batches
+        batches = self.by_name.read_by_offset(REF, 0).batches
         return [value for batch in batches for value in batch.values()]
 
 
 def member(store: MetadataStore, holder: str) -> Member:
     membership = Membership(store, 15.0, holder)
     engine = MemoryEngine(SETTINGS, clock=SystemClock(), metadata=store, membership=membership)
-    return Member(engine, membership)
+    return Member(by_name(engine, store), membership)
 
 
 @pytest.fixture

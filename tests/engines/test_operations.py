@@ -1,13 +1,14 @@
-"""The table of operations that every engine offers, cell by cell: what each does, the contracts say."""
+"""The operations by shard name, one by one: what each does over every engine, the contracts say."""
 
 from __future__ import annotations
 
 import inspect
+import re
+from pathlib import Path
 
 import pytest
 
-from forebay.engines import MemoryEngine, RocksEngine, SegmentEngine
-from forebay.engines.seam import LookedUpEngine
+from forebay.engines import ByName
 
 OPERATIONS = [
     "create_shard",
@@ -28,16 +29,17 @@ OPERATIONS = [
 ]
 
 
-@pytest.mark.parametrize("engine", [MemoryEngine, RocksEngine, SegmentEngine])
+PAGE = (Path(__file__).parents[2] / "docs" / "by-name.md").read_text()
+
+
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_the_engine_offers_the_operation_as_the_interface_states_it(operation: str, engine: type) -> None:
-    stated, offered = getattr(LookedUpEngine, operation), getattr(engine, operation)
-
-    assert inspect.signature(offered) == inspect.signature(stated)
-    assert inspect.getdoc(stated), "what holds on return is stated"
+def test_the_operation_says_what_holds_and_the_page_lists_it(operation: str) -> None:
+    assert inspect.getdoc(getattr(ByName, operation)), "what holds on return is stated"
+    assert f"| `{operation}(" in PAGE
 
 
-def test_the_interface_has_no_other_operation() -> None:
-    life = {"prepare", "open_shard", "close", "abandon"}
+def test_there_is_no_other_operation_by_name() -> None:
+    others = {"engine", "open_shard", "close"}
 
-    assert {name for name in dir(LookedUpEngine) if not name.startswith("_")} == {*OPERATIONS, *life}
+    assert {name for name in dir(ByName) if not name.startswith("_")} == {*OPERATIONS, *others}
+    assert len(re.findall(r"^\| `\w+\(", PAGE, re.MULTILINE)) == len(OPERATIONS)

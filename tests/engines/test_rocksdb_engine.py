@@ -14,7 +14,7 @@ import rocksdict
 from forebay.appends.producer_window import ProducerWindow
 from forebay.clock import SystemClock
 from forebay.disk import SystemDisk
-from forebay.engines import NewRecord
+from forebay.engines import ByName, NewRecord
 from forebay.engines.rocksdb import RocksEngine
 from forebay.engines.rocksdb.database import Batch, Database, View
 from forebay.engines.rocksdb.layout import Keys
@@ -39,7 +39,7 @@ class Elsewhere(SystemDisk):
         return "another boot"
 
 
-def numbers(engine: RocksEngine, ref: ShardRef) -> list[int | Gap]:
+def numbers(engine: ByName[RocksEngine], ref: ShardRef) -> list[int | Gap]:
     """What a reader finds, records by their offsets."""
     return [step if isinstance(step, Gap) else step.offset for step in steps_of(engine, ref)]
 
@@ -159,7 +159,7 @@ def test_what_producers_did_outlives_the_engine_and_is_bounded(tmp_path: Path) -
     model = ProducerWindow(3, 4)
     for _ in range(12):
         engine = home.open()
-        shard = engine.open_shard(ref)
+        shard = engine.engine.open_shard(ref)
         assert sorted(inside(shard).window.entries()) == sorted(model.entries())
         for _ in range(chance.randrange(12)):
             producer = chance.randrange(1, 6)
@@ -229,14 +229,14 @@ def test_a_floor_that_moves_before_the_view_is_taken_is_asked_for_again(
     home = rocks_home(str(tmp_path / "rocksdb"), "disk")
     engine, ref = home.open(), home.ref(cap_records=10)
     engine.batch_write(ref, [NewRecord(b"v", 1)] * 30)
-    shard, view = engine.open_shard(ref), inside(engine).database.view
+    shard, view = engine.open_shard(ref), inside(engine.engine).database.view
 
     def late() -> View:
         monkeypatch.undo()
         shard.evict(0)
         return view()
 
-    monkeypatch.setattr(inside(engine).database, "view", late)
+    monkeypatch.setattr(inside(engine.engine).database, "view", late)
     page = shard.read(5)
 
     assert (page.events, page.next) == ([Gap(5, 20, Reason.CAP)], 30)
@@ -251,13 +251,13 @@ def test_a_reservation_is_synced_with_the_records_it_is_for_and_class_fsync_alwa
     home = RocksHome(str(tmp_path / "rocksdb"), durability, settings=settings)
     engine, ref = home.open(), home.ref()
     shard = engine.open_shard(ref)
-    write, syncs = inside(engine).database.write, list[bool]()
+    write, syncs = inside(engine.engine).database.write, list[bool]()
 
     def watched(batch: Batch, *, sync: bool) -> None:
         syncs.append(sync)
         write(batch, sync=sync)
 
-    monkeypatch.setattr(inside(engine).database, "write", watched)
+    monkeypatch.setattr(inside(engine.engine).database, "write", watched)
     for _ in range(13):
         engine.write(ref, NewRecord(b"v", 1))
     shard.delete(DeleteRange(0, 1))
@@ -274,7 +274,7 @@ def test_reading_and_closing_at_once_ends_in_answers_or_in_closed(tmp_path: Path
         engine = home.open()
         engine.batch_write(ref, [NewRecord(b"v", 1, b"k")] * 100)
 
-        def work(number: int, engine: RocksEngine = engine) -> None:
+        def work(number: int, engine: ByName[RocksEngine] = engine) -> None:
             try:
                 while True:
                     if number == 0:

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import settings as effort
 
 from forebay.disk import SystemDisk
-from forebay.engines import NewRecord, StorageEngine
+from forebay.engines import NewRecord
 from forebay.errors import ForebayError
 from forebay.eviction import Evicted
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef
 from forebay.testing.clock import ManualClock
-from forebay.testing.contracts.engines import append_by, steps_of
+from forebay.testing.contracts.engines import NamedEngine, append_by, steps_of
 from forebay.testing.contracts.lookups import LookupHome
 from forebay.testing.disk import SimulatedDisk
 from tests.engines.homes import MemoryHome, SegmentHome
@@ -72,7 +72,7 @@ operations = st.one_of(
 )
 
 
-def answer(engine: StorageEngine, ref: ShardRef, kind: str, what: object, upkeep: Callable[[], None]) -> object:
+def answer(engine: NamedEngine, ref: ShardRef, kind: str, what: object, upkeep: Callable[[], None]) -> object:
     """What the engine says to one operation; an error counts by its family."""
     shard = engine.open_shard(ref)
     # What waits in the queue of class memory is remembered beyond the window's limit.
@@ -95,7 +95,7 @@ def answer(engine: StorageEngine, ref: ShardRef, kind: str, what: object, upkeep
 
 
 def history_of(
-    engine: StorageEngine, ref_of: Callable[[int], ShardRef], script: list[Operation], upkeep: Callable[[], None]
+    engine: NamedEngine, ref_of: Callable[[int], ShardRef], script: list[Operation], upkeep: Callable[[], None]
 ) -> list[object]:
     """Every answer, then everything a reader finds."""
     told = [answer(engine, ref_of(partition), kind, what, upkeep) for kind, partition, what in script]

@@ -45,7 +45,7 @@ def test_a_disk_topic_is_durable_within_the_sync_interval(tmp_path: Path) -> Non
 def test_syncs_of_a_disk_topic_come_with_time_and_not_with_appends(tmp_path: Path) -> None:
     settings = Settings.load(overrides={"wal": {"sync_interval_ms": 1000, "free_bytes_min": 0}})
     maintenance, home, clock = stepped(tmp_path, "disk", settings)
-    engine = home.open()
+    engine = home.open().engine
     shard = engine.open_shard(home.ref())
     maintenance.watch(shard)
     counters = shard.wal.counters
@@ -67,7 +67,7 @@ def test_syncs_of_a_disk_topic_come_with_time_and_not_with_appends(tmp_path: Pat
 def test_an_idle_shard_writes_a_mark_once_and_is_then_left_alone(tmp_path: Path) -> None:
     settings = Settings.load(overrides={"wal": {"mark_interval_ms": 500, "free_bytes_min": 0}})
     maintenance, home, clock = stepped(tmp_path, "fsync", settings)
-    engine = home.open()
+    engine = home.open().engine
     shard = engine.open_shard(home.ref())
     maintenance.watch(shard)
     shard.settle(shard.stage_one(_entry(), 17))
@@ -93,7 +93,7 @@ def test_an_idle_shard_writes_a_mark_once_and_is_then_left_alone(tmp_path: Path)
 def test_a_file_with_records_is_rotated_at_its_age_and_sealed(tmp_path: Path) -> None:
     settings = Settings.load(overrides={"wal": {"rotate_seconds_max": 60, "free_bytes_min": 0}})
     maintenance, home, clock = stepped(tmp_path, "disk", settings)
-    engine = home.open()
+    engine = home.open().engine
     shards = [engine.open_shard(home.ref(partition)) for partition in (0, 1)]
     for shard in shards:
         maintenance.watch(shard)
@@ -116,7 +116,7 @@ def test_a_file_with_records_is_rotated_at_its_age_and_sealed(tmp_path: Path) ->
 def test_records_of_class_memory_are_written_after_the_flush_interval(tmp_path: Path) -> None:
     settings = Settings.load(overrides={"wal": {"flush_interval_ms": 20, "free_bytes_min": 0}})
     maintenance, home, clock = stepped(tmp_path, "memory", settings)
-    engine = home.open()
+    engine = home.open().engine
     shard = engine.open_shard(home.ref())
     maintenance.watch(shard)
     for _ in range(3):
@@ -140,7 +140,7 @@ def test_records_of_class_memory_are_written_after_the_flush_interval(tmp_path: 
 def test_a_shard_that_gets_work_while_it_is_let_go_comes_back(tmp_path: Path) -> None:
     """It was seen idle, got work, found itself still on the list, and was then taken off: never synced again."""
     maintenance, home, clock = stepped(tmp_path, "disk", quick())
-    engine = home.open()
+    engine = home.open().engine
     shard = engine.open_shard(home.ref())
     maintenance.watch(shard)
     late: list[bool] = []
@@ -249,7 +249,7 @@ def test_a_sync_that_fails_beside_nothing_to_sync_harms_no_shard(tmp_path: Path)
     disk = WatchedDisk()
     home = SegmentHome(disk, str(tmp_path), "fsync", settings=quick())
     maintenance = SyncWorker(disk, SystemClock(), str(tmp_path), RuntimeSettings(), lambda: None)
-    engine = home.open()
+    engine = home.open().engine
     shard = engine.open_shard(home.ref())
     shard.settle(shard.stage_one(_entry(), 17))
     shard.wal.flush()

@@ -272,7 +272,7 @@ def test_a_shard_that_cannot_be_looked_after_does_not_end_the_syncs_of_others(
 ) -> None:
     """It was taken off the list before it was asked whether it has work: nothing put it back."""
     maintenance, home, clock = stepped(tmp_path, "disk", quick())
-    engine = home.open()
+    engine = home.open().engine
     shards = [engine.open_shard(home.ref(partition)) for partition in (0, 1)]
     for shard in shards:
         maintenance.watch(shard)
@@ -295,7 +295,7 @@ def test_a_shard_that_cannot_be_looked_after_does_not_end_the_syncs_of_others(
 
 def test_a_shard_given_up_while_ages_are_looked_at_does_not_come_back(tmp_path: Path) -> None:
     maintenance, home, clock = stepped(tmp_path, "disk", quick(rotate_seconds_max=60))
-    engine = home.open()
+    engine = home.open().engine
     shard = engine.open_shard(home.ref())
     maintenance.watch(shard)
     shard.settle(shard.stage_one(_entry(), 17))

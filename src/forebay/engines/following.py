@@ -10,7 +10,7 @@ from functools import partial
 
 from forebay.clock import Clock
 from forebay.disk import Disk
-from forebay.engines.operations import ShardedEngine
+from forebay.engines.registry import ShardedEngine
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
 from forebay.errors import Closed, Unavailable, UnknownTopic, Unsupported
 from forebay.format.control import higher

@@ -17,7 +17,7 @@ from forebay.appends.waiting import INSIDE, is_inside
 from forebay.catalog import read_state
 from forebay.clock import Clock
 from forebay.engines.holding import HeldRecords
-from forebay.engines.operations import LookupEngine, joined, tombstone, wanted
+from forebay.engines.registry import ShardedEngine
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
 from forebay.engines.tenure import Tenure, Tenures
 from forebay.errors import Closed, Fenced, Full, Invalid, Moved, Unavailable
@@ -26,14 +26,14 @@ from forebay.format.batch import Batch, ColumnBytes, batch_of, encode_row
 from forebay.format.control import WindowEntry
 from forebay.locks import Rank, RankedCondition, RankedRLock, condition_of
 from forebay.metadata import MetadataStore
-from forebay.pages import Page
-from forebay.progress import ProgressStore
+from forebay.pages import Page, joined, tombstone
 from forebay.records import Gap, Offsets, Reason
 from forebay.sealed import Gathered
 from forebay.settings import Settings
 from forebay.shard import RecoveryDecision, ShardRef, Source
 from forebay.shard.deletion import DeleteBefore, DeleteKey, DeleteRange, Deletion
 from forebay.shard.membership import Membership
+from forebay.shard.ownership import wanted
 from forebay.topics import Durability, TopicSpec
 
 EVICTED_PART = 8
@@ -339,13 +339,13 @@ def _decision(start: int) -> RecoveryDecision:
     return RecoveryDecision(next_offset=start, source=source, exact=not start, gap=gap)
 
 
-class MemoryEngine(LookupEngine[MemoryShard]):
+class MemoryEngine(ShardedEngine[MemoryShard]):
     """Shards in memory, owned by this process. Beside an owner, without a membership, none is opened."""
 
     def __init__(
         self, settings: Settings, *, clock: Clock, metadata: MetadataStore, membership: Membership | None
     ) -> None:
-        super().__init__(ProgressStore(metadata, settings.metadata.prefix))
+        super().__init__()
         self._settings = settings
         self._clock = clock
         self._metadata = metadata

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import threading
 import weakref
+from abc import abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from forebay.appends.callbacks import deferred
@@ -16,6 +18,7 @@ from forebay.appends.waiting import is_inside
 from forebay.errors import Closed, Unavailable
 from forebay.locks import Rank, RankedRLock
 from forebay.shard import ShardRef
+from forebay.topics import TopicSpec
 
 
 class Named(Protocol):
@@ -143,3 +146,66 @@ class Registry(Generic[S]):
                 "a signal handler interrupted this thread while it opened or closed this shard: try again after that"
             )
         return mark
+
+
+class ShardedEngine(Generic[S]):
+    """Keeps shards open, each once. An engine adds how a shard is opened, closed and removed."""
+
+    def __init__(self) -> None:
+        self.registry: Registry[S] = Registry()
+
+    @abstractmethod
+    def _open(self, ref: ShardRef) -> S:
+        """Open a shard that is not open yet."""
+
+    @abstractmethod
+    def _close(self, shard: S) -> None:
+        """Close a shard in order."""
+
+    @abstractmethod
+    def _abandon(self, shard: S) -> None:
+        """End a shard in a forked child, without touching what the parent shares."""
+
+    @abstractmethod
+    def _remove(self, ref: ShardRef, shard: S | None) -> None:
+        """Remove a shard, which was open if `shard` is given."""
+
+    def open_shard(self, ref: ShardRef) -> S:
+        """The shard, opened once."""
+        return self.registry.open(ref, self._open)
+
+    def open_here(self, ref: ShardRef) -> S:
+        """As `open_shard`, for a caller who only looks: nothing that another directory holds is taken over."""
+        return self.registry.open(ref, self._open)
+
+    def may_own(self, ref: ShardRef) -> bool:
+        """Whether a caller who only looks may open the shard as its owner: it is recorded as this directory's.
+
+        If not, a look goes by what is recorded of the shard.
+        """
+        return True
+
+    def find(self, ref: ShardRef) -> S | None:
+        """The shard, if it is open. Takes no lock."""
+        return self.registry.find(ref.spec.topic_id, ref.partition)
+
+    def shards(self) -> list[S]:
+        """Every open shard."""
+        return self.registry.shards()
+
+    def close(self) -> None:
+        """See `StorageEngine`."""
+        self.registry.close(self._close)
+
+    def abandon(self) -> None:
+        """See `StorageEngine`."""
+        self.registry.abandon(self._abandon)
+
+    def prepare(self, spec: TopicSpec) -> None:
+        """See `StorageEngine`."""
+        self.registry.check_open()
+
+    def delete_shard(self, ref: ShardRef) -> None:
+        """See `StorageEngine`."""
+        self.registry.check_open()
+        self.registry.give_up(ref.spec.topic_id, ref.partition, partial(self._remove, ref))

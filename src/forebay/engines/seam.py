@@ -1,45 +1,27 @@
 """The seam of the engines: what a topic may ask of the place where its records are kept, as Protocols by ability.
 
 `ReadShard` is a shard that can be read, `OwnedShard` one that this process owns and may change; code that needs the
-second asks for it by type. `StorageEngine` opens shards and answers by shard name. Every engine answers alike to the
-last detail: one contract suite in `forebay.testing` states it.
+second asks for it by type. `StorageEngine` opens shards. Every engine answers alike to the last detail: one contract
+suite in `forebay.testing` states it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from forebay.appends.queue import Entry, Producing
 from forebay.appends.ticket import Ticket
 from forebay.eviction import Evicted, Holding
 from forebay.format.batch import ColumnBytes
 from forebay.pages import Page
-from forebay.progress import Progress
-from forebay.records import Headers, Offsets
+from forebay.records import Offsets
 from forebay.shard import RecoveryDecision, ShardRef
 from forebay.shard.deletion import Deletion
 from forebay.topics import Durability, TopicSpec
 
 PAGE_RECORDS = 10_000
 PAGE_BYTES = 1024 * 1024
-
-
-class NewRecord(NamedTuple):
-    """A record before it has an offset; types and sizes are checked. `timestamp` in milliseconds."""
-
-    value: bytes | None
-    timestamp: int
-    key: bytes | None = None
-    tag: str | None = None
-    headers: Headers = ()
-
-
-class ShardStatus(NamedTuple):
-    """What `list_shard` tells of a shard."""
-
-    ref: ShardRef
-    offsets: Offsets
 
 
 class ReadShard(Protocol):
@@ -155,7 +137,7 @@ class OwnedShard(ReadShard, Protocol):
 
 
 class StorageEngine(Protocol):
-    """Shards by name. Deleting or listing what is not there is fine; a shard is made when it is first used."""
+    """Opens and removes shards. `ByName` answers by shard name over any of them."""
 
     def prepare(self, spec: TopicSpec) -> None:
         """On return the engine has what it needs to open shards of this topic at their first use. It opens none.
@@ -163,76 +145,17 @@ class StorageEngine(Protocol):
         `Unavailable` if it has not yet.
         """
 
-    def create_shard(self, ref: ShardRef) -> None:
-        """On return the shard exists and is empty, or exists as before."""
+    def open_shard(self, ref: ShardRef) -> OwnedShard:
+        """The shard, opened (and recovered) once; the same object afterwards. Made when it is first used."""
+
+    def shards(self) -> Sequence[OwnedShard]:
+        """Every open shard."""
 
     def delete_shard(self, ref: ShardRef) -> None:
         """On return the shard and its records are gone; nothing happens if they were."""
-
-    def list_shard(self, shard_id: str | None = None) -> list[ShardStatus]:
-        """One shard or all that are open here; an unknown one gives an empty list."""
-
-    def write(self, ref: ShardRef, record: NewRecord) -> int:
-        """Append one record; its offset, once the durability class of the topic holds."""
-
-    def batch_write(self, ref: ShardRef, records: list[NewRecord]) -> list[int]:
-        """Append many, all or none, at consecutive offsets; an empty list appends nothing."""
-
-    def read_by_offset(
-        self, ref: ShardRef, offset: int, *, records_max: int = PAGE_RECORDS, bytes_max: int = PAGE_BYTES
-    ) -> Page:
-        """A page from `offset` on. The first record comes through even if it is larger than the limits.
-
-        Past the end the page is empty; `next` is always where to ask again.
-        """
-
-    def get_offset_by_timestamp(self, ref: ShardRef, timestamp: int) -> int | None:
-        """The first offset whose record's timestamp is at or after the time; `None` if there is none."""
-
-    def open_shard(self, ref: ShardRef) -> OwnedShard:
-        """The shard, opened (and recovered) once; the same object afterwards."""
 
     def close(self) -> None:
         """On return everything is as durable as it can be and nothing is left to replay."""
 
     def abandon(self) -> None:
         """End without touching anything, in a forked child."""
-
-
-class LookedUpEngine(StorageEngine, Protocol):
-    """Shards by name, with look-ups, deletes and the offsets of groups. See `OwnedShard` for what holds."""
-
-    def read_by_key(
-        self,
-        ref: ShardRef,
-        key: bytes,
-        start: int = 0,
-        *,
-        history: bool = False,
-        records_max: int = PAGE_RECORDS,
-        bytes_max: int = PAGE_BYTES,
-    ) -> Page:
-        """The newest record of the key, or all of them, page by page."""
-
-    def read_by_tag(
-        self, ref: ShardRef, tag: str, start: int = 0, *, records_max: int = PAGE_RECORDS, bytes_max: int = PAGE_BYTES
-    ) -> Page:
-        """The records of the tag, page by page."""
-
-    def delete_by_offset(self, ref: ShardRef, start: int, stop: int) -> int:
-        """End the records of `[start, stop)`; how many there were."""
-
-    def delete_by_key(self, ref: ShardRef, key: bytes) -> int:
-        """End all records of the key; how many there were."""
-
-    def delete_by_tag(self, ref: ShardRef, tag: str) -> int:
-        """End all records of the tag; how many there were."""
-
-    def delete_before(self, ref: ShardRef, offset: int) -> int:
-        """End everything below `offset`; how many records there were. `earliest` is there on return, or at the head."""
-
-    def commit_offset(self, ref: ShardRef, group: str, offset: int, note: str = "") -> int:
-        """The group has done everything below `offset`; where it stands, durably, on return. It never goes back."""
-
-    def get_offset_by_group(self, ref: ShardRef, group: str) -> Progress | None:
-        """Where the group stands, with its note; `None` if it has committed nothing in this topic."""

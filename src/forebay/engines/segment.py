@@ -11,18 +11,17 @@ from forebay.catalog import ShardCatalog, StoredState, read_state
 from forebay.cleanup.moved_shards import clear_away, drop_history, remove_files
 from forebay.clock import Clock
 from forebay.disk import Disk, make_directories
-from forebay.engines.operations import LookupEngine, wanted
+from forebay.engines.registry import ShardedEngine
 from forebay.errors import Conflict, Corrupt, Fenced, ForebayError, Moved, Unavailable, UnknownTopic
 from forebay.format.descriptor import Phase, ShardState
 from forebay.metadata import MetadataStore, Session
-from forebay.progress import ProgressStore
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef, Surroundings, acquire
 from forebay.shard.conclusion import Ended, end_reservations, export_tails
 from forebay.shard.decision import refuse_contradiction, refuse_lost_directory
 from forebay.shard.handover import OnFile, begin_seal, finish_seal
 from forebay.shard.membership import Membership
-from forebay.shard.ownership import BATCH_SHARDS, Acquired, Owner, give_back, is_promised, refuse_if_owned
+from forebay.shard.ownership import BATCH_SHARDS, Acquired, Owner, give_back, is_promised, refuse_if_owned, wanted
 from forebay.shard.places import Places
 from forebay.shard.reservation import tell_unknown
 from forebay.topics import TopicSpec
@@ -33,7 +32,7 @@ logger = logging.getLogger(__name__)
 _Check: TypeAlias = Callable[[ShardRef, ShardState | None], None]
 
 
-class SegmentEngine(LookupEngine[SegmentShard]):
+class SegmentEngine(ShardedEngine[SegmentShard]):
     """Shards below the directory `shards`, owned by this process."""
 
     def __init__(
@@ -48,7 +47,7 @@ class SegmentEngine(LookupEngine[SegmentShard]):
         places: Places,
         on_open: Callable[[SegmentShard], None],
     ) -> None:
-        super().__init__(ProgressStore(metadata, settings.metadata.prefix))
+        super().__init__()
         self.directory = shards
         self.places = places
         self._settings = settings

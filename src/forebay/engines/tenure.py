@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from forebay.engines.operations import wanted
 from forebay.errors import Conflict, Fenced, UnknownTopic
 from forebay.format.descriptor import ShardState
 from forebay.metadata import MetadataStore
 from forebay.settings import Settings
 from forebay.shard import Owner, ShardRef, acquire
 from forebay.shard.membership import Membership
-from forebay.shard.ownership import Check
+from forebay.shard.ownership import Check, wanted
 from forebay.shard.reservation import reserve_in_state
 
 

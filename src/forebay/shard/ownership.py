@@ -15,10 +15,12 @@ from forebay.catalog import StoredState, read_state
 from forebay.catalog.transact import Done, Write, transact
 from forebay.errors import Conflict, Fenced, Indeterminate, Moved, Unavailable, UnknownTopic
 from forebay.format.descriptor import Phase, ShardState
-from forebay.format.keys import shard_of_state
+from forebay.format.keys import deleted_key, late_key, shard_of_state, state_key
 from forebay.format.value import encode_value
 from forebay.metadata import Absent, Compare, MetadataStore, Put, RevisionIs, SessionEnded
+from forebay.settings import Settings
 from forebay.shard.directories import directory_beside
+from forebay.shard.surroundings import ShardRef
 
 BATCH_SHARDS = 30
 """Three comparisons each stay below the limit of a transaction."""
@@ -64,6 +66,14 @@ class Wanted(NamedTuple):
     def name(self) -> str:
         """`namespace/topic[partition]`, for messages."""
         return shard_of_state(self.key)
+
+
+def wanted(ref: ShardRef, settings: Settings) -> Wanted:
+    """What is to be acquired for this shard."""
+    spec = ref.spec
+    key = state_key(spec.namespace, spec.topic, ref.partition, prefix=settings.metadata.prefix)
+    notes = (kind(spec.topic_id, prefix=settings.metadata.prefix) for kind in (deleted_key, late_key))
+    return Wanted(key, spec.topic_id, tuple(notes))
 
 
 class Acquired(NamedTuple):

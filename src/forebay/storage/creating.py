@@ -17,11 +17,11 @@ from typing import NamedTuple
 from forebay.catalog import read_state
 from forebay.cleanup.deleted_topics import Deletions
 from forebay.clock import Clock
-from forebay.engines.operations import wanted
 from forebay.errors import ForebayError, Indeterminate, Unavailable, UnknownTopic
 from forebay.format.keys import shards_prefix
 from forebay.settings import Settings
 from forebay.shard import refs_of
+from forebay.shard.ownership import wanted
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions
 from forebay.topics import TopicSpec

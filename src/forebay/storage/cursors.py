@@ -14,13 +14,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from forebay.clock import Clock
-from forebay.engines.operations import check_offset
 from forebay.errors import Closed, ForebayError, Invalid, UnknownTopic
 from forebay.locks import Rank, RankedLock
 from forebay.partitioning import check_partition
 from forebay.progress import Progress, ProgressStore, ReaderName, check_progress
 from forebay.reading import OnGap
-from forebay.records import EARLIEST, Position, Record
+from forebay.records import EARLIEST, Position, Record, check_offset
 from forebay.settings import ProgressSettings
 from forebay.storage.arguments import StoredOffset, checked_partition
 from forebay.storage.streams import Following, Stream

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 
 from forebay.catalog import read_state
-from forebay.engines.operations import wanted
 from forebay.engines.segment import SegmentEngine
 from forebay.errors import Moved, Unavailable, Unsupported
 from forebay.format.descriptor import Phase, ShardState
@@ -14,6 +13,7 @@ from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef, refs_of
 from forebay.shard.directories import directory_name
 from forebay.shard.handover import OnFile, withdraw_target
+from forebay.shard.ownership import wanted
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions
 from forebay.storage.shards import Shards

@@ -12,13 +12,12 @@ from forebay.appends.ticket import Ticket
 from forebay.clock import Clock
 from forebay.engines import OwnedShard, ReadShard
 from forebay.engines.following import FollowedShard
-from forebay.engines.operations import check_offset
 from forebay.engines.unowned import UnownedShard
 from forebay.errors import Closed, Indeterminate, Invalid, Unavailable
 from forebay.format.batch import Batch, Columns
 from forebay.partitioning import Partitioner, partition_of_key
 from forebay.reading import Cursor, OnGap, report_gap
-from forebay.records import EARLIEST, LATEST, Offsets, Position, Record
+from forebay.records import EARLIEST, LATEST, Offsets, Position, Record, check_offset
 from forebay.settings import WalSettings
 from forebay.shard import RecoveryDecision, SegmentShard
 from forebay.shard.deletion import DeleteBefore, DeleteKey, DeleteRange, DeleteTag, Deletion

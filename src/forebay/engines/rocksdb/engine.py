@@ -10,7 +10,7 @@ from functools import partial
 from forebay.catalog import read_state
 from forebay.clock import Clock
 from forebay.disk import Disk
-from forebay.engines.operations import LookupEngine, wanted
+from forebay.engines.registry import ShardedEngine
 from forebay.engines.rocksdb.database import Database, check_installed
 from forebay.engines.rocksdb.entries import Shelf, Stance
 from forebay.engines.rocksdb.layout import Bounds, Counters, Keys
@@ -19,12 +19,12 @@ from forebay.engines.rocksdb.shard import RocksShard
 from forebay.engines.rocksdb.times import edges_at
 from forebay.errors import Conflict, ForebayError
 from forebay.metadata import MetadataStore
-from forebay.progress import ProgressStore
 from forebay.records import Gap
 from forebay.settings import Settings
 from forebay.shard import RecoveryDecision, ShardRef, Situation, acquire, decide
 from forebay.shard.decision import refuse_contradiction
 from forebay.shard.membership import Membership
+from forebay.shard.ownership import wanted
 from forebay.topics import TopicSpec, parse_compression
 from forebay.workers import Worker
 
@@ -47,7 +47,7 @@ class DatabaseFacts:
     damage: list[Gap] = dataclasses.field(default_factory=list)
 
 
-class RocksEngine(LookupEngine[RocksShard]):
+class RocksEngine(ShardedEngine[RocksShard]):
     """Shards in one database below the directory `path`, which is opened when the first of them is."""
 
     def __init__(
@@ -60,7 +60,7 @@ class RocksEngine(LookupEngine[RocksShard]):
         metadata: MetadataStore,
         membership: Membership,
     ) -> None:
-        super().__init__(ProgressStore(metadata, settings.metadata.prefix))
+        super().__init__()
         self._database = Database(path, disk)
         self._settings = settings
         self._disk = disk

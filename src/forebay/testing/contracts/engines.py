@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypeAlias
 
 import pytest
 
 from forebay.appends.queue import Entry, Producing, record_bytes
 from forebay.appends.ticket import Ticket
-from forebay.engines import NewRecord, OwnedShard, StorageEngine
+from forebay.engines import ByName, NewRecord, OwnedShard, StorageEngine
 from forebay.errors import Closed, Conflict, Invalid
 from forebay.records import OFFSET_MAX, Gap, Reason, Record
 from forebay.shard import ShardRef
 
+NamedEngine: TypeAlias = ByName[StorageEngine]
+"""An engine with its operations by shard name, which the suites call."""
 PAGES_MAX = 10_000
 MANY = 5_000
 THREADS = 16
@@ -31,7 +33,7 @@ class EngineHome(Protocol):
     forgets: bool
     """Records end with the engine; their offsets do not."""
 
-    def open(self) -> StorageEngine:
+    def open(self) -> NamedEngine:
         """The engine, with whatever the one before it left. It must have been closed."""
 
     def ref(self, partition: int = 0) -> ShardRef:
@@ -39,7 +41,7 @@ class EngineHome(Protocol):
 
 
 def steps_of(
-    engine: StorageEngine, ref: ShardRef, start: int = 0, *, records_max: int = 1_000, bytes_max: int = 1 << 20
+    engine: NamedEngine, ref: ShardRef, start: int = 0, *, records_max: int = 1_000, bytes_max: int = 1 << 20
 ) -> list[Record | Gap]:
     """All records and holes from `start` on, in order, page by page; fails if a page does not lead on."""
     steps: list[Record | Gap] = []
@@ -62,7 +64,7 @@ def _span(piece: Record | Gap) -> tuple[int, int]:
     return (piece.start, piece.stop) if isinstance(piece, Gap) else (piece.offset, piece.offset + 1)
 
 
-def records_of(engine: StorageEngine, ref: ShardRef, start: int = 0, **limits: int) -> list[Record]:
+def records_of(engine: NamedEngine, ref: ShardRef, start: int = 0, **limits: int) -> list[Record]:
     """As `steps_of` where no hole is expected."""
     steps = steps_of(engine, ref, start, **limits)
     assert [step for step in steps if isinstance(step, Gap)] == []
@@ -112,7 +114,7 @@ class EngineContract:
     timestamps: ClassVar = (5, 3, 9, 9, 1, 12)
 
     @pytest.fixture
-    def engine(self, home: EngineHome) -> Iterator[StorageEngine]:
+    def engine(self, home: EngineHome) -> Iterator[NamedEngine]:
         engine = home.open()
         yield engine
         engine.close()
@@ -123,7 +125,7 @@ class EngineContract:
 
     # Shards
 
-    def test_create_shard_again_keeps_what_it_holds(self, engine: StorageEngine, ref: ShardRef) -> None:
+    def test_create_shard_again_keeps_what_it_holds(self, engine: NamedEngine, ref: ShardRef) -> None:
         engine.create_shard(ref)
         engine.write(ref, NewRecord(b"kept", 1))
 
@@ -133,7 +135,7 @@ class EngineContract:
         assert engine.open_shard(ref) is engine.open_shard(ref)
 
     def test_list_shard_tells_of_shards_and_an_unknown_one_gives_nothing(
-        self, engine: StorageEngine, home: EngineHome
+        self, engine: NamedEngine, home: EngineHome
     ) -> None:
         assert engine.list_shard("no such shard") == engine.list_shard() == []
 
@@ -144,7 +146,7 @@ class EngineContract:
         [status] = engine.list_shard(home.ref(1).id)
         assert (status.ref, status.offsets.next) == (home.ref(1), 1)
 
-    def test_delete_shard_ends_its_records_and_no_other(self, engine: StorageEngine, home: EngineHome) -> None:
+    def test_delete_shard_ends_its_records_and_no_other(self, engine: NamedEngine, home: EngineHome) -> None:
         for partition in (0, 1):
             engine.write(home.ref(partition), NewRecord(b"v", 1))
         shard = engine.open_shard(home.ref(0))
@@ -156,7 +158,7 @@ class EngineContract:
         with pytest.raises(Closed):
             shard.read(0)
 
-    def test_delete_shard_of_what_is_not_there_is_fine(self, engine: StorageEngine, ref: ShardRef) -> None:
+    def test_delete_shard_of_what_is_not_there_is_fine(self, engine: NamedEngine, ref: ShardRef) -> None:
         engine.delete_shard(ref)
         engine.create_shard(ref)
         engine.delete_shard(ref)
@@ -179,7 +181,7 @@ class EngineContract:
 
     # Appending
 
-    def test_write_and_batch_write_give_contiguous_offsets(self, engine: StorageEngine, ref: ShardRef) -> None:
+    def test_write_and_batch_write_give_contiguous_offsets(self, engine: NamedEngine, ref: ShardRef) -> None:
         assert engine.write(ref, NewRecord(b"0", 1)) == 0
         assert engine.batch_write(ref, [NewRecord(b"%d" % n, 1) for n in (1, 2, 3)]) == [1, 2, 3]
         assert engine.batch_write(ref, []) == []
@@ -189,7 +191,7 @@ class EngineContract:
         assert [(record.offset, record.value) for record in records] == [(n, b"%d" % n) for n in range(5)]
         assert engine.open_shard(ref).offsets().next == 5
 
-    def test_batch_write_is_all_or_nothing(self, engine: StorageEngine, ref: ShardRef) -> None:
+    def test_batch_write_is_all_or_nothing(self, engine: NamedEngine, ref: ShardRef) -> None:
         engine.write(ref, NewRecord(b"before", 1))
         wrong: list[NewRecord] = [NewRecord(b"a", 1), NewRecord("b", 1)]  # type: ignore[arg-type]
 
@@ -199,7 +201,7 @@ class EngineContract:
         assert engine.write(ref, NewRecord(b"after", 1)) == 1
         assert values_of(records_of(engine, ref)) == [b"before", b"after"]
 
-    def test_every_part_of_a_record_comes_back(self, engine: StorageEngine, ref: ShardRef) -> None:
+    def test_every_part_of_a_record_comes_back(self, engine: NamedEngine, ref: ShardRef) -> None:
         written = [
             NewRecord(None, -5),
             NewRecord(b"", 0),
@@ -219,19 +221,19 @@ class EngineContract:
 
     # Reading
 
-    def test_read_by_offset_past_the_end_is_empty(self, engine: StorageEngine, ref: ShardRef) -> None:
+    def test_read_by_offset_past_the_end_is_empty(self, engine: NamedEngine, ref: ShardRef) -> None:
         engine.write(ref, NewRecord(b"v", 1))
 
         for offset in (1, 2, 1_000_000, OFFSET_MAX):
             page = engine.read_by_offset(ref, offset)
             assert (page.batches, page.events, page.next) == ([], [], offset)
 
-    def test_read_by_offset_begins_inside_a_batch(self, engine: StorageEngine, ref: ShardRef) -> None:
+    def test_read_by_offset_begins_inside_a_batch(self, engine: NamedEngine, ref: ShardRef) -> None:
         engine.batch_write(ref, [NewRecord(b"%d" % n, n) for n in range(10)])
 
         assert values_of(records_of(engine, ref, 7)) == [b"7", b"8", b"9"]
 
-    def test_limits_cut_pages_and_nothing_is_skipped(self, engine: StorageEngine, ref: ShardRef) -> None:
+    def test_limits_cut_pages_and_nothing_is_skipped(self, engine: NamedEngine, ref: ShardRef) -> None:
         for size in (1, 7, 3, 20, 1):
             engine.batch_write(ref, [NewRecord(b"x" * 100, 1)] * size)
 
@@ -241,7 +243,7 @@ class EngineContract:
             assert len(records_of(engine, ref, bytes_max=bytes_max)) == 32
         assert engine.read_by_offset(ref, 2, records_max=3).next == 5
 
-    def test_the_first_record_comes_through_whatever_the_limit(self, engine: StorageEngine, ref: ShardRef) -> None:
+    def test_the_first_record_comes_through_whatever_the_limit(self, engine: NamedEngine, ref: ShardRef) -> None:
         engine.write(ref, NewRecord(b"x" * 100_000, 1))
         engine.write(ref, NewRecord(b"y" * 100_000, 1))
 
@@ -250,7 +252,7 @@ class EngineContract:
         assert page.next == 1
         assert [record.value for record in page.batches[0].records(0)] == [b"x" * 100_000]
 
-    def test_what_is_no_offset_and_no_limit_is_refused(self, engine: StorageEngine, ref: ShardRef) -> None:
+    def test_what_is_no_offset_and_no_limit_is_refused(self, engine: NamedEngine, ref: ShardRef) -> None:
         for offset in (-1, OFFSET_MAX + 1, True, "0", 1.0, None):
             with pytest.raises(Invalid, match="offset is"):
                 engine.read_by_offset(ref, offset)  # type: ignore[arg-type]
@@ -258,7 +260,7 @@ class EngineContract:
             with pytest.raises(Invalid, match="at least 1"):
                 engine.read_by_offset(ref, 0, **limits)
 
-    def test_waiting_ends_with_a_record_or_with_the_time(self, engine: StorageEngine, ref: ShardRef) -> None:
+    def test_waiting_ends_with_a_record_or_with_the_time(self, engine: NamedEngine, ref: ShardRef) -> None:
         shard = engine.open_shard(ref)
         assert not shard.wait(0, 0.0)
         woken = threading.Event()
@@ -275,7 +277,7 @@ class EngineContract:
         assert shard.wait(0, 0.0)
         assert not shard.wait(1, 0.0)
 
-    def test_new_records_begin_before_what_only_waits(self, engine: StorageEngine, ref: ShardRef) -> None:
+    def test_new_records_begin_before_what_only_waits(self, engine: NamedEngine, ref: ShardRef) -> None:
         shard = engine.open_shard(ref)
         engine.batch_write(ref, [NewRecord(b"v", 1)] * 3)
         assert shard.published() == 3
@@ -288,7 +290,7 @@ class EngineContract:
     # Times
 
     def test_get_offset_by_timestamp_gives_the_first_record_at_or_after_it(
-        self, engine: StorageEngine, ref: ShardRef
+        self, engine: NamedEngine, ref: ShardRef
     ) -> None:
         for timestamp in self.timestamps:
             engine.write(ref, NewRecord(b"v", timestamp))
@@ -297,7 +299,7 @@ class EngineContract:
             expected = next((n for n, timestamp in enumerate(self.timestamps) if timestamp >= asked), None)
             assert engine.get_offset_by_timestamp(ref, asked) == expected
 
-    def test_a_time_is_exact_among_thousands_in_one_millisecond(self, engine: StorageEngine, ref: ShardRef) -> None:
+    def test_a_time_is_exact_among_thousands_in_one_millisecond(self, engine: NamedEngine, ref: ShardRef) -> None:
         engine.batch_write(ref, [NewRecord(b"v", 10)] * MANY)
         engine.batch_write(ref, [NewRecord(b"v", 10)] * 99 + [NewRecord(b"v", 11)] * MANY)
         engine.open_shard(ref).rotate()
@@ -306,12 +308,12 @@ class EngineContract:
         asked = {9: 0, 10: 0, 11: MANY + 99, 12: 2 * MANY + 99, 13: None}
         assert {time: engine.get_offset_by_timestamp(ref, time) for time in asked} == asked
 
-    def test_an_empty_shard_has_no_time(self, engine: StorageEngine, ref: ShardRef) -> None:
+    def test_an_empty_shard_has_no_time(self, engine: NamedEngine, ref: ShardRef) -> None:
         assert engine.get_offset_by_timestamp(ref, 0) is None
 
     # Producers
 
-    def test_a_repeated_append_gets_its_original_offset(self, engine: StorageEngine, ref: ShardRef) -> None:
+    def test_a_repeated_append_gets_its_original_offset(self, engine: NamedEngine, ref: ShardRef) -> None:
         shard = engine.open_shard(ref)
         first = [append_by(shard, 7, sequence, b"%d" % sequence) for sequence in range(3)]
         engine.write(ref, NewRecord(b"other", 1))
@@ -322,7 +324,7 @@ class EngineContract:
         assert shard.last_sequence(8) is None
         assert len(records_of(engine, ref)) == 5
 
-    def test_a_sequence_out_of_step_is_a_conflict(self, engine: StorageEngine, ref: ShardRef) -> None:
+    def test_a_sequence_out_of_step_is_a_conflict(self, engine: NamedEngine, ref: ShardRef) -> None:
         shard = engine.open_shard(ref)
         with pytest.raises(Conflict, match="starts at sequence 0"):
             append_by(shard, 7, 5)
@@ -337,7 +339,7 @@ class EngineContract:
 
         assert len(records_of(engine, ref)) == 20
 
-    def test_a_repeat_beside_its_original_gets_the_same_offset(self, engine: StorageEngine, ref: ShardRef) -> None:
+    def test_a_repeat_beside_its_original_gets_the_same_offset(self, engine: NamedEngine, ref: ShardRef) -> None:
         shard = engine.open_shard(ref)
         for sequence in range(10):
             offsets: list[int] = []
@@ -373,13 +375,13 @@ class EngineContract:
 
     # Threads
 
-    def test_many_threads_on_one_shard_lose_and_double_nothing(self, engine: StorageEngine, ref: ShardRef) -> None:
+    def test_many_threads_on_one_shard_lose_and_double_nothing(self, engine: NamedEngine, ref: ShardRef) -> None:
         self._append_in_threads(engine, [ref])
 
-    def test_shards_are_written_side_by_side(self, engine: StorageEngine, home: EngineHome) -> None:
+    def test_shards_are_written_side_by_side(self, engine: NamedEngine, home: EngineHome) -> None:
         self._append_in_threads(engine, [home.ref(0), home.ref(1)])
 
-    def _append_in_threads(self, engine: StorageEngine, refs: Sequence[ShardRef]) -> None:
+    def _append_in_threads(self, engine: NamedEngine, refs: Sequence[ShardRef]) -> None:
         told: list[list[tuple[int, int, bytes]]] = [[] for _ in range(THREADS)]
 
         def append(number: int) -> None:

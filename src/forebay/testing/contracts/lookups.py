@@ -13,14 +13,13 @@ from typing import Protocol
 import pytest
 
 from forebay.appends.queue import record_bytes
-from forebay.engines import NewRecord
-from forebay.engines.seam import LookedUpEngine
+from forebay.engines.by_name import NewRecord
 from forebay.errors import Invalid
 from forebay.pages import Page
 from forebay.records import OFFSET_MAX, Gap, Record
 from forebay.shard import ShardRef
 from forebay.testing.clock import ManualClock
-from forebay.testing.contracts.engines import PAGES_MAX, values_of
+from forebay.testing.contracts.engines import PAGES_MAX, NamedEngine, values_of
 
 TAGS = ("a", "a/b", "a/", "/a", "aa", "A", "á", "a\0", "a\0b", "t" * 300, "t" * 299 + "u")
 KEYS = (b"", b"\0", b"\0\0", b"a", b"a\0", b"a\xff", b"\xff", b"\xff" * 8, b"k" * 254, b"k" * 255, b"k" * 254 + b"l")
@@ -35,7 +34,7 @@ class LookupHome(Protocol):
     clock: ManualClock
     """When records are appended."""
 
-    def open(self) -> LookedUpEngine:
+    def open(self) -> NamedEngine:
         """The engine, with whatever the one before it left. It must have been closed."""
 
     def ref(self, partition: int = 0, **limits: int | str | None) -> ShardRef:
@@ -63,14 +62,14 @@ def paged(look_up: Callable[[int], Page], start: int = 0) -> tuple[list[Record],
     raise AssertionError(f"more than {PAGES_MAX} pages")
 
 
-def keyed(engine: LookedUpEngine, ref: ShardRef, key: bytes, start: int = 0, **limits: int) -> list[Record]:
+def keyed(engine: NamedEngine, ref: ShardRef, key: bytes, start: int = 0, **limits: int) -> list[Record]:
     """Every record of a key, where no hole is expected."""
     records, gaps = paged(partial(engine.read_by_key, ref, key, history=True, **limits), start)
     assert gaps == []
     return records
 
 
-def tagged(engine: LookedUpEngine, ref: ShardRef, tag: str, start: int = 0, **limits: int) -> list[Record]:
+def tagged(engine: NamedEngine, ref: ShardRef, tag: str, start: int = 0, **limits: int) -> list[Record]:
     """Every record of a tag, where no hole is expected."""
     records, gaps = paged(partial(engine.read_by_tag, ref, tag, **limits), start)
     assert gaps == []
@@ -86,7 +85,7 @@ class LookupContract:
     """The suite. A test's name is its claim."""
 
     @pytest.fixture
-    def engine(self, home: LookupHome) -> Iterator[LookedUpEngine]:
+    def engine(self, home: LookupHome) -> Iterator[NamedEngine]:
         engine = home.open()
         yield engine
         engine.close()
@@ -98,7 +97,7 @@ class LookupContract:
     # Keys
 
     def test_read_by_key_gives_the_newest_and_the_earlier_ones_are_still_there(
-        self, engine: LookedUpEngine, ref: ShardRef
+        self, engine: NamedEngine, ref: ShardRef
     ) -> None:
         for number in range(5):
             engine.write(ref, NewRecord(b"%d" % number, 1, b"k"))
@@ -111,7 +110,7 @@ class LookupContract:
         assert values_of(keyed(engine, ref, b"k")) == [b"%d" % number for number in range(5)]
         assert offsets_of(paged(partial(engine.read_by_offset, ref))[0]) == list(range(10))
 
-    def test_keys_match_exactly_and_none_is_no_key(self, engine: LookedUpEngine, ref: ShardRef) -> None:
+    def test_keys_match_exactly_and_none_is_no_key(self, engine: NamedEngine, ref: ShardRef) -> None:
         engine.batch_write(ref, [NewRecord(b"none", 1)] + [NewRecord(key, 1, key) for key in KEYS])
         for key in KEYS:
             engine.write(ref, NewRecord(key + b"!", 1, key))
@@ -121,7 +120,7 @@ class LookupContract:
         assert keyed(engine, ref, b"unknown") == []
         assert engine.read_by_key(ref, b"unknown") == Page([], [], 1 + 2 * len(KEYS))
 
-    def test_the_newest_of_a_key_below_the_start_is_not_given(self, engine: LookedUpEngine, ref: ShardRef) -> None:
+    def test_the_newest_of_a_key_below_the_start_is_not_given(self, engine: NamedEngine, ref: ShardRef) -> None:
         engine.write(ref, NewRecord(b"v", 1, b"k"))
         engine.write(ref, NewRecord(b"v", 1))
 
@@ -131,7 +130,7 @@ class LookupContract:
 
     # Tags
 
-    def test_read_by_tag_matches_exactly(self, engine: LookedUpEngine, ref: ShardRef) -> None:
+    def test_read_by_tag_matches_exactly(self, engine: NamedEngine, ref: ShardRef) -> None:
         engine.batch_write(ref, [NewRecord(tag.encode(), 1, None, tag) for tag in TAGS] + [NewRecord(b"none", 1)])
         engine.batch_write(ref, [NewRecord(b"again", 1, None, tag) for tag in TAGS])
 
@@ -139,7 +138,7 @@ class LookupContract:
             assert values_of(tagged(engine, ref, tag)) == [tag.encode(), b"again"]
         assert tagged(engine, ref, "b") == []
 
-    def test_a_record_comes_back_whole_from_every_look_up(self, engine: LookedUpEngine, ref: ShardRef) -> None:
+    def test_a_record_comes_back_whole_from_every_look_up(self, engine: NamedEngine, ref: ShardRef) -> None:
         headers = (("h", b"1"), ("h", None))
         written = [
             NewRecord(None, -5, b"k", "t", headers),
@@ -155,7 +154,7 @@ class LookupContract:
     # Pages
 
     def test_look_ups_are_paged_by_records_and_by_bytes_and_nothing_is_skipped(
-        self, engine: LookedUpEngine, ref: ShardRef
+        self, engine: NamedEngine, ref: ShardRef
     ) -> None:
         for number in range(120):
             engine.batch_write(ref, [NewRecord(b"x" * 50, 1, b"k", "t"), NewRecord(b"y", 1, b"o", "o")] * (number % 3))
@@ -174,7 +173,7 @@ class LookupContract:
         assert offsets_of(keyed(engine, ref, b"k", expected[60])) == expected[60:]
         assert offsets_of(keyed(engine, ref, b"k", expected[60] + 1)) == expected[61:]
 
-    def test_the_first_match_comes_through_whatever_the_limit(self, engine: LookedUpEngine, ref: ShardRef) -> None:
+    def test_the_first_match_comes_through_whatever_the_limit(self, engine: NamedEngine, ref: ShardRef) -> None:
         engine.write(ref, NewRecord(b"-", 1))
         for _ in range(2):
             engine.write(ref, NewRecord(b"x" * 100_000, 1, b"k", "t"))
@@ -188,7 +187,7 @@ class LookupContract:
             assert [batch.count for batch in page.batches] == [1]
             assert page.next == following
 
-    def test_a_look_up_that_finds_nothing_leads_to_the_head(self, engine: LookedUpEngine, ref: ShardRef) -> None:
+    def test_a_look_up_that_finds_nothing_leads_to_the_head(self, engine: NamedEngine, ref: ShardRef) -> None:
         assert engine.read_by_tag(ref, "t") == Page([], [], 0)
         engine.batch_write(ref, [NewRecord(b"v", 1)] * MANY)
 
@@ -197,7 +196,7 @@ class LookupContract:
         assert engine.read_by_tag(ref, "t", MANY + 5) == Page([], [], MANY + 5)
 
     def test_indexes_by_offset_key_tag_and_timestamp_agree_with_reading_everything(
-        self, engine: LookedUpEngine, ref: ShardRef
+        self, engine: NamedEngine, ref: ShardRef
     ) -> None:
         chance = random.Random(4)
         written = [
@@ -218,7 +217,7 @@ class LookupContract:
             expected = [offset for offset, record in enumerate(written) if record.tag == tag]
             assert offsets_of(tagged(engine, ref, tag, records_max=37)) == expected
 
-    def test_what_is_no_key_no_tag_and_no_limit_is_refused(self, engine: LookedUpEngine, ref: ShardRef) -> None:
+    def test_what_is_no_key_no_tag_and_no_limit_is_refused(self, engine: NamedEngine, ref: ShardRef) -> None:
         for key in (None, "k", 5, bytearray(b"k")):
             with pytest.raises(Invalid, match="key is"):
                 engine.read_by_key(ref, key)  # type: ignore[arg-type]
@@ -233,7 +232,7 @@ class LookupContract:
 
     # Times
 
-    def test_a_time_is_exact_in_any_order_of_times(self, engine: LookedUpEngine, ref: ShardRef) -> None:
+    def test_a_time_is_exact_in_any_order_of_times(self, engine: NamedEngine, ref: ShardRef) -> None:
         """The first record, by offset, whose time is at or after the one asked for."""
         chance = random.Random(5)
         times: list[int] = []
@@ -282,7 +281,7 @@ class LookupContract:
         assert (standing.offset, standing.note) == (5, "note")
         engine.close()
 
-    def test_odd_names_and_places_of_groups_are_refused(self, engine: LookedUpEngine, ref: ShardRef) -> None:
+    def test_odd_names_and_places_of_groups_are_refused(self, engine: NamedEngine, ref: ShardRef) -> None:
         for group in ("", "a/b", "..", "a b", "x" * 101, "\N{SNOWMAN}"):
             with pytest.raises(Invalid, match="not a reader's name"):
                 engine.commit_offset(ref, group, 1)

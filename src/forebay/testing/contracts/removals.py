@@ -11,14 +11,13 @@ from functools import partial
 import pytest
 
 from forebay.appends.queue import record_bytes
-from forebay.engines import NewRecord
-from forebay.engines.seam import LookedUpEngine
+from forebay.engines.by_name import NewRecord
 from forebay.errors import Full, Invalid
 from forebay.eviction import Evicted
 from forebay.reading import Cursor
 from forebay.records import OFFSET_MAX, Gap, Reason, Record
 from forebay.shard import ShardRef
-from forebay.testing.contracts.engines import append_by, in_threads, steps_of
+from forebay.testing.contracts.engines import NamedEngine, append_by, in_threads, steps_of
 from forebay.testing.contracts.lookups import LookupHome, keyed, offsets_of, paged, tagged
 
 NUMBERS = 300
@@ -26,7 +25,7 @@ APPENDS_BESIDE = 300
 """So often each thread appends beside deletes at the most: on a busy machine a delete must not chase them for ever."""
 
 
-def numbered(engine: LookedUpEngine, ref: ShardRef, count: int = NUMBERS) -> None:
+def numbered(engine: NamedEngine, ref: ShardRef, count: int = NUMBERS) -> None:
     """Records whose key, tag and time follow from their offset, in appends of every size."""
     records = [NewRecord(b"%d" % n, n, b"k%d" % (n % 3), f"t{n % 5}", (("n", b"%d" % n),)) for n in range(count)]
     at, size = 0, 1
@@ -35,7 +34,7 @@ def numbered(engine: LookedUpEngine, ref: ShardRef, count: int = NUMBERS) -> Non
         at, size = at + size, size * 2 % 100 + 1
 
 
-def live(engine: LookedUpEngine, ref: ShardRef, start: int = 0, **limits: int) -> list[int]:
+def live(engine: NamedEngine, ref: ShardRef, start: int = 0, **limits: int) -> list[int]:
     """The offsets that a reader is given; every record must be the one that was numbered so."""
     steps = steps_of(engine, ref, start, **limits)
     records = [step for step in steps if isinstance(step, Record)]
@@ -44,7 +43,7 @@ def live(engine: LookedUpEngine, ref: ShardRef, start: int = 0, **limits: int) -
     return offsets_of(records)
 
 
-def gaps_of(engine: LookedUpEngine, ref: ShardRef, start: int = 0) -> list[Gap]:
+def gaps_of(engine: NamedEngine, ref: ShardRef, start: int = 0) -> list[Gap]:
     """The holes that a reader is told of; what was deleted is none."""
     gaps: list[Gap] = []
     shard = engine.open_shard(ref)
@@ -65,7 +64,7 @@ class RemovalContract:
 
     # Deletes
 
-    def test_delete_by_offset_ends_exactly_that_range(self, engine: LookedUpEngine, ref: ShardRef) -> None:
+    def test_delete_by_offset_ends_exactly_that_range(self, engine: NamedEngine, ref: ShardRef) -> None:
         numbered(engine, ref)
 
         assert engine.delete_by_offset(ref, 10, 150) == 140
@@ -80,7 +79,7 @@ class RemovalContract:
         assert offsets_of(tagged(engine, ref, "t1")) == [n for n in without(range(151)) if n % 5 == 1]
 
     def test_delete_by_key_and_delete_by_tag_end_every_match_and_no_other(
-        self, engine: LookedUpEngine, ref: ShardRef
+        self, engine: NamedEngine, ref: ShardRef
     ) -> None:
         numbered(engine, ref)
 
@@ -95,7 +94,7 @@ class RemovalContract:
         assert offsets_of(tagged(engine, ref, "t4", records_max=7)) == [n for n in left if n % 5 == 4]
         assert gaps_of(engine, ref) == []
 
-    def test_the_newest_of_a_key_is_the_newest_that_is_left(self, engine: LookedUpEngine, ref: ShardRef) -> None:
+    def test_the_newest_of_a_key_is_the_newest_that_is_left(self, engine: NamedEngine, ref: ShardRef) -> None:
         numbered(engine, ref)
 
         for newest in (297, 294, 291):
@@ -104,7 +103,7 @@ class RemovalContract:
         assert engine.write(ref, NewRecord(b"300", 1, b"k0")) == 300
         assert engine.read_by_key(ref, b"k0").batches[0].base == 300
 
-    def test_deleting_what_is_not_there_is_fine(self, engine: LookedUpEngine, ref: ShardRef) -> None:
+    def test_deleting_what_is_not_there_is_fine(self, engine: NamedEngine, ref: ShardRef) -> None:
         for _ in range(2):
             assert engine.delete_by_key(ref, b"k") == engine.delete_by_tag(ref, "t") == 0
             assert engine.delete_by_offset(ref, 5, 10) == engine.delete_by_offset(ref, 0, OFFSET_MAX) == 0
@@ -113,7 +112,7 @@ class RemovalContract:
         assert engine.open_shard(ref).offsets()[:2] == (0, 0)
         assert engine.write(ref, NewRecord(b"0", 1)) == 0
 
-    def test_pages_full_of_deleted_records_lead_on(self, engine: LookedUpEngine, ref: ShardRef) -> None:
+    def test_pages_full_of_deleted_records_lead_on(self, engine: NamedEngine, ref: ShardRef) -> None:
         numbered(engine, ref)
         engine.delete_by_offset(ref, 3, 250)
         engine.delete_by_offset(ref, 280, 300)
@@ -124,7 +123,7 @@ class RemovalContract:
         page = engine.read_by_offset(ref, 285, records_max=1, bytes_max=1)
         assert page == ([], [Gap(285, 300, Reason.DELETED)], 300)
 
-    def test_a_delete_reaches_no_later_record(self, engine: LookedUpEngine, ref: ShardRef) -> None:
+    def test_a_delete_reaches_no_later_record(self, engine: NamedEngine, ref: ShardRef) -> None:
         engine.write(ref, NewRecord(b"0", 1, b"k", "t"))
         engine.delete_by_key(ref, b"k")
         engine.delete_by_tag(ref, "t")
@@ -135,7 +134,7 @@ class RemovalContract:
         assert offsets_of(keyed(engine, ref, b"k")) == offsets_of(tagged(engine, ref, "t")) == [1]
 
     def test_deletes_among_appends_end_what_came_before_and_nothing_behind(
-        self, engine: LookedUpEngine, ref: ShardRef
+        self, engine: NamedEngine, ref: ShardRef
     ) -> None:
         """I23: what was acknowledged before the call is gone on return, what is appended behind it stays."""
         stop = threading.Event()
@@ -163,9 +162,7 @@ class RemovalContract:
         assert ended + len(left) == head // 2
         assert offsets_of(keyed(engine, ref, b"o")) == list(range(1, head, 2))
 
-    def test_delete_before_moves_earliest_in_silence_and_never_back(
-        self, engine: LookedUpEngine, ref: ShardRef
-    ) -> None:
+    def test_delete_before_moves_earliest_in_silence_and_never_back(self, engine: NamedEngine, ref: ShardRef) -> None:
         numbered(engine, ref)
         engine.delete_by_offset(ref, 5, 10)
 
@@ -181,7 +178,7 @@ class RemovalContract:
         assert engine.write(ref, NewRecord(b"300", 1, None, None, (("n", b"300"),))) == NUMBERS
         assert live(engine, ref) == [NUMBERS]
 
-    def test_times_lead_to_the_first_live_record(self, engine: LookedUpEngine, ref: ShardRef) -> None:
+    def test_times_lead_to_the_first_live_record(self, engine: NamedEngine, ref: ShardRef) -> None:
         times = [n * 37 % 211 for n in range(NUMBERS)]
         engine.batch_write(ref, [NewRecord(b"%d" % n, time) for n, time in enumerate(times)])
         gone: list[range] = []
@@ -194,7 +191,7 @@ class RemovalContract:
         engine.delete_before(ref, 185)
         assert engine.get_offset_by_timestamp(ref, 0) == 185
 
-    def test_ranges_that_are_none_are_refused(self, engine: LookedUpEngine, ref: ShardRef) -> None:
+    def test_ranges_that_are_none_are_refused(self, engine: NamedEngine, ref: ShardRef) -> None:
         with pytest.raises(Invalid, match="ends before it begins"):
             engine.delete_by_offset(ref, 5, 4)
         for offset in (-1, OFFSET_MAX + 1, True, None):
@@ -205,7 +202,7 @@ class RemovalContract:
 
     # Eviction
 
-    def test_cap_records_keeps_so_many_offsets(self, engine: LookedUpEngine, home: LookupHome) -> None:
+    def test_cap_records_keeps_so_many_offsets(self, engine: NamedEngine, home: LookupHome) -> None:
         ref = home.ref(cap_records=100)
         numbered(engine, ref)
         engine.delete_by_offset(ref, 0, 50)
@@ -221,7 +218,7 @@ class RemovalContract:
         assert gaps_of(engine, ref, 120) == [Gap(120, 200, Reason.CAP)]
         assert shard.evict(home.clock.now_ms()) == Evicted(200)
 
-    def test_cap_bytes_keeps_what_fits_and_always_the_newest(self, engine: LookedUpEngine, home: LookupHome) -> None:
+    def test_cap_bytes_keeps_what_fits_and_always_the_newest(self, engine: NamedEngine, home: LookupHome) -> None:
         size = record_bytes(b"x" * 84, None, None, ())
         ref = home.ref(cap_bytes=10 * size + size // 2)
         shard = engine.open_shard(ref)
@@ -238,7 +235,7 @@ class RemovalContract:
         assert engine.delete_before(ref, 36) == 1
         assert shard.evict(0) == Evicted(35)
 
-    def test_ttl_ends_the_front_up_to_the_first_that_stays(self, engine: LookedUpEngine, home: LookupHome) -> None:
+    def test_ttl_ends_the_front_up_to_the_first_that_stays(self, engine: NamedEngine, home: LookupHome) -> None:
         ref = home.ref(ttl_ms=1_000)
         shard = engine.open_shard(ref)
         begun = home.clock.now_ms()
@@ -254,7 +251,7 @@ class RemovalContract:
         assert shard.offsets()[:2] == (90, 90)
         assert gaps_of(engine, ref) == [Gap(0, 90, Reason.TTL)]
 
-    def test_one_pass_ends_no_more_than_a_share_because_of_time(self, engine: LookedUpEngine, home: LookupHome) -> None:
+    def test_one_pass_ends_no_more_than_a_share_because_of_time(self, engine: NamedEngine, home: LookupHome) -> None:
         """I31: a clock that jumps ahead must not end everything at once."""
         ref = home.ref(ttl_ms=1_000)
         shard = engine.open_shard(ref)
@@ -270,7 +267,7 @@ class RemovalContract:
         assert [evicted.held_back for evicted in told] == [True] * 7 + [False] * 2
         assert shard.offsets().next == 100
 
-    def test_a_tombstone_is_told_once_whatever_lay_below_it(self, engine: LookedUpEngine, home: LookupHome) -> None:
+    def test_a_tombstone_is_told_once_whatever_lay_below_it(self, engine: NamedEngine, home: LookupHome) -> None:
         ref = home.ref(cap_records=100)
         numbered(engine, ref)
         engine.delete_before(ref, 30)
@@ -289,7 +286,7 @@ class RemovalContract:
             assert engine.read_by_key(ref, b"k0", start).events == []
         assert engine.open_shard(ref).offsets()[:2] == (210, 200)
 
-    def test_evicted_records_are_in_no_index(self, engine: LookedUpEngine, home: LookupHome) -> None:
+    def test_evicted_records_are_in_no_index(self, engine: NamedEngine, home: LookupHome) -> None:
         ref = home.ref(cap_records=2)
         numbered(engine, ref)
         engine.open_shard(ref).evict(0)
@@ -300,7 +297,7 @@ class RemovalContract:
         assert engine.delete_by_key(ref, b"k0") == 0
 
     def test_a_topic_that_rejects_is_full_at_its_cap_and_uses_no_offset(
-        self, engine: LookedUpEngine, home: LookupHome
+        self, engine: NamedEngine, home: LookupHome
     ) -> None:
         ref = home.ref(cap_records=10, on_full="reject_new", ttl_ms=1_000)
         shard = engine.open_shard(ref)
@@ -325,7 +322,7 @@ class RemovalContract:
         assert shard.evict(home.clock.now_ms()).reason is Reason.TTL
         assert append_by(shard, 7, 3) == 13
 
-    def test_a_topic_that_rejects_counts_bytes_exactly(self, engine: LookedUpEngine, home: LookupHome) -> None:
+    def test_a_topic_that_rejects_counts_bytes_exactly(self, engine: NamedEngine, home: LookupHome) -> None:
         size = record_bytes(b"x" * 10, b"k", "t", (("h", b"v"),))
         ref = home.ref(cap_bytes=5 * size, on_full="reject_new")
         record = NewRecord(b"x" * 10, 1, b"k", "t", (("h", b"v"),))
