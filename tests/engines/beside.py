@@ -6,7 +6,7 @@ from typing import Any
 
 from forebay.disk import SystemDisk
 from forebay.engines import FollowingEngine, SegmentEngine
-from forebay.shard import ShardRef, Surroundings
+from forebay.shard import ShardContext, ShardRef
 from forebay.testing.inside import inside
 from forebay.topics import TopicSpec
 from tests.engines.homes import SETTINGS, by_name
@@ -73,7 +73,7 @@ def watched(home: LookupSegmentHome, root: str) -> Any:
         SETTINGS,
         disk=disk,
         clock=home.clock,
-        around=Surroundings(home.metadata, SETTINGS, home.places(), "here", lambda: False),
+        around=ShardContext(home.metadata, SETTINGS, home.places(), "here", lambda: False),
         is_owned=lambda: True,
         is_known=lambda ref: True,
     )

@@ -23,7 +23,7 @@ from forebay.format.control import WindowEntry
 from forebay.records import Gap, Reason, Record
 from forebay.settings import Settings
 from forebay.shard import ShardRef
-from forebay.shard.deletion import DeleteRange
+from forebay.shard.deletes import DeleteRange
 from forebay.testing.contracts.engines import append_by, in_threads, steps_of
 from forebay.testing.contracts.lookups import keyed, offsets_of
 from forebay.testing.inside import inside

@@ -12,7 +12,7 @@ import pytest
 import forebay.cleanup.deleted_topics
 import forebay.cleanup.moved_shards
 import forebay.progress
-import forebay.shard.compacted
+import forebay.shard.archive
 import forebay.shard.handover
 import forebay.shard.ownership
 import forebay.shard.reservation
@@ -301,7 +301,7 @@ def _deleted_before_it_says_so(patch: pytest.MonkeyPatch) -> None:
 
 
 def _copies_not_looked_for(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(forebay.shard.compacted, "is_there", lambda *_: True)
+    patch.setattr(forebay.shard.archive, "is_there", lambda *_: True)
 
 
 def _cursors_go_back(patch: pytest.MonkeyPatch) -> None:

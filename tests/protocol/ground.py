@@ -17,7 +17,7 @@ from forebay.engines import MemoryEngine, SegmentEngine
 from forebay.loads.service import AloneWith, Loads
 from forebay.metadata import MemoryMetadata, MetadataStore
 from forebay.settings import Settings
-from forebay.shard import SegmentShard, ShardRef, Surroundings
+from forebay.shard import SegmentShard, ShardContext, ShardRef
 from forebay.shard.membership import Membership
 from forebay.shard.places import Places
 from forebay.storage.background.history import HistoryWorker
@@ -134,8 +134,8 @@ class Member:
         )
 
     @property
-    def _context(self) -> Surroundings:
-        return Surroundings(self.metadata, self._ground.settings, self.places, self.name, lambda: False)
+    def _context(self) -> ShardContext:
+        return ShardContext(self.metadata, self._ground.settings, self.places, self.name, lambda: False)
 
     def deletions_by(self, drop: Callable[[ShardRef], bool]) -> Deletions:
         """What finishes deletions here; `drop` stops the work on a shard."""

@@ -20,7 +20,7 @@ from forebay.format.descriptor import DescriptorKind, SegmentDescriptor, ShardSt
 from forebay.format.value import decode_value
 from forebay.metadata import MemoryMetadata, MetadataStore
 from forebay.records import Reason
-from forebay.shard import Owner, SegmentShard, Situation, Surroundings, Wanted, acquire, decide
+from forebay.shard import Owner, SegmentShard, ShardContext, Situation, Wanted, acquire, decide
 from forebay.shard.decision import RecoveryDecision
 from forebay.shard.handover import begin_seal, finish_seal
 from forebay.shard.places import Places
@@ -158,7 +158,7 @@ def _opened(store: MetadataStore, name: str, session: str, tries: int, tell: Tel
 
 def _seal(shard: Shard, store: MetadataStore) -> None:
     places = cast(Places, SimpleNamespace(store=Store(), store_name="store", manifest=None))
-    around = Surroundings(store, SETTINGS, places, shard.name, lambda: True)
+    around = ShardContext(store, SETTINGS, places, shard.name, lambda: True)
     sealing = cast(SegmentShard, shard)
     begin_seal(sealing, around, None)
     finish_seal(sealing, around, clock=ManualClock(), on_file=None)

@@ -6,7 +6,7 @@ import pytest
 
 from forebay.engines.following import FollowedShard, FollowingEngine
 from forebay.records import Gap, Reason
-from forebay.shard import Surroundings
+from forebay.shard import ShardContext
 from forebay.shard.recorded import LOOK_SECONDS
 from forebay.testing.history import read_everything
 from forebay.testing.inside import inside
@@ -18,7 +18,7 @@ from tests.protocol.world import MODES, Node, World
 def followed(node: Node, *, owned: bool = True) -> FollowedShard:
     """The same directory, opened beside its owner."""
     world = node.world
-    around = Surroundings(world.metadata, world.settings, node.places, node.name, lambda: True)
+    around = ShardContext(world.metadata, world.settings, node.places, node.name, lambda: True)
     engine = FollowingEngine(
         f"/{node.name}/shards",
         world.settings,

@@ -33,8 +33,7 @@ from forebay.pages import Page
 from forebay.records import Bytes, Gap, Reason
 from forebay.shard import lookups as shard_lookups
 from forebay.shard.lookups import Lookups, Sought
-from forebay.shard.tiers import Tiers
-from forebay.shard.visible import NOTHING, Ended
+from forebay.shard.tiers import NOTHING, Ended, Tiers
 from forebay.testing.contracts.lookups import offsets_of, paged
 from forebay.wal.files import LogFile, SealedFile
 from forebay.wal.recovery.survey import CHECKPOINT_NAME

@@ -15,7 +15,7 @@ import forebay
 from forebay.engines import RocksShard
 from forebay.errors import Closed, Conflict, Indeterminate, Unavailable, Unsupported
 from forebay.records import Record
-from forebay.shard.deletion import DeleteKey
+from forebay.shard.deletes import DeleteKey
 from forebay.testing.inside import inside
 
 

@@ -13,7 +13,7 @@ from forebay.catalog import ShardCatalog
 from forebay.disk import Disk
 from forebay.format.segment import parse_segment_name
 from forebay.settings import WalSettings
-from forebay.shard.compacted import covering
+from forebay.shard.archive import compacted_into
 from forebay.shard.places import is_private
 from forebay.wal.recovery.resume import ASIDE, set_aside
 from forebay.wal.recovery.survey import Survey, survey
@@ -79,7 +79,7 @@ def _is_history(facts: Survey, catalog: ShardCatalog) -> bool:
     for file in facts.sealed:
         if file.end <= earliest:
             continue
-        instead = covering(pieces, file.start, file.end)
+        instead = compacted_into(pieces, file.start, file.end)
         if instead is not None and not is_private(instead):
             continue
         piece = known.get((file.start, file.end))

@@ -17,7 +17,7 @@ from forebay.pages import Page
 from forebay.progress import Progress, ProgressStore, ReaderName
 from forebay.records import Headers, Offsets, check_offset
 from forebay.shard import ShardRef
-from forebay.shard.deletion import DeleteBefore, DeleteKey, DeleteRange, DeleteTag
+from forebay.shard.deletes import DeleteBefore, DeleteKey, DeleteRange, DeleteTag
 
 E_co = TypeVar("E_co", bound=StorageEngine, covariant=True)
 

@@ -18,11 +18,10 @@ from forebay.locks import Rank, RankedLock
 from forebay.pages import Page
 from forebay.records import Offsets, Reason
 from forebay.settings import Settings
-from forebay.shard import RecoveryDecision, ShardRef, Source, Surroundings
+from forebay.shard import RecoveryDecision, ShardContext, ShardRef, Source
 from forebay.shard.lookups import Lookups
 from forebay.shard.recorded import LOOK_SECONDS, Recorded
-from forebay.shard.tiers import Tiers
-from forebay.shard.visible import Ended, Visible
+from forebay.shard.tiers import Ended, Tiers, Visible
 from forebay.wal.files import REPLACED, FileList
 from forebay.wal.readonly import ATTEMPTS, POLL_SECONDS, FollowedLog
 
@@ -239,7 +238,7 @@ class FollowingEngine(ShardedEngine[FollowedShard]):
         *,
         disk: Disk,
         clock: Clock,
-        around: Surroundings,
+        around: ShardContext,
         is_owned: Callable[[], bool],
         is_known: Callable[[ShardRef], bool],
     ) -> None:

@@ -31,7 +31,7 @@ from forebay.records import Gap, Offsets, Reason
 from forebay.sealed import Gathered
 from forebay.settings import Settings
 from forebay.shard import RecoveryDecision, ShardRef, Source
-from forebay.shard.deletion import DeleteBefore, DeleteKey, DeleteRange, Deletion
+from forebay.shard.deletes import DeleteBefore, DeleteKey, DeleteRange, Deletion
 from forebay.shard.membership import Membership
 from forebay.shard.ownership import wanted
 from forebay.topics import Durability, TopicSpec

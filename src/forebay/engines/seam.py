@@ -17,7 +17,7 @@ from forebay.format.batch import ColumnBytes
 from forebay.pages import Page
 from forebay.records import Offsets
 from forebay.shard import RecoveryDecision, ShardRef
-from forebay.shard.deletion import Deletion
+from forebay.shard.deletes import Deletion
 from forebay.topics import Durability, TopicSpec
 
 PAGE_RECORDS = 10_000

@@ -16,7 +16,7 @@ from forebay.errors import Conflict, Corrupt, Fenced, ForebayError, Moved, Unava
 from forebay.format.descriptor import Phase, ShardState
 from forebay.metadata import MetadataStore, Session
 from forebay.settings import Settings
-from forebay.shard import SegmentShard, ShardRef, Surroundings, acquire
+from forebay.shard import SegmentShard, ShardContext, ShardRef, acquire
 from forebay.shard.conclusion import Ended, end_reservations, export_tails
 from forebay.shard.decision import refuse_contradiction, refuse_lost_directory
 from forebay.shard.handover import OnFile, begin_seal, finish_seal
@@ -364,8 +364,8 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
     def _abandon(self, shard: SegmentShard) -> None:
         shard.wal.abandon()
 
-    def _around(self, session: Session) -> Surroundings:
-        return Surroundings(self._metadata, self._settings, self.places, self._membership.holder, session.alive)
+    def _around(self, session: Session) -> ShardContext:
+        return ShardContext(self._metadata, self._settings, self.places, self._membership.holder, session.alive)
 
     def _recover(
         self,

@@ -16,7 +16,7 @@ from forebay.engines.following import FollowedShard
 from forebay.engines.seam import OwnedShard
 from forebay.errors import Moved
 from forebay.locks import Rank, RankedLock
-from forebay.shard import ShardRef, Surroundings
+from forebay.shard import ShardContext, ShardRef
 from forebay.shard.inheritance import known_in_history
 from forebay.shard.recorded import Recorded
 from forebay.topics import Engine
@@ -43,7 +43,7 @@ class UnownedShard(FollowedShard):
         self,
         ref: ShardRef,
         past: Recorded,
-        around: Surroundings,
+        around: ShardContext,
         *,
         disk: Disk,
         clock: Clock,
@@ -110,7 +110,7 @@ class UnownedShard(FollowedShard):
 class UnownedShards:
     """The shards that are looked at, each opened once."""
 
-    def __init__(self, around: Surroundings, *, disk: Disk, clock: Clock, is_known: IsKnown) -> None:
+    def __init__(self, around: ShardContext, *, disk: Disk, clock: Clock, is_known: IsKnown) -> None:
         self._disk = disk
         self._clock = clock
         self._around = around

@@ -26,9 +26,9 @@ from forebay.format.value import encode_value
 from forebay.loads.book import AttachedPart, LoadBook, StoredLoad
 from forebay.loads.prepare import LoadManifest, LoadPlace, descriptors_of
 from forebay.metadata import Absent, Compare, Operation, Put, RevisionIs
+from forebay.shard.context import ShardContext
 from forebay.shard.handover import bring_into_history
 from forebay.shard.segment import SegmentShard
-from forebay.shard.surroundings import Surroundings
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class _Standing(NamedTuple):
 class Attaching:
     """Attaches loads to one open shard. One call at a time, by a thread that is alone with the shard."""
 
-    def __init__(self, shard: SegmentShard, around: Surroundings, clock: Clock) -> None:
+    def __init__(self, shard: SegmentShard, around: ShardContext, clock: Clock) -> None:
         self.shard = shard
         self._around = around
         self._book = LoadBook(around.metadata, around.settings.metadata.prefix)

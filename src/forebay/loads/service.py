@@ -20,7 +20,7 @@ from forebay.loads.attach import Attached, Attaching
 from forebay.loads.book import AttachedPart, LoadBook, never_offered
 from forebay.loads.forget import finish_given_up
 from forebay.loads.prepare import Load, LoadManifest, LoadStore, read_manifest, ready_to_offer
-from forebay.shard import SegmentShard, ShardRef, Surroundings
+from forebay.shard import SegmentShard, ShardContext, ShardRef
 from forebay.shard.directories import directory_name
 from forebay.shard.places import home_of_loads
 from forebay.topics import TopicName, TopicSpec
@@ -58,7 +58,7 @@ class Loads:
 
     def __init__(
         self,
-        context: Surroundings,
+        context: ShardContext,
         clock: Clock,
         *,
         topic: Callable[[TopicName], TopicSpec],

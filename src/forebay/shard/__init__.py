@@ -3,10 +3,10 @@
 Knows the log and the metadata store; knows nothing of topics beyond their definition, nor of engines.
 """
 
+from forebay.shard.context import ShardContext, ShardRef, refs_of
 from forebay.shard.decision import RecoveryDecision, Situation, Source, decide
 from forebay.shard.ownership import Owner, Wanted, acquire
 from forebay.shard.segment import SegmentShard
-from forebay.shard.surroundings import ShardRef, Surroundings, refs_of
 
 __all__ = [
     "Owner",
@@ -15,7 +15,7 @@ __all__ = [
     "ShardRef",
     "Situation",
     "Source",
-    "Surroundings",
+    "ShardContext",
     "Wanted",
     "acquire",
     "decide",

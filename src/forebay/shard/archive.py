@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,19 +20,20 @@ from forebay.blobs import BlobStore
 from forebay.catalog.removals import RecordedRemovals
 from forebay.clock import Clock
 from forebay.disk import Disk
-from forebay.errors import Fenced, ForebayError, Unavailable
+from forebay.errors import Corrupt, Fenced, ForebayError, Unavailable
 from forebay.export import Exporter, Lag
+from forebay.format.checksum import ContentHash
 from forebay.format.control import Floor
 from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.format.offsets import OffsetSet
+from forebay.format.segment import index_name
 from forebay.history import History
 from forebay.locks import Rank, RankedLock
 from forebay.records import Gap, Reason
 from forebay.settings import Settings
-from forebay.shard import compacted
+from forebay.shard.context import ShardContext, ShardRef
 from forebay.shard.deletes import Deletes
 from forebay.shard.places import is_local, is_private
-from forebay.shard.surroundings import ShardRef, Surroundings
 from forebay.shard.tiers import PAGE_BYTES
 from forebay.wal.files import SealedFile
 from forebay.wal.log import Wal
@@ -59,7 +61,7 @@ class ArchiveStatus:
 class OwnedPast:
     """The history of a shard as its owner reads and extends it: the catalog, where it ends, and pages of it."""
 
-    def __init__(self, around: Surroundings, ref: ShardRef, epoch: int, *, disk: Disk, clock: Clock, end: int) -> None:
+    def __init__(self, around: ShardContext, ref: ShardRef, epoch: int, *, disk: Disk, clock: Clock, end: int) -> None:
         """`end` is where history ended when the shard was recovered."""
         self.catalog = around.catalog(ref)
         self.epoch = epoch
@@ -305,7 +307,7 @@ class Archive:
         name = self._places.store_name
         if descriptor.kind is DescriptorKind.PARQUET:
             origin, now_ms = self._places.store_of(descriptor.store), self._clock.now_ms()
-            return compacted.copied(descriptor, origin, store, name, created_at=now_ms)
+            return _copied(descriptor, origin, store, name, created_at=now_ms)
         if descriptor.kind is not DescriptorKind.MANIFEST:
             with contextlib.closing(self._places.file(descriptor)) as file:
                 return self._exporter.copied(descriptor, file, store, name)
@@ -363,18 +365,57 @@ class Archive:
         return bool(file.read_last) and self._clock.monotonic() - file.read_last < self._settings.retention.grace_s
 
     def _is_compacted(self, file: SealedFile, pieces: Sequence[SegmentDescriptor]) -> bool:
-        piece = compacted.covering(pieces, file.start, file.end)
-        return piece is not None and compacted.is_there(self._places.store_of(piece.store), piece)
+        piece = compacted_into(pieces, file.start, file.end)
+        return piece is not None and is_there(self._places.store_of(piece.store), piece)
 
     def _has_copy(self, store: BlobStore, file: SealedFile, pieces: Sequence[SegmentDescriptor]) -> bool:
         """Whether the store has the very bytes of this file, as the catalog says, or a Parquet segment of them."""
         footer = file.footer
-        piece = compacted.covering(pieces, file.start, file.end)
+        piece = compacted_into(pieces, file.start, file.end)
         if piece is not None:
-            return not is_private(piece) and compacted.is_there(store, piece)
+            return not is_private(piece) and is_there(store, piece)
         copy = next((piece for piece in pieces if piece.start == file.start), None)
         if copy is None or copy.kind is not DescriptorKind.FRAMES or is_private(copy):
             return False
         if (copy.end, copy.content_hash) != (file.end, footer.content_hash.hex()):
             return False
-        return compacted.is_there(store, copy)
+        return is_there(store, copy)
+
+
+def compacted_into(pieces: Sequence[SegmentDescriptor], start: int, end: int) -> SegmentDescriptor | None:
+    """The Parquet segment that holds what is left of `[start, end)`, if there is one; pieces are in order."""
+    place = bisect_right(pieces, start, key=lambda piece: piece.start) - 1
+    found = pieces[place] if place >= 0 else None
+    if found is None or found.kind is not DescriptorKind.PARQUET or found.end < end:
+        return None
+    return found
+
+
+def is_there(store: BlobStore, piece: SegmentDescriptor) -> bool:
+    """Whether the store has the object of a segment, as it was catalogued, and its index."""
+    found, index = store.stat(piece.object_key), store.stat(piece.index_object)
+    is_same = found is not None and (found.size, found.etag) == (piece.bytes, piece.etag)
+    return is_same and index is not None and index.size == piece.index_bytes
+
+
+def _copied(
+    descriptor: SegmentDescriptor, origin: BlobStore, store: BlobStore, store_name: str, *, created_at: int
+) -> SegmentDescriptor:
+    """Put a copy of a Parquet segment into another store; the descriptor of that copy. Harmless when repeated.
+
+    From `created_at` on history names the copy: so long what was copied stays for those who read it.
+    """
+    key = descriptor.object_key
+    stat = store.upload(key, _verified(origin, descriptor))
+    store.upload(index_name(key), [origin.get_range(descriptor.index_object, 0, descriptor.index_bytes)])
+    return msgspec.structs.replace(descriptor, store=store_name, etag=stat.etag, index_key=None, created_at=created_at)
+
+
+def _verified(store: BlobStore, descriptor: SegmentDescriptor) -> Iterator[bytes]:
+    """Its bytes; raises before the end if they have changed: damage must not become the only copy."""
+    digest = ContentHash()
+    for chunk in store.read(descriptor.object_key, 0, descriptor.bytes, etag=descriptor.etag):
+        digest.update(chunk)
+        yield chunk
+    if digest.digest().hex() != descriptor.content_hash:
+        raise Corrupt(f'{descriptor.object_key} is not what was written: not copied; run "forebay verify"')

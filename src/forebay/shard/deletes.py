@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from functools import reduce
 from operator import or_
-from typing import Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from forebay.appends.callbacks import deferred
 from forebay.errors import Fenced
@@ -21,11 +21,38 @@ from forebay.format.offsets import WINDOW, OffsetSet
 from forebay.history import InHistory
 from forebay.locks import Rank, RankedRLock
 from forebay.records import OFFSET_MAX, Gap, Reason
-from forebay.shard.tiers import Tiers
-from forebay.shard.visible import NOTHING, Ended, Visible
+from forebay.shard.tiers import NOTHING, Ended, Tiers, Visible
 from forebay.wal.files import SealedFile
 from forebay.wal.log import Wal
 from forebay.wal.removals import Removals, write_removals
+
+
+class DeleteRange(NamedTuple):
+    """Delete the records with offsets in `[start, stop)`."""
+
+    start: int
+    stop: int
+
+
+class DeleteKey(NamedTuple):
+    """Delete every record with exactly this key."""
+
+    key: bytes
+
+
+class DeleteTag(NamedTuple):
+    """Delete every record with exactly this tag."""
+
+    tag: str
+
+
+class DeleteBefore(NamedTuple):
+    """Delete everything below `offset`: `earliest` moves there."""
+
+    offset: int
+
+
+Deletion: TypeAlias = DeleteRange | DeleteKey | DeleteTag | DeleteBefore
 
 
 class PastRemovals(Protocol):

@@ -22,17 +22,17 @@ from forebay.format.keys import shard_of_state
 from forebay.format.value import encode_value
 from forebay.history import READABLE
 from forebay.metadata import MetadataStore, Put, RevisionIs
+from forebay.shard.context import ShardContext
 from forebay.shard.directories import directory_name
 from forebay.shard.ownership import change_state
 from forebay.shard.places import is_private
 from forebay.shard.segment import SegmentShard
-from forebay.shard.surroundings import Surroundings
 
 OnFile: TypeAlias = Callable[[Lag], None]
 """Hears before each file what is left to export."""
 
 
-def begin_seal(shard: SegmentShard, around: Surroundings, target: str | None) -> None:
+def begin_seal(shard: SegmentShard, around: ShardContext, target: str | None) -> None:
     """From here on appends are refused, here and for whoever looks at the recorded state."""
     _check_target(shard, around, target)
     prefix = around.settings.metadata.prefix
@@ -46,7 +46,7 @@ def begin_seal(shard: SegmentShard, around: Surroundings, target: str | None) ->
 
 
 def finish_seal(
-    shard: SegmentShard, around: Surroundings, *, clock: Clock, on_file: OnFile | None, accept_damage: bool = False
+    shard: SegmentShard, around: ShardContext, *, clock: Clock, on_file: OnFile | None, accept_damage: bool = False
 ) -> ShardState:
     """Make everything history, check that it is, and give the shard up; the state on return.
 
@@ -136,7 +136,7 @@ def _tell_of_holes(shard: SegmentShard) -> None:
             shard.archive.close_gap(gap)
 
 
-def _check_target(shard: SegmentShard, around: Surroundings, target: str | None) -> None:
+def _check_target(shard: SegmentShard, around: ShardContext, target: str | None) -> None:
     if target not in (None, around.holder) and around.places.store is None:
         raise Unsupported(
             f'{shard.ref} cannot move: storage.mode is "local" and what it holds lies in this directory alone; '
@@ -144,7 +144,7 @@ def _check_target(shard: SegmentShard, around: Surroundings, target: str | None)
         )
 
 
-def check_coverage(shard: SegmentShard, around: Surroundings, end: int) -> None:
+def check_coverage(shard: SegmentShard, around: ShardContext, end: int) -> None:
     """Every offset below `end` is in history, and the store has every object that the local files stand for."""
     pieces = shard.archive.catalog.descriptors()
     covered = pieces[-1].end if pieces else 0
@@ -159,7 +159,7 @@ def check_coverage(shard: SegmentShard, around: Surroundings, end: int) -> None:
             _check_object(shard, around, piece)
 
 
-def _check_object(shard: SegmentShard, around: Surroundings, piece: SegmentDescriptor) -> None:
+def _check_object(shard: SegmentShard, around: ShardContext, piece: SegmentDescriptor) -> None:
     store = around.places.store
     assert store is not None
     found = store.stat(piece.object_key) if piece.store == around.places.store_name else None

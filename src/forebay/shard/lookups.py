@@ -22,8 +22,7 @@ from forebay.history import SPOT, InHistory
 from forebay.pages import Page, Span
 from forebay.records import Gap, Reason
 from forebay.sealed import UNREADABLE
-from forebay.shard.tiers import PAGE_BYTES, Tier, Tiers
-from forebay.shard.visible import Ended
+from forebay.shard.tiers import PAGE_BYTES, Ended, Tier, Tiers
 from forebay.wal.files import READ_ATTEMPTS
 
 _T = TypeVar("_T")

@@ -19,8 +19,8 @@ from forebay.format.keys import deleted_key, late_key, shard_of_state, state_key
 from forebay.format.value import encode_value
 from forebay.metadata import Absent, Compare, MetadataStore, Put, RevisionIs, SessionEnded
 from forebay.settings import Settings
+from forebay.shard.context import ShardRef
 from forebay.shard.directories import directory_beside
-from forebay.shard.surroundings import ShardRef
 
 BATCH_SHARDS = 30
 """Three comparisons each stay below the limit of a transaction."""

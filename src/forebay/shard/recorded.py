@@ -12,7 +12,7 @@ from forebay.format.descriptor import ShardState
 from forebay.history import History
 from forebay.records import OFFSET_MAX, Offsets
 from forebay.shard.places import Places
-from forebay.shard.visible import NOTHING, Ended
+from forebay.shard.tiers import NOTHING, Ended
 
 LOOK_SECONDS = 0.2
 

@@ -25,17 +25,15 @@ from forebay.pages import Page
 from forebay.records import Gap, Offsets
 from forebay.settings import Settings, WalSettings
 from forebay.shard.archive import Archive, OwnedPast
+from forebay.shard.context import ShardContext, ShardRef
 from forebay.shard.decision import RecoveryDecision, Situation, Source, decide, told_of
-from forebay.shard.deletes import Deletes
-from forebay.shard.deletion import DeleteBefore, DeleteKey, DeleteRange, DeleteTag, Deletion
+from forebay.shard.deletes import DeleteBefore, DeleteKey, DeleteRange, Deletes, DeleteTag, Deletion
 from forebay.shard.eviction import Eviction
 from forebay.shard.inheritance import known_in_history, known_in_log
 from forebay.shard.lookups import PAGE_RECORDS, Lookups, Sought
 from forebay.shard.places import is_local
 from forebay.shard.reservation import reserve_in_state, tell_reserved, tell_unknown
-from forebay.shard.surroundings import ShardRef, Surroundings
-from forebay.shard.tiers import PAGE_BYTES, NoHistory, Tiers
-from forebay.shard.visible import NOTHING, Visible
+from forebay.shard.tiers import NOTHING, PAGE_BYTES, NoHistory, Tiers, Visible
 from forebay.topics import TopicSpec, parse_compression
 from forebay.wal.log import Wal
 from forebay.wal.recovery.resume import Start, resume
@@ -299,7 +297,7 @@ class SegmentShard:
         before: ShardState | None,
         epoch: int,
         holder: str,
-        around: Surroundings | None = None,
+        around: ShardContext | None = None,
         on_bytes: Callable[[int], None] | None = None,
     ) -> SegmentShard:
         """Recover the shard as its owner in `epoch`. What was decided is logged; nothing is written needlessly.
@@ -348,7 +346,7 @@ class _Ties(TypedDict, total=False):
 
 
 def _of_surroundings(
-    around: Surroundings | None,
+    around: ShardContext | None,
     ref: ShardRef,
     epoch: int,
     before: ShardState | None,
@@ -376,7 +374,7 @@ def _of_surroundings(
     }
 
 
-def _beside_history(here: Situation, catalog: ShardCatalog, facts: Survey, around: Surroundings) -> Situation:
+def _beside_history(here: Situation, catalog: ShardCatalog, facts: Survey, around: ShardContext) -> Situation:
     """The same, with what the catalog says. Raises if what lies before the local files cannot be read from here."""
     shared = around.settings.is_shared
     frontier = covered = catalog.frontier().next

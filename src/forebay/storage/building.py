@@ -17,7 +17,7 @@ from forebay.errors import Unavailable, Unsupported
 from forebay.metadata import MemoryMetadata, MetadataStore
 from forebay.metadata.opening import open_metadata
 from forebay.settings import Settings
-from forebay.shard import SegmentShard, Surroundings
+from forebay.shard import SegmentShard, ShardContext
 from forebay.shard.membership import Membership
 from forebay.shard.places import Places
 from forebay.storage.background.history import HistoryWorker
@@ -116,7 +116,7 @@ def beside_parts(
                 settings,
                 disk=disk,
                 clock=clock,
-                around=Surroundings(metadata, settings, places, directory.id, lambda: False),
+                around=ShardContext(metadata, settings, places, directory.id, lambda: False),
                 is_owned=lambda: isinstance(directory, LogDirectory) and is_owned(directory.path, disk),
                 is_known=lambda ref: definitions.is_current(ref.spec),
             ),
@@ -177,7 +177,7 @@ def owner_parts(directory: LogDirectory, settings: Settings, disk: Disk, clock: 
                 on_open=watch,
             ),
             rocksdb=RocksEngine(database, settings, disk=disk, clock=clock, metadata=metadata, membership=membership),
-            unowned=_unowned(Surroundings(metadata, settings, places, directory.id, lambda: False), disk, clock),
+            unowned=_unowned(ShardContext(metadata, settings, places, directory.id, lambda: False), disk, clock),
             membership=membership,
             maintenance=maintenance,
             sealing=sealing,
@@ -201,7 +201,7 @@ def _metadata(directory: LogDirectory, settings: Settings, disk: Disk, clock: Cl
     return open_metadata(settings.metadata, path, disk=disk, clock=clock)
 
 
-def _unowned(around: Surroundings, disk: Disk, clock: Clock) -> UnownedShards:
+def _unowned(around: ShardContext, disk: Disk, clock: Clock) -> UnownedShards:
     definitions = Definitions(around.metadata, around.settings.metadata.prefix, clock)
     return UnownedShards(around, disk=disk, clock=clock, is_known=lambda ref: definitions.is_current(ref.spec))
 

@@ -24,7 +24,7 @@ from forebay.loads.service import Loads
 from forebay.locks import Rank, RankedRLock
 from forebay.progress import ProgressStore
 from forebay.settings import Settings
-from forebay.shard import SegmentShard, ShardRef, Surroundings, refs_of
+from forebay.shard import SegmentShard, ShardContext, ShardRef, refs_of
 from forebay.shard.directories import DirectoryPlace, record_directory
 from forebay.shard.handover import OnFile
 from forebay.storage.altering import Alterations
@@ -570,7 +570,7 @@ def _loads_of(parts: Parts, definitions: Definitions, shards: Shards, settings: 
     """The bulk loads of a data directory that this process owns."""
     if parts.owned is None or parts.places is None or parts.membership is None or parts.archiving is None:
         return None
-    context = Surroundings(parts.metadata, settings, parts.places, parts.membership.holder, lambda: False)
+    context = ShardContext(parts.metadata, settings, parts.places, parts.membership.holder, lambda: False)
     return Loads(
         context,
         clock,

@@ -20,7 +20,7 @@ from forebay.reading import Cursor, OnGap, report_gap
 from forebay.records import EARLIEST, LATEST, Offsets, Position, Record, check_offset
 from forebay.settings import WalSettings
 from forebay.shard import RecoveryDecision, SegmentShard
-from forebay.shard.deletion import DeleteBefore, DeleteKey, DeleteRange, DeleteTag, Deletion
+from forebay.shard.deletes import DeleteBefore, DeleteKey, DeleteRange, DeleteTag, Deletion
 from forebay.storage.acks import Ack
 from forebay.storage.append import Appender
 from forebay.storage.arguments import (

@@ -38,7 +38,7 @@ from forebay.metadata.etcd.watch import EtcdWatch
 from forebay.metadata.sqlite.database import Database as SqliteDatabase
 from forebay.metadata.sqlite.store import SqliteMetadata
 from forebay.progress import ProgressStore
-from forebay.shard import SegmentShard, Surroundings
+from forebay.shard import SegmentShard, ShardContext
 from forebay.shard.archive import Archive
 from forebay.shard.eviction import ByteCount
 from forebay.shard.places import Places
@@ -403,7 +403,7 @@ class InsideEngine:
     def __init__(self, engine: SegmentEngine) -> None:
         self._engine = engine
 
-    def context(self, session: Session) -> Surroundings:
+    def context(self, session: Session) -> ShardContext:
         """What its shards are given to work with in this session."""
         return self._engine._around(session)
 

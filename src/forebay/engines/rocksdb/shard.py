@@ -32,7 +32,7 @@ from forebay.pages import Page
 from forebay.records import Offsets
 from forebay.settings import RetentionSettings, WalSettings
 from forebay.shard import RecoveryDecision, ShardRef
-from forebay.shard.deletion import DeleteBefore, DeleteKey, DeleteTag, Deletion
+from forebay.shard.deletes import DeleteBefore, DeleteKey, DeleteTag, Deletion
 from forebay.topics import TopicSpec
 
 

@@ -19,7 +19,7 @@ from forebay.errors import Closed, ForebayError, Moved, Unavailable, UnknownTopi
 from forebay.locks import Rank, RankedRLock
 from forebay.metadata import Compacted, Watch
 from forebay.shard import ShardRef, refs_of
-from forebay.shard.deletion import DeleteRange
+from forebay.shard.deletes import DeleteRange
 from forebay.storage.altering import Alterations
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Defined, Definitions

@@ -33,7 +33,7 @@ def refs_of(spec: TopicSpec) -> list[ShardRef]:
     return [ShardRef(spec, partition) for partition in range(spec.partitions)]
 
 
-class Surroundings(NamedTuple):
+class ShardContext(NamedTuple):
     """What a shard is part of: the metadata store, the places of history, and whoever may act as its owner."""
 
     metadata: MetadataStore

@@ -8,7 +8,7 @@ from forebay.format.control import Floor
 from forebay.format.offsets import OffsetSet
 from forebay.pages import Page
 from forebay.records import Gap, Reason
-from forebay.shard.visible import NOTHING, Ended, Visible
+from forebay.shard.tiers import NOTHING, Ended, Visible
 
 
 class Removed:
