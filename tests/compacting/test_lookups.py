@@ -29,7 +29,7 @@ def _by_key(topic: Topic) -> list[int]:
 
 
 def _shard(topic: Topic) -> Any:
-    shard = inside(topic).shard(0)
+    shard = inside(topic).read_shard(0)
     return inside(shard).past if isinstance(shard, FollowedShard) else inside(topic).history()
 
 
