@@ -1,8 +1,7 @@
-"""Background workers: a step that fails, hangs or is stopped, wakes during a step, items, forks; time by hand."""
+"""Background workers: a step that fails, hangs or is stopped, wakes during a step, items; time by hand."""
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 
@@ -220,30 +219,3 @@ def test_an_item_that_cannot_be_served_keeps_no_other_from_it() -> None:
     assert served.wait(PATIENCE)
     assert tested.worker.status().error == "Unavailable: away"
     assert tested.worker.stop()
-
-
-def test_in_a_forked_child_no_thread_begins_and_nothing_waits_for_one() -> None:
-    gate = Gate()
-    tested = worker(gate.wait)
-    tested.wake()
-    gate.await_reached()
-    held = Gate()
-
-    def hold() -> None:
-        with tested.changed:
-            held.wait()
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    held.await_reached()
-    child = os.fork()
-    if child == 0:
-        tested.abandon()
-        tested.wake()
-        os._exit(0 if tested.stop(0) and not tested._threads else 1)
-    held.open()
-    holder.join()
-    gate.open()
-
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert tested.stop()

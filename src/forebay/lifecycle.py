@@ -1,4 +1,4 @@
-"""The life of the process: whatever is open is closed in order at its end, and not carried through a fork.
+"""The end of the process: closes in order what is open.
 
 The only room that knows signals and interpreter exit. A SIGTERM closes everything and then has its usual
 effect; what the program itself does about that signal is left alone.
@@ -15,7 +15,7 @@ import threading
 from types import FrameType
 from typing import Protocol
 
-from forebay.disk.forks import tell_of_forks
+from forebay.disk.forks import FORKS
 
 logger = logging.getLogger(__name__)
 
@@ -29,15 +29,6 @@ class Lasting(Protocol):
     def close(self) -> None:
         """End in order."""
 
-    def before_fork(self) -> None:
-        """Come to rest."""
-
-    def after_fork_in_parent(self) -> None:
-        """Go on."""
-
-    def after_fork_in_child(self) -> None:
-        """End without touching what the parent shares."""
-
 
 class _OpenLogs:
     """What is open in this process."""
@@ -48,10 +39,14 @@ class _OpenLogs:
         self._at_exit = False
         self._at_signal = False
         self._ending: threading.Thread | None = None
+        FORKS.enter(self)
+
+    def abandon(self) -> None:
+        """In a forked child: its parent closes what it has opened."""
+        self._open.clear()
 
     def watch(self, lasting: Lasting) -> None:
         self._open[lasting] = None
-        tell_of_forks(lasting)
         if not self._at_exit:
             self._at_exit = True
             atexit.register(self._exit)
@@ -95,7 +90,7 @@ _OPEN = _OpenLogs()
 
 
 def close_with_process(lasting: Lasting) -> None:
-    """From now on `lasting` is closed at exit and at SIGTERM, and called at forks, until `closed` is called."""
+    """From now on `lasting` is closed at exit and at SIGTERM, until `closed` is called."""
     _OPEN.watch(lasting)
 
 

@@ -163,13 +163,6 @@ class Worker:
             return False
         return True
 
-    def abandon(self) -> None:
-        """In a forked child: the threads are not there, and none begins."""
-        self.changed = RankedCondition(Rank.LEAF, "workers.changed")
-        self._threads = []
-        self._began = None
-        self._is_stopped = True
-
     def is_inside(self) -> bool:
         """Whether the calling thread holds the lock of this worker: a signal handler may have interrupted it there."""
         return bool(self.changed._is_owned())  # type: ignore[attr-defined]
@@ -329,11 +322,6 @@ class Background:
         for worker in self._workers:
             worker.stop()
 
-    def abandon(self) -> None:
-        """In a forked child: the threads are not there."""
-        for worker in self._workers:
-            worker.abandon()
-
 
 class AtWork:
     """Which shards, or other things, the threads of one worker are at: one thread for each, and none waits for another.
@@ -384,11 +372,6 @@ class AtWork:
         """Return once no other thread is at it. The caller has seen to it that none begins."""
         with self._changed:
             self._changed.wait_for(lambda: self.is_idle(key))
-
-    def abandon(self) -> None:
-        """In a forked child: the threads are not there."""
-        self._changed = RankedCondition(Rank.LEAF, "workers.at_work")
-        self._at = {}
 
     def _leave(self, key: str) -> None:
         with self._changed:

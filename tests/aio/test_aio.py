@@ -86,7 +86,6 @@ def test_every_method_of_the_embedded_log_is_there() -> None:
     for plain, other in ((Storage, AsyncLog), (forebay.Topic, AsyncTopic)):
         offered = {name for name in dir(plain) if not name.startswith("_")}
         inside = {"open", "read_only", "append_nowait", "append_if_open", "following", "on_published", "loads", "adopt"}
-        inside |= {"before_fork", "after_fork_in_parent", "after_fork_in_child"}
         assert offered - inside <= {name for name in vars(other) if not name.startswith("_")} | {"spec"}
 
 

@@ -1,4 +1,4 @@
-"""Who is told of a fork, and in which order."""
+"""What is brought to rest for a fork, what a child abandons, and in which order."""
 
 from __future__ import annotations
 
@@ -10,61 +10,78 @@ import pytest
 from forebay.disk.forks import Forks
 
 
-class Listener:
-    def __init__(self, name: str, told: list[str], *, fails: bool = False) -> None:
+class Handle:
+    def __init__(self, name: str, seen: list[str], *, fails: bool = False) -> None:
         self._name = name
-        self._told = told
+        self._seen = seen
         self._fails = fails
 
-    def before_fork(self) -> None:
-        self._told.append(f"before {self._name}")
+    def abandon(self) -> None:
+        self._seen.append(f"abandon {self._name}")
+
+
+class RestingHandle(Handle):
+    def rest(self) -> None:
+        self._seen.append(f"rest {self._name}")
         if self._fails:
             raise RuntimeError("not ready")
 
-    def after_fork_in_parent(self) -> None:
-        self._told.append(f"parent {self._name}")
-
-    def after_fork_in_child(self) -> None:
-        self._told.append(f"child {self._name}")
+    def go_on(self) -> None:
+        self._seen.append(f"go on {self._name}")
 
 
-def test_who_uses_another_comes_to_rest_before_it_and_goes_on_after_it() -> None:
-    forks, told = Forks(), list[str]()
-    store, user = Listener("store", told), Listener("user", told)
-    forks.tell(store)
-    forks.tell(user)
+def test_what_uses_another_comes_to_rest_before_it_and_goes_on_after_it() -> None:
+    forks, seen = Forks(), list[str]()
+    store, user = RestingHandle("store", seen), RestingHandle("user", seen)
+    forks.enter(store)
+    forks.enter(user)
 
     forks.before()
     forks.after_in_parent()
     forks.before()
     forks.after_in_child()
 
-    rest = ["before user", "before store"]
-    assert told == [*rest, "parent store", "parent user", *rest, "child store", "child user"]
+    rest = ["rest user", "rest store"]
+    assert seen[:4] == [*rest, "go on store", "go on user"]
+    assert seen[4:] == [*rest, "abandon store", "go on store", "abandon user", "go on user"]
 
 
-def test_a_listener_that_is_gone_is_not_told() -> None:
-    forks, told = Forks(), list[str]()
-    kept = Listener("kept", told)
-    forks.tell(kept)
-    forks.tell(Listener("gone", told))
+def test_the_child_abandons_what_need_not_rest_and_has_a_generation_of_its_own() -> None:
+    forks, seen = Forks(), list[str]()
+    handle = Handle("disk", seen)
+    forks.enter(handle)
+
+    forks.before()
+    forks.after_in_parent()
+    assert (seen, forks.generation) == ([], 0)
+    forks.before()
+    forks.after_in_child()
+
+    assert (seen, forks.generation) == (["abandon disk"], 1)
+
+
+def test_a_handle_that_is_gone_is_not_called() -> None:
+    forks, seen = Forks(), list[str]()
+    kept = RestingHandle("kept", seen)
+    forks.enter(kept)
+    forks.enter(RestingHandle("gone", seen))
     gc.collect()
 
     forks.before()
     forks.after_in_child()
 
-    assert told == ["before kept", "child kept"]
+    assert seen == ["rest kept", "abandon kept", "go on kept"]
 
 
-def test_a_listener_that_fails_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    forks, told = Forks(), list[str]()
-    first, second = Listener("first", told), Listener("second", told, fails=True)
-    forks.tell(first)
-    forks.tell(second)
+def test_a_handle_that_fails_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    forks, seen = Forks(), list[str]()
+    first, second = RestingHandle("first", seen), RestingHandle("second", seen, fails=True)
+    forks.enter(first)
+    forks.enter(second)
 
     with caplog.at_level(logging.ERROR):
         forks.before()
     forks.after_in_parent()
 
-    assert told == ["before second", "before first", "parent first", "parent second"]
-    assert "failed to get ready for a fork" in caplog.text
+    assert seen == ["rest second", "rest first", "go on first", "go on second"]
+    assert "failed at a fork" in caplog.text

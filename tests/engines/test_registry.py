@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import linecache
-import os
 import sys
 import threading
 import weakref
@@ -199,30 +198,6 @@ def test_no_lock_stays_behind() -> None:
     registry.drop(Shard(A))
 
     assert lock() is None and registry.shards() == []
-
-
-def test_a_forked_child_waits_for_no_thread_of_its_parent() -> None:
-    registry, opening = Registry[Shard](), Slow()
-    registry.open(B, opening)
-    with ThreadPoolExecutor(1) as threads:
-        first = threads.submit(registry.open, A, opening)
-        with opening.gate.reached_here():
-            child = os.fork()
-            if child == 0:
-                os._exit(_closed_in_child(registry))
-            assert os.waitpid(child, 0)[1] == 0
-        assert first.result(PATIENCE) is registry.find(TOPIC_ID, 0)
-    assert registry.open(B, opening).closed == 0
-
-
-def _closed_in_child(registry: Registry[Shard]) -> int:
-    ended: list[int] = []
-    registry.abandon(lambda shard: ended.append(shard.ref.partition))
-    try:
-        registry.open(A, Shard)
-    except Closed:
-        return 0 if ended == [1] else 1
-    return 2
 
 
 class Struck:

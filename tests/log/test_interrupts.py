@@ -13,7 +13,7 @@ import pytest
 
 from forebay.appends.queue import Entry
 from forebay.appends.ticket import Ticket
-from forebay.errors import Closed, Unavailable
+from forebay.errors import Unavailable
 from forebay.storage.acks import Ack
 from forebay.testing.crashes import crash_states
 from forebay.testing.damage import Damage
@@ -170,32 +170,6 @@ def test_ctrl_c_in_a_commit_reaches_the_caller_and_the_log_recovers_by_itself() 
 
 
 @pytest.mark.plain_locks  # one thread plays the parent and the child
-def test_after_a_fork_the_child_s_handles_are_closed_and_the_parent_goes_on() -> None:
-    """Given a log whose lock is held and whose queue is full of another thread's appends, as at a fork under load."""
-    rig = Rig(simulated(), Durability.FSYNC).open()
-    rig.append()
-    _, ticket = rig.stage()
-    wal = rig.wal
-    calls = rig.disk.calls_reached
-
-    with wal.committing:
-        wal.abandon()
-        with pytest.raises(Closed, match="fork"):
-            wal.stage_one(_entry(), 1)
-        with pytest.raises(Closed):
-            wal.read(0)
-        with pytest.raises(Closed):
-            wal.flush()
-        assert isinstance(ticket, Ticket)
-        with pytest.raises(Closed):
-            wal.settle(ticket)
-        wal.close()
-
-    assert rig.disk.calls_reached == calls, "the child touches nothing that is the parent's"
-    assert wal.wait(0, timeout=None) is True
-    assert wal.wait(1, timeout=None) is False
-
-
 def _entry() -> Entry:
     return Entry(b"x", None, None, (), 0, None, Ticket())
 

@@ -262,8 +262,8 @@ def test_many_handles_may_create_the_file_at_once(path: str) -> None:
 def test_a_file_that_goes_away_is_not_begun_anew(path: str, tmp_path: Path) -> None:
     with closing(open_store(path)) as store:
         store.transaction([], [Put("a", b"")])
-        inside(store).database.before_fork()
-        inside(store).database.after_fork_in_parent()
+        inside(store).database.rest()
+        inside(store).database.go_on()
         (tmp_path / "metadata.sqlite").rename(tmp_path / "elsewhere")
 
         with pytest.raises(Unavailable):

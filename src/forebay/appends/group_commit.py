@@ -12,7 +12,7 @@ from forebay.appends.queue import AppendQueue
 from forebay.appends.ticket import Ticket
 from forebay.appends.waiting import INSIDE, followed, is_held, is_inside
 from forebay.clock import Clock
-from forebay.errors import Closed, Indeterminate, Unavailable
+from forebay.errors import Indeterminate, Unavailable
 from forebay.locks import Rank, RankedRLock
 
 PATIENCE_SECONDS = 0.001
@@ -52,8 +52,6 @@ class GroupCommit:
                             # Before anything is taken from the queue: a thread that comes from here on leads the next.
                             claims.pop(None, None)
                             self._commit()
-                            if not ticket.done:
-                                ticket.finish(Closed(f"{self._name}: queued before a fork; repeat it"))
                     finally:
                         if self.queue.due:
                             call_back(self.queue.due)

@@ -1,8 +1,8 @@
-"""Who must be told of a fork: handles that may not be carried into a child as they are.
+"""What a fork means for open handles: the child may use none of them, and keeps nothing of its parent's alive.
 
-Knows that processes fork, nothing of who listens. Listeners are held weakly. Before the fork the last
-registered is told first, after it the first: whoever uses another handle was registered after it, and must
-come to rest while that other still works. What a listener raises is logged and stops no other.
+A handle that was made before the fork has another generation than the child and refuses every call there, before it
+takes a lock: a thread that held the lock at the fork does not exist in the child. Descriptors, lock files and
+connections cannot be left as they are: their owners enter themselves here, and the child abandons each of them.
 """
 
 from __future__ import annotations
@@ -11,71 +11,112 @@ import logging
 import os
 import weakref
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
-from forebay.locks import Rank, RankedRLock
+from forebay.errors import Closed
+from forebay.locks import Rank, RankedLock, RankedRLock
 
 _log = logging.getLogger(__name__)
 
 
-class ForkListener(Protocol):
-    """What a handle is told, in the thread that forks."""
+class Abandoned(Protocol):
+    """What must not be carried into a child as it is."""
 
-    def before_fork(self) -> None:
-        """Come to rest and stay there; every `before_fork` is followed by one of the other two."""
+    def abandon(self) -> None:
+        """End in the child, without touching what the parent shares. No other thread runs there."""
 
-    def after_fork_in_parent(self) -> None:
-        """Go on as before."""
 
-    def after_fork_in_child(self) -> None:
-        """End, without touching anything the parent shares. No other thread runs."""
+class Resting(Abandoned, Protocol):
+    """What must also be at rest while the process forks."""
+
+    def rest(self) -> None:
+        """Come to rest before the fork; `go_on` follows, in the parent and in the child."""
+
+    def go_on(self) -> None:
+        """The fork is over; in the child after `abandon`."""
 
 
 class Forks:
-    """The listeners of this process."""
+    """The forks of this process, and what its children must abandon. Entries are held weakly.
+
+    What was entered last comes to rest first, and goes on last: it may use what was entered before it. A failure is
+    logged and stops no other.
+    """
 
     def __init__(self) -> None:
+        self.generation = 0
+        """How many forks lie between the first process and this one."""
+        self.gate = RankedLock(Rank.DISK, "disk.lock_files")
+        """Held by every fork, and from the opening of a lock file until its disk knows it: else a child could inherit
+        a lock that it does not abandon, and keep it alive after its owner's death."""
         self._lock = RankedRLock(Rank.LEAF, "disk.forks")
-        self._listeners: weakref.WeakValueDictionary[int, ForkListener] = weakref.WeakValueDictionary()
+        self._entered: weakref.WeakValueDictionary[int, Abandoned | Resting] = weakref.WeakValueDictionary()
         self._count = 0
-        self._told: list[ForkListener] = []
+        self._forking: list[Abandoned | Resting] = []
 
-    def tell(self, listener: ForkListener) -> None:
+    def enter(self, handle: Abandoned | Resting) -> None:
+        """Abandon `handle` in every child that is forked while it lives."""
         with self._lock:
             self._count += 1
-            self._listeners[self._count] = listener
+            self._entered[self._count] = handle
 
     def before(self) -> None:
+        """Called by the thread that forks."""
         self._lock.acquire()
-        for _, listener in sorted(self._listeners.items(), key=lambda item: -item[0]):
-            self._told.append(listener)
-            _call(listener.before_fork)
+        for _, handle in sorted(self._entered.items(), key=lambda item: -item[0]):
+            self._forking.append(handle)
+            if (rest := getattr(handle, "rest", None)) is not None:
+                _call(rest)
+        self.gate.acquire()
 
     def after_in_parent(self) -> None:
-        while self._told:
-            _call(self._told.pop().after_fork_in_parent)
+        """Called by the thread that has forked."""
+        self.gate.release()
+        while self._forking:
+            self._go_on(self._forking.pop())
         self._lock.release()
 
     def after_in_child(self) -> None:
-        while self._told:
-            _call(self._told.pop().after_fork_in_child)
+        """Called by the only thread of the child."""
+        self.generation += 1
+        self.gate.release()
+        while self._forking:
+            handle = self._forking.pop()
+            _call(handle.abandon)
+            self._go_on(handle)
         self._lock.release()
 
+    def _go_on(self, handle: Abandoned | Resting) -> None:
+        if (go_on := getattr(handle, "go_on", None)) is not None:
+            _call(go_on)
 
-def _call(tell: Callable[[], None]) -> None:
+
+def _call(step: Callable[[], None]) -> None:
     try:
-        tell()
-    except Exception:  # noqa: BLE001  # a fork cannot be refused any more; the others must still be told
-        _log.exception("a handle failed to get ready for a fork")
+        step()
+    except Exception:  # noqa: BLE001  # a fork cannot be refused any more, and the other handles still need it
+        _log.exception("a handle failed at a fork")
 
 
-_forks = Forks()
+FORKS: Final = Forks()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_forks.before, after_in_parent=_forks.after_in_parent, after_in_child=_forks.after_in_child
-    )
+    os.register_at_fork(before=FORKS.before, after_in_parent=FORKS.after_in_parent, after_in_child=FORKS.after_in_child)
 
 
-def tell_of_forks(listener: ForkListener) -> None:
-    """From now on and as long as it lives, tell `listener` of every fork of this process."""
-    _forks.tell(listener)
+class ForkGuard:
+    """Tells whether a handle is used in the process that made it."""
+
+    __slots__ = ("generation",)
+
+    def __init__(self) -> None:
+        self.generation = FORKS.generation
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a child of the one that made the handle."""
+        return self.generation != FORKS.generation
+
+    def check(self, what: str) -> None:
+        """`Closed` in a child of the process that made the handle. Called on entry, before any lock is taken."""
+        if self.generation != FORKS.generation:
+            raise Closed(f"{what} was opened before a fork: open it in the child")

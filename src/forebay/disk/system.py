@@ -8,21 +8,12 @@ import sys
 
 from forebay.disk import machine
 from forebay.disk.descriptors import Descriptors, SystemFile
-from forebay.locks import Rank, RankedLock
+from forebay.disk.forks import FORKS
 
 if sys.platform != "win32":
     import fcntl
 
 DESCRIPTORS_MAX = 128
-
-_fork_gate = RankedLock(Rank.DISK, "disk.lock_files")
-"""Held from the opening of a lock file until it is registered, and by every fork: else a child could inherit
-a lock that `abandon` does not know of, and keep it alive after its owner's death."""
-
-if sys.platform != "win32":
-    os.register_at_fork(
-        before=_fork_gate.acquire, after_in_parent=_fork_gate.release, after_in_child=_fork_gate.release
-    )
 
 
 class SystemDisk:
@@ -39,6 +30,7 @@ class SystemDisk:
         self._filesystems: dict[int, int] = {}
         self._boot = machine.boot()
         self._ended: str | None = None
+        FORKS.enter(self)
 
     @property
     def descriptors_open(self) -> int:
@@ -134,7 +126,7 @@ class SystemDisk:
 
     def _is_locked(self, path: str) -> bool:
         # Held by every fork too: a child must not inherit the shared lock, nor the descriptor.
-        with _fork_gate:
+        with FORKS.gate:
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
@@ -184,7 +176,7 @@ class SystemDisk:
         self._close_filesystems()
 
     def _lock_file(self, path: str) -> SystemLock:
-        with _fork_gate:
+        with FORKS.gate:
             return SystemLock(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), self._locks)
 
     def _writable(self, path: str, flags: int, *, scratch: bool = False) -> SystemFile:

@@ -166,11 +166,6 @@ class FollowedShard:
             self.log.close()
             self._past.close()
 
-    def abandon(self, reason: str) -> None:
-        """In a forked child: descriptors go with the disk, and whoever held the lock does not exist."""
-        self._lock = RankedLock(Rank.HISTORY, "engines.followed")
-        self._closed = reason
-
     def _page(self, look: Callable[[], Page]) -> Page:
         """A page, by what the owner has published and ended of late."""
         with self._lock:
@@ -253,9 +248,6 @@ class FollowingEngine(ShardedEngine[FollowedShard]):
 
     def _close(self, shard: FollowedShard) -> None:
         shard.end("is closed")
-
-    def _abandon(self, shard: FollowedShard) -> None:
-        shard.abandon("was opened before a fork: open it anew in the child")
 
     def _open(self, ref: ShardRef) -> FollowedShard:
         directory = f"{self._shards_root}/{ref.id}"

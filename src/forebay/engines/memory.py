@@ -24,7 +24,7 @@ from forebay.errors import Closed, Fenced, Full, Invalid, Moved, Unavailable
 from forebay.eviction import Evicted, Holding, Limits, plan
 from forebay.format.batch import Batch, ColumnBytes, batch_of, encode_row
 from forebay.format.control import WindowEntry
-from forebay.locks import Rank, RankedCondition, RankedRLock, condition_of
+from forebay.locks import Rank, RankedRLock, condition_of
 from forebay.metadata import MetadataStore
 from forebay.pages import Page, joined, tombstone
 from forebay.records import Gap, Offsets, Reason
@@ -323,11 +323,6 @@ class MemoryShard:
             self._published.notify_all()
         wake_all(self.wakers, self.ref)
 
-    def abandon(self, reason: str) -> None:
-        """As `end`, in a forked child, where whoever held the lock does not exist."""
-        self._published = RankedCondition(Rank.COMMIT, "memory.shard")
-        self.end(reason)
-
     def _check_open(self) -> None:
         if self._closed is not None:
             raise Closed(f"{self.ref} {self._closed}")
@@ -372,9 +367,6 @@ class MemoryEngine(ShardedEngine[MemoryShard]):
 
     def _close(self, shard: MemoryShard) -> None:
         shard.end("is closed")
-
-    def _abandon(self, shard: MemoryShard) -> None:
-        shard.abandon("was opened before a fork: open it anew in the child")
 
     def _open(self, ref: ShardRef) -> MemoryShard:
         tenures = self._tenures

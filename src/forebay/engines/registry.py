@@ -117,16 +117,6 @@ class Registry(Generic[S]):
                 if shard is not None:
                     closing(shard)
 
-    def abandon(self, abandoning: Callable[[S], None]) -> None:
-        """In a forked child: threads that held a lock at the fork do not exist here, and nothing is opened any more."""
-        self._ended = "was opened before a fork: open it again in the child"
-        self._noting = RankedRLock(Rank.LEAF, "engines.registry")
-        self._locks, self._working = weakref.WeakValueDictionary(), weakref.WeakValueDictionary()
-        # Out of the registry first: each use of a handle asks for its shard again, and is refused.
-        shards, self._shards = self.shards(), {}
-        for shard in shards:
-            abandoning(shard)
-
     @property
     def is_closed(self) -> bool:
         """Whether no more shards are opened."""
@@ -163,10 +153,6 @@ class ShardedEngine(Generic[S]):
         """Close a shard in order."""
 
     @abstractmethod
-    def _abandon(self, shard: S) -> None:
-        """End a shard in a forked child, without touching what the parent shares."""
-
-    @abstractmethod
     def _remove(self, ref: ShardRef, shard: S | None) -> None:
         """Remove a shard, which was open if `shard` is given."""
 
@@ -196,10 +182,6 @@ class ShardedEngine(Generic[S]):
     def close(self) -> None:
         """See `StorageEngine`."""
         self.registry.close(self._close)
-
-    def abandon(self) -> None:
-        """See `StorageEngine`."""
-        self.registry.abandon(self._abandon)
 
     def prepare(self, spec: TopicSpec) -> None:
         """See `StorageEngine`."""

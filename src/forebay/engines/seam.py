@@ -156,6 +156,3 @@ class StorageEngine(Protocol):
 
     def close(self) -> None:
         """On return everything is as durable as it can be and nothing is left to replay."""
-
-    def abandon(self) -> None:
-        """End without touching anything, in a forked child."""

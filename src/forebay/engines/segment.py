@@ -361,9 +361,6 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         if shard is not None:
             self._close(shard)
 
-    def _abandon(self, shard: SegmentShard) -> None:
-        shard.wal.abandon()
-
     def _around(self, session: Session) -> ShardContext:
         return ShardContext(self._metadata, self._settings, self.places, self._membership.holder, session.alive)
 

@@ -172,9 +172,3 @@ class UnownedShards:
         """Give every descriptor back. Waits for readers that are inside; the engines are closed by then."""
         for shard in (*self._shards.values(), *self._left):
             shard.end("is closed")
-
-    def abandon(self) -> None:
-        """In a forked child: threads that held the lock do not exist there."""
-        self._left_lock = RankedLock(Rank.SHARD, "engines.left")
-        for shard in self._shards.values():
-            shard.abandon("was opened before a fork: open it again in the child")

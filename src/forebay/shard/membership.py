@@ -48,7 +48,3 @@ class Membership:
     def owner(self) -> Owner:
         """As whom shards are acquired now."""
         return Owner(self.session.id, self.holder)
-
-    def abandon(self) -> None:
-        """In a forked child: whoever held the lock does not exist."""
-        self._lock = RankedLock(Rank.IO, "shard.session")

@@ -11,7 +11,8 @@ from functools import partial
 
 from forebay.appends.callbacks import Answered, in_callback
 from forebay.appends.ticket import Ticket
-from forebay.errors import ForebayError, Indeterminate
+from forebay.disk.forks import FORKS
+from forebay.errors import Closed, ForebayError, Indeterminate
 from forebay.locks import Rank, RankedRLock
 from forebay.storage.arguments import checked_seconds
 
@@ -30,11 +31,12 @@ class Ack(Ticket):
     each of its entries to one thread only.
     """
 
-    __slots__ = ("_callbacks", "_wakers", "partition")
+    __slots__ = ("_callbacks", "_generation", "_wakers", "partition")
 
     def __init__(self, partition: int) -> None:
         super().__init__()
         self.partition = partition
+        self._generation = FORKS.generation
         self._wakers: list[Callable[[Ack], None]] = []
         """Wake those who wait, at once, whatever lock is held."""
         self._callbacks: list[Callable[[Ack], None]] | None = None
@@ -64,6 +66,8 @@ class Ack(Ticket):
         if timeout is not None:
             checked_seconds("timeout", timeout)
         if not self.done:
+            if self._generation != FORKS.generation:
+                raise Closed("this append was queued before a fork, and only the parent gets its offset")
             if in_callback():
                 raise Indeterminate("asked in the callback of an append, which cannot wait for another: add a callback")
             settled = threading.Event()

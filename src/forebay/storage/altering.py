@@ -95,10 +95,6 @@ class Alterations:
         self.adopt(defined)
         return defined.spec
 
-    def abandon(self) -> None:
-        """In a forked child: the thread that held the lock does not exist."""
-        self._lock = RankedLock(Rank.TOPIC, "storage.handles")
-
     def _check_loss(self, old: TopicSpec, new: TopicSpec) -> None:
         """`Conflict` if a limit that is new would end records at once."""
         tightened = {

@@ -59,7 +59,7 @@ class Parts:
     cleanup: ObjectCleanup | None = None
     directory: LogDirectory | None = None
     disk: SystemDisk | None = None
-    """The disk, if it is this log's own: then it ends with the log, and a forked child abandons it."""
+    """The disk, if it is this log's own: then it ends with the log."""
 
     @property
     def owned(self) -> SegmentEngine | None:

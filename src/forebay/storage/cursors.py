@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from forebay.clock import Clock
+from forebay.disk.forks import ForkGuard
 from forebay.errors import Closed, ForebayError, Invalid, UnknownTopic
 from forebay.locks import Rank, RankedLock
 from forebay.partitioning import check_partition
@@ -47,6 +48,7 @@ class Cursors:
         self._settings = settings
         self._changing = RankedLock(Rank.LEAF, "storage.cached_commits")
         self._writing = RankedLock(Rank.ROUND, "storage.commit_flush")
+        self._guard = ForkGuard()
         self._noted: dict[_Place, Progress] = {}
         """Commits that are not in the store yet, the furthest of each cursor."""
         delay_s = settings.flush_interval_ms / 1000
@@ -54,6 +56,7 @@ class Cursors:
 
     def at(self, reader: str, spec: TopicSpec, partition: int) -> Progress | None:
         """The cursor as stored, or as committed last if that is further; `None` before the first commit."""
+        self._guard.check("this log")
         check_partition(checked_partition(partition), spec.partitions)
         name = ReaderName(spec.namespace, spec.topic, reader)
         stored = self._store.get(name, partition, spec.topic_id)
@@ -67,6 +70,7 @@ class Cursors:
         With `expected` it moves only from that very place, else `Conflict`. Called by the committing thread, which
         holds no lock and waits for the metadata store.
         """
+        self._guard.check("this log")
         if ack not in ("durable", "cached"):
             raise Invalid(f'ack is {ack!r:.40}; use "durable" or "cached"')
         if ack == "cached":
@@ -84,12 +88,14 @@ class Cursors:
 
     def reset(self, name: ReaderName, partition: int, progress: Progress) -> None:
         """Set a cursor, also to an earlier place. Commits that are on their way do not undo it."""
+        self._guard.check("this log")
         with self._writing:
             self._drop(lambda noted, _: noted == (name, partition))
             self._store.reset(name, partition, progress)
 
     def forget(self, name: ReaderName, partitions: int) -> None:
         """Remove every cursor of a reader in these partitions, stored or on its way."""
+        self._guard.check("this log")
         with self._writing:
             self._drop(lambda noted, _: noted[0] == name)
             self._store.forget(name, partitions)
@@ -111,19 +117,13 @@ class Cursors:
 
     def flush(self) -> None:
         """On return every commit before is in the store, or logged as belonging to a topic that was deleted."""
+        self._guard.check("this log")
         self._flush(None)
 
     def end(self) -> None:
         """Write what is left, and stop."""
         self.worker.stop()
         self.flush()
-
-    def abandon(self) -> None:
-        """In a forked child: the thread is not there, and the parent writes what was committed there."""
-        self.worker.abandon()
-        self._changing = RankedLock(Rank.LEAF, "storage.cached_commits")
-        self._writing = RankedLock(Rank.ROUND, "storage.commit_flush")
-        self._noted.clear()
 
     def _note(self, name: ReaderName, partition: int, progress: Progress) -> int:
         """Keep a commit to be written later. Reads the metadata store before it takes the lock."""

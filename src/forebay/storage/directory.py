@@ -138,10 +138,6 @@ class LogDirectory:
             self._lock.release()
             self._lock = None
 
-    def abandon(self) -> None:
-        """In a forked child: the parent keeps the lock."""
-        self._lock = None
-
 
 def checked_path(path: str | PurePath) -> str:
     """The path as the disk takes it: absolute, so that the process may change its working directory."""

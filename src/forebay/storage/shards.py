@@ -9,16 +9,55 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeVar
 
+from forebay.disk.forks import FORKS, ForkGuard
 from forebay.engines import FollowingEngine, MemoryEngine, OwnedShard, ReadShard, RocksEngine, SegmentEngine
 from forebay.errors import Unavailable, UnknownTopic, Unsupported
 from forebay.shard import ShardRef
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions
-from forebay.topics import Engine
+from forebay.topics import Engine, TopicSpec
 
 S = TypeVar("S")
 Progress = Callable[[float], None]
 _Owner: TypeAlias = MemoryEngine | RocksEngine | SegmentEngine
+
+
+class TopicShards:
+    """The shards of one topic for its handles: those that are open, else opened with the intent that is named.
+
+    In a forked child every call raises `Closed`, before it takes a lock.
+    """
+
+    __slots__ = ("_find", "_find_owned", "_guard", "_shards", "_topic_id", "spec")
+
+    def __init__(self, spec: TopicSpec, shards: Shards, engine: _Owner | FollowingEngine, guard: ForkGuard) -> None:
+        self.spec = spec
+        """The definition that shards are opened by."""
+        self._topic_id = spec.topic_id
+        self._shards = shards
+        self._find: Callable[[str, int], ReadShard | None] = engine.registry.find
+        self._find_owned: Callable[[str, int], OwnedShard | None] = (
+            engine.registry.find if not isinstance(engine, FollowingEngine) else lambda topic_id, partition: None
+        )
+        self._guard = guard
+
+    def own(self, partition: int) -> OwnedShard:
+        """The shard of a partition, owned by this process; see `Shards.own`."""
+        if self._guard.generation != FORKS.generation:
+            self._guard.check("this log")
+        found = self._find_owned(self._topic_id, partition)
+        return found if found is not None else self._shards.own(ShardRef(self.spec, partition))
+
+    def read(self, partition: int) -> ReadShard:
+        """The shard of a partition for a caller who only looks; see `Shards.read`."""
+        self._guard.check("this log")
+        found = self._find(self._topic_id, partition)
+        return found if found is not None else self._shards.read(ShardRef(self.spec, partition))
+
+    def find(self, partition: int) -> OwnedShard | None:
+        """The shard of a partition, if this process owns it and has it open. Takes no lock."""
+        self._guard.check("this log")
+        return self._find_owned(self._topic_id, partition)
 
 
 class Shards:
@@ -51,12 +90,14 @@ class Shards:
         Acquires the shard if this process does not own it, which takes it over from an owner that is gone: for
         appends, other writes, and callers who ask for it by name. `Unsupported` on a log that is opened read-only.
         """
+        self._check_open()
         engine = self._owner(ref)
         with engine.registry.lock(ref.spec.topic_id, ref.partition):
             return self._owned(engine.open_shard, self._current(ref))
 
     def ours(self, ref: ShardRef) -> OwnedShard:
         """As `own`, for background work: `Unavailable` if another directory holds the shard."""
+        self._check_open()
         engine = self._owner(ref)
         with engine.registry.lock(ref.spec.topic_id, ref.partition):
             return self._owned(engine.open_here, self._current(ref))
@@ -67,6 +108,7 @@ class Shards:
         Acquires nothing that another directory holds, that was sealed or that was never used. A shard that is
         recorded as this directory's is acquired and recovered: only its log says where it ends.
         """
+        self._check_open()
         engine, unowned = self._parts.engine_of(ref.spec), self._parts.unowned
         if isinstance(engine, FollowingEngine):
             with engine.registry.lock(ref.spec.topic_id, ref.partition):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from functools import partial
 from pathlib import PurePath
 from types import TracebackType
 from typing import NamedTuple, Self, Unpack
@@ -15,8 +14,9 @@ from forebay.appends.waiting import INSIDE, is_inside
 from forebay.cleanup.deleted_topics import Deletions
 from forebay.clock import Clock, SystemClock
 from forebay.disk import Disk, SystemDisk
+from forebay.disk.forks import ForkGuard
 from forebay.disk.machine import host
-from forebay.engines import FollowingEngine, OwnedShard, ReadShard
+from forebay.engines import OwnedShard
 from forebay.errors import Closed, ForebayError, Invalid, Unavailable, UnknownTopic, Unsupported
 from forebay.format.descriptor import ShardState
 from forebay.lifecycle import close_with_process, closed
@@ -37,7 +37,7 @@ from forebay.storage.cursors import Cursors, Group
 from forebay.storage.definitions import Definitions
 from forebay.storage.directory import LogDirectory, NoDirectory
 from forebay.storage.moves import Moves
-from forebay.storage.shards import Progress, Shards
+from forebay.storage.shards import Progress, Shards, TopicShards
 from forebay.storage.topic import Topic
 from forebay.topics import Engine, TopicChanges, TopicLimits, TopicName, TopicSpec
 from forebay.workers import ItemWorker, WorkerStatus
@@ -77,6 +77,7 @@ class Storage:
         self._closing = _Closing()
         self._giving_up = ItemWorker("forebay-giving-up", self._give_up, clock=clock, delay_s=GIVE_UP_SECONDS)
         self._ended: str | None = None
+        self._guard = ForkGuard()
         self._deletions = _deletions_of(parts, settings, clock, self._drop, self._forget_topic)
         self._creations = Creations(parts, self._definitions, self._deletions, settings, clock)
         store = ProgressStore(parts.metadata, settings.metadata.prefix)
@@ -380,8 +381,11 @@ class Storage:
         """Make everything durable and end in order: nothing is left to replay. Harmless when repeated.
 
         In the callback of an append it returns at once if another thread is closing already. In a signal handler that
-        interrupted an append of this log, or its closing, it raises `Unavailable`: close when that is over.
+        interrupted an append of this log, or its closing, it raises `Unavailable`: close when that is over. In a
+        forked child it does nothing: the parent goes on.
         """
+        if self._guard.is_forked:
+            return
         self._closing.run(self._close, self._shards.all(), self._committer)
 
     def _close(self) -> None:
@@ -416,33 +420,6 @@ class Storage:
     ) -> None:
         self.close()
 
-    def before_fork(self) -> None:
-        """Nothing to wait for: the child ends its copy without touching anything."""
-
-    def after_fork_in_parent(self) -> None:
-        """Everything goes on."""
-
-    def after_fork_in_child(self) -> None:
-        """In the child every handle says that it was opened before the fork, and nothing of the parent's is held."""
-        self._ended = "was opened before a fork: open it anew in the child"
-        # Whoever held one of these at the fork does not exist here.
-        self._closing = _Closing()
-        for held_here in (self._alterations, self._limits, self._background):
-            held_here.abandon()
-        self._cursors.abandon()
-        parts = self._parts
-        for worker in (parts.maintenance, parts.sealing, parts.archiving):
-            if worker is not None:
-                worker.abandon()
-        for engine in (parts.segment, parts.rocksdb, parts.memory, parts.unowned):
-            if engine is not None:
-                engine.abandon()
-        for held in (parts.membership, parts.directory, parts.disk):
-            if held is not None:
-                # Else the child would keep the parent's locks alive after its death.
-                held.abandon()
-        closed(self)
-
     # How
 
     def _definition(self, name: str | TopicName) -> TopicSpec:
@@ -451,27 +428,11 @@ class Storage:
         return self._definitions.get(TopicName.parse(name))
 
     def _handle(self, spec: TopicSpec) -> Topic:
-        engine, topic_id = self._parts.engine_of(spec), spec.topic_id
-        find: Callable[[str, int], ReadShard | None] = engine.registry.find
-        find_owned: Callable[[str, int], OwnedShard | None] = (
-            engine.registry.find if not isinstance(engine, FollowingEngine) else lambda topic_id, partition: None
-        )
-
-        def shard(partition: int) -> OwnedShard:
-            found = find_owned(topic_id, partition)
-            return found if found is not None else self._shards.own(ShardRef(topic.spec, partition))
-
-        def look(partition: int) -> ReadShard:
-            found = find(topic_id, partition)
-            return found if found is not None else self._shards.read(ShardRef(topic.spec, partition))
-
         topic = Topic(
             spec,
             self.settings.wal,
             clock=self._clock,
-            shard=shard,
-            look=look,
-            shard_if_open=partial(find_owned, topic_id),
+            shards=TopicShards(spec, self._shards, self._parts.engine_of(spec), self._guard),
             commit_soon=self._committer.ask,
             cursors=self._cursors,
         )
@@ -562,6 +523,7 @@ class Storage:
             raise Unsupported("this log is opened read-only: call this in the process that owns the directory")
 
     def _check_open(self) -> None:
+        self._guard.check("this log")
         if self._ended is not None:
             raise Closed(f"this log {self._ended}")
 

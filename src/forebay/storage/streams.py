@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 from forebay.clock import Clock
+from forebay.disk.forks import ForkGuard
 from forebay.engines import ReadShard
 from forebay.errors import Closed, Unavailable
 from forebay.format.batch import Batch
@@ -49,12 +50,14 @@ class Stream(Generic[T]):
 
     def __init__(self, source: Source[T]) -> None:
         self._source = source
+        self._guard = ForkGuard()
         self._rows: Iterator[T] = iter(())
 
     def __iter__(self) -> Iterator[T]:
         while True:
             # An iterator of the stream's own: a loop that is left in the middle of a page skips nothing.
             yield from self._rows
+            self._guard.check("this stream")
             page = self._source.next_page()
             if not page:
                 return
@@ -67,6 +70,7 @@ class Stream(Generic[T]):
 
     def next_page(self) -> list[T]:
         """The rest of the present page, or the next one; empty at the end."""
+        self._guard.check("this stream")
         rest = list(self._rows)
         return rest or self._source.next_page()
 

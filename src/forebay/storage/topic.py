@@ -45,6 +45,7 @@ from forebay.storage.arguments import (
     checked_values,
 )
 from forebay.storage.cursors import Cursors, Reader
+from forebay.storage.shards import TopicShards
 from forebay.storage.streams import Bounded, Following, LookupPages, LookupSpan, Stream, Waiting, wake
 from forebay.topics import TopicSpec
 
@@ -76,21 +77,17 @@ class Topic:
         settings: WalSettings,
         *,
         clock: Clock,
-        shard: Callable[[int], OwnedShard],
-        look: Callable[[int], ReadShard],
-        shard_if_open: Callable[[int], OwnedShard | None],
+        shards: TopicShards,
         commit_soon: Callable[[OwnedShard], None],
         cursors: Cursors,
     ) -> None:
         self.spec = spec
         self._clock = clock
-        self._shard = shard
-        self._look = look
-        self._shard_if_open = shard_if_open
+        self._shards = shards
         self._commit_soon = commit_soon
         self._cursors = cursors
         self._partitioner = Partitioner(spec.partitions)
-        self._appender = Appender(self.name, settings, clock, shard)
+        self._appender = Appender(self.name, settings, clock, shards.own)
 
     @property
     def name(self) -> str:
@@ -104,7 +101,7 @@ class Topic:
 
     def adopt(self, spec: TopicSpec) -> None:
         """Go by this definition of the same topic from now on."""
-        self.spec = spec
+        self.spec = self._shards.spec = spec
         self._partitioner.partitions = spec.partitions
 
     def __repr__(self) -> str:
@@ -173,7 +170,7 @@ class Topic:
         are partitions that earlier appends wait for: this one does not overtake them, even if the shard is open by now.
         """
         chosen, ack, entry = self._queueable(value, key, tag, headers, timestamp, partition, producer, sequence)
-        shard = self._shard_if_open(chosen) if chosen not in waiting else None
+        shard = self._shards.find(chosen) if chosen not in waiting else None
         if shard is None or not self._appender.one_in(shard, entry):
             return chosen
         return self._soon(shard, ack)
@@ -280,7 +277,7 @@ class Topic:
         A lost or damaged range raises `DataLoss` at its place, unless `on_gap(partition, gap)` takes it; the
         stream may be asked again and goes on behind it.
         """
-        return Stream(Bounded(self._parts(start, stop, partition, on_gap), _records, self._look))
+        return Stream(Bounded(self._parts(start, stop, partition, on_gap), _records, self._shards.read))
 
     def read_arrow(
         self,
@@ -291,7 +288,7 @@ class Topic:
         on_gap: OnGap | None = None,
     ) -> Stream[pa.RecordBatch]:
         """As `read`, as record batches, without a Python object per record."""
-        return Stream(Bounded(self._parts(start, stop, partition, on_gap), _arrow, self._look))
+        return Stream(Bounded(self._parts(start, stop, partition, on_gap), _arrow, self._shards.read))
 
     def follow(
         self,
@@ -318,15 +315,15 @@ class Topic:
     ) -> Following[Record]:
         """What `follow` asks again and again, for callers who wait in their own way."""
         cursors = [self._cursor(number, start, on_gap) for number in self._chosen(start, partition)]
-        shards = [self._look(cursor.partition) for cursor in cursors]
-        return Following(cursors, shards, _records, self._look)
+        shards = [self._shards.read(cursor.partition) for cursor in cursors]
+        return Following(cursors, shards, _records, self._shards.read)
 
     def on_published(self, waker: Callable[[], None], *, open_only: bool = False) -> Callable[[], None]:
         """Call `waker`, which must be quick, after each publication in the topic, until the result is called.
 
         With `open_only` of the partitions that this process has open: then nothing is read for it.
         """
-        find = self._shard_if_open if open_only else self._look
+        find = self._shards.find if open_only else self._shards.read
         found = [find(number) for number in range(self.spec.partitions)]
         return wake([shard for shard in found if shard is not None], waker)
 
@@ -338,7 +335,7 @@ class Topic:
         `Unsupported` on a log that is opened read-only.
         """
         for number in self._places(partition):
-            self._shard(number)
+            self._shards.own(number)
 
     def offsets(self, partition: int = 0) -> Offsets:
         """The watermarks of a partition: earliest, evict_floor, durable, exported, next.
@@ -383,17 +380,17 @@ class Topic:
     def flush(self) -> None:
         """On return everything appended so far is synced, whatever the durability class."""
         for number in range(self.spec.partitions):
-            shard = self._look(number)
+            shard = self._shards.read(number)
             if isinstance(shard, UnownedShard):
                 shard.refuse_if_lost()
             else:
-                self._tried(self._shard, number, lambda shard: shard.flush())
+                self._tried(self._shards.own, number, lambda shard: shard.flush())
 
     def rotate(self) -> None:
         """Begin a new log file in each partition that has records in its present one."""
         for number in range(self.spec.partitions):
-            if not isinstance(self._look(number), UnownedShard):
-                self._tried(self._shard, number, lambda shard: shard.rotate())
+            if not isinstance(self._shards.read(number), UnownedShard):
+                self._tried(self._shards.own, number, lambda shard: shard.rotate())
 
     # Looking up and deleting
 
@@ -427,7 +424,7 @@ class Topic:
             LookupPages(
                 self._spans(reversed(places) if history else places, start),
                 lambda place, start: self._tried(
-                    self._look, place, lambda shard: shard.read_by_key(wanted, start, history=history)
+                    self._shards.read, place, lambda shard: shard.read_by_key(wanted, start, history=history)
                 ),
                 partial(report_gap, str(self.spec.name), on_gap),
                 limit=checked_limit(limit),
@@ -452,7 +449,9 @@ class Topic:
         return Stream(
             LookupPages(
                 self._spans(self._chosen(start, partition), start),
-                lambda place, start: self._tried(self._look, place, lambda shard: shard.read_by_tag(wanted, start)),
+                lambda place, start: self._tried(
+                    self._shards.read, place, lambda shard: shard.read_by_tag(wanted, start)
+                ),
                 partial(report_gap, str(self.spec.name), on_gap),
                 limit=checked_limit(limit),
             )
@@ -462,7 +461,9 @@ class Topic:
         """In which partitions to look, from where to where each reaches now."""
         whole = not isinstance(start, Mapping) and start == EARLIEST
         return [
-            LookupSpan(place, 0 if whole else self._first(place, start), self._tried(self._look, place, _published))
+            LookupSpan(
+                place, 0 if whole else self._first(place, start), self._tried(self._shards.read, place, _published)
+            )
             for place in places
         ]
 
@@ -494,9 +495,9 @@ class Topic:
     def _delete(self, places: Sequence[int], what: Deletion) -> int:
         # Asked of all before the first deletes: one that cannot must not leave the others half done.
         for place in places:
-            self._shard(place)
+            self._shards.own(place)
         try:
-            return sum(self._tried(self._shard, place, lambda shard: shard.delete(what)) for place in places)
+            return sum(self._tried(self._shards.own, place, lambda shard: shard.delete(what)) for place in places)
         except Unavailable as error:
             if isinstance(error.__cause__, OSError):
                 raise Indeterminate(f"{error}: what was deleted stays so; repeat it") from error
@@ -533,7 +534,7 @@ class Topic:
 
     def _asked(self, partition: int, call: Callable[[ReadShard], T]) -> T:
         """What a shard answers to a caller who only looks."""
-        return self._tried(self._look, self._place(partition), call)
+        return self._tried(self._shards.read, self._place(partition), call)
 
     def _entry(
         self,
@@ -587,7 +588,7 @@ class Topic:
     def _cursor(self, partition: int, start: Start, on_gap: OnGap | None) -> Cursor:
         name = f"{self.name}[{partition}]"
         first = self._first(partition, start)
-        return Cursor(self._look(partition), first, name=name, partition=partition, on_gap=on_gap)
+        return Cursor(self._shards.read(partition), first, name=name, partition=partition, on_gap=on_gap)
 
     def _first(self, partition: int, start: Start) -> int:
         """The offset in the partition that a caller means by `start`; `Invalid` if it lies behind the end."""

@@ -97,11 +97,11 @@ class InsideTopic:
 
     def shard(self, partition: int = 0) -> OwnedShard:
         """The shard of a partition, on whichever engine it is."""
-        return self.topic._shard(partition)
+        return self.topic._shards.own(partition)
 
     def read_shard(self, partition: int = 0) -> ReadShard:
         """The shard of a partition as a reader gets it: nothing is acquired that another directory holds."""
-        return self.topic._look(partition)
+        return self.topic._shards.read(partition)
 
     def segment(self, partition: int = 0) -> SegmentShard:
         """The shard of a partition of a topic on engine `segment`."""

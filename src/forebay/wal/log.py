@@ -120,7 +120,7 @@ class Wal:
     def _become(self, phase: Phase, reason: str | None, refusal: ForebayError | None) -> None:
         """Every change of the state. Appends are answered with `refusal` from now on.
 
-        The caller holds the commit lock, or is the only thread of a forked child.
+        The caller holds the commit lock.
         """
         before = self.state
         assert phase in _NEXT[before.phase], f"{self.writer.place}: {before.phase.name} cannot become {phase.name}"
@@ -536,14 +536,3 @@ class Wal:
         self.tail.end()
         self.wake()
         self.group.call_back()
-
-    def abandon(self) -> None:
-        """End without touching the disk: in a forked child, whose parent goes on writing."""
-        place = self.writer.place
-        # The thread that held a lock at the fork does not exist here.
-        self.tail.abandon()
-        self.writer.abandon()
-        self.queue = AppendQueue(0, self.writer.window, self.settings)
-        self.group = GroupCommit(place, self.queue, self._commit)
-        refusal = Closed(f"{place} was opened before a fork: open it anew in the child")
-        self._become(Phase.CLOSED, self.state.reason, refusal)

@@ -115,11 +115,6 @@ class Tail:
         self._is_ended = True
         self.wake()
 
-    def abandon(self) -> None:
-        """End in a forked child, where the thread that held a lock does not exist."""
-        self._changed = RankedCondition(Rank.LEAF, "wal.published")
-        self._is_ended = True
-
 
 def batches_in(frames: Sequence[CachedFrame]) -> list[Batch]:
     """The records of consecutive frames; those of many small ones are put together."""

@@ -311,11 +311,6 @@ class Writer:
         with self._sync_over:
             self._sync_over.notify_all()
 
-    def abandon(self) -> None:
-        """In a forked child: the thread that synced does not exist, nor one that held the lock."""
-        self._background = None
-        self._sync_over = RankedCondition(Rank.LEAF, "wal.sync_over")
-
     def wait_for_background_sync(self, seconds_max: float) -> None:
         """Return once no sync runs beside other work, or the time is up. The caller holds no lock: appends go on."""
         with self._sync_over:

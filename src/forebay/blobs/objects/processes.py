@@ -5,7 +5,7 @@ So every process knows whether it was forked from one that had, and then refuses
 
 from __future__ import annotations
 
-from forebay.disk.forks import tell_of_forks
+from forebay.disk.forks import FORKS
 from forebay.errors import Closed
 
 
@@ -15,7 +15,7 @@ class LibraryUse:
     def __init__(self) -> None:
         self.used = False
         self.broken = False
-        tell_of_forks(self)
+        FORKS.enter(self)
 
     def begin(self) -> None:
         """The library is about to be used; `Closed` where it cannot be."""
@@ -26,13 +26,8 @@ class LibraryUse:
             )
         self.used = True
 
-    def before_fork(self) -> None:
-        """Nothing to bring to rest."""
-
-    def after_fork_in_parent(self) -> None:
-        """Goes on as before."""
-
-    def after_fork_in_child(self) -> None:
+    def abandon(self) -> None:
+        """In a child: what its parent has begun does not work there."""
         self.broken = self.used
 
 

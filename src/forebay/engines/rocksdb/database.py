@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from forebay.disk import Disk, make_directories
+from forebay.disk.forks import FORKS
 from forebay.errors import Closed, Corrupt, ForebayError, Indeterminate, Unavailable, Unsupported, UnsupportedFormat
 from forebay.locks import Rank, RankedCondition
 
@@ -136,6 +137,7 @@ class Database:
         self._synced: Any = None
         self._views = 0
         self._ended: str | None = None
+        FORKS.enter(self)
 
     @property
     def is_made(self) -> bool:
@@ -210,8 +212,6 @@ class Database:
 
     def abandon(self) -> None:
         """In a forked child: RocksDB's threads are not there, and to end it would wait for them for ever."""
-        self._ended = "was opened before a fork: open it anew in the child"
-        self._lock = RankedCondition(Rank.STORE, "rocksdb.database")
         if self._rocks is not None:
             _end_without_handlers()
         for held in (self._rocks, self._family, self._handle):

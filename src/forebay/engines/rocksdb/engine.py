@@ -125,21 +125,12 @@ class RocksEngine(ShardedEngine[RocksShard]):
         super().close()
         self._database.close()
 
-    def abandon(self) -> None:
-        """See `StorageEngine`."""
-        super().abandon()
-        self._syncing.abandon()
-        self._database.abandon()
-
     def _close(self, shard: RocksShard) -> None:
         try:
             shard.end("is closed", clean=True)
         except ForebayError as error:
             # The others must still be closed; what is missing here is found when it is opened next.
             logger.warning("%s: not closed in order: %s", shard.ref, error)
-
-    def _abandon(self, shard: RocksShard) -> None:
-        shard.abandon("was opened before a fork: open it anew in the child")
 
     def _remove(self, ref: ShardRef, shard: RocksShard | None) -> None:
         self._end(Keys(ref.spec.topic_id, ref.partition), "was deleted", shard)

@@ -357,16 +357,6 @@ class RocksShard:
         wake_all(self.wakers, self.ref)
         self._commits.group.call_back()
 
-    def abandon(self, reason: str) -> None:
-        """End in a forked child, where whoever held a lock does not exist."""
-        self._closed = reason
-        self._published = RankedCondition(Rank.LEAF, "rocksdb.published")
-        self._changing = RankedRLock(Rank.LIMITS, "rocksdb.deletes")
-        self._capping = RankedRLock(Rank.DELETES, "rocksdb.caps")
-        queue = AppendQueue(0, self._window, self._settings)
-        queue.refuse(Closed(f"{self.ref} {reason}"))
-        self._commits = Commits(str(self.ref), queue, write=self._write, head=lambda: 0)
-
     def _check_open(self) -> None:
         if self._closed is not None:
             raise Closed(f"{self.ref} {self._closed}")

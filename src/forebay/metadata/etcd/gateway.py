@@ -18,7 +18,7 @@ import httpx
 import msgspec
 
 from forebay.clock import Clock
-from forebay.disk.forks import tell_of_forks
+from forebay.disk.forks import FORKS, ForkGuard
 from forebay.errors import Closed, Indeterminate, Invalid, Unavailable
 from forebay.locks import Rank, RankedLock
 from forebay.metadata.etcd.refusals import AnswerLost, LoginNeeded, NotDone, Refused, failure_of
@@ -57,7 +57,7 @@ class Gateway:
         if not self.endpoints:
             raise Invalid("etcd has no endpoints: name its members in metadata.endpoints")
         self.timeout_s = request_timeout_s
-        self.forked = False
+        self.guard = ForkGuard()
         self._clock = clock
         self._login = None if user is None else _Login(user, password or "")
         self._present = 0
@@ -70,7 +70,7 @@ class Gateway:
             headers=_HEADERS,
             limits=httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=16),
         )
-        tell_of_forks(self)
+        FORKS.enter(self)
 
     def call(
         self,
@@ -173,16 +173,6 @@ class Gateway:
 
     def abandon(self) -> None:
         self._ended = self._ended or "left behind: open another in this process"
-
-    def before_fork(self) -> None:
-        """Nothing has to rest: the child uses neither connections nor locks of its parent."""
-
-    def after_fork_in_parent(self) -> None:
-        """Nothing was stopped."""
-
-    def after_fork_in_child(self) -> None:
-        self.forked = True
-        self.abandon()
 
     def _in_turn(self) -> Iterator[tuple[int, str]]:
         """Every endpoint in its turn, the one that answered last first."""

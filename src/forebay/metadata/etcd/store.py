@@ -134,7 +134,7 @@ class EtcdMetadata:
         return self._read(key_request(self._keyspace.sessions.encode(), count_only=True)).header.revision
 
     def close(self) -> None:
-        if self._gateway.forked:
+        if self._gateway.guard.is_forked:
             return
         failures = [] if self._gateway.ended else self._leases.end_all()
         self._gateway.end()

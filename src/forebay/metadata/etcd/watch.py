@@ -69,7 +69,7 @@ class EtcdWatch:
         return changes
 
     def close(self) -> None:
-        if self._gateway.forked:
+        if self._gateway.guard.is_forked:
             self._closed = True
             return
         with self._mail:

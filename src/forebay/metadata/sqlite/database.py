@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from urllib.parse import quote
 
 from forebay.clock import Clock
-from forebay.disk.forks import tell_of_forks
+from forebay.disk.forks import FORKS
 from forebay.errors import Closed, Corrupt, ForebayError, Indeterminate, Unavailable, Unsupported
 from forebay.locks import Rank, RankedLock
 from forebay.metadata.sqlite import schema
@@ -64,7 +64,7 @@ class Database:
         with self.reading() as connection:
             if not schema.is_ours(connection, self.path):
                 raise Unavailable(f"{self.path} is empty: its owner has not finished creating it; try again")
-        tell_of_forks(self)
+        FORKS.enter(self)
         return created
 
     @contextlib.contextmanager
@@ -129,20 +129,16 @@ class Database:
     def _end(self, why: str) -> None:
         self._ended, self.ended = self._ended or why, True
 
-    def before_fork(self) -> None:
+    def rest(self) -> None:
         for link in (self._writer, self._reader):
             # Bounded: a fork out of a signal handler may interrupt the very thread that holds the lock.
             if link.lock.acquire(timeout=self._busy_timeout_ms / 1000 + 1):
                 self._held.append(link)
                 link.drop()
 
-    def after_fork_in_parent(self) -> None:
+    def go_on(self) -> None:
         while self._held:
             self._held.pop().lock.release()
-
-    def after_fork_in_child(self) -> None:
-        self.abandon()
-        self.after_fork_in_parent()
 
     def _begin(self) -> sqlite3.Connection:
         self._refuse_if_ended()

@@ -96,11 +96,6 @@ class HistoryWorker:
                 self._safely(shard, lambda shard: shard.archive.retain())
             self._sweep()
 
-    def abandon(self) -> None:
-        """In a forked child: the thread is not there."""
-        self.worker.abandon()
-        self._at_work.abandon()
-
     def _is_watched(self, shard: SegmentShard) -> bool:
         return self._watched.get(shard.ref.id) is shard
 

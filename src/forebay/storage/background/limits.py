@@ -128,13 +128,6 @@ class LimitsWorker:
             if is_ours:
                 self._hearing.release()
 
-    def abandon(self) -> None:
-        """In a forked child: the thread is not there."""
-        self.worker.abandon()
-        self._at_work.abandon()
-        self._watch = None
-        self._hearing = RankedRLock(Rank.ROUND, "storage.following")
-
     def was_here(self, ref: ShardRef) -> bool:
         """Whether this directory had the shard last, so that opening it here takes it from no other."""
         engine = self._parts.rocksdb if ref.spec.engine is Engine.ROCKSDB else self._parts.owned

@@ -77,11 +77,6 @@ class SealWorker:
         self.drop(shard_id)
         self._at_work.wait_idle(shard_id)
 
-    def abandon(self) -> None:
-        """In a forked child: the thread is not there."""
-        self.worker.abandon()
-        self._at_work.abandon()
-
     def _next(self) -> SegmentShard | None:
         """The shard whose turn it is. One that another thread is at stays on the list, and that thread wakes this."""
         with self.worker.changed:

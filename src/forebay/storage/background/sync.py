@@ -115,12 +115,6 @@ class SyncWorker:
         self.drop(shard_id)
         self._at_work.wait_idle(shard_id)
 
-    def abandon(self) -> None:
-        """In a forked child: the threads are not there."""
-        for worker in self.workers:
-            worker.abandon()
-        self._at_work.abandon()
-
     def _round(self) -> list[SegmentShard]:
         shards = list(self._busy.values())
         due = [shard for shard in shards if shard.upkeep.is_sync_due]
