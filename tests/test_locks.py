@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import threading
+from functools import cache
+from pathlib import Path
+from typing import Final
 
 import pytest
 
 from forebay.locks import Rank, RankedCondition, RankedLock, RankedRLock, check_order, violations
+
+ROOT: Final = Path(__file__).parents[1]
+SOURCES: Final = sorted((ROOT / "src").rglob("*.py"))
+LOCKS_OF_THEIR_OWN: Final = {"cli", "spark", "testing", "locks.py"}
+UNRANKED: Final = {
+    "src/forebay/appends/callbacks.py",  # a mark of one thread that no other sees
+    "src/forebay/appends/waiting.py",  # made by one thread to be woken once
+}
 
 
 def test_a_lock_is_taken_after_those_of_a_lower_rank() -> None:
@@ -93,3 +106,45 @@ def test_where_the_order_is_not_checked_the_locks_are_pythons_own() -> None:
 
     assert type(RankedLock(Rank.LEAF, "plain")) is type(threading.Lock())
     assert type(RankedRLock(Rank.LEAF, "plain")) is type(threading.RLock())
+
+
+def test_every_lock_is_listed_with_its_rank_and_every_listed_one_exists() -> None:
+    listed = re.findall(r"^\| ([A-Z]+) \| `([\w.]+)` \|", (ROOT / "docs" / "locks.md").read_text(), re.MULTILINE)
+    made = [lock for path in SOURCES for lock in _ranked(path)]
+
+    assert len(listed) == len(set(listed))
+    assert sorted(set(made)) == sorted(listed)
+    assert [rank for rank, _ in listed] == sorted((rank for rank, _ in listed), key=lambda name: Rank[name])
+
+
+def test_the_core_makes_no_lock_without_a_rank() -> None:
+    made = [
+        f"{path.relative_to(ROOT)}:{call.lineno}"
+        for path in SOURCES
+        if path.relative_to(ROOT / "src").parts[1] not in LOCKS_OF_THEIR_OWN
+        for call in _calls(path)
+        if ast.unparse(call.func) in ("threading.Lock", "threading.RLock", "threading.Semaphore")
+    ]
+
+    assert [place for place in made if place.rpartition(":")[0] not in UNRANKED] == []
+
+
+def _ranked(path: Path) -> list[tuple[str, str]]:
+    """Rank and name of each lock that a module makes."""
+    return [
+        (call.args[0].attr, call.args[1].value)
+        for call in _calls(path)
+        if ast.unparse(call.func) in ("RankedLock", "RankedRLock", "RankedCondition")
+        and isinstance(call.args[0], ast.Attribute)
+        and isinstance(call.args[1], ast.Constant)
+        and isinstance(call.args[1].value, str)
+    ]
+
+
+@cache
+def _calls(path: Path) -> list[ast.Call]:
+    """The calls of a module that may make a lock."""
+    text = path.read_text()
+    if "threading" not in text and "forebay.locks" not in text:
+        return []
+    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
