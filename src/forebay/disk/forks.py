@@ -19,14 +19,14 @@ from forebay.locks import Rank, RankedLock, RankedRLock
 _log = logging.getLogger(__name__)
 
 
-class Abandoned(Protocol):
+class ForkHandle(Protocol):
     """What must not be carried into a child as it is."""
 
     def abandon(self) -> None:
         """End in the child, without touching what the parent shares. No other thread runs there."""
 
 
-class Resting(Abandoned, Protocol):
+class RestingHandle(ForkHandle, Protocol):
     """What must also be at rest while the process forks."""
 
     def rest(self) -> None:
@@ -50,11 +50,11 @@ class Forks:
         """Held by every fork, and from the opening of a lock file until its disk knows it: else a child could inherit
         a lock that it does not abandon, and keep it alive after its owner's death."""
         self._lock = RankedRLock(Rank.LEAF, "disk.forks")
-        self._entered: weakref.WeakValueDictionary[int, Abandoned | Resting] = weakref.WeakValueDictionary()
+        self._entered: weakref.WeakValueDictionary[int, ForkHandle | RestingHandle] = weakref.WeakValueDictionary()
         self._count = 0
-        self._forking: list[Abandoned | Resting] = []
+        self._forking: list[ForkHandle | RestingHandle] = []
 
-    def enter(self, handle: Abandoned | Resting) -> None:
+    def enter(self, handle: ForkHandle | RestingHandle) -> None:
         """Abandon `handle` in every child that is forked while it lives."""
         with self._lock:
             self._count += 1
@@ -86,7 +86,7 @@ class Forks:
             self._go_on(handle)
         self._lock.release()
 
-    def _go_on(self, handle: Abandoned | Resting) -> None:
+    def _go_on(self, handle: ForkHandle | RestingHandle) -> None:
         if (go_on := getattr(handle, "go_on", None)) is not None:
             _call(go_on)
 
