@@ -177,6 +177,23 @@ def test_pauses_grow_up_to_a_limit_and_differ_between_callers() -> None:
         assert sum(pauses) < 1.0
 
 
+def test_what_others_change_while_it_waits_does_not_refuse_the_next_attempt() -> None:
+    """A shard's state changes with every reservation, so oftener than the longest pause."""
+    store = MemoryMetadata()
+    met = iter(range(3))
+
+    class BusyClock(ManualClock):
+        def sleep(self, seconds: float) -> None:
+            store.transaction([], [Put("n", b"41 other")])
+            super().sleep(seconds)
+
+    def other() -> None:
+        if next(met, None) is not None:
+            store.transaction([], [Put("n", b"7 other")])
+
+    assert _increment(store, BusyClock(), other) == 42
+
+
 def test_a_change_that_meets_no_other_does_not_wait() -> None:
     clock = PausesClock()
 

@@ -57,12 +57,13 @@ def transact(
     clock = clock if clock is not None else SystemClock()
     refused: Sequence[Compare] | None = ()
     for attempt in range(ATTEMPTS + 1):
+        # Before the look, never between look and write: what changes while this waits would refuse the write.
+        _back_off(clock, attempt)
         wanted = change(read())
         if isinstance(wanted, Done):
             return wanted.result
         if attempt == ATTEMPTS:
             break
-        _back_off(clock, attempt)
         refused = wanted.compares
         try:
             if store.transaction(wanted.compares, wanted.operations).succeeded:
@@ -80,7 +81,7 @@ def transact(
 
 def _back_off(clock: Clock, attempt: int) -> None:
     """Wait a random while, longer each time, so that two callers that met do not meet again."""
-    if attempt < 2:
+    if not 2 <= attempt < ATTEMPTS:
         return
     longest = min(PAUSE_MAX_S, PAUSE_S * 2 ** (attempt - 2))
     clock.sleep(longest * (0.5 + clock.random_bytes(1)[0] / 512))
