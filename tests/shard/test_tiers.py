@@ -87,6 +87,21 @@ class Past:
         return 7 if self.exported > 7 else None
 
 
+class Committing(Past):
+    """A history whose bulk load is committed right after the first look for its records."""
+
+    is_committed = False
+
+    def read(self, offset: int, bytes_max: int = 0) -> Page:
+        if self.is_committed:
+            return super().read(offset, bytes_max)
+        self.is_committed = True
+        return Page([], [], offset)
+
+    def is_waiting(self, offset: int) -> bool:
+        return not self.is_committed
+
+
 class Leaving(Cut):
     """A log from which everything below 9 goes, into history, before it is asked for the first record of a time."""
 
@@ -123,6 +138,14 @@ def test_a_hole_that_history_does_not_have_stays_and_is_told() -> None:
 def test_what_only_history_holds_is_never_taken_for_empty() -> None:
     with pytest.raises(Unavailable, match="the store is away"):
         _stream(Tiers(Log(Reason.HISTORY), Past(8, away=True)))
+
+
+def test_a_load_that_is_committed_while_a_reader_looks_is_never_reported_as_lost() -> None:
+    """Found by review: the reader was sent past the load, with a gap, though all of its records could be read."""
+    tiers = Tiers(Log(Reason.HISTORY), Committing(8))
+
+    assert tiers.read(3) == Page([], [], 3)
+    assert _stream(tiers) == [(0, 3), (3, 6), (6, 10)]
 
 
 def test_a_lost_range_is_no_business_of_history() -> None:

@@ -245,7 +245,8 @@ class Tiers:
         # What ended there is not lost here.
         is_known = instead.batches or any(event.reason is Reason.DELETED for event in instead.events)
         if gap.reason is Reason.HISTORY:
-            is_known = instead.next > offset or self._past.history.is_waiting(offset)
+            # A load that was not committed at the read may be by now: the next read gives its records.
+            is_known = instead.next > offset or bool(self._past.history.cover(offset, offset + 1))
         return instead if is_known else page
 
 
