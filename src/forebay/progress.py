@@ -91,20 +91,29 @@ class ProgressStore:
                 del pending[partition]
         return standing
 
-    def reset(self, name: ReaderName, partition: int, progress: Progress) -> None:
-        """Set the cursor to a place, also an earlier one. It never undoes what is acknowledged after it."""
+    def reset(self, name: ReaderName, partition: int, progress: Progress, *, defined: bool = False) -> None:
+        """Set the cursor to a place, also an earlier one. It never undoes what is acknowledged after it.
+
+        For `defined` see `ack_up_to`.
+        """
         check_progress(progress)
         key = self._key(name, partition)
 
         def change(stored: _Stored | None) -> Write[None] | Done[None]:
             if stored is not None and stored.progress == progress:
                 return Done(None)
-            return Write(self._guards(name, key, stored, progress), [_put(key, stored, progress)], None)
+            guards = self._guards(name, key, stored, progress, defined=defined)
+            return Write(guards, [_put(key, stored, progress)], None)
 
         transact(self._store, lambda: self._stored(key), change, what=_not_moved(name))
 
-    def move_from(self, name: ReaderName, partition: int, expected: int, progress: Progress) -> None:
-        """Move the cursor from exactly `expected` (0 if there is none yet); `Conflict` if it stands elsewhere."""
+    def move_from(
+        self, name: ReaderName, partition: int, expected: int, progress: Progress, *, defined: bool = False
+    ) -> None:
+        """Move the cursor from exactly `expected` (0 if there is none yet); `Conflict` if it stands elsewhere.
+
+        For `defined` see `ack_up_to`.
+        """
         check_progress(progress)
         key = self._key(name, partition)
         is_first = True
@@ -121,7 +130,8 @@ class ProgressStore:
                     f"{name.reader} stands at {stands} in {name.namespace}/{name.topic}[{partition}], not {expected}: "
                     "another member has committed; fetch and go on from there"
                 )
-            return Write(self._guards(name, key, stored, progress), [_put(key, stored, progress)], None)
+            guards = self._guards(name, key, stored, progress, defined=defined)
+            return Write(guards, [_put(key, stored, progress)], None)
 
         transact(self._store, lambda: self._stored(key), change, what=_not_moved(name))
 

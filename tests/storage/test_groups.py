@@ -13,8 +13,8 @@ import pytest
 
 import forebay
 import forebay.aio
-from forebay import EARLIEST, LATEST, Conflict, Invalid, Position
-from forebay.progress import ReaderName
+from forebay import EARLIEST, LATEST, Conflict, Invalid, Position, Unavailable, UnknownTopic
+from forebay.progress import Progress, ProgressStore, ReaderName
 from forebay.testing.inside import inside
 from tests.storage.rig import QUICK
 from tests.support.waiting import until
@@ -163,6 +163,78 @@ def test_a_cached_commit_in_a_topic_that_was_deleted_leaves_no_cursor(tmp_path: 
         assert log.groups() == []
 
         assert inside(log).metadata.range("/forebay/progress/") == []
+
+
+@pytest.mark.parametrize("call", ["commit", "reset"])
+def test_no_way_to_move_a_cursor_makes_one_in_a_topic_that_was_deleted_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Found by review: a commit with `expected`, and a reset, left a cursor that nothing removes any more."""
+    with forebay.open(tmp_path / "log", SLOW) as log:
+        topic = _topic(log)
+        group = log.group("billing")
+        change = getattr(ProgressStore, "move_from" if call == "commit" else "reset")
+
+        def late(*args: object, **kwargs: object) -> None:
+            # By another process, after this one has looked how far the topic reaches.
+            inside(log).definitions.begin_deletion(topic.spec.name)
+            change(*args, **kwargs)
+
+        monkeypatch.setattr(ProgressStore, change.__name__, late)
+        with pytest.raises(UnknownTopic):
+            if call == "commit":
+                group.commit("shop/orders", 6, expected=0)
+            else:
+                group.reset("shop/orders", 6)
+
+        assert inside(log).metadata.range("/forebay/progress/") == []
+
+
+def test_a_cursor_is_never_seen_further_back_while_its_cached_commit_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by review: it was written after the look into the store, and no longer on its way at the next look."""
+    with forebay.open(tmp_path / "log", SLOW) as log:
+        _topic(log)
+        group = log.group("billing")
+        get = ProgressStore.get
+
+        def overtaken(store: ProgressStore, name: ReaderName, partition: int, incarnation: str) -> Progress | None:
+            found = get(store, name, partition, incarnation)
+            log.groups()
+            return found
+
+        group.commit("shop/orders", 6, ack="cached")
+        with monkeypatch.context() as patched:
+            patched.setattr(ProgressStore, "get", overtaken)
+            assert group.fetch("shop/orders") == 6
+        group.commit("shop/orders", 8, ack="cached")
+        with monkeypatch.context() as patched:
+            patched.setattr(ProgressStore, "get", overtaken)
+            assert group.commit("shop/orders", 7, ack="cached") == 8
+
+
+@pytest.mark.parametrize("call", ["reset", "forget"])
+def test_a_reset_that_fails_leaves_cached_commits_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Found by review: the cursor went back, though neither the caller nor a crash had moved it."""
+    with forebay.open(tmp_path / "log", SLOW) as log:
+        topic = _topic(log)
+        reader = topic.reader("billing")
+        reader.ack_up_to(6, ack="cached")
+
+        def away(*_: object, **__: object) -> None:
+            raise Unavailable("the metadata store is away")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(ProgressStore, call, away)
+            with pytest.raises(Unavailable):
+                reader.reset(2) if call == "reset" else reader.forget()
+        assert reader.offset() == 6
+
+        reader.reset(2) if call == "reset" else reader.forget()
+        assert reader.offset() == (2 if call == "reset" else None)
 
 
 def test_closing_writes_what_is_cached(tmp_path: Path) -> None:

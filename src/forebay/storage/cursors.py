@@ -59,8 +59,9 @@ class Cursors:
         self._guard.check("this log")
         check_partition(checked_partition(partition), spec.partitions)
         name = ReaderName(spec.namespace, spec.topic, reader)
-        stored = self._store.get(name, partition, spec.topic_id)
-        return _further(stored, self._noted_at(name, partition, spec.topic_id))
+        # In this order: what is not on its way any more is stored by the next look.
+        noted = self._noted_at(name, partition, spec.topic_id)
+        return _further(self._store.get(name, partition, spec.topic_id), noted)
 
     def commit(
         self, name: ReaderName, partition: int, progress: Progress, *, ack: CommitAck, expected: int | None = None
@@ -83,27 +84,29 @@ class Cursors:
         self._flush({(name, partition)})
         if expected is None:
             return self._store.ack_up_to(name, {partition: progress}, defined=True)[partition]
-        self._store.move_from(name, partition, expected, progress)
+        self._store.move_from(name, partition, expected, progress, defined=True)
         return progress.offset
 
     def reset(self, name: ReaderName, partition: int, progress: Progress) -> None:
         """Set a cursor, also to an earlier place. Commits that are on their way do not undo it."""
         self._guard.check("this log")
         with self._writing:
-            self._drop(lambda noted, _: noted == (name, partition))
-            self._store.reset(name, partition, progress)
+            undone = self._noted_where(lambda place, _: place == (name, partition))
+            self._store.reset(name, partition, progress, defined=True)
+            self._drop(undone)
 
     def forget(self, name: ReaderName, partitions: int) -> None:
         """Remove every cursor of a reader in these partitions, stored or on its way."""
         self._guard.check("this log")
         with self._writing:
-            self._drop(lambda noted, _: noted[0] == name)
+            undone = self._noted_where(lambda place, _: place[0] == name)
             self._store.forget(name, partitions)
+            self._drop(undone)
 
     def forget_topic(self, spec: TopicSpec) -> None:
         """A topic was deleted: commits in it are not written any more. Those in a later topic of its name are."""
         with self._writing:
-            self._drop(lambda _, progress: progress.incarnation == spec.topic_id)
+            self._drop(self._noted_where(lambda _, progress: progress.incarnation == spec.topic_id))
 
     def places(self, reader: str) -> list[tuple[str, str, int]]:
         """Every (namespace, topic, partition) where this reader has a cursor."""
@@ -128,9 +131,12 @@ class Cursors:
     def _note(self, name: ReaderName, partition: int, progress: Progress) -> int:
         """Keep a commit to be written later. Reads the metadata store before it takes the lock."""
         check_progress(progress)
+        # In this order: what is not on its way any more is stored by the next look.
+        before = self._noted_at(name, partition, progress.incarnation)
         stored = self._store.get(name, partition, progress.incarnation)
         with self._changing:
-            known = _further(stored, self._noted_at(name, partition, progress.incarnation))
+            noted = self._noted_at(name, partition, progress.incarnation)
+            known = _further(_further(stored, before), noted)
             if known is not None and known.offset >= progress.offset:
                 return known.offset
             self._noted[name, partition] = progress
@@ -143,10 +149,16 @@ class Cursors:
         found = self._noted.get((name, partition))
         return found if found is not None and found.incarnation == incarnation else None
 
-    def _drop(self, is_dropped: Callable[[_Place, Progress], bool]) -> None:
-        """Forget commits that are not stored yet. The caller holds `_writing`: none of them is being written."""
+    def _noted_where(self, is_meant: Callable[[_Place, Progress], bool]) -> dict[_Place, Progress]:
+        """Commits that are not stored yet."""
+        return {place: noted for place, noted in self._noted.copy().items() if is_meant(place, noted)}
+
+    def _drop(self, noted: dict[_Place, Progress]) -> None:
+        """Forget these commits; later ones of the same cursors stay. The caller holds `_writing`."""
         with self._changing:
-            self._noted = {place: noted for place, noted in self._noted.items() if not is_dropped(place, noted)}
+            for place, progress in noted.items():
+                if self._noted.get(place) is progress:
+                    del self._noted[place]
 
     def _flush(self, chosen: set[_Place] | None) -> None:
         """Write the commits of some cursors, or of all."""
@@ -165,10 +177,7 @@ class Cursors:
             self._store.ack_up_to(name, cursors, defined=True)
         except UnknownTopic as error:
             logger.warning("commits are dropped: %s", error)
-        with self._changing:
-            for partition, progress in cursors.items():
-                if self._noted.get((name, partition)) is progress:
-                    del self._noted[name, partition]
+        self._drop({(name, partition): progress for partition, progress in cursors.items()})
 
     def _write_noted(self) -> None:
         """The step of the background worker: what is not written is tried again after the same interval."""
