@@ -25,12 +25,6 @@ _PRIVATE_USES_MAX: Final = 39
 """How often tests look at what only a class or module itself should know: less with time, never more."""
 _OUTSIDE: Final = re.compile(r"\bissue\s*#|(?<![\w.])/(?:home|opt|root|work)/", re.IGNORECASE)
 
-_LOCKS_OF_THEIR_OWN: Final = {"cli", "spark", "testing", "locks.py"}
-_UNRANKED: Final = {
-    "src/forebay/appends/callbacks.py",  # a mark of one thread that no other sees
-    "src/forebay/appends/waiting.py",  # made by one thread to be woken once
-}
-
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 

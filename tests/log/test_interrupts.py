@@ -169,7 +169,6 @@ def test_ctrl_c_in_a_commit_reaches_the_caller_and_the_log_recovers_by_itself() 
     assert rig.append() is Outcome.ACKED
 
 
-@pytest.mark.plain_locks  # one thread plays the parent and the child
 def _entry() -> Entry:
     return Entry(b"x", None, None, (), 0, None, Ticket())
 

@@ -14,7 +14,7 @@ from typing import Self
 
 from forebay import ForebayError, Storage
 from forebay.clock import SystemClock
-from forebay.storage.background import history
+from forebay.storage.background import cleanup
 from tests.moves import rig
 from tests.moves.rig import TOPIC, Land
 from tests.support.processes import hear
@@ -106,7 +106,7 @@ def say(text: str) -> None:
 
 
 def main(root: str, name: str, endpoints: str) -> None:
-    history.LOOK_SECONDS = 600.0  # nobody looks after the lease in the background: each append must
+    cleanup.LOOK_SECONDS = 600.0  # type: ignore[attr-defined]  # nobody looks after the lease in the background: each append must
     land = land_of(Path(root), () if endpoints == "-" else tuple(endpoints.split(",")))
     servant = Servant(land.open(name))
     say("ready")

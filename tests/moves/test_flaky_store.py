@@ -14,7 +14,7 @@ from forebay import ForebayError
 from forebay.cleanup.collector import named_by
 from forebay.settings import ExportSettings, RetentionSettings
 from forebay.storage import Storage
-from forebay.storage.background import history
+from forebay.storage.background import cleanup, history
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from tests.blobs.scripted import DROPPED, Answer, Request, answering, forwarded
@@ -63,7 +63,8 @@ def line(bucket: Bucket) -> Line:
 
 @pytest.fixture
 def land(tmp_path: Path, folder: str, line: Line, monkeypatch: pytest.MonkeyPatch) -> Iterator[Land]:
-    monkeypatch.setattr(history, "LOOK_SECONDS", 0.05)
+    for worker in (cleanup, history):
+        monkeypatch.setattr(worker, "LOOK_SECONDS", 0.05)
     monkeypatch.setattr(history, "RETRY_SECONDS", 0.05)
     with answering(line.respond) as (endpoint, _):
         yield rig.object_store(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from forebay import Moved
-from forebay.storage.background import history
+from forebay.storage.background import cleanup
 from forebay.testing.inside import inside
 from tests.moves import rig
 from tests.moves.rig import TOPIC, clear_up, id_of
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(autouse=True)
 def _nobody_looks_but_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else an owner may have a new session before the next one comes."""
-    monkeypatch.setattr(history, "LOOK_SECONDS", 600.0)
+    monkeypatch.setattr(cleanup, "LOOK_SECONDS", 600.0)
 
 
 def test_an_overtaken_log_that_nobody_appends_to_stops_and_sets_its_files_aside(tmp_path: Path) -> None:

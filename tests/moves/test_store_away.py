@@ -15,7 +15,7 @@ from forebay import Storage, Unavailable
 from forebay.format.descriptor import Phase
 from forebay.settings import ExportSettings, RetentionSettings, Settings, StorageSettings
 from forebay.storage import building
-from forebay.storage.background import history
+from forebay.storage.background import cleanup, history
 from tests.blobs.servers import s3_settings
 from tests.history.test_servers_killed import Bucket
 from tests.ledger import Ledger
@@ -52,7 +52,8 @@ def store(bucket: Bucket) -> Iterator[Store]:
 
 @pytest.fixture
 def land(tmp_path: Path, bucket: Bucket, folder: str, monkeypatch: pytest.MonkeyPatch) -> Land:
-    monkeypatch.setattr(history, "LOOK_SECONDS", 0.05)
+    for worker in (cleanup, history):
+        monkeypatch.setattr(worker, "LOOK_SECONDS", 0.05)
     monkeypatch.setattr(history, "RETRY_SECONDS", 0.2)
     return rig.object_store(
         tmp_path,
