@@ -67,7 +67,7 @@ def syncing(durability: Durability) -> tuple[Simulated, SyncTarget]:
     rig.append(2)
     if durability is FSYNC:
         with rig.wal.committing:
-            rig.wal.writer.mark()
+            assert rig.wal.attempt(rig.wal.writer.mark) is None
     target = rig.wal.begin_background_sync()
     assert target is not None
     return rig, target

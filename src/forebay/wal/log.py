@@ -186,8 +186,8 @@ class Wal:
         writer, queue, tail, counters = self.writer, self.queue, self.tail, self.counters
         try:
             self.queued_since = None
-            if writer.in_doubt:
-                writer.account()
+            if writer.in_doubt or queue.taken:
+                self._end_interrupted()
             queue.take()
             if not queue.taken:
                 return
@@ -205,7 +205,6 @@ class Wal:
                 raise Fenced(f"{writer.place}: the lease ended before the append was acknowledged")
             # In this order: what readers may have seen is acknowledged, whatever strikes in between.
             tail.publish(made, writer)
-            writer.account()
             counters.commits += 1
             counters.records += tail.head - made[0].base
             for frame in made:
@@ -309,6 +308,20 @@ class Wal:
             return
         self._stop(Phase.FAILED, reason, refusals(name, reason), self._skip_lost(self.head))
 
+    def _end_interrupted(self) -> None:
+        """Finish what a thread left undone that was interrupted (Ctrl-C) while it handled a failure.
+
+        Raises if that failed: appends were not answered, or bytes went to the file that were not published. Else they
+        would be forgotten here, and their threads would wait for ever.
+        """
+        queue, phase = self.queue, self.state.phase
+        if queue.taken and queue.taken[-1].end <= self.head:
+            queue.acknowledge()
+        if queue.taken or (self.writer.in_doubt and phase is Phase.OPEN):
+            reason = self.state.reason or f"{self.writer.place}: interrupted before the appends were answered"
+            raise (Fenced if phase is Phase.FENCED else Unavailable)(reason)
+        self.writer.account()
+
     def _stop(self, phase: Phase, reason: str, answers: Refusals, next_offset: int) -> None:
         """Take no appends any more, and answer all that wait."""
         self._become(phase, reason, answers.later)
@@ -351,8 +364,8 @@ class Wal:
 
         If bytes may have reached the file by then, the log has failed too.
         """
-        self.writer.account()
         try:
+            self._end_interrupted()
             step()
         except BaseException as error:
             if self.writer.in_doubt:
@@ -529,10 +542,11 @@ class Wal:
             reason = self.state.reason
             if reason is None and self.attempt(self.writer.finish) is None and self.writer.touched:
                 self.show()
+            # Before it counts as closed: a call that repeats an interrupted one (Ctrl-C) does nothing after that.
+            self.tail.end()
             self._become(Phase.CLOSED, self.state.reason, refusal)
             for file in self.files.all:
                 file.close()
             self.tail.live.close()
-        self.tail.end()
         self.wake()
         self.group.call_back()

@@ -73,6 +73,8 @@ class Tail:
         active.publish(writer.end)
         # Commit point for readers: what is below `head` is never taken back while this process lives.
         self.head = writer.end
+        # Before the write below: an interrupt there (Ctrl-C) must not cost the trust in a file that is published.
+        writer.account()
         self.live.publish(active, self._epoch, writer.durable)
 
     def show(self, active: ActiveFile | None, durable: int, *, doubtful: bool = False) -> None:

@@ -1,0 +1,157 @@
+"""Ctrl-C while a log handles a failure, or right behind a publication: each append is answered, and none is forgotten."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from typing import Any
+
+import pytest
+
+from forebay.appends.queue import AppendQueue
+from forebay.appends.ticket import Ticket
+from forebay.errors import Fenced, Indeterminate
+from forebay.testing.history import Outcome, Troubled
+from forebay.testing.invariants import check_log
+from forebay.topics import Durability
+from forebay.wal.log import Phase, Wal
+from forebay.wal.tail import LiveFile
+from tests.log.rig import BareRig, Rig, Simulated, simulated
+from tests.log.scenarios import fail_next
+
+DISK, FSYNC = Durability.DISK, Durability.FSYNC
+
+
+def _interrupted(patch: pytest.MonkeyPatch, owner: type, method: str, times: int = 1) -> None:
+    """Raise at the next calls of the method, in place of it."""
+    whole, left = getattr(owner, method), [times]
+
+    def strikes(*arguments: Any, **named: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            raise KeyboardInterrupt
+        return whole(*arguments, **named)
+
+    patch.setattr(owner, method, strikes)
+
+
+def _staged(rig: Simulated) -> tuple[int, Ticket]:
+    attempt, ticket = rig.stage()
+    assert isinstance(ticket, Ticket)
+    return attempt, ticket
+
+
+@pytest.mark.parametrize("fault", ["write", "sync"])
+@pytest.mark.parametrize(("owner", "method"), [(Wal, "_fail"), (Wal, "_become"), (Wal, "show"), (AppendQueue, "fail")])
+def test_an_append_whose_failing_is_interrupted_is_answered_by_the_next_commit(
+    monkeypatch: pytest.MonkeyPatch, fault: str, owner: type, method: str
+) -> None:
+    rig = Rig(simulated(), FSYNC).open()
+    rig.append()
+    attempt, ticket = _staged(rig)
+    fail_next(rig, fault, errno.EIO)
+    with monkeypatch.context() as patch:
+        _interrupted(patch, owner, method)
+        with pytest.raises(KeyboardInterrupt):
+            rig.wal.commit()
+
+    rig.wal.commit()
+
+    assert ticket.done and isinstance(ticket.error, Indeterminate)
+    assert rig.wal.state.phase is Phase.FAILED
+    assert rig.hear(attempt, ticket) is Outcome.INDETERMINATE
+    rig.note(Troubled())
+    assert rig.wal.heal()
+    assert rig.append() is Outcome.ACKED
+    assert check_log(rig.history(), rig.reading()) == []
+
+
+def test_a_step_behind_an_interrupted_failing_does_not_trust_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel reports a lost write once: a flush that succeeds then would promise what is not there."""
+    rig = Rig(simulated(), DISK).open()
+    rig.append()
+    fail_next(rig, "sync", errno.EIO)
+    with monkeypatch.context() as patch:
+        _interrupted(patch, Wal, "_fail")
+        with pytest.raises(KeyboardInterrupt), rig.wal.committing:
+            rig.wal.attempt(rig.wal.writer.sync)
+
+    with rig.wal.committing:
+        assert rig.wal.attempt(rig.wal.writer.sync) is not None
+
+    assert rig.wal.state.phase is Phase.FAILED
+    rig.flush()  # the records are in a copy of the file now
+    assert rig.wal.offsets().durable == 1
+
+
+def test_an_append_whose_acknowledging_is_interrupted_twice_is_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(simulated(), FSYNC).open()
+    rig.append()
+    attempt, ticket = _staged(rig)
+    with monkeypatch.context() as patch:
+        _interrupted(patch, AppendQueue, "acknowledge", times=2)
+        with pytest.raises(KeyboardInterrupt):
+            rig.wal.commit()
+
+    rig.wal.commit()
+
+    assert ticket.done and ticket.result() == 1
+    assert rig.hear(attempt, ticket) is Outcome.ACKED
+    assert rig.wal.state.phase is Phase.OPEN
+    assert rig.append() is Outcome.ACKED
+    assert check_log(rig.history(), rig.reading()) == []
+
+
+def test_an_append_whose_fencing_is_interrupted_is_answered_and_the_log_stays_fenced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = BareRig(simulated(), FSYNC).begin()
+    rig.append()
+    _, ticket = _staged(rig)
+    rig.lease = False
+    with monkeypatch.context() as patch:
+        _interrupted(patch, AppendQueue, "fail")
+        with pytest.raises(KeyboardInterrupt):
+            rig.wal.commit()
+    reason = rig.wal.fenced
+
+    rig.wal.commit()
+
+    assert ticket.done and isinstance(ticket.error, Indeterminate)
+    assert reason is not None and rig.wal.fenced == reason
+    with pytest.raises(Fenced):
+        rig.wal.check_writable()
+
+
+def test_ctrl_c_while_other_processes_are_shown_a_commit_leaves_the_log_writable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The records are published by then: to take them for lost would copy the whole file."""
+    rig = Rig(simulated(), DISK).open()
+    rig.append()
+    attempt, ticket = _staged(rig)
+    with monkeypatch.context() as patch:
+        _interrupted(patch, LiveFile, "publish")
+        with pytest.raises(KeyboardInterrupt):
+            rig.wal.commit()
+
+    assert rig.wal.state.phase is Phase.OPEN
+    assert rig.hear(attempt, ticket) is Outcome.ACKED
+    assert rig.append() is Outcome.ACKED
+    assert [offset for offset, _ in rig.reading().records] == [0, 1, 2]
+
+
+def test_a_log_whose_closing_was_interrupted_lets_no_reader_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(simulated(), DISK).open()
+    rig.append()
+    with monkeypatch.context() as patch:
+        _interrupted(patch, LiveFile, "close")
+        with pytest.raises(KeyboardInterrupt):
+            rig.wal.close()
+
+    rig.wal.close()
+
+    waiting = threading.Thread(target=lambda: rig.wal.wait(1, timeout=None), daemon=True)
+    waiting.start()
+    waiting.join(10)
+    assert not waiting.is_alive()
