@@ -12,12 +12,15 @@ import pytest
 import rocksdict
 
 from forebay.appends.producer_window import ProducerWindow
+from forebay.appends.queue import AppendQueue, Entry
+from forebay.appends.ticket import Ticket
 from forebay.clock import SystemClock
 from forebay.disk import SystemDisk
 from forebay.engines import ByName, NewRecord
 from forebay.engines.rocksdb import RocksEngine
 from forebay.engines.rocksdb.database import Batch, Database, View
 from forebay.engines.rocksdb.layout import Keys
+from forebay.engines.rocksdb.shard import RocksShard
 from forebay.errors import Closed, Conflict, Corrupt, ForebayError, Unavailable
 from forebay.format.control import WindowEntry
 from forebay.records import Gap, Reason, Record
@@ -287,6 +290,65 @@ def test_reading_and_closing_at_once_ends_in_answers_or_in_closed(tmp_path: Path
         in_threads(4, work)
     engine = home.open()
     assert len(keyed(engine, ref, b"k")) == 300
+    engine.close()
+
+
+def _staged(shard: RocksShard) -> Ticket:
+    return shard.stage_one(Entry(b"v", None, None, (), 1, None, Ticket()), 17)
+
+
+def test_an_append_beside_the_end_of_a_shard_is_written_before_it_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One written later would stand behind the note that the shard ended in order."""
+    home = rocks_home(str(tmp_path / "rocksdb"), "disk")
+    engine, ref = home.open(), home.ref()
+    engine.write(ref, NewRecord(b"v", 1))
+    shard, commit = engine.open_shard(ref), RocksShard.commit
+    assert isinstance(shard, RocksShard)
+
+    def late(ending: RocksShard) -> None:
+        commit(ending)
+        _staged(ending)
+
+    monkeypatch.setattr(RocksShard, "commit", late)
+    with pytest.raises(Closed):
+        shard.end("is closed", clean=True)
+    monkeypatch.undo()
+    shard.end("is closed", clean=True)
+    assert shard.offsets().next == 1
+    engine.close()
+
+
+@pytest.mark.parametrize("step", ["acknowledge", "fail"])
+def test_an_append_whose_answer_is_interrupted_twice_is_answered_by_the_next_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    home, is_written = rocks_home(str(tmp_path / "rocksdb"), "disk"), step == "acknowledge"
+    engine, ref = home.open(), home.ref()
+    engine.write(ref, NewRecord(b"v", 1))
+    shard = engine.open_shard(ref)
+    assert isinstance(shard, RocksShard)
+    ticket = _staged(shard)
+
+    def strikes(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def fails(_: Batch, *, sync: bool) -> None:
+        raise OSError(5, "EIO")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AppendQueue, step, strikes)
+        if not is_written:
+            patch.setattr(inside(engine.engine).database, "write", fails)
+        with pytest.raises(KeyboardInterrupt):
+            shard.commit()
+
+    shard.commit()
+
+    assert ticket.done
+    assert (ticket.error is None) is is_written
+    assert (shard.failure is None) is is_written
     engine.close()
 
 

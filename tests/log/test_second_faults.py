@@ -1,4 +1,4 @@
-"""Ctrl-C while a log handles a failure, or right behind a publication: each append is answered, and none is forgotten."""
+"""Ctrl-C while a log handles a failure, or right behind a publication: no append is left without an answer."""
 
 from __future__ import annotations
 

@@ -54,8 +54,11 @@ class Commits:
         queue.fail(written, later, self._head())
 
     def _commit(self) -> None:
-        self.in_doubt = False
         try:
+            if self.queue.taken:
+                # A thread was interrupted (Ctrl-C) while it failed these, or acknowledged them.
+                raise Unavailable(f"{self._name}: interrupted before the appends were answered")
+            self.in_doubt = False
             self.queue.take()
             if self.queue.taken:
                 self._write()

@@ -344,9 +344,13 @@ class RocksShard:
         """Write what waits, say that it ended in order if asked, and refuse everything from now on."""
         if self._closed is not None:
             return
+        self._commits.group.refuse_inside()
+        # Before what waits is written: an append queued behind that would be written into a shard that has ended.
+        refusal = Closed(f"{self.ref} {reason}")
+        self._commits.queue.refuse(refusal)
         self.commit()
         with deferred(), self._changing, self._commits.group.lock:
-            self._commits.queue.refuse(Closed(f"{self.ref} {reason}"))
+            self._commits.queue.refuse(refusal)
             self._closed = reason
             if clean and self.failure is None and self._bounds.epoch == self.epoch and not self._bounds.clean:
                 batch = self._database.batch()
