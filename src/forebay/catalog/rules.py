@@ -12,7 +12,7 @@ from forebay.format.descriptor import SegmentDescriptor
 
 
 def no_gap(start: int, pieces: Sequence[SegmentDescriptor], end: int) -> str | None:
-    """`[start, end)` is covered without a hole; a named gap counts as covered."""
+    """`[start, end)` is covered without anything missing; a named gap counts as covered."""
     expected = start
     for piece in pieces:
         if piece.start > expected:

@@ -81,7 +81,7 @@ class ShardKeys(NamedTuple):
 
     @property
     def compactor(self) -> str:
-        """The key that whoever compacts the shard holds."""
+        """The key of the lease that a compaction of the shard holds."""
         return compactor_key(self.namespace, self.topic, self.partition, prefix=self.prefix)
 
     def __str__(self) -> str:
@@ -191,7 +191,7 @@ class ShardCatalog:
         return opened
 
     def load_status(self, load_id: str) -> LoadStatus:
-        """How far a bulk load that the history names has come; `Corrupt` if nobody knows of it."""
+        """How far a bulk load that the history names has come; `Corrupt` if no record of it is left."""
         entry = self.store.get(load_key(load_id, prefix=self.keys.prefix))
         standing = _decoded(entry, LoadStanding)[0] if entry is not None else None
         if standing is None or standing.topic_id != self._topic_id:
@@ -363,7 +363,7 @@ def _decoded(entry: Entry, kind: type[T]) -> tuple[T, Unknown]:
 
 
 def _stands_for(found: SegmentDescriptor, wanted: SegmentDescriptor) -> bool:
-    """Whether a piece took the place of what was wanted: nobody else adds to history in one epoch."""
+    """Whether a piece took the place of what was wanted: no other process adds to history in one epoch."""
     replaced = found.status is Status.COMPACTED or found.kind is DescriptorKind.MANIFEST
     return replaced and found.start <= wanted.start and wanted.end <= found.end
 

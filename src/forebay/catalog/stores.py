@@ -21,7 +21,7 @@ def names_store(metadata: MetadataStore, store: str, *, prefix: str = PREFIX) ->
     while page := metadata.range(f"{prefix}/storage/topics/", start_after=last, limit=PAGE_KEYS):
         for entry in page:
             if _SEGMENTS in entry.key and not entry.key.endswith(_CUR):
-                # What cannot be read here is told by whoever needs it.
+                # What cannot be read here fails at the call that needs it.
                 with contextlib.suppress(Corrupt, UnsupportedFormat):
                     if decode_value(entry.value, SegmentDescriptor)[0].store == store:
                         return True

@@ -61,7 +61,7 @@ class _LocalFiles:
 
 
 class FollowedShard:
-    """A shard that another process owns, or nobody."""
+    """A shard that another process owns, or that has no owner."""
 
     failure: str | None = "opened read-only"
     epoch = 0
@@ -224,7 +224,7 @@ class FollowedShard:
 
 
 class FollowingEngine(ShardedEngine[FollowedShard]):
-    """Shards below `<root>/shards`, whoever owns them."""
+    """Shards below `<root>/shards`, for a process that does not own them."""
 
     def __init__(
         self,

@@ -114,7 +114,7 @@ class MemoryShard:
         self._check_room(batch, columns.size)
         if end > self._reserved_end:
             self._reserved_end = self._tenure.reserve(end + self._settings.wal.reserve_records_min)
-        # After everything that takes time and before anybody hears of it.
+        # After everything that takes time, and before any waker runs.
         self._hold_on()
         if producing is not None:
             self._window.add(WindowEntry(*producing, 1, columns.count, base))
@@ -138,7 +138,7 @@ class MemoryShard:
             self._tenures.rejoin()
 
     def _hold_on(self) -> None:
-        """On return the session lives in which the shard is ours. What it holds stays, if nobody else has had it."""
+        """On return the session lives in which the shard is ours. What it holds stays, if no other owner has had it."""
         if not self._tenure.still_owner():
             self._tenure = self._tenures.regain(self.ref, self.epoch)
 
@@ -316,7 +316,7 @@ class MemoryShard:
         self._check_open()
 
     def end(self, reason: str) -> None:
-        """Refuse everything from now on, let the records go and wake whoever waits for more."""
+        """Refuse everything from now on, drop the records and wake every reader that waits."""
         with self._published:
             self._closed = reason
             self._held = HeldRecords(self._held.next)

@@ -179,7 +179,7 @@ class Archive:
                 pass
 
     def close_gap(self, gap: Gap) -> None:
-        """Make a hole at the end of history known, where no file will name it."""
+        """Record a gap at the end of history, where no file will name it."""
         with deferred(), self._working:
             self._noting(lambda: self._exporter.export_gap(gap, self._deletes.publishing))
 
@@ -188,7 +188,7 @@ class Archive:
         self._exporter.note_end(end)
 
     def retain(self) -> int:
-        """Remove local files that nobody needs: what lies below the floors, and copies that history has; how many.
+        """Remove local files below the floors and local copies of what history has; returns how many.
 
         Copies go when they are old or too many, and verified.
         """
@@ -247,7 +247,7 @@ class Archive:
                 [file for file in sealed if not self._is_read(file)], lambda file: self._is_compacted(file, pieces)
             )
             if dropped == len(sealed) or not self._is_compacted(sealed[dropped], pieces):
-                # Until somebody rewrites history again there is nothing more to be found.
+                # Until history is rewritten again there is nothing more to be found.
                 self._looked_through = generation
             return dropped
 
@@ -298,7 +298,7 @@ class Archive:
         if on_file is not None:
             records = sum(piece.descriptor.records for piece in local)
             on_file(Lag(len(local), records, sum(piece.descriptor.bytes for piece in local)))
-        # False if it was replaced meanwhile: whoever asks next finds by what.
+        # False if it was replaced meanwhile: the next call finds by what.
         self.catalog.replace([local[0]], self._published(local[0].descriptor, store))
         return True
 
@@ -361,7 +361,7 @@ class Archive:
         self.error = None
 
     def _is_read(self, file: SealedFile) -> bool:
-        """Whether somebody has just read from it."""
+        """Whether a reader has just used it."""
         return bool(file.read_last) and self._clock.monotonic() - file.read_last < self._settings.retention.grace_s
 
     def _is_compacted(self, file: SealedFile, pieces: Sequence[SegmentDescriptor]) -> bool:

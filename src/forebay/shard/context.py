@@ -34,7 +34,7 @@ def refs_of(spec: TopicSpec) -> list[ShardRef]:
 
 
 class ShardContext(NamedTuple):
-    """What a shard is part of: the metadata store, the places of history, and whoever may act as its owner."""
+    """What a shard is part of: the metadata store, the places of history, and the process that may act as its owner."""
 
     metadata: MetadataStore
     settings: Settings

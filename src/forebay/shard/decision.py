@@ -158,7 +158,7 @@ def told_of(decision: RecoveryDecision, undone: tuple[Blind, ...]) -> RecoveryDe
 
 
 def _is_mine(facts: LogFacts, state: ShardState, holder: str) -> bool:
-    """Whether nobody else can have written since the newest state frame of the local log.
+    """Whether no other owner can have written since the newest state frame of the local log.
 
     An epoch that this directory acquired without writing anything leaves no frame, so all epochs since
     `holder_since` count as its own; without a log, all of them must be.

@@ -1,6 +1,6 @@
 """Deletes and floors of one shard, as its owner makes them: durable first, then in effect.
 
-What lies above the end of history is told to the log, what lies below it to the metadata store. Whoever extends
+Deletes above the end of history are recorded in the log, those below it in the metadata store. A thread that extends
 history does so inside `publishing`, which first records what ended up to there: no record becomes history alive
 that was deleted before.
 """
@@ -89,7 +89,7 @@ class Deletes:
         self._visible = visible
         self._past = past
         self._reach = 0
-        """History may end here, though nobody has said so yet."""
+        """History may end here, though it is not recorded yet."""
         self._changing = RankedRLock(Rank.DELETES, "shard.deletes")
         """Held from looking where history ends to having written what follows from it.
 

@@ -1,6 +1,6 @@
 """Seal a shard, so that another owner can go on exactly where this one stops.
 
-Each step may be repeated, and whoever finds a seal half-way either repeats it or takes it back by acquiring
+Each step may be repeated, and a process that finds a seal half-way either repeats it or takes it back by acquiring
 the shard: nothing is history before it is catalogued, and nothing is given away before all of it is history.
 Knows one shard with its log and its archive; who else works on it is stopped by the caller beforehand.
 """
@@ -33,7 +33,7 @@ OnFile: TypeAlias = Callable[[Lag], None]
 
 
 def begin_seal(shard: SegmentShard, around: ShardContext, target: str | None) -> None:
-    """From here on appends are refused, here and for whoever looks at the recorded state."""
+    """From here on appends are refused, here and by every process that reads the recorded state."""
     _check_target(shard, around, target)
     prefix = around.settings.metadata.prefix
     destination = "" if target is None else f" to move to {directory_name(around.metadata, prefix, target)}"
@@ -65,14 +65,14 @@ def finish_seal(
             phase=Phase.SEALED,
             owner=None,
             next_offset=next_offset,
-            # Nothing was given out beyond: whoever comes next may go on exactly here.
+            # No offset was given out beyond: the next owner may go on exactly here.
             reserved_end=next_offset,
             sealed_by=around.holder,
             sealed_at=clock.now_ms(),
             target=state.target if around.places.store is not None else around.holder,
         )
 
-    # Commit point: the shard is nobody's, and all of it is history.
+    # Commit point: the shard has no owner, and all of it is history.
     return change_state(around.metadata, around.keys(shard.ref).state, shard.epoch, sealed)
 
 

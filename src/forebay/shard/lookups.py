@@ -1,7 +1,7 @@
 """Records of one shard by key and tag, over all tiers.
 
 Each file, hot or sealed, tells where a hash occurs; history is asked for what the local files do not have. A hash
-is only a hint: the key or tag itself is compared on the record. What cannot be read of a match is told as a hole.
+is only a hint: the key or tag itself is compared on the record. A match that cannot be read is reported as a gap.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NEAR_OFFSETS = 64
 NEAR_BYTES = 64 * 1024
 
 Match: TypeAlias = Batch | Gap
-"""Consecutive records that match, or a hole where one may have been."""
+"""Consecutive records that match, or a gap where one may have been."""
 
 
 class Sought(NamedTuple):
@@ -174,7 +174,7 @@ class Lookups:
                 batches.append(match)
                 break
             if match is not None:
-                # A damaged frame is told from each match on that was in it.
+                # A damaged frame is reported from each match on that was in it.
                 events = [match, *(event for event in events if event.stop != match.stop)]
         return Page(batches, [*_tombstone(start, ended.floor), *events], max(start, head))
 
@@ -275,7 +275,7 @@ class Lookups:
         return sorted(found, key=_first)
 
     def _verified(self, sought: Sought, offsets: Places) -> Iterator[Match]:
-        """The records at these rising offsets that do match, in order, and holes where some cannot be read."""
+        """The records at these rising offsets that do match, in order, and gaps where some cannot be read."""
         place = 0
         while place < len(offsets):
             offset = int(offsets[place])
@@ -343,7 +343,7 @@ def _with_entry(sought: Sought, batch: Batch) -> Places:
 
 
 def _tombstone(start: int, floor: Floor) -> list[Gap]:
-    """What a reader at `start` is told of eviction."""
+    """The gaps that a reader at `start` gets for evicted records."""
     return [Gap(start, floor.evict_floor, floor.reason or Reason.CAP)] if start < floor.evict_floor else []
 
 
@@ -354,7 +354,7 @@ def _live(offsets: Places, deleted: OffsetSet) -> Places:
 
 
 def _is_told(gap: Gap, offsets: Places) -> bool:
-    """Whether a match may have been in this hole."""
+    """Whether a match may have been in this gap."""
     low, high = np.searchsorted(offsets, [gap.start, gap.stop])
     return bool(high > low)
 

@@ -26,10 +26,10 @@ class Membership:
 
     @property
     def session(self) -> Session:
-        """One that lives: what was owned in an ended one must be acquired anew."""
+        """A session that lives: what was owned in an ended one must be acquired again."""
         with self._lock:
             if not self._session.alive():
-                # First: where the store is away, nobody waits for the end of the last one besides.
+                # First: where the store is away, the caller does not wait for the end of the last one as well.
                 before, self._session = self._session, self._metadata.session(self._ttl_s)
                 self._unended.append(before)
             self._unended = [session for session in self._unended if not self._has_ended(session)]

@@ -27,7 +27,7 @@ BATCH_SHARDS = 30
 
 
 class Owner(NamedTuple):
-    """Whoever opens shards here: a session, and the directory its logs lie in."""
+    """The process that opens shards: its session, and the directory its logs lie in."""
 
     session: str
     holder: str
@@ -55,7 +55,7 @@ def change_state(store: MetadataStore, key: str, epoch: int, change: Callable[[S
 class Wanted(NamedTuple):
     """A shard to acquire: the key of its state, and the topic id it must belong to.
 
-    `gone` are the keys that say that this topic was deleted: nobody brings a shard of it to life again.
+    `gone` are the keys that say that this topic was deleted: no shard of it is acquired again.
     """
 
     key: str
@@ -100,7 +100,7 @@ def acquire(
 
     On return no other session can change them. Raises `Moved` if a living session has one, or another directory
     is promised it; `Unavailable` if it is a session of the same directory, whose process may just have died. Without
-    `take_over`, offsets are reserved in the log alone, and nobody takes over from there:
+    `take_over`, offsets are reserved in the log alone, and no other directory takes over from there:
     `Conflict` if another directory has one that was not sealed and either side does so. A seal that was not
     finished is thereby taken back. What `check` raises comes out, and none of the shards that were looked at with
     that one has changed. Of those in `without_log` the directory has no log: one of an earlier epoch that comes back
@@ -118,7 +118,7 @@ def acquire(
 
 
 def give_back(store: MetadataStore, key: str, before: ShardState | None, epoch: int) -> None:
-    """An acquisition of which nothing came: as far as can be, the shard is nobody's again, with its epoch used.
+    """An acquisition of which nothing came: as far as can be, the shard has no owner again, with its epoch used.
 
     Where that is missed, the next opening refuses the shard for the same reason: it was open before, and its offsets
     are as they were.
@@ -236,7 +236,7 @@ def taken(state: ShardState, owner: Owner, *, take_over: bool = True, anew: bool
     """The state after `owner` acquired the shard; `anew` where its directory has no log to go on in."""
     epoch = state.epoch + 1
     since = state.holder_since if state.holder == owner.holder and not anew else epoch
-    # Until it is told here how far they went: see `tell_reserved`.
+    # Until the state records how far they went: see `tell_reserved`.
     still_in_log = state.reserved_in_log and state.phase is not Phase.SEALED
     others = state.holders - {owner.holder}
     return msgspec.structs.replace(

@@ -1,4 +1,4 @@
-"""The history of a shard as somebody sees it who does not own it: what the catalog says, looked at anew when asked."""
+"""The history of a shard for a process that does not own it: what the catalog says at each call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOOK_SECONDS = 0.2
 
 
 class Recorded:
-    """History beside whoever makes it, seen from the data directory `holder`."""
+    """History beside its owner, seen from the data directory `holder`."""
 
     def __init__(self, catalog: ShardCatalog, places: Places, holder: str, clock: Clock) -> None:
         self._catalog = catalog

@@ -20,7 +20,7 @@ def reserve_in_state(store: MetadataStore, key: str, epoch: int) -> Callable[[in
     def reserve(end: int) -> int:
         def raised(state: ShardState) -> ShardState:
             if state.phase is Phase.SEALED:
-                # Given up meanwhile: whoever comes next goes on exactly where the seal ended.
+                # Given up meanwhile: the next owner goes on exactly where the seal ended.
                 return state
             return msgspec.structs.replace(state, reserved_end=max(end, state.reserved_end))
 

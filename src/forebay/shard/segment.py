@@ -281,7 +281,7 @@ class SegmentShard:
     def last_sequence(self, producer: int) -> int | None:
         """The newest acknowledged sequence of an idempotent producer."""
         if self.wal.policy.acks_in_queue:
-            # Acknowledged in the queue; the window hears of it when it is written.
+            # Acknowledged in the queue; the producer window learns it when it is written.
             self.wal.commit()
         return self.wal.writer.window.last_sequence(producer)
 
@@ -393,11 +393,11 @@ def _beside_history(here: Situation, catalog: ShardCatalog, facts: Survey, aroun
 def _local_gap(
     decision: RecoveryDecision, catalog: ShardCatalog | None, ref: ShardRef, epoch: int, clock: Clock
 ) -> Gap | None:
-    """The hole that the local log itself tells of. What history must tell of is told there first."""
+    """The gap that the local log itself records. A gap that history must record is recorded there first."""
     gap = decision.gap
     if catalog is None or gap is None or decision.source is not Source.CATALOG:
         return gap
-    # In history at once, so that nobody waits for the next record to hear of it.
+    # In history at once: a reader must not wait for the next record to learn of it.
     told = gap_descriptor(gap, topic_id=ref.spec.topic_id, epoch=epoch, created_at=clock.now_ms())
     catalog.extend(epoch, [told])
     return None

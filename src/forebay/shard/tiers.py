@@ -334,7 +334,7 @@ def run_end(deleted: OffsetSet, offset: int) -> int:
 
 
 def _below(offset: int, floor: Floor) -> list[Gap]:
-    """What a reader at `offset` is told of everything below `earliest`."""
+    """The gaps that a reader at `offset` gets for everything below `earliest`."""
     gaps = []
     if offset < floor.evict_floor:
         gaps.append(Gap(offset, floor.evict_floor, floor.reason or Reason.CAP))
@@ -358,7 +358,7 @@ def _shown(page: Page, offset: int, start: int, deleted: OffsetSet) -> Page:
 
 
 def _joined(gaps: list[Gap]) -> list[Gap]:
-    """Holes in offset order, those of one reason that touch made one."""
+    """Gaps in offset order; those of one reason that touch become one."""
     found: list[Gap] = []
     for gap in gaps:
         if found and found[-1].stop == gap.start and found[-1].reason is gap.reason:

@@ -27,7 +27,7 @@ class Ack(Ticket):
     """One append on its way. Settled by another thread, once; callbacks run there, after the log's lock is released.
 
     Takes no lock: a callback is first entered and `done` looked at afterwards, while settling turns `done`
-    true first and looks for callbacks afterwards. Whoever comes second sees the other, and a list gives
+    true first and looks for callbacks afterwards. The thread that comes second sees the other's step, and a list gives
     each of its entries to one thread only.
     """
 
@@ -91,7 +91,7 @@ class Ack(Ticket):
             self.call_back()
 
     def call_back(self) -> None:
-        """Call each callback that nobody has called yet."""
+        """Call each callback that was not called yet."""
         if self._callbacks:
             _call(self._callbacks, self)
 
@@ -118,7 +118,7 @@ def _call(callbacks: list[Callable[[Ack], None]], ack: Ack) -> None:
         try:
             callback(ack)
         except Exception:
-            # The append is what it is; whoever wanted to hear of it may be gone (a closed event loop).
+            # The append is what it is; the callback's target may be gone (a closed event loop).
             logger.exception("the callback of an append failed")
 
 

@@ -1,7 +1,7 @@
 """Copies the records of one topic into another, on whatever engines: once each, however often it is interrupted.
 
 Before a batch is appended, a plan of it is noted beside the copy's place in the source: where it ends, and under
-which sequence each partition of the target gets its part. Whoever goes on finds by the sequences what has arrived.
+which sequence each partition of the target gets its part. A later run finds by the sequences what has arrived.
 """
 
 from __future__ import annotations

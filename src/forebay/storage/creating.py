@@ -77,7 +77,7 @@ class Creations:
             raise Unavailable(f"{spec.name}: the files of the deleted topic of that name are not gone yet; try again")
         found = self._definitions.create(spec, exist_ok=exist_ok)
         if found.topic_id != spec.topic_id:
-            # Whoever created it may have died before the last step.
+            # The process that created it may have died before the last step.
             self._prepare(found)
             return found
         try:

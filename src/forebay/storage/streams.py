@@ -1,7 +1,7 @@
 """Streams over the partitions of a topic: up to an end, or following what comes.
 
 Data is always pulled by offset and wake-ups only wake, so a missed one costs nothing. A stream lives on
-after an error: whoever asks it again goes on behind the hole that was reported.
+after an error: a caller that asks it again goes on behind the gap that was reported.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ class Following(Generic[T]):
 
 
 class Waiting(Generic[T]):
-    """A `Following` for a thread that may sleep: ends when nothing came for a time, or it is told to stop."""
+    """A `Following` for a thread that may sleep: ends when nothing came for a time, or its caller stops it."""
 
     def __init__(
         self, following: Following[T], timeout: float | None, stop: threading.Event | None, *, clock: Clock

@@ -82,7 +82,7 @@ class LogFile:
 
     @property
     def leading_gap(self) -> Gap | None:
-        """The hole before the first offset of this file."""
+        """The gap before the first offset of this file."""
         return next((gap for gap in self.gaps if gap.stop == self.start), None)
 
     @property
@@ -169,7 +169,7 @@ class LogFile:
         return sorted({*missed, *(gap for gap in self.gaps if gap.reason in UNREADABLE)})
 
     def know_postings_of(self, shorter: LogFile) -> None:
-        """Take over what was read for look-ups in the same file, when it was shorter. Nobody may use that one then."""
+        """Take over what was read for look-ups while the file was shorter; `shorter` must not be used afterwards."""
         self._postings, self._unposted = shorter._postings, shorter._unposted
 
     def _posted(self, kind: SectionKind) -> HeldPostings:
@@ -192,7 +192,7 @@ class LogFile:
                         pass
                     case Unreadable():
                         missed += [step.gap] if step.gap.stop > step.gap.start else []
-            # Behind the last record there may be a hole.
+            # Behind the last record there may be a gap.
             held.end = max(held.end, end)
         return held
 
@@ -259,7 +259,7 @@ class SealedFile(SealedSegment):
         super().__init__(path, start, end, source=lambda: disk.open(path), index=lambda: disk.open(index_name(path)))
         self.path = path
         self.read_last = 0.0
-        """When somebody last read from it, by the monotonic clock; 0 if nobody did."""
+        """When a reader last read from it, by the monotonic clock; 0 if none did."""
         self._disk = disk
         self._previous_end: int | None = None
         self._footer: index_format.Footer | None = None
@@ -323,12 +323,12 @@ class FileList:
     def drop(self, file: LogFile | SealedFile) -> None:
         """The oldest file is no longer here; what it held is answered for elsewhere."""
         with self._changing:
-            assert self.all[0] is file, "only the oldest file may go: no hole is left"
+            assert self.all[0] is file, "only the oldest file may go, so that no gap is left"
             self.all = self.all[1:]
 
     @property
     def begins(self) -> int | None:
-        """The first offset that the files answer for, the hole before the first of them included."""
+        """The first offset that the files answer for, the gap before the first of them included."""
         files = self.all
         return files[0].previous_end if files else None
 

@@ -113,7 +113,7 @@ class FollowedLog:
         raise Unavailable(f"{self._directory}: its files changed {ATTEMPTS} times while they were looked at; try again")
 
     def list_anew(self) -> None:
-        """Look at every file anew: one of them was replaced or removed."""
+        """Look at every file again: one of them was replaced or removed."""
         self._scan = None
         self.refresh()
 
@@ -129,7 +129,7 @@ class FollowedLog:
             return True
         segments = self._segments()
         if live is None and not segments:
-            # Nobody has written yet, or the shard is deleted.
+            # No owner has written yet, or the shard is deleted.
             self._live = self._scan = None
             self.head = self.durable = 0
             self._show([])
@@ -141,7 +141,7 @@ class FollowedLog:
         return self._go_by_marks(segments)
 
     def _survey(self, live: Live | None, segments: Sequence[str]) -> bool:
-        """Nobody owns the log: sync what is there, so that it cannot vanish again, and show all that is whole."""
+        """The log has no owner: sync what is there, so that it cannot vanish again, and show all that is whole."""
         if segments:
             self._sync(segments[-1])
         facts = survey(self._disk, self._directory, self._settings, writable=False)
@@ -253,7 +253,7 @@ class FollowedLog:
 
     def _segments(self) -> list[str]:
         if not self._disk.exists(self._directory):
-            # A shard that nobody has written to yet.
+            # A shard without records so far.
             return []
         return sorted(name for name in self._disk.list_directory(self._directory) if parse_segment_name(name))
 

@@ -116,7 +116,7 @@ def _write(wal: Wal, removals: Removals) -> None:
 
 
 class Blind(NamedTuple):
-    """A place where a delete or a floor may have stood that is told nowhere else.
+    """A place where a delete or a floor may have stood that no other frame repeats.
 
     `proven` says that the place had been durable: something acknowledged may be lost.
     """
@@ -152,7 +152,7 @@ def copy_of(head: FrameHead, buffer: Bytes, position: int) -> Copy:
 
 
 def is_told(before: Sequence[Copy], buffer: Bytes, behind: Scan) -> bool:
-    """Whether everything in a damaged place, at the start of `buffer`, is told elsewhere or told of no delete.
+    """Whether everything in a damaged place, at the start of `buffer`, is recorded elsewhere or was no delete.
 
     `before` is what `Told` has, `behind` are the frames from the next whole one on.
     """

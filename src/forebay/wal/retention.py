@@ -1,6 +1,6 @@
-"""Which local files may go, now that history holds what they hold? And how one goes, so that no crash leaves a hole.
+"""Which local files may go, now that history holds what they hold? And how one goes, so that no crash leaves a gap.
 
-Knows files and the disk. What history covers is told by the caller; this frees copies and ends no record's life.
+Knows files and the disk. The caller says what history covers; this frees copies and ends no record's life.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def expired(
 ) -> list[SealedFile]:
     """The sealed files that may go, oldest first: the front of `files`, all of it below `covered_end`.
 
-    They are older than `time_s` or more than `bytes_max` holds, and nobody has read them within `grace_s` of the
+    They are older than `time_s` or more than `bytes_max` holds, and no reader has used them within `grace_s` of the
     monotonic time `now`. The newest file never goes: it says where the log goes on.
     """
     sizes = [file.footer.segment_bytes if isinstance(file, SealedFile) else file.limit for file in files]
@@ -46,7 +46,7 @@ def expired(
 def drop_file(disk: Disk, files: FileList, file: SealedFile) -> None:
     """Remove the oldest file. An `OSError` before it is gone leaves it where it was; it may be tried again."""
     directory = file.path.rpartition("/")[0]
-    # Whatever went before is gone for good: else a crash could bring it back without this one, and leave a hole.
+    # Whatever went before is gone for good: else a crash could bring it back without this one, and leave a gap.
     disk.sync_directory(directory)
     with files.replacing:
         # Readers who miss it wait here, and find it off the list then.

@@ -67,7 +67,7 @@ class LogScan:
         """No record follows the mark of a clean stop, though other frames may."""
         self.gaps: list[Gap] = []
         self.blind: list[Blind] = []
-        """Places without records that are not whole, where a delete may have stood that is told nowhere else."""
+        """Places without records that are not whole, where a delete may have stood that no other frame repeats."""
         self.removals = Removals()
         self._told = Told()
         self.frames = 0

@@ -1,6 +1,6 @@
 """Turn a rotated log file into an immutable one: large frames and an index beside it.
 
-Runs beside appends and readers: it touches only a file that nobody writes any more. A crash at any
+Runs beside appends and readers: it touches only a file that is no longer written. A crash at any
 step leaves the old bytes or the new ones, which hold the same records; the file counts as sealed only
 once its index exists, and until then recovery walks the bytes.
 """

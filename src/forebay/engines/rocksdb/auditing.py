@@ -36,11 +36,11 @@ from forebay.errors import Corrupt
 LAST_KEY = b"\xff" * 20
 STRETCH_BITS = 16
 STRETCHES_DETAILED = 8
-"""In so many stretches of offsets a wrong index is looked at record by record; of others only their place is told."""
+"""In so many stretches of offsets a wrong index is looked at record by record; of others only the place is reported."""
 
 
 class Flaw(NamedTuple):
-    """What is wrong. What is `derived` could be made anew from the records."""
+    """What is wrong. What is `derived` could be rebuilt from the records."""
 
     what: str
     offsets: tuple[int, int] | None = None
@@ -157,7 +157,7 @@ class ShardAudit:
                 try:
                     yield decode_entry(offset_in(key), value)
                 except Corrupt as error:
-                    # What it held shows as a hole before the next.
+                    # What it held shows as a gap before the next.
                     self._add(str(error), (offset_in(key), offset_in(key) + 1))
 
     def _look_at(self, entry: Entry) -> _Looked:

@@ -197,7 +197,7 @@ class Database:
             raise translated(error) from error
 
     def close(self) -> None:
-        """Let go of the files, once nobody reads any more. Harmless when repeated."""
+        """Close the files, once no reader is left. Harmless when repeated."""
         with self._lock:
             self._ended = self._ended or "is closed"
             if not self._lock.wait_for(lambda: self._views == 0, CLOSE_SECONDS):
@@ -242,7 +242,7 @@ class Database:
             make_directories(self.disk, self.path)
             options.create_if_missing(True)
             options.create_missing_column_families(True)
-        # A hole inside what was synced is damage: refused, never cut.
+        # A gap inside what was synced is damage: refused, never cut.
         options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
         options.set_keep_log_file_num(4)
         rocks = family = None

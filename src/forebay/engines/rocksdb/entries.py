@@ -36,7 +36,7 @@ ENTRY_BYTES = 32 * 1024
 
 
 class Stance(NamedTuple):
-    """Where a shard stands, for whoever reads it: replaced as a whole."""
+    """The counters of a shard, for readers: replaced as a whole."""
 
     counters: Counters = Counters()
     edges: Edges = Edges()
@@ -105,7 +105,7 @@ class Shelf:
     def cut(self, changes: Changes, entry: Entry, offset: int) -> tuple[int, int]:
         """Let go of an entry below `offset`, with its indexes; where that ends, and what all below there counted for.
 
-        What stays of it becomes an entry of its own. The old one is left to whoever removes its range.
+        What stays of it becomes an entry of its own. The caller removes the old one with its range.
         """
         end = min(offset, entry.end)
         if entry.kind is Kind.GAP:
@@ -140,7 +140,7 @@ class Shelf:
     # Reading
 
     def entries(self, view: View, offset: int, stop: int) -> Iterator[Entry]:
-        """The entries that reach into `[offset, stop)`, in order. The first may begin before, or behind a hole."""
+        """The entries that reach into `[offset, stop)`, in order. The first may begin before, or behind a gap."""
         first, last = self.keys.entries
         row = view.last(first, self.keys.entry(offset))
         start = offset if row is None else offset_in(row[0])

@@ -13,7 +13,7 @@ goes on with a letter:
 
 Numbers in keys are big-endian, so that keys are in the order of what they say. A name is its length in one byte
 and itself, or, above 254 bytes, 255 and its hash: no name is the beginning of another. Entries cover
-[earliest, next) without a hole; deleting makes one entry several.
+[earliest, next) without a gap; deleting makes one entry several.
 """
 
 from __future__ import annotations

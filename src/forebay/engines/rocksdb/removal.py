@@ -17,7 +17,7 @@ from forebay.records import Reason
 PIECE_RECORDS = 1_000
 PIECE_BYTES = 4 * 1024 * 1024
 COMPACTED_BYTES = 64 * 1024 * 1024
-"""When so many bytes left at once, the database is told to give their room back."""
+"""When so many bytes were removed at once, the shard asks the database to free their space."""
 
 Making: TypeAlias = Callable[[Batch, Stance], Stance | None]
 """Puts changes into a batch and tells where the shard stands then; `None` if nothing is to be written."""

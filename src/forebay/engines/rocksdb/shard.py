@@ -233,7 +233,7 @@ class RocksShard:
             if page is not None:
                 return page
             with self._commits.group.lock:
-                # Whoever was moving the floor while we read has told so by now.
+                # A thread that moved the floor while we read has recorded it by now.
                 if self.stance.counters.earliest == counters.earliest:
                     raise Corrupt(f"{self.ref}: an entry behind {offset} is not in the database: restore a backup")
 

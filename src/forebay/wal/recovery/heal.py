@@ -75,7 +75,7 @@ def _copy(disk: Disk, old: ActiveFile, copy: File, cache: TailCache, head: int, 
 
 
 def _frames(source: File, old: ActiveFile, cache: TailCache, head: int, writer: Writer) -> Iterator[bytes]:
-    """The bytes of the copy: header and whole frames below `limit`, with holes filled or named; and what ended."""
+    """The bytes of the copy: header and whole frames below `limit`, with gaps filled or named; and what ended."""
     yield source.read_at(HEADER_BYTES, 0)
     yield from _published(source, old, cache, head, writer)
     # Said again: a frame without records may be lost unnoticed.

@@ -113,7 +113,7 @@ def _live(writer: Writer) -> LiveFile:
 
 
 def set_aside(disk: Disk, directory: str) -> list[str]:
-    """Move the log in this directory, which nobody has open, to its `aside/`; where its files are then.
+    """Move the log in this directory, which no process has open, to its `aside/`; where its files are then.
 
     May be repeated after a crash in the middle. The newest segment goes after all others, so that until it is
     gone a survey tells whose log it was.
@@ -168,7 +168,7 @@ def _take_up(writer: Writer, files: FileList, facts: Survey, last: LogScan, star
     _settle(writer.disk, last, doubtful=facts.doubtful)
     _resume(writer, files, last, start, writer.clock)
     if facts.is_short and writer.active is None:
-        # Now, and not with the first append: nothing else tells of what is missing once `live` is written anew.
+        # Now, and not with the first append: nothing else says what is missing once `live` is written again.
         writer.create(writer.next)
 
 
