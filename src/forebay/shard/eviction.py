@@ -17,13 +17,14 @@ import numpy.typing as npt
 from forebay.appends.callbacks import deferred
 from forebay.appends.queue import Entry, Producing
 from forebay.appends.ticket import Ticket
+from forebay.appends.waiting import INSIDE, is_inside
 from forebay.errors import Full, Unavailable
 from forebay.eviction import Evicted, Holding, Limits, Stretch, plan
 from forebay.format.batch import Batch, ColumnBytes, batch_of
 from forebay.format.index import find_offset
 from forebay.format.offsets import OffsetSet
 from forebay.history import History, InHistory
-from forebay.locks import Rank, RankedLock
+from forebay.locks import Rank, RankedLock, RankedRLock
 from forebay.records import Gap
 from forebay.sealed import SealedSegment
 from forebay.shard.deletes import Deletes
@@ -94,11 +95,21 @@ def _by_records(tiers: Tiers, start: int, stop: int) -> int:
     return total
 
 
+class _Staged(NamedTuple):
+    """An append on its way."""
+
+    ticket: Ticket
+    bytes: int
+    total: int
+    """Its bytes, and those of all that were staged before it."""
+
+
 class ByteCount:
     """How many bytes the records of a shard count for, published ones and those on their way.
 
     `lock` protects numbers alone. A caller that holds it checks for room and stages; under it nothing is read from a
-    tier, written or waited for but the append queue. Methods with an underscore need it.
+    tier, written or waited for but the append queue. Methods with an underscore need it. An exception that comes at
+    any instant (Ctrl-C) leaves numbers that are right, or that `known` sees to be out of date.
     """
 
     def __init__(self, wal: Wal, tiers: Tiers, history: History | NoHistory, earliest: Callable[[], int]) -> None:
@@ -106,27 +117,34 @@ class ByteCount:
         self._tiers = tiers
         self._history = history
         self._earliest = earliest
-        self.lock = RankedLock(Rank.COMMIT, "shard.caps")
+        self.lock = RankedRLock(Rank.COMMIT, "shard.caps")
+        """Its owner is known, so that a signal handler that comes in between is refused. Never entered twice."""
+        self._is_inside = is_inside(self.lock)
         self._start = self._stop = self._bytes = 0
         """What `[start, stop)` counts for."""
-        self._staged: deque[tuple[Ticket, int]] = deque()
-        """Appends behind `stop`, with their bytes."""
-        self._staged_bytes = 0
+        self._staged: deque[_Staged] = deque()
+        """Appends behind `stop`."""
         self._standing: tuple[int, object] = (0, None)
         self._waiting: int | None = None
         self._changes = 0
 
+    def check_outside(self) -> None:
+        """`Unavailable` in a signal handler that has interrupted this thread while it holds `lock`."""
+        if self._is_inside():
+            raise Unavailable(f"{self._wal.writer.place}: {INSIDE}")
+
     def note_staged(self, ticket: Ticket, size: int) -> None:
         """An append has entered the queue. The caller holds `lock`."""
-        self._staged.append((ticket, size))
-        self._staged_bytes += size
+        before = self._staged[-1].total if self._staged else 0
+        self._staged.append(_Staged(ticket, size, before + size))
 
     def known(self) -> int | None:
         """What everything counts for, appends on their way included; `None` if `count` is due. Under `lock`."""
         self._take_published()
-        is_next = bool(self._staged) and self._staged[0][0].offset == self._stop
+        staged = self._staged
+        is_next = bool(staged) and staged[0].ticket.offset == self._stop
         if self._is_same() and (self._stop >= self._wal.head or is_next):
-            return self._bytes + self._staged_bytes
+            return self._bytes + (staged[-1].total - staged[0].total + staged[0].bytes if staged else 0)
         return None
 
     def count(self) -> None:
@@ -141,15 +159,21 @@ class ByteCount:
         with self.lock:
             # Else the numbers have moved meanwhile, and these are of another moment.
             if changes == self._changes:
-                self._start, self._stop, self._bytes, self._standing = earliest, head, before + more.bytes, standing
-                self._waiting = more.waiting if waiting is None else waiting
-                self._changes += 1
+                self._start, self._stop, self._bytes, self._standing, self._waiting, self._changes = (
+                    earliest,
+                    head,
+                    before + more.bytes,
+                    standing,
+                    more.waiting if waiting is None else waiting,
+                    changes + 1,
+                )
                 # What was published by then is in it, though its thread may not have been answered yet.
-                self._staged = deque(staged for staged in self._staged if staged[0].offset >= head)
-                self._staged_bytes = sum(size for _, size in self._staged)
+                while self._staged and self._staged[0].ticket.offset < head:
+                    self._staged.popleft()
 
     def published(self, head: int) -> int:
         """What the records below `head` count for, read from the tiers as far as that is not known."""
+        self.check_outside()
         waiting = self._waiting
         if waiting is not None and self._tiers.read(waiting, 1).next > waiting:
             # The load is over: what it brought counts now, or never.
@@ -158,7 +182,7 @@ class ByteCount:
         for _ in range(COUNT_ATTEMPTS):
             with self.lock:
                 if self.known() is not None:
-                    staged = (size for ticket, size in self._staged if ticket.offset + ticket.count <= head)
+                    staged = (size for ticket, size, _ in self._staged if ticket.offset + ticket.count <= head)
                     return self._bytes + sum(staged)
             self.count()
         raise self.unsteady()
@@ -177,16 +201,19 @@ class ByteCount:
 
     def _take_published(self) -> None:
         """Count appends that are published, and leave out those that failed."""
-        while self._staged and self._staged[0][0].done:
-            ticket, size = self._staged[0]
+        while self._staged and self._staged[0].ticket.done:
+            ticket, size, _ = self._staged[0]
             if ticket.error is None and ticket.offset > self._stop:
                 # Something else lies in between, as a bulk load or a gap: `count` looks.
                 break
-            self._staged.popleft()
-            self._staged_bytes -= size
             if ticket.error is None and ticket.offset == self._stop:
-                self._stop, self._bytes = self._stop + ticket.count, self._bytes + size
-                self._changes += 1
+                self._stop, self._bytes, self._changes = (
+                    self._stop + ticket.count,
+                    self._bytes + size,
+                    self._changes + 1,
+                )
+            # Last: what is counted already is never counted again.
+            self._staged.popleft()
 
     def _is_same(self) -> bool:
         return self._start == self._earliest() and self._standing == self._stands()
@@ -253,6 +280,7 @@ class Eviction:
     def _stage(self, count: int, size: int, producing: Producing | None, stage: Callable[[], Ticket]) -> Ticket:
         # In a forked child the lock may have a holder that does not exist there.
         self._wal.check_open()
+        self._count.check_outside()
         for _ in range(COUNT_ATTEMPTS):
             with self._count.lock:
                 held = self._count.known() if self.limits.cap_bytes is not None else 0

@@ -124,7 +124,7 @@ class InsideTopic:
             "committing": lambda: is_held(shard.wal.committing),
             "queue": lambda: is_held(shard.wal.queue.lock),
             "limits": shard._eviction._passing.locked,
-            "caps": shard._eviction._count.lock.locked,
+            "caps": lambda: is_held(shard._eviction._count.lock),
             "changing": lambda: is_held(shard.deletes._changing),
             "working": shard.archive._working.locked,
         }
