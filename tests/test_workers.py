@@ -204,6 +204,30 @@ def test_an_item_asked_for_while_it_is_served_is_served_once_more_and_by_one_thr
     assert tested.worker.stop()
 
 
+def test_items_that_wait_behind_one_that_hangs_are_served_by_the_thread_that_takes_over() -> None:
+    """They waited until an item came that was not asked for yet."""
+    gate, served = Gate(), threading.Event()
+
+    def serve(item: str) -> None:
+        if item == "hangs":
+            gate.wait()
+        else:
+            served.set()
+
+    clock = ManualClock()
+    tested: ItemWorker[str] = ItemWorker("tested", serve, clock=clock)
+    with tested.worker.changed:
+        tested.ask("hangs")
+        tested.ask("waits")
+    gate.await_reached()
+    clock.advance(workers.STUCK_SECONDS)
+    tested.worker.relieve()
+
+    assert served.wait(PATIENCE)
+    gate.open()
+    assert tested.worker.stop()
+
+
 def test_an_item_that_cannot_be_served_keeps_no_other_from_it() -> None:
     served = threading.Event()
 

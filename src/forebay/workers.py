@@ -122,6 +122,8 @@ class Worker:
         with self.changed:
             if self._is_stuck() and len(self._threads) <= STUCK_MAX and not self._is_stopped:
                 logger.warning("%s has not come back for a while: another thread goes on with its work", self.name)
+                # The step that hangs leaves work behind, and what asked for that does not ask again.
+                self._is_woken = True
                 self._begun()
 
     def note_failure(self, error: BaseException) -> None:
