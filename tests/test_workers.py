@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import linecache
+import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import pytest
 
 from forebay import workers
 from forebay.errors import Unavailable
 from forebay.testing.clock import ManualClock
-from forebay.workers import Background, ItemWorker, Worker
+from forebay.workers import AtWork, Background, ItemWorker, Worker
 from tests.support.waiting import PATIENCE, until
 
 
@@ -243,3 +247,42 @@ def test_an_item_that_cannot_be_served_keeps_no_other_from_it() -> None:
     assert served.wait(PATIENCE)
     assert tested.worker.status().error == "Unavailable: away"
     assert tested.worker.stop()
+
+
+class Struck:
+    """Raises `KeyboardInterrupt` at the n-th line of the module where Python looks for one: not between two calls."""
+
+    def __init__(self, line: int) -> None:
+        self.is_over = False
+        self._left = line
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
+        if frame.f_code.co_filename != workers.__file__:
+            return None
+        if event == "line" and not self.is_over:
+            source = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+            self._left -= not source.startswith(("with ", "if not was_here", "del "))
+            if self._left == 0:
+                self.is_over = True
+                raise KeyboardInterrupt
+        return self
+
+
+def test_an_interrupt_at_any_line_leaves_no_shard_taken() -> None:
+    """A caller that was interrupted as it began kept all background work from the shard, for ever."""
+    for line in range(1, 100):
+        at_work, struck = AtWork(), Struck(line)
+        sys.settrace(struck)
+        try:
+            with at_work.after_others("a"), at_work.after_others("a"):
+                pass
+            with at_work.at("a"):
+                pass
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        assert at_work.is_free("a"), line
+        if not struck.is_over:
+            assert line > 15, "every line was met"
+            return

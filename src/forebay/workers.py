@@ -26,6 +26,8 @@ STUCK_SECONDS = 5.0
 """After so long at one thing a thread counts as stuck, and another takes the work over."""
 STUCK_MAX = 4
 """So many stuck threads a worker may leave behind; with one more it waits until one of them comes back."""
+NOTICE_SECONDS = 1.0
+"""A thread that waits until others have left a shard looks so often whether they have."""
 STOP_SECONDS = 10.0
 """So long a closing log waits for a step that is under way, a store that does not answer included."""
 
@@ -339,28 +341,17 @@ class AtWork:
     @contextmanager
     def at(self, key: str) -> Iterator[bool]:
         """Inside, no other thread is at the key; false, at once, if one is: then leave it alone."""
-        with self._changed:
-            is_free = self.is_free(key)
-            if is_free:
-                self._at[key] = threading.get_ident()
-        try:
+        if not self.is_free(key):
+            yield False
+            return
+        with self._taken(key, is_waiting=False) as is_free:
             yield is_free
-        finally:
-            if is_free:
-                self._leave(key)
 
     @contextmanager
     def after_others(self, key: str) -> Iterator[None]:
         """As `at`, for a caller that may wait until the other thread has left. It holds no lock that thread needs."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.is_idle(key))
-            is_ours = key in self._at
-            self._at[key] = threading.get_ident()
-        try:
+        with self._taken(key, is_waiting=True):
             yield
-        finally:
-            if not is_ours:
-                self._leave(key)
 
     def is_free(self, key: str) -> bool:
         """Whether no thread is at it, so that `at` would be true."""
@@ -373,9 +364,29 @@ class AtWork:
     def wait_idle(self, key: str) -> None:
         """Return once no other thread is at it. The caller has seen to it that none begins."""
         with self._changed:
-            self._changed.wait_for(lambda: self.is_idle(key))
+            self._wait(key)
 
-    def _leave(self, key: str) -> None:
-        with self._changed:
-            self._at.pop(key, None)
-            self._changed.notify_all()
+    @contextmanager
+    def _taken(self, key: str, *, is_waiting: bool) -> Iterator[bool]:
+        """Be at the key, if no other thread is or after it has left. An interrupt (Ctrl-C) leaves no key taken."""
+        this = threading.get_ident()
+        was_here = self._at.get(key) == this
+        try:
+            with self._changed:
+                if is_waiting:
+                    self._wait(key)
+                yielded = self.is_idle(key)
+                if yielded:
+                    self._at[key] = this
+            yield yielded
+        finally:
+            # No call before the key is out: an interrupt that comes here is raised after that.
+            if not was_here and key in self._at and self._at[key] == this:
+                del self._at[key]
+                with self._changed:
+                    self._changed.notify_all()
+
+    def _wait(self, key: str) -> None:
+        # Looks again now and then: an interrupt may come between the leaving of a thread and its notice.
+        while not self._changed.wait_for(lambda: self.is_idle(key), NOTICE_SECONDS):
+            pass
