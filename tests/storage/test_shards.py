@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ import forebay
 from forebay import Settings, Storage, UnknownTopic
 from forebay.engines import SegmentEngine
 from forebay.metadata import Compare, MetadataStore, Operation, Outcome, Put
-from forebay.shard import ShardRef
+from forebay.shard import SegmentShard, ShardRef
 from forebay.testing.inside import inside
 from tests.storage.rig import QUICK, WatchedDisk, quick, values
 from tests.storage.test_workers import Gate
@@ -129,6 +130,36 @@ def test_a_topic_deleted_while_its_shard_is_opened_leaves_nothing(hanging: tuple
         a.append(b"2")
     assert not Path(inside(log).engine.directory_of(ShardRef(a.spec, 0))).exists()
     assert [entry.key for entry in inside(log).metadata.range("") if a.spec.topic_id.encode() in entry.value] == []
+
+
+def test_no_worker_keeps_a_shard_that_was_opened_while_its_topic_was_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deletion stopped the work on the shard before the shard was open: two workers kept it for ever."""
+    gate, deleting, opened = Gate(), threading.Event(), list[SegmentShard]()
+    opening, removing = SegmentShard.open, SegmentEngine.delete_shard
+
+    def open_slowly(*args: Any, **named: Any) -> SegmentShard:
+        opened.append(opening(*args, **named))
+        gate.wait()
+        return opened[-1]
+
+    def remove(engine: SegmentEngine, ref: ShardRef) -> None:
+        deleting.set()
+        removing(engine, ref)
+
+    with Storage.open(tmp_path / "log", quick()) as log, ThreadPoolExecutor(2) as threads:
+        topic = log.create_topic("a")
+        monkeypatch.setattr(SegmentShard, "open", open_slowly)
+        monkeypatch.setattr(SegmentEngine, "delete_shard", remove)
+        first = threads.submit(topic.append, b"1")
+        with gate.reached_here():
+            deleted = threads.submit(log.delete_topic, "a")
+            assert deleting.wait(PATIENCE)
+        deleted.result(PATIENCE)
+        first.exception(PATIENCE)
+        workers = inside(log).workers
+        assert not workers.sync.watches(opened[0]) and not workers.history.watches(opened[0])
 
 
 def test_the_failover_of_many_shards_is_not_serial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

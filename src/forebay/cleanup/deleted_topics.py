@@ -204,14 +204,15 @@ class Deletions:
         for ref, key in zip(refs, keys, strict=True):
             # First, so that no owner anywhere can add to what is being removed.
             states.append(mark_deleting(metadata, key, spec.topic_id))
-            if not self._drop(ref):
-                raise Unavailable(f"{ref} is still worked on in the background")
+            self._stop_work(ref)
         # Before the states that say it are gone.
         late = self._late(spec, [state for state in states if state is not None])
         if late is not None:
             self.notes.note_late(late)
         for ref in refs:
             self._delete_shard(ref)
+            # Again: a thread that found the topic before its deletion may have opened the shard since.
+            self._stop_work(ref)
         if self._objects is not None and spec.engine is Engine.SEGMENT:
             self._objects.clear_topic(spec.topic_id, spec.partitions)
         for key in keys:
@@ -221,6 +222,11 @@ class Deletions:
         noted = {found.topic_id: found for found in self.notes.late_objects()} if late is None else {}
         self.notes.end_deletion(spec, late or noted.get(spec.topic_id))
         self._forget_topic(spec)
+
+    def _stop_work(self, ref: ShardRef) -> None:
+        """Have no more work on the shard begin in the background; `Unavailable` if some is under way."""
+        if not self._drop(ref):
+            raise Unavailable(f"{ref} is still worked on in the background")
 
     def _late(self, spec: TopicSpec, states: Sequence[ShardState]) -> LateObjects | None:
         """What may be found later, if anything: an object that was on its way, and files in other directories."""
