@@ -15,6 +15,7 @@ import forebay
 import forebay.aio
 from forebay import EARLIEST, LATEST, Conflict, Invalid, Position, Unavailable, UnknownTopic
 from forebay.progress import Progress, ProgressStore, ReaderName
+from forebay.records import Offsets
 from forebay.testing.inside import inside
 from tests.storage.rig import QUICK
 from tests.support.waiting import until
@@ -212,6 +213,29 @@ def test_a_cursor_is_never_seen_further_back_while_its_cached_commit_is_written(
         with monkeypatch.context() as patched:
             patched.setattr(ProgressStore, "get", overtaken)
             assert group.commit("shop/orders", 7, ack="cached") == 8
+
+
+def test_a_late_commit_in_a_deleted_topic_leaves_those_in_a_new_topic_of_its_name_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by review: it took the place of a cached commit in the new topic, which was then never written."""
+    with forebay.open(tmp_path / "log", SLOW) as log:
+        old = _topic(log)
+        offsets = forebay.Topic.offsets
+
+        def overtaken(topic: forebay.Topic, partition: int = 0) -> Offsets:
+            found = offsets(topic, partition)
+            if topic is old:
+                log.delete_topic("shop/orders")
+                _topic(log).reader("billing").ack_up_to(6, ack="cached")
+            return found
+
+        monkeypatch.setattr(forebay.Topic, "offsets", overtaken)
+        monkeypatch.setattr(forebay.Topic, "epoch", lambda *_: 1)
+        old.reader("billing").ack_up_to(3, ack="cached")
+
+        assert log.group("billing").fetch("shop/orders") == 6
+        assert [tuple(each)[:3] for each in log.group("billing").offsets()] == [("shop/orders", 0, 6)]
 
 
 @pytest.mark.parametrize("call", ["reset", "forget"])

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CommitAck: TypeAlias = Literal["durable", "cached"]
-_Place: TypeAlias = tuple[ReaderName, int]
+_Place: TypeAlias = tuple[ReaderName, int, str]
+"""A cursor: reader, partition, and the id of the topic, for a later topic may have the same name."""
 
 
 class Cursors:
@@ -60,7 +61,7 @@ class Cursors:
         check_partition(checked_partition(partition), spec.partitions)
         name = ReaderName(spec.namespace, spec.topic, reader)
         # In this order: what is not on its way any more is stored by the next look.
-        noted = self._noted_at(name, partition, spec.topic_id)
+        noted = self._noted.get((name, partition, spec.topic_id))
         return _further(self._store.get(name, partition, spec.topic_id), noted)
 
     def commit(
@@ -81,7 +82,7 @@ class Cursors:
         if expected is not None:
             check_offset(expected)
         # What was committed before counts, also where it is not stored yet.
-        self._flush({(name, partition)})
+        self._flush({(name, partition, progress.incarnation)})
         if expected is None:
             return self._store.ack_up_to(name, {partition: progress}, defined=True)[partition]
         self._store.move_from(name, partition, expected, progress, defined=True)
@@ -91,7 +92,7 @@ class Cursors:
         """Set a cursor, also to an earlier place. Commits that are on their way do not undo it."""
         self._guard.check("this log")
         with self._writing:
-            undone = self._noted_where(lambda place, _: place == (name, partition))
+            undone = self._noted_where(lambda place: place == (name, partition, progress.incarnation))
             self._store.reset(name, partition, progress, defined=True)
             self._drop(undone)
 
@@ -99,14 +100,14 @@ class Cursors:
         """Remove every cursor of a reader in these partitions, stored or on its way."""
         self._guard.check("this log")
         with self._writing:
-            undone = self._noted_where(lambda place, _: place[0] == name)
+            undone = self._noted_where(lambda place: place[0] == name)
             self._store.forget(name, partitions)
             self._drop(undone)
 
     def forget_topic(self, spec: TopicSpec) -> None:
         """A topic was deleted: commits in it are not written any more. Those in a later topic of its name are."""
         with self._writing:
-            self._drop(self._noted_where(lambda _, progress: progress.incarnation == spec.topic_id))
+            self._drop(self._noted_where(lambda place: place[2] == spec.topic_id))
 
     def places(self, reader: str) -> list[tuple[str, str, int]]:
         """Every (namespace, topic, partition) where this reader has a cursor."""
@@ -131,27 +132,23 @@ class Cursors:
     def _note(self, name: ReaderName, partition: int, progress: Progress) -> int:
         """Keep a commit to be written later. Reads the metadata store before it takes the lock."""
         check_progress(progress)
+        place = (name, partition, progress.incarnation)
         # In this order: what is not on its way any more is stored by the next look.
-        before = self._noted_at(name, partition, progress.incarnation)
+        before = self._noted.get(place)
         stored = self._store.get(name, partition, progress.incarnation)
         with self._changing:
-            noted = self._noted_at(name, partition, progress.incarnation)
-            known = _further(_further(stored, before), noted)
+            known = _further(_further(stored, before), self._noted.get(place))
             if known is not None and known.offset >= progress.offset:
                 return known.offset
-            self._noted[name, partition] = progress
+            self._noted[place] = progress
         self.worker.wake()
         if progress.offset - (0 if stored is None else stored.offset) >= self._settings.flush_records_min:
             self.flush()
         return progress.offset
 
-    def _noted_at(self, name: ReaderName, partition: int, incarnation: str) -> Progress | None:
-        found = self._noted.get((name, partition))
-        return found if found is not None and found.incarnation == incarnation else None
-
-    def _noted_where(self, is_meant: Callable[[_Place, Progress], bool]) -> dict[_Place, Progress]:
+    def _noted_where(self, is_meant: Callable[[_Place], bool]) -> dict[_Place, Progress]:
         """Commits that are not stored yet."""
-        return {place: noted for place, noted in self._noted.copy().items() if is_meant(place, noted)}
+        return {place: noted for place, noted in self._noted.copy().items() if is_meant(place)}
 
     def _drop(self, noted: dict[_Place, Progress]) -> None:
         """Forget these commits; later ones of the same cursors stay. The caller holds `_writing`."""
@@ -166,9 +163,10 @@ class Cursors:
             return
         with self._writing:
             by_reader: dict[tuple[ReaderName, str], dict[int, Progress]] = {}
-            for (name, partition), progress in self._noted.copy().items():
-                if chosen is None or (name, partition) in chosen:
-                    by_reader.setdefault((name, progress.incarnation), {})[partition] = progress
+            for (name, partition, incarnation), progress in self._noted_where(
+                lambda place: chosen is None or place in chosen
+            ).items():
+                by_reader.setdefault((name, incarnation), {})[partition] = progress
             for (name, _), cursors in by_reader.items():
                 self._write(name, cursors)
 
@@ -177,7 +175,7 @@ class Cursors:
             self._store.ack_up_to(name, cursors, defined=True)
         except UnknownTopic as error:
             logger.warning("commits are dropped: %s", error)
-        self._drop({(name, partition): progress for partition, progress in cursors.items()})
+        self._drop({(name, partition, noted.incarnation): noted for partition, noted in cursors.items()})
 
     def _write_noted(self) -> None:
         """The step of the background worker: what is not written is tried again after the same interval."""
