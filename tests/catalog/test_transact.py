@@ -159,6 +159,33 @@ def test_a_store_that_is_away_is_not_asked_again() -> None:
     assert faulty.calls["transaction"] == 1
 
 
+@pytest.mark.parametrize("method", ["get", "transaction"])
+def test_a_store_that_is_away_when_a_lost_answer_is_looked_up_leaves_the_outcome_unknown(method: str) -> None:
+    """`Unavailable` would say that nothing was done."""
+    faulty = FaultyMetadata(MemoryMetadata())
+    faulty.inject(Fault.TIME_OUT)
+    faulty.inject(Fault.FAIL_BEFORE, method=method, after=1)
+
+    with pytest.raises(Indeterminate, match="n is not counted, as far as is known"):
+        _increment(faulty, ManualClock())
+
+    assert [outcome.succeeded for outcome in faulty.land()] == [True]
+
+
+def test_a_store_that_is_away_after_a_refusal_leaves_nothing_in_doubt() -> None:
+    faulty = FaultyMetadata(MemoryMetadata())
+    faulty.inject(Fault.FAIL_BEFORE, method="get", after=1)
+    others = iter([True])
+
+    def other() -> None:
+        if next(others, False):
+            faulty.inner.transaction([], [Put("n", b"41 other")])
+
+    with pytest.raises(Unavailable):
+        _increment(faulty, ManualClock(), other)
+    assert _number(faulty) == 41
+
+
 def test_pauses_grow_up_to_a_limit_and_differ_between_callers() -> None:
     """The first retry follows at once: most often the other is done. Then each pause is about twice the one before."""
     spent = []

@@ -10,7 +10,7 @@ import pytest
 
 from forebay.blobs import Stat
 from forebay.catalog import ShardCatalog
-from forebay.errors import Corrupt, ForebayError, Unavailable
+from forebay.errors import Corrupt, ForebayError, Indeterminate
 from forebay.format.descriptor import DescriptorKind
 from forebay.format.segment import index_name
 from forebay.records import Bytes
@@ -348,7 +348,7 @@ def test_an_object_that_a_late_transaction_may_yet_name_is_not_swept() -> None:
     house = _one_file()
     faulty = FaultyMetadata(house.metadata)
     faulty.inject(MetadataFault.TIME_OUT, count=100)
-    with pytest.raises(Unavailable):
+    with pytest.raises(Indeterminate):
         house.exporter(catalog=house.catalog(faulty)).export(house.shard.wal.files)
     house.clock.jump(DAY_MS)
 

@@ -142,6 +142,22 @@ def test_nobody_owns_the_topic_and_it_is_attached_here(place: Place) -> None:
     assert shown(place) == sorted(VALUES)
 
 
+def test_a_driver_that_is_not_told_whether_it_attached_looks(place: Place) -> None:
+    target, attach_in, lost = place.target(), delivery.Delivery.attach_in, [True]
+
+    def attached(self: delivery.Delivery, path: str, load_id: str) -> None:
+        attach_in(self, path, load_id)
+        if lost:
+            lost.pop()
+            raise Indeterminate("the answer was lost")
+
+    with mock.patch.object(delivery.Delivery, "attach_in", attached):
+        deliver(target, "load", staged(target, "load"))
+
+    assert not lost
+    assert shown(place) == sorted(VALUES)
+
+
 def test_rows_of_a_partition_stand_in_the_order_of_the_tasks(place: Place) -> None:
     target = place.target()
     results = staged(target, "load")

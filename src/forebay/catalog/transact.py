@@ -52,24 +52,30 @@ def transact(
     Runs in the caller's thread and waits for the store, up to about a second where others keep changing the same
     keys. Both functions are called again for every attempt: `change` recognises what an earlier attempt has written,
     and what it raises comes out. In the end raises `Unavailable` with the keys that changed, and nothing was done; or
-    `Indeterminate` if the store has not said what became of the last attempt. `what` names the change in both.
+    `Indeterminate` if the store has not said what became of the last attempt, also where it cannot be asked any more.
+    `what` names the change in both.
     """
     clock = clock if clock is not None else SystemClock()
     refused: Sequence[Compare] | None = ()
     for attempt in range(ATTEMPTS + 1):
         # Before the look, never between look and write: what changes while this waits would refuse the write.
         _back_off(clock, attempt)
-        wanted = change(read())
-        if isinstance(wanted, Done):
-            return wanted.result
-        if attempt == ATTEMPTS:
-            break
-        refused = wanted.compares
         try:
-            if store.transaction(wanted.compares, wanted.operations).succeeded:
+            wanted = change(read())
+            if isinstance(wanted, Done):
                 return wanted.result
-        except Indeterminate:
-            refused = None
+            if attempt == ATTEMPTS:
+                break
+            try:
+                if store.transaction(wanted.compares, wanted.operations).succeeded:
+                    return wanted.result
+                refused = wanted.compares
+            except Indeterminate:
+                refused = None
+        except Unavailable as error:
+            if refused is None and type(error) is Unavailable:
+                raise Indeterminate(f"{what}, as far as is known: {error}; look, and repeat it") from error
+            raise
     if refused is None:
         raise Indeterminate(
             f"{what}, as far as is known: the store did not say what became of the last of {ATTEMPTS} attempts; "

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from forebay.catalog import ShardCatalog, ShardKeys
 from forebay.clock import Clock
-from forebay.errors import Conflict, Corrupt, ForebayError, Unavailable
+from forebay.errors import Conflict, Corrupt, ForebayError, Indeterminate, Unavailable
 from forebay.format.descriptor import LoadStatus, Phase
 from forebay.loads.attach import Attached, Attaching
 from forebay.loads.book import AttachedPart, LoadBook, never_offered
@@ -195,7 +195,7 @@ class Loads:
             if refusal is None:
                 try:
                     self._own(ShardRef(spec, partition))
-                except (Unavailable, Conflict) as error:
+                except (Unavailable, Indeterminate, Conflict) as error:
                     refusal = str(error)
             if refusal is not None:
                 elsewhere[partition] = refusal

@@ -16,7 +16,7 @@ import msgspec
 from forebay.catalog import StoredState, read_state
 from forebay.catalog.transact import Done, Write, transact
 from forebay.clock import Clock
-from forebay.errors import Corrupt, ForebayError, Unavailable
+from forebay.errors import Corrupt, ForebayError, Indeterminate, Unavailable
 from forebay.format.descriptor import Phase
 from forebay.format.value import encode_value
 from forebay.metadata import MetadataStore, Put, RevisionIs
@@ -95,7 +95,7 @@ def _end_alone(store: MetadataStore, shard: Ended) -> None:
     what = f"what {shard.key} has reserved beyond offset {shard.next_offset} stays so"
     try:
         transact(store, lambda: read_state(store, shard.key), lambda stored: _released(shard, stored), what=what)
-    except Unavailable as error:
+    except (Unavailable, Indeterminate) as error:
         logger.warning("%s; it is skipped if another directory goes on", error)
 
 

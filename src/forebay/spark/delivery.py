@@ -206,7 +206,8 @@ class Delivery:
                 # Only partitions of which nothing lies in a directory are taken here, and left so: see `Loads.attach`.
                 with tempfile.TemporaryDirectory(prefix="forebay-") as made:
                     self.attach_in(f"{made}/d", load_id)
-        except Unavailable as error:
+        except (Unavailable, Indeterminate) as error:
+            # The next look at the load says what came of it.
             self._reason = str(error)
 
     def _is_anything_free(self, load_id: str) -> bool:
