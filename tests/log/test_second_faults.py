@@ -16,6 +16,7 @@ from forebay.testing.invariants import check_log
 from forebay.topics import Durability
 from forebay.wal.log import Phase, Wal
 from forebay.wal.tail import LiveFile
+from forebay.wal.writer import ActiveFile
 from tests.log.rig import BareRig, Rig, Simulated, simulated
 from tests.log.scenarios import fail_next
 
@@ -139,6 +140,27 @@ def test_ctrl_c_while_other_processes_are_shown_a_commit_leaves_the_log_writable
     assert rig.hear(attempt, ticket) is Outcome.ACKED
     assert rig.append() is Outcome.ACKED
     assert [offset for offset, _ in rig.reading().records] == [0, 1, 2]
+
+
+def test_what_was_not_published_is_not_read_from_memory_where_the_log_says_that_it_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Class memory goes on behind offsets that it has given out: the repeat has its own."""
+    rig = Rig(simulated(), Durability.MEMORY).open()
+    rig.append()
+    attempt, ticket = rig.stage(3, producing=(1, 0))
+    with monkeypatch.context() as patch:
+        _interrupted(patch, ActiveFile, "publish")
+        with pytest.raises(KeyboardInterrupt):
+            rig.wal.commit()
+    rig.hear(attempt, ticket)
+    rig.note(Troubled())
+    assert rig.wal.heal()
+
+    assert rig.append(3, producing=(1, 0)) is Outcome.ACKED
+
+    assert check_log(rig.history(), rig.see()) == []
+    assert [offset for offset, _ in rig.reading().records] == [0, 4, 5, 6]
 
 
 def test_a_log_whose_closing_was_interrupted_lets_no_reader_wait(monkeypatch: pytest.MonkeyPatch) -> None:

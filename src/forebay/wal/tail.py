@@ -69,12 +69,13 @@ class Tail:
         """Show the frames that `writer` has written, and synced if the class asks for that, to every reader."""
         active = writer.active
         assert active is not None, "there is a file once a frame is written"
-        self.cache.add(made)
         active.publish(writer.end)
         # Commit point for readers: what is below `head` is never taken back while this process lives.
         self.head = writer.end
         # Before the write below: an interrupt there (Ctrl-C) must not cost the trust in a file that is published.
         writer.account()
+        # Last: memory must not show what an interrupt before `head` has moved makes a lost range.
+        self.cache.add(made)
         self.live.publish(active, self._epoch, writer.durable)
 
     def show(self, active: ActiveFile | None, durable: int, *, doubtful: bool = False) -> None:
