@@ -53,6 +53,7 @@ def _calls(log: Storage, topic: Topic) -> list[Callable[[], object]]:
         lambda: log.alter_topic(topic.name, cap_records=9),
         lambda: log.delete_topic(topic.name),
         log.run_retention,
+        log.workers,
     ]
 
 

@@ -373,6 +373,7 @@ class Storage:
 
     def workers(self) -> tuple[WorkerStatus, ...]:
         """How each background worker of this log fares: its last step, and what failed last."""
+        self._guard.check("this log")
         return self._background.status()
 
     # Ending
