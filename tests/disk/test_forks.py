@@ -11,10 +11,10 @@ from forebay.disk.forks import Forks
 
 
 class Handle:
-    def __init__(self, name: str, seen: list[str], *, fails: bool = False) -> None:
+    def __init__(self, name: str, seen: list[str], *, error: BaseException | None = None) -> None:
         self._name = name
         self._seen = seen
-        self._fails = fails
+        self._error = error
 
     def abandon(self) -> None:
         self._seen.append(f"abandon {self._name}")
@@ -23,8 +23,8 @@ class Handle:
 class RestingHandle(Handle):
     def rest(self) -> None:
         self._seen.append(f"rest {self._name}")
-        if self._fails:
-            raise RuntimeError("not ready")
+        if self._error is not None:
+            raise self._error
 
     def go_on(self) -> None:
         self._seen.append(f"go on {self._name}")
@@ -73,9 +73,13 @@ def test_a_handle_that_is_gone_is_not_called() -> None:
     assert seen == ["rest kept", "abandon kept", "go on kept"]
 
 
-def test_a_handle_that_fails_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("error", [RuntimeError("not ready"), KeyboardInterrupt()])
+def test_a_handle_that_fails_or_is_interrupted_stops_no_other(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Python forks though Ctrl-C came meanwhile; what had come to rest before stayed so, and every later fork hung."""
     forks, seen = Forks(), list[str]()
-    first, second = RestingHandle("first", seen), RestingHandle("second", seen, fails=True)
+    first, second = RestingHandle("first", seen), RestingHandle("second", seen, error=error)
     forks.enter(first)
     forks.enter(second)
 
@@ -85,3 +89,29 @@ def test_a_handle_that_fails_stops_no_other(caplog: pytest.LogCaptureFixture) ->
 
     assert seen == ["rest second", "rest first", "go on first", "go on second"]
     assert "failed at a fork" in caplog.text
+    assert not forks.gate.locked()
+
+
+def test_a_fork_that_is_interrupted_at_the_gate_leaves_everything_going_on() -> None:
+    forks, seen = Forks(), list[str]()
+    handle = RestingHandle("store", seen)
+    forks.enter(handle)
+    gate = forks.gate
+    for after in (forks.after_in_parent, forks.after_in_child):
+        forks.gate = Interrupted()  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            forks.before()
+        after()
+        assert seen[-1] == "go on store"
+    assert forks.gate is not gate and not forks.gate.locked()
+    forks.enter(handle)
+
+
+class Interrupted:
+    """A gate that another thread holds, while Ctrl-C comes."""
+
+    def acquire(self) -> bool:
+        raise KeyboardInterrupt
+
+    def release(self) -> None:
+        raise AssertionError("another thread holds it")

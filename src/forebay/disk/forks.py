@@ -49,6 +49,8 @@ class Forks:
         self.gate = RankedLock(Rank.DISK, "disk.lock_files")
         """Held by every fork, and from the opening of a lock file until its disk knows it: else a child could inherit
         a lock that it does not abandon, and keep it alive after its owner's death."""
+        self._is_gated = False
+        """Whether the thread that forks holds the gate."""
         self._lock = RankedRLock(Rank.LEAF, "disk.forks")
         self._entered: weakref.WeakValueDictionary[int, ForkHandle | RestingHandle] = weakref.WeakValueDictionary()
         self._count = 0
@@ -63,15 +65,18 @@ class Forks:
     def before(self) -> None:
         """Called by the thread that forks."""
         self._lock.acquire()
-        for _, handle in sorted(self._entered.items(), key=lambda item: -item[0]):
-            self._forking.append(handle)
-            if (rest := getattr(handle, "rest", None)) is not None:
-                _call(rest)
-        self.gate.acquire()
+        try:
+            self._forking = [handle for _, handle in sorted(self._entered.items(), key=lambda item: -item[0])]
+            for handle in self._forking:
+                if (rest := getattr(handle, "rest", None)) is not None:
+                    _call(rest)
+        finally:
+            # Python forks also where this is interrupted (Ctrl-C): what has come to rest must go on after it.
+            self._is_gated = self.gate.acquire()
 
     def after_in_parent(self) -> None:
         """Called by the thread that has forked."""
-        self.gate.release()
+        self._open_gate()
         while self._forking:
             self._go_on(self._forking.pop())
         self._lock.release()
@@ -79,12 +84,20 @@ class Forks:
     def after_in_child(self) -> None:
         """Called by the only thread of the child."""
         self.generation += 1
-        self.gate.release()
+        if not self._is_gated:
+            # A thread that is not there may have held it.
+            self.gate = RankedLock(Rank.DISK, "disk.lock_files")
+        self._open_gate()
         while self._forking:
             handle = self._forking.pop()
             _call(handle.abandon)
             self._go_on(handle)
         self._lock.release()
+
+    def _open_gate(self) -> None:
+        if self._is_gated:
+            self._is_gated = False
+            self.gate.release()
 
     def _go_on(self, handle: ForkHandle | RestingHandle) -> None:
         if (go_on := getattr(handle, "go_on", None)) is not None:
@@ -94,7 +107,7 @@ class Forks:
 def _call(step: Callable[[], None]) -> None:
     try:
         step()
-    except Exception:  # noqa: BLE001  # a fork cannot be refused any more, and the other handles still need it
+    except BaseException:  # noqa: BLE001  # Ctrl-C too: Python forks all the same, and the other handles still need it
         _log.exception("a handle failed at a fork")
 
 
