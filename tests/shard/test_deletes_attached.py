@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from forebay.engines.following import FollowedShard, FollowingEngine
 from forebay.loads.book import LoadBook
-from forebay.records import Gap
+from forebay.records import Gap, Reason
+from forebay.shard import ShardContext, ShardRef
 from forebay.shard.eviction import weigh
 from forebay.shard.tiers import Tiers
+from forebay.testing.inside import inside
 from tests.history.attached import LOAD, Land, Node, values
 
 
@@ -74,3 +77,38 @@ def test_bytes_of_a_load_count_once_it_is_committed_and_those_behind_it_always(*
     assert held == _weighed_anew(node)
     node.append(0)
     assert node.shard().holding().bytes == _weighed_anew(node) > held
+
+
+def _beside(node: Node) -> FollowedShard:
+    """The shard as a second process reads it, which has not looked of late what has ended."""
+    land = node.land
+    engine = FollowingEngine(
+        f"/{node.name}/shards",
+        land.settings,
+        disk=land.disk,
+        clock=land.clock,
+        around=ShardContext(land.metadata, land.settings, node.places, node.name, lambda: True),
+        is_owned=lambda: True,
+        is_known=lambda ref: True,
+    )
+    shard = engine.open_shard(ShardRef(land.spec, 0))
+    inside(shard).skip_next_look(land.clock)
+    return shard
+
+
+def test_a_reader_beside_is_never_told_that_a_load_is_lost_where_the_floor_has_passed() -> None:
+    """Found by review: it was sent past the whole load, live records included, by what it knew of the floor before."""
+    node = Land().node()
+    node.append(count=3)
+    node.offer({0: values(0, 10)}, per_segment=5)
+    node.loads.attach(LOAD)
+    node.append(count=3)
+    shard = node.shard()
+    assert _beside(node).read(3).batches
+    shard.deletes.evict_below(10, Reason.CAP)
+    shard.rotate()
+    shard.upkeep.seal_rotated()
+    shard.archive.catch_up()
+    shard.archive.retain()
+
+    assert _beside(node).read(4).events == [Gap(4, 10, Reason.CAP)]

@@ -102,6 +102,16 @@ class Committing(Past):
         return not self.is_committed
 
 
+class Late(Past):
+    """A history that has lost its front, and begins at 5."""
+
+    def read(self, offset: int, bytes_max: int = 0) -> Page:
+        return Page([], [], offset) if offset < 5 else super().read(offset, bytes_max)
+
+    def cover(self, start: int, stop: int) -> list[Span[InHistory | Gap]]:
+        return super().cover(max(start, 5), stop) if stop > 5 else []
+
+
 class Leaving(Cut):
     """A log from which everything below 9 goes, into history, before it is asked for the first record of a time."""
 
@@ -146,6 +156,12 @@ def test_a_load_that_is_committed_while_a_reader_looks_is_never_reported_as_lost
 
     assert tiers.read(3) == Page([], [], 3)
     assert _stream(tiers) == [(0, 3), (3, 6), (6, 10)]
+
+
+@pytest.mark.parametrize("reason", [Reason.DAMAGED, Reason.HISTORY])
+def test_what_history_has_of_the_end_of_a_gap_is_read(reason: Reason) -> None:
+    """Found by review: the gap was reported as a whole, and what could be read of it skipped."""
+    assert _stream(Tiers(Log(reason), Late(8))) == [(0, 3), Gap(3, 5, reason), (5, 6), (6, 10)]
 
 
 def test_a_lost_range_is_no_business_of_history() -> None:

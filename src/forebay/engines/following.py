@@ -16,7 +16,8 @@ from forebay.errors import Closed, Unavailable, UnknownTopic, Unsupported
 from forebay.format.control import higher
 from forebay.locks import Rank, RankedLock
 from forebay.pages import Page
-from forebay.records import Offsets, Reason
+from forebay.records import Offsets
+from forebay.sealed import UNREADABLE
 from forebay.settings import Settings
 from forebay.shard import RecoveryDecision, ShardContext, ShardRef, Source
 from forebay.shard.lookups import Lookups
@@ -172,7 +173,7 @@ class FollowedShard:
             self._check_open()
             self._look()
             page = look()
-            if any(gap.reason is Reason.DAMAGED for gap in page.events):
+            if any(gap.reason in UNREADABLE for gap in page.events):
                 # It may have ended meanwhile, and be removed for that.
                 self._look(again=True)
                 page = look()

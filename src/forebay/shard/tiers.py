@@ -244,10 +244,14 @@ class Tiers:
             return page
         # What ended there is not lost here.
         is_known = instead.batches or any(event.reason is Reason.DELETED for event in instead.events)
-        if gap.reason is Reason.HISTORY:
+        if is_known or (gap.reason is Reason.HISTORY and instead.next > offset):
+            return instead
+        covered = self._past.history.cover(offset, gap.stop)
+        if gap.reason is Reason.HISTORY and covered and covered[0].start == offset:
             # A load that was not committed at the read may be by now: the next read gives its records.
-            is_known = instead.next > offset or bool(self._past.history.cover(offset, offset + 1))
-        return instead if is_known else page
+            return instead
+        # Where history begins later, the rest is not lost.
+        return page.clipped(covered[0].start) if covered and covered[0].start > offset else page
 
 
 class Stream(Protocol):
