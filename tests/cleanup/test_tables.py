@@ -11,6 +11,7 @@ from forebay.cleanup.tables import LISTED_MAX, TableObjects
 from forebay.errors import Unavailable
 from forebay.metadata import MemoryMetadata, Put, RevisionIs
 from forebay.testing.blobs import SimulatedBlobs
+from forebay.testing.metadata import Fault, FaultyMetadata
 
 FEW = frozenset({"a/1.parquet", "b/2.parquet"})
 MANY = frozenset(f"shard/{number:06d}.parquet" for number in range(LISTED_MAX + 1))
@@ -53,6 +54,18 @@ def test_a_list_that_was_uploaded_again_by_a_writer_that_died_is_read() -> None:
     store.upload(key, [content])
 
     assert tabled.objects(store) == MANY
+
+
+def test_an_old_list_does_not_stay_where_the_answer_was_lost() -> None:
+    store, metadata = SimulatedBlobs(), FaultyMetadata(MemoryMetadata())
+    tabled = TableObjects(metadata, "/forebay", "shop", "orders", "ab" * 16)
+    tabled.put(MANY, store)
+    metadata.inject(Fault.FAIL_AFTER)
+
+    tabled.put(FEW, store)
+
+    assert tabled.objects(store) == FEW
+    assert not store.contents
 
 
 def test_topic_created_anew_has_none() -> None:

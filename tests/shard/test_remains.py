@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 import pytest
 
 from forebay.catalog import ShardCatalog
 from forebay.cleanup.deleted_topics import forget_shard, mark_deleting
-from forebay.cleanup.moved_shards import clear_away
+from forebay.cleanup.moved_shards import clear_away, remove_files
+from forebay.disk import Disk
 from forebay.errors import Fenced, UnknownTopic
 from forebay.format.descriptor import Phase, SegmentDescriptor, ShardState
 from forebay.format.value import encode_value
@@ -98,3 +99,31 @@ def test_files_stay_apart_where_history_has_other_bytes_or_has_them_only_here(mo
     kept = {content for name, content in world.log_files("a").items() if f"/{ASIDE}/" in name}
     assert kept >= before
     assert not [name for name in world.log_files("a") if f"/{ASIDE}/" not in name]
+
+
+def test_a_file_that_another_thread_has_removed_does_not_keep_the_others() -> None:
+    """The caller that deletes a topic and the clean-up, which finds the deletion noted, may be at it at once."""
+    world = World("local")
+    node = world.node("a")
+    node.append(3)
+    node.rotate()
+    node.append(3)
+    directory = node.engine.directory_of(world.ref)
+    disk = world.disk
+    assert len(disk.list_directory(directory)) > 1
+
+    class Beside:
+        """Shows the disk as it was before the other removed its first file."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(disk, name)
+
+        def list_directory(self, path: str) -> list[str]:
+            found = disk.list_directory(path)
+            if path == directory:
+                disk.unlink(f"{path}/{found[0]}")
+            return found
+
+    remove_files(cast(Disk, Beside()), node.engine.directory, world.ref.id)
+
+    assert not disk.exists(directory)

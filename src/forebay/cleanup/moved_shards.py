@@ -28,7 +28,9 @@ def remove_files(disk: Disk, shards: str, shard_id: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             for name in disk.list_directory(below):
                 if name != ASIDE:
-                    disk.unlink(f"{below}/{name}")
+                    # Another thread may be at the same: what it has removed must not end this before the rest is gone.
+                    with contextlib.suppress(FileNotFoundError):
+                        disk.unlink(f"{below}/{name}")
             disk.remove_directory(below)
     with contextlib.suppress(FileNotFoundError):
         disk.sync_directory(shards)

@@ -74,17 +74,21 @@ class TableObjects:
             ref = store_value(store, f"{self._topic_id}/tables/", value)
             value = ListedObjects(topic_id=self._topic_id, manifest=ref)
 
-        def change(found: tuple[ListedObjects, Unknown | None, int]) -> Write[str | None] | Done[str | None]:
+        # Of every attempt: the one whose answer was lost may have replaced it.
+        lists_before: set[str | None] = set()
+
+        def change(found: tuple[ListedObjects, Unknown | None, int]) -> Write[None] | Done[None]:
             before, unknown, revision = found
             if value == before:
                 return Done(None)
+            lists_before.add(before.objects_at)
             put = Put(self._key, encode_value(value, unknown=unknown))
-            list_before = before.objects_at if before.objects_at != value.objects_at else None
-            return Write([RevisionIs(self._key, revision), *held], [put], list_before)
+            return Write([RevisionIs(self._key, revision), *held], [put], None)
 
-        unneeded = transact(self._metadata, self._stored, change, what=f"{self._key} is not written")
-        if unneeded is not None:
-            store.delete(unneeded)
+        transact(self._metadata, self._stored, change, what=f"{self._key} is not written")
+        for unneeded in lists_before - {value.objects_at}:
+            if unneeded is not None:
+                store.delete(unneeded)
 
     def _stored(self) -> tuple[ListedObjects, Unknown | None, int]:
         entry = self._metadata.get(self._key)

@@ -130,9 +130,11 @@ class Loads:
                             "", partial(self._alone_with, shard, lambda shard: self._attaching(shard).resolve())
                         )
         pending = self._book.pending()
-        for topic_id in {topic for load_id, topic in self._pending.items() if load_id not in pending}:
+        # Copies: a thread that was stuck may add to them meanwhile.
+        known = self._pending.copy()
+        for topic_id in {topic for load_id, topic in known.items() if load_id not in pending}:
             self._wake(topic_id)
-        self._pending = {load_id: topic for load_id, topic in self._pending.items() if load_id in pending}
+        self._pending = {load_id: topic for load_id, topic in known.items() if load_id in pending}
         self._retry_at = {load_id: at for load_id, at in self._retry_at.copy().items() if load_id in pending}
         for load_id, parts in pending.items():
             if self._retry_at.get(load_id, 0.0) <= self._clock.monotonic():
