@@ -177,3 +177,28 @@ def test_a_log_whose_closing_was_interrupted_lets_no_reader_wait(monkeypatch: py
     waiting.start()
     waiting.join(10)
     assert not waiting.is_alive()
+
+
+@pytest.mark.parametrize("durability", [FSYNC, DISK, Durability.MEMORY])
+def test_a_log_that_ctrl_c_stops_while_it_skips_to_history_never_writes_an_old_offset_behind_it(
+    monkeypatch: pytest.MonkeyPatch, durability: Durability
+) -> None:
+    """Appends were acknowledged and written as offset 1 into the file of offset 50, which no opening could read."""
+    rig = Rig(simulated(), durability).open()
+    rig.append()
+    rig.wal.commit()
+    with monkeypatch.context() as patch:
+        _interrupted(patch, AppendQueue, "restart_at")
+        with pytest.raises(KeyboardInterrupt):
+            rig.wal.skip_to_history(50)
+
+    rig.stage()
+    rig.wal.commit()
+    rig.stage()
+    rig.wal.commit()
+
+    assert rig.wal.head == 51
+    page = rig.wal.read(50)
+    assert page is not None and page.next == 51
+    rig.wal.close()
+    assert Rig(rig.disk, durability, epoch=rig.epoch).open().wal.head == 51

@@ -16,6 +16,7 @@ from forebay.appends.producer_window import ProducerWindow
 from forebay.appends.queue import PendingFrame
 from forebay.clock import Clock
 from forebay.disk import Disk, replace_file, write_all
+from forebay.errors import Unavailable
 from forebay.format.batch import encode_data_frame
 from forebay.format.checksum import salted
 from forebay.format.control import State, encode_gap, encode_mark, encode_state
@@ -208,6 +209,8 @@ class Writer:
 
     def write(self, frames: Sequence[PendingFrame]) -> list[CachedFrame]:
         """Append the frames. On return their bytes are with the operating system; nothing is published yet."""
+        if frames[0].base != (self.end if self._gap is None else self._gap.stop):
+            raise self._misplaced(frames[0].base)
         last = frames[-1]
         end = last.base + (len(last.entries) if last.columns is None else last.columns.count)
         if self._reserve is not None and end > self.reserved_end:
@@ -353,6 +356,13 @@ class Writer:
     def opening_gap(self) -> Gap | None:
         """The gap that the next record stands behind, where the log does not name it yet."""
         return self._gap
+
+    def _misplaced(self, base: int) -> Unavailable:
+        """The error of frames that do not begin at `next`: Ctrl-C came between a step of the writer and the queue's.
+
+        Nothing was written, and the queue goes on at `next`.
+        """
+        return Unavailable(f"{self.place}: offset {base} was given out, but {self.next} comes next: try again")
 
     @property
     def next(self) -> int:
