@@ -21,6 +21,7 @@ from forebay.format.value import encode_value
 from forebay.history import History, Objects
 from forebay.metadata import Put, SqliteMetadata
 from forebay.settings import MIB, StoreSettings
+from forebay.testing.inside import inside
 from tests.blobs import servers
 
 FILE_BYTES = 64 * MIB
@@ -96,7 +97,7 @@ def export(topic: Any, catalog: ShardCatalog, store: BlobStore) -> Exporter:
     """Make all sealed files of the topic history; the exporter says how much that was."""
     origin = Origin(topic.spec.topic_id, 0, 1, "bench", store.name)
     exporter = Exporter(origin, catalog, store, disk=SystemDisk(), clock=SystemClock())
-    exporter.export(topic._shard(0).wal.files)
+    exporter.export(inside(topic).wal().files)
     return exporter
 
 

@@ -19,6 +19,7 @@ from bench.plan import Figures, Plan
 from bench.results import Result, at_most, result
 from forebay.blobs import DirectoryStore
 from forebay.storage import building
+from forebay.testing.inside import inside
 
 RECORDS_PER_TAG = 10
 COLD = 7
@@ -86,7 +87,7 @@ def _make(place: Path, stream: Stream) -> None:
             topic.append_many(rows.values, keys=rows.keys, tags=rows.tags, timestamps=rows.times)
         topic.rotate()
         log.export_topic("bench/t")
-        topic._shard(0).archive.retain()
+        inside(topic).history().retain()
         payload.check_count("history", stream.count, topic.offsets().exported)
         window = payload.values(min(stream.count, VALUES_MAX))
         for first in range(0, stream.count, len(window)):

@@ -15,6 +15,7 @@ from bench import payload, stores
 from bench.cases.recovery import killed
 from bench.plan import Contender, Figures, Plan
 from bench.results import Limit, Result, at_least, at_most, result
+from forebay.testing.inside import inside
 
 
 def run(plan: Plan) -> Iterator[Result]:
@@ -170,7 +171,7 @@ def _follower(plan: Plan) -> Result:
             topic.append(b"first")
             follower = topic.follow(forebay.EARLIEST, timeout=1)
             next(follower)
-            cache = topic._shard(0).wal.tail.cache
+            cache = inside(topic).wal().tail.cache
             hits, misses = cache.hits, cache.misses
             seen: list[bytes] = []
             for batch in payload.batches(records, 100):

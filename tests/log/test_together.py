@@ -98,3 +98,28 @@ def test_appenders_readers_and_upkeep_do_not_disturb_each_other(
 def _finish(futures: list[Future[Reading]] | list[Future[None]]) -> list[Reading]:
     found = [future.result() for future in futures]
     return [reading for reading in found if reading is not None]
+
+
+def test_a_reader_of_class_memory_sees_what_another_thread_is_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The append is acknowledged already: a read that came while a commit was under way found nothing, and ended."""
+    rig = Rig(SystemDisk(), Durability.MEMORY, directory=str(tmp_path / "shard")).open()
+    rig.append()
+    rig.wal.commit()
+    wal, found = rig.wal, Future[int]()
+    write = wal.writer.write
+
+    def slow(*frames: object) -> object:
+        reader = threading.Thread(target=lambda: found.set_result(rig.read(1).next))
+        reader.start()
+        reader.join(0.2)  # Long enough for a read that does not wait; one that does goes on behind this commit.
+        return write(*frames)  # type: ignore[arg-type]
+
+    wal.settle(stage(wal, (b"second",), None, 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(wal.writer, "write", slow)
+        wal.commit()
+
+    assert found.result(30) == 2
+    wal.close()

@@ -482,8 +482,13 @@ class Wal:
             self.queue.due.append(Waking(self.tail.wakers, self.writer.place))
 
     def bring_up(self) -> None:
-        """Of class memory an append is acknowledged in the queue: it is written before it is asked for."""
-        if self.policy.acks_in_queue and not self.queue.is_empty:
+        """Of class memory an append is acknowledged in the queue: it is published before a reader asks for it.
+
+        Waits for a commit that another thread has begun; the caller holds no lock below the commit lock.
+        """
+        if not self.policy.acks_in_queue:
+            return
+        if not self.queue.is_empty or (self.tail.head < self.queue.next and not self.group.is_inside()):
             self.commit()
 
     def offsets(self) -> Offsets:
