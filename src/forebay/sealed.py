@@ -158,7 +158,7 @@ class SealedSegment:
         first = index_format.find_offset(entries, offset)
         gathered = Gathered(offset, bytes_max, self._shift)
         if first >= len(entries) or int(entries["offset"][first]) > offset:
-            gathered.hole(self._hole_at(gaps, offset))
+            gathered.add_gap(self._hole_at(gaps, offset))
             return gathered.page()
         stop = _frames_within(entries, first, bytes_max)
         try:
@@ -173,7 +173,7 @@ class SealedSegment:
         except Corrupt:
             # Behind what was gathered the next read begins, and is told.
             if gathered.next == offset:
-                gathered.hole(Gap(offset, self.end, Reason.DAMAGED))
+                gathered.add_gap(Gap(offset, self.end, Reason.DAMAGED))
         return gathered.page()
 
     def _take(self, gathered: Gathered, wanted: index_format.FrameEntries, buffer: Bytes, salt_crc: int) -> None:
@@ -184,7 +184,7 @@ class SealedSegment:
             *(row.tolist() for row in (wanted["offset"], wanted["count"], positions)), strict=True
         ):
             if base > gathered.next:
-                gathered.hole(self._hole_at(gaps, gathered.next))
+                gathered.add_gap(self._hole_at(gaps, gathered.next))
             gathered.known_frame(base, count, buffer, position, salt_crc)
 
     def offset_at_time(self, timestamp: int) -> int | None:
@@ -393,7 +393,7 @@ class Gathered:
         """Add the records of a frame of `length` bytes, as far as they lie ahead."""
         if batch.base > self.next:
             # Between two whole frames there is no byte for these offsets: only stepping over damage leaves that.
-            self.hole(Gap(self.next, batch.base, Reason.DAMAGED))
+            self.add_gap(Gap(self.next, batch.base, Reason.DAMAGED))
         self.left -= length
         self._batches.append(batch.slice(self.next, batch.end) if batch.base < self.next else batch)
         self.next = batch.end
@@ -403,11 +403,11 @@ class Gathered:
         head = read_frame(buffer, position, salt_crc, FRAME_BYTES_LIMIT)
         # The checksum is over the base as it was written, so that is what the head must say.
         if isinstance(head, Verdict) or head.base != first - self._shift or head.count != count:
-            self.hole(Gap(first, first + count, Reason.DAMAGED))
+            self.add_gap(Gap(first, first + count, Reason.DAMAGED))
         else:
             self.add(decode(buffer, position, head).moved(self._shift), head.length)
 
-    def hole(self, gap: Gap) -> None:
+    def add_gap(self, gap: Gap) -> None:
         """Add a hole, as far as it lies ahead."""
         if gap.stop > self.next:
             self._gaps.append(gap._replace(start=self.next))

@@ -153,7 +153,7 @@ class Model:
     # What must hold
 
     def check(self) -> None:
-        """`cover` names a tier for every offset, and whoever goes by it finds every record."""
+        """`cover` names a tier for every offset, and a reader that follows it finds every record."""
         shard, head = self.shard, self.shard.wal.head
         start, stop = sorted((self.chance.randint(0, head), self.chance.randint(0, head + 3)))
         before, part, spans = (self.tiers.cover(*ends) for ends in ((0, head), (start, stop), (0, head)))

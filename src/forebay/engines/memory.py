@@ -195,23 +195,23 @@ class MemoryShard:
             if offset >= self._held.next or self._held.next == self._start:
                 return Page([], [], offset)
             page = Gathered(offset, bytes_max)
-            for hole in self._holes(offset):
-                page.hole(hole)
+            for gap in self._gaps_below(offset):
+                page.add_gap(gap)
             for piece, size in self._held.pieces(page.next):
                 if not page.is_empty and size > page.left:
                     break
                 if isinstance(piece, Gap):
-                    page.hole(piece)
+                    page.add_gap(piece)
                 else:
                     page.add(piece, size)
             found = page.page()
             return found._replace(events=joined(found.events))
 
-    def _holes(self, offset: int) -> list[Gap]:
+    def _gaps_below(self, offset: int) -> list[Gap]:
         """What a reader at `offset` has missed: records of an earlier life, then evicted and deleted ones."""
-        holes = [Gap(offset, self._start, Reason.LOST)] if offset < self._start else []
-        holes += tombstone(max(offset, self._start), self._evict_floor, self._evict_reason)
-        return [*holes, Gap(offset, self._held.earliest, Reason.DELETED)]
+        gaps = [Gap(offset, self._start, Reason.LOST)] if offset < self._start else []
+        gaps += tombstone(max(offset, self._start), self._evict_floor, self._evict_reason)
+        return [*gaps, Gap(offset, self._held.earliest, Reason.DELETED)]
 
     def read_by_key(
         self,

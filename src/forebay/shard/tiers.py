@@ -18,7 +18,7 @@ from forebay.format.control import NO_FLOOR, Floor
 from forebay.format.offsets import WINDOW, OffsetSet
 from forebay.format.vectors import without
 from forebay.history import History, InHistory
-from forebay.pages import Page, Span
+from forebay.pages import Page, Span, joined
 from forebay.records import Gap, Reason
 from forebay.sealed import UNREADABLE, first_at_time
 from forebay.wal.files import READ_ATTEMPTS, Attempts, FileList, LogFile, SealedFile
@@ -358,15 +358,4 @@ def _shown(page: Page, offset: int, start: int, deleted: OffsetSet) -> Page:
         kept, gone = without(batch, deleted)
         batches += kept
         events += gone
-    return Page(batches, _joined(sorted(events)), page.next)
-
-
-def _joined(gaps: list[Gap]) -> list[Gap]:
-    """Gaps in offset order; those of one reason that touch become one."""
-    found: list[Gap] = []
-    for gap in gaps:
-        if found and found[-1].stop == gap.start and found[-1].reason is gap.reason:
-            found[-1] = found[-1]._replace(stop=gap.stop)
-        else:
-            found.append(gap)
-    return found
+    return Page(batches, joined(sorted(events)), page.next)

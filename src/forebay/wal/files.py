@@ -105,15 +105,15 @@ class LogFile:
                         return gathered.page()
                 case ControlFrame():
                     if step.head.kind == Kind.GAP:
-                        gathered.hole(decode_gap(step.buffer, step.position, step.head))
+                        gathered.add_gap(decode_gap(step.buffer, step.position, step.head))
                 case Unreadable():
-                    gathered.hole(step.gap)
+                    gathered.add_gap(step.gap)
                     continue
             if step.ends_read and not gathered.is_empty and gathered.left < bytes_max // 4:
                 # About full: the next page would have to read and check again what is read and checked now.
                 return gathered.page()
         # Behind the last whole frame only damage can stand: the file is known to have reached further.
-        gathered.hole(Gap(gathered.next, end, Reason.DAMAGED))
+        gathered.add_gap(Gap(gathered.next, end, Reason.DAMAGED))
         return gathered.page()
 
     def offset_at_time(self, timestamp: int) -> int | None:

@@ -29,9 +29,9 @@ class Pages:
     def read(self, counters: Counters, offset: int, bytes_max: int) -> Page | None:
         """Everything from `offset` on, which is below `next`; `None` if the floor has moved since `counters`."""
         page = Gathered(offset, bytes_max)
-        for hole in tombstone(offset, counters.evict_floor, counters.reason):
-            page.hole(hole)
-        page.hole(Gap(offset, counters.earliest, Reason.DELETED))
+        for gap in tombstone(offset, counters.evict_floor, counters.reason):
+            page.add_gap(gap)
+        page.add_gap(Gap(offset, counters.earliest, Reason.DELETED))
         with self._database.view() as view:
             if not self._gather(page, self._shelf.entries(view, page.next, counters.next)):
                 return None
@@ -51,7 +51,7 @@ class Pages:
                 page.add(entry.batch(self._shelf.keys.salt_crc), len(entry.value))
             else:
                 reason = Reason.DELETED if entry.kind is Kind.DELETED else Reason(entry.reason)
-                page.hole(Gap(entry.base, entry.end, reason))
+                page.add_gap(Gap(entry.base, entry.end, reason))
         return True
 
     def newest(self, counters: Counters, prefix: bytes, start: int) -> Page:
