@@ -63,9 +63,15 @@ class TopicShards:
 class Shards:
     """Opens shards with one of two intents: to own them, or to read what can be read without owning them."""
 
-    def __init__(self, parts: Parts, definitions: Definitions, check_open: Callable[[], None]) -> None:
-        self.on_opened: Callable[[OwnedShard], None] = lambda shard: None
-        """Called with each shard that was opened here, with its lock held."""
+    def __init__(
+        self,
+        parts: Parts,
+        definitions: Definitions,
+        check_open: Callable[[], None],
+        on_opened: Callable[[OwnedShard], None],
+    ) -> None:
+        """`on_opened` is called with each shard that was opened here, with its lock held."""
+        self._on_opened = on_opened
         self._parts = parts
         self._definitions = definitions
         self._check_open = check_open
@@ -182,7 +188,7 @@ class Shards:
 
     def _introduce(self, shard: OwnedShard) -> None:
         """Have the shard go by the newest definition, and readers of what is recorded of it ask for it again."""
-        self.on_opened(shard)
+        self._on_opened(shard)
         if self._parts.unowned is not None:
             self._parts.unowned.leave(shard.ref, shard)
 

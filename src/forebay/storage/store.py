@@ -73,7 +73,7 @@ class Storage:
             "forebay-committer", lambda shard: shard.commit(), clock=clock
         )
         self._definitions = Definitions(parts.metadata, settings.metadata.prefix, clock)
-        self._shards = Shards(parts, self._definitions, self._check_open)
+        self._shards = Shards(parts, self._definitions, self._check_open, self._adopt_definition)
         self._closing = _Closing()
         self._giving_up = ItemWorker("forebay-giving-up", self._give_up, clock=clock, delay_s=GIVE_UP_SECONDS)
         self._ended: str | None = None
@@ -95,7 +95,6 @@ class Storage:
         )
         self._background = parts.background
         self._background.add(self._committer.worker, self._giving_up.worker, self._limits.worker, self._cursors.worker)
-        self._shards.on_opened = self._alterations.settle
         self._cleanup: CleanupWorker | None = None
         if parts.maintenance is not None and self._loads is not None and disk is not None:
             self._cleanup = CleanupWorker(
@@ -476,6 +475,10 @@ class Storage:
         if self._parts.unowned is not None:
             for ref in refs_of(spec):
                 self._parts.unowned.forget(ref)
+
+    def _adopt_definition(self, shard: OwnedShard) -> None:
+        """Bring a shard that was just opened to the topic's present definition. Its lock is held."""
+        self._alterations.settle(shard)
 
     def _hand_on(self, shard: SegmentShard) -> None:
         """Ask other workers for what a shard needs that was looked after. By the sync worker, so it never waits."""
