@@ -12,8 +12,8 @@ from forebay.metadata import MemoryMetadata, MetadataStore
 from forebay.progress import ProgressStore
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef
-from forebay.shard.membership import Membership
-from forebay.shard.places import Places
+from forebay.shard.context import Places
+from forebay.shard.ownership import OwnerSession
 from forebay.storage.directory import FORMAT, LogDirectory, Marker
 from forebay.topics import TopicName, TopicSpec
 
@@ -42,12 +42,12 @@ class Owners:
 
     def __init__(self, metadata: MetadataStore) -> None:
         self._metadata = metadata
-        self._last: Membership | None = None
+        self._last: OwnerSession | None = None
 
-    def next(self) -> Membership:
+    def next(self) -> OwnerSession:
         if self._last is not None:
             self._last.session.close()
-        self._last = Membership(self._metadata, 30.0, "here")
+        self._last = OwnerSession(self._metadata, 30.0, "here")
         return self._last
 
 
@@ -62,8 +62,8 @@ class MemoryHome:
         self._owners = Owners(self.metadata)
 
     def open(self) -> ByName[MemoryEngine]:
-        membership = self._owners.next()
-        engine = MemoryEngine(self._settings, clock=SystemClock(), metadata=self.metadata, membership=membership)
+        owner_session = self._owners.next()
+        engine = MemoryEngine(self._settings, clock=SystemClock(), metadata=self.metadata, owner_session=owner_session)
         return by_name(engine, self.metadata)
 
     def ref(self, partition: int = 0) -> ShardRef:
@@ -103,7 +103,7 @@ class SegmentHome:
             disk=self._disk,
             clock=self._clock,
             metadata=self.metadata,
-            membership=self._owners.next(),
+            owner_session=self._owners.next(),
             places=self.places(),
             on_open=self._opened,
         )

@@ -43,8 +43,8 @@ class LookupMemoryHome:
         self._owners = Owners(self.metadata)
 
     def open(self) -> ByName[MemoryEngine]:
-        membership = self._owners.next()
-        engine = MemoryEngine(self._settings, clock=self.clock, metadata=self.metadata, membership=membership)
+        owner_session = self._owners.next()
+        engine = MemoryEngine(self._settings, clock=self.clock, metadata=self.metadata, owner_session=owner_session)
         return by_name(engine, self.metadata)
 
     def ref(self, partition: int = 0, **limits: int | str | None) -> ShardRef:
@@ -82,7 +82,7 @@ class RocksHome:
             disk=self.disk,
             clock=self._waiting or self.clock,
             metadata=self.metadata,
-            membership=self._owners.next(),
+            owner_session=self._owners.next(),
         )
         return by_name(engine, self.metadata)
 

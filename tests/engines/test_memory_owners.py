@@ -16,10 +16,10 @@ from forebay.engines.by_name import NewRecord
 from forebay.errors import Closed, Fenced, Indeterminate, Moved, Unavailable
 from forebay.metadata import MemoryMetadata, MetadataStore
 from forebay.shard import ShardRef
-from forebay.shard.membership import Membership
+from forebay.shard.ownership import OwnerSession
 from forebay.testing.metadata import Fault, FaultyMetadata
 from tests.engines.homes import SETTINGS, by_name, spec_of
-from tests.shard.test_membership import Pausing
+from tests.shard.test_owner_session import Pausing
 
 REF = ShardRef(spec_of("ephemeral"), 0)
 
@@ -28,7 +28,7 @@ class Member(NamedTuple):
     """One process: its engine, and the session that may end under it."""
 
     by_name: ByName[MemoryEngine]
-    membership: Membership
+    owner_session: OwnerSession
 
     @property
     def engine(self) -> MemoryEngine:
@@ -43,9 +43,9 @@ class Member(NamedTuple):
 
 
 def member(store: MetadataStore, holder: str) -> Member:
-    membership = Membership(store, 15.0, holder)
-    engine = MemoryEngine(SETTINGS, clock=SystemClock(), metadata=store, membership=membership)
-    return Member(by_name(engine, store), membership)
+    owner_session = OwnerSession(store, 15.0, holder)
+    engine = MemoryEngine(SETTINGS, clock=SystemClock(), metadata=store, owner_session=owner_session)
+    return Member(by_name(engine, store), owner_session)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def store() -> FaultyMetadata:
 def test_what_nobody_else_has_had_is_kept_and_owned_in_a_new_session(store: FaultyMetadata) -> None:
     here, there = member(store, "here"), member(store, "there")
     assert here.append(b"0") == 0
-    here.membership.session.close()
+    here.owner_session.session.close()
 
     assert here.append(b"1") == 1
 
@@ -70,7 +70,7 @@ def test_nothing_is_acknowledged_once_another_has_it_and_the_next_use_says_who(s
     here, there = member(store, "here"), member(store, "there")
     here.append(b"0")
     shard = here.engine.open_shard(REF)
-    here.membership.session.close()
+    here.owner_session.session.close()
     began = there.append(b"theirs")
 
     with pytest.raises(Fenced):
@@ -81,7 +81,7 @@ def test_nothing_is_acknowledged_once_another_has_it_and_the_next_use_says_who(s
         shard.read(0)
     with pytest.raises(Moved, match="in directory there"):
         here.append(b"x")
-    there.membership.session.close()
+    there.owner_session.session.close()
     assert here.append(b"again") > began
 
 
@@ -107,7 +107,7 @@ def test_who_only_reads_stops_too(store: FaultyMetadata) -> None:
     shard = here.engine.open_shard(REF)
     shard.check_owner()
     assert here.values() == [b"0"]
-    here.membership.session.close()
+    here.owner_session.session.close()
     there.append(b"theirs")
 
     shard.check_owner()
@@ -119,7 +119,7 @@ def test_who_only_reads_stops_too(store: FaultyMetadata) -> None:
 
 def test_a_shard_opened_after_its_process_lost_its_session_is_owned_in_one_that_lives(store: FaultyMetadata) -> None:
     here, there = member(store, "here"), member(store, "there")
-    here.membership.session.close()
+    here.owner_session.session.close()
 
     here.append(b"0")
 
@@ -130,7 +130,7 @@ def test_a_shard_opened_after_its_process_lost_its_session_is_owned_in_one_that_
 def test_an_answer_that_got_lost_on_the_way_back_is_not_taken_for_another_owner(store: FaultyMetadata) -> None:
     here = member(store, "here")
     here.append(b"0")
-    here.membership.session.close()
+    here.owner_session.session.close()
     store.inject(Fault.FAIL_AFTER)
     store.inject(Fault.FAIL_BEFORE, after=1, method="get")
     with pytest.raises((Unavailable, Indeterminate)):
@@ -144,7 +144,7 @@ def test_threads_that_hear_of_the_loss_at_once_let_go_of_it_once(store: FaultyMe
     here, there = member(store, "here"), member(store, "there")
     here.append(b"0")
     shard = here.engine.open_shard(REF)
-    here.membership.session.close()
+    here.owner_session.session.close()
     there.append(b"theirs")
     at_once = Barrier(8)
 
@@ -157,7 +157,7 @@ def test_threads_that_hear_of_the_loss_at_once_let_go_of_it_once(store: FaultyMe
             heard.result(30)
 
     assert here.engine.shards() == []
-    there.membership.session.close()
+    there.owner_session.session.close()
     here.append(b"again")
     again = here.engine.find(REF)
     shard.check_owner()

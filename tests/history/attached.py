@@ -18,7 +18,7 @@ from forebay.metadata import MemoryMetadata, MetadataStore
 from forebay.records import Gap, Reason
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef
-from forebay.shard.places import LOADS, LOCAL
+from forebay.shard.context import LOADS, LOCAL
 from forebay.storage.background.history import HistoryWorker
 from forebay.storage.definitions import Definitions
 from forebay.testing.catalogs import Fetch, check_history, references_are_complete
@@ -211,7 +211,7 @@ class Node(Member):
     def close(self) -> None:
         self.engine.close()
         self.places.close()
-        self.membership.session.close()
+        self.owner_session.session.close()
 
 
 def values(partition: int, count: int) -> list[bytes]:

@@ -18,8 +18,8 @@ from forebay.loads.attach import Attached, Attaching, LoadOver
 from forebay.loads.book import LoadBook
 from forebay.loads.prepare import LoadManifest
 from forebay.records import Gap, Reason
-from forebay.shard.handover import begin_seal, bring_into_history
-from forebay.shard.places import is_private
+from forebay.shard.context import is_private
+from forebay.shard.seal import begin_seal, bring_into_history
 from forebay.storage.definitions import Definitions
 from forebay.testing.blobs import SimulatedBlobs
 from forebay.testing.inside import inside
@@ -363,7 +363,7 @@ def test_an_owner_that_was_replaced_attaches_nothing(ledger: Ledger) -> None:
     old.append(count=3)
     old.offer({0: values(0, 10)})
     shard = old.shard()
-    old.membership.session.close()
+    old.owner_session.session.close()
     new = land.node("b")
     new.append()
     before = land.catalog(0).descriptors()
@@ -392,7 +392,7 @@ def test_a_zombie_at_the_transaction_changes_nothing(monkeypatch: pytest.MonkeyP
     def overtaken(*arguments: object) -> object:
         made = plain(*arguments)  # type: ignore[arg-type]
         if not new:
-            old.membership.session.close()
+            old.owner_session.session.close()
             new.append(land.node("b"))
             new[0].append()
         return made
@@ -415,7 +415,7 @@ def test_a_seal_that_comes_in_between_keeps_appends_out(land: Land, monkeypatch:
     plain = attach.Attaching.transaction_for
 
     def sealed(*arguments: object) -> object:
-        begin_seal(shard, inside(node.engine).context(node.membership.session), None)
+        begin_seal(shard, inside(node.engine).context(node.owner_session.session), None)
         return plain(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(attach.Attaching, "transaction_for", sealed)

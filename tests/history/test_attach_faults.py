@@ -219,7 +219,7 @@ def test_an_owner_that_is_replaced_while_it_is_unsure_stops(ledger: Ledger) -> N
     land, node = _ready()
     _unsure(node, land)
     shard = node.shard()
-    node.membership.session.close()
+    node.owner_session.session.close()
     other = land.node("b")
     other.append()
 

@@ -23,7 +23,7 @@ def _offer(node: Node, directory: str | None) -> None:
 
 def _ended(land: Land, node: Node) -> None:
     """The process of the node is gone, and did not export anything."""
-    node.membership.session.close()
+    node.owner_session.session.close()
 
 
 @pytest.mark.parametrize("mode", ["local", "shared_fs"])

@@ -14,8 +14,8 @@ from forebay.format.descriptor import LoadStatus
 from forebay.loads.book import LoadBook
 from forebay.metadata import Compare, MemoryMetadata, MetadataStore, Operation, Outcome
 from forebay.shard import Owner, Wanted, acquire
-from forebay.shard.handover import bring_into_history
 from forebay.shard.ownership import change_state
+from forebay.shard.seal import bring_into_history
 from forebay.testing.inside import inside
 from forebay.testing.metadata import Fault
 from forebay.testing.moves import RecordingMetadata
@@ -118,7 +118,7 @@ def test_an_owner_that_is_overtaken_while_it_drops_the_front_of_history_drops_no
         node.append()
         bring_into_history(node.shard())
     epoch, pieces = node.shard().epoch, land.catalog(0).descriptors()
-    node.membership.session.close()
+    node.owner_session.session.close()
     other = Owner(land.inner.session(10).id, "b")
     late = Overtaken(land.inner, lambda: acquire(land.inner, [Wanted(KEYS.state, TOPIC_ID)], other))
 

@@ -35,7 +35,7 @@ from forebay.inspection.segments import damaged_places
 from forebay.records import Gap, Reason, Run
 from forebay.sealed import FRAME_BYTES_LIMIT, ByteSource, SealedSegment
 from forebay.settings import WalSettings
-from forebay.shard import inheritance
+from forebay.shard import recovery
 from forebay.topics import Durability
 from forebay.wal.files import LogFile
 from forebay.wal.scan import LogScan
@@ -293,7 +293,7 @@ def _inherited() -> None:
     damaged = _damaged()
     window = ProducerWindow(8, 8)
     with closing(damaged.rig.disk.open(damaged.log.path)) as source, pytest.raises(Corrupt, match="forebay repair"):
-        inheritance._walk(window, damaged.descriptor, source)
+        recovery._walk(window, damaged.descriptor, source)
 
 
 VISITORS: list[tuple[ModuleType, Callable[[], None]]] = [
@@ -308,7 +308,7 @@ VISITORS: list[tuple[ModuleType, Callable[[], None]]] = [
     (sys.modules[dump.__module__], _dumped),
     (salvage, _salvaged),
     (merging, _merged),
-    (inheritance, _inherited),
+    (recovery, _inherited),
 ]
 
 

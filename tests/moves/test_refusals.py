@@ -14,8 +14,8 @@ from forebay.format.descriptor import Phase
 from forebay.format.value import encode_value
 from forebay.metadata import Compare, Delete, MetadataStore, Operation, Outcome, Put, Session
 from forebay.settings import MetadataSettings, RetentionSettings, StorageSettings
-from forebay.shard.handover import bring_into_history
-from forebay.shard.places import is_local
+from forebay.shard.context import is_local
+from forebay.shard.seal import bring_into_history
 from forebay.testing.inside import inside
 from forebay.testing.moves import Operations
 from tests.ledger import Ledger

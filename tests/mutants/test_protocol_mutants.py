@@ -13,9 +13,8 @@ import forebay.cleanup.deleted_topics
 import forebay.cleanup.moved_shards
 import forebay.progress
 import forebay.shard.archive
-import forebay.shard.handover
 import forebay.shard.ownership
-import forebay.shard.reservation
+import forebay.shard.seal
 import forebay.shard.segment
 import forebay.storage.cursors
 import forebay.wal.recovery.resume
@@ -29,7 +28,7 @@ from forebay.history import History
 from forebay.metadata import MetadataStore, SessionEnded
 from forebay.progress import Progress, ProgressStore, ReaderName
 from forebay.records import Gap
-from forebay.shard.inheritance import KnownProducers
+from forebay.shard.recovery import KnownProducers
 from forebay.storage.cursors import Cursors
 from forebay.testing.blobs import SimulatedBlobs
 from forebay.testing.catalogs import every_record_has_a_copy, objects_are_whole
@@ -223,7 +222,7 @@ def _reservation_outlives_a_seal(patch: pytest.MonkeyPatch) -> None:
             store, key, epoch, lambda state: msgspec.structs.replace(change(state), reserved_end=state.reserved_end)
         )
 
-    patch.setattr(forebay.shard.handover, "change_state", keeping)
+    patch.setattr(forebay.shard.seal, "change_state", keeping)
 
 
 def _reserved_for_oneself(patch: pytest.MonkeyPatch) -> None:
@@ -237,7 +236,7 @@ def _epoch_not_compared_in_the_state(patch: pytest.MonkeyPatch) -> None:
         stored = read_state(store, key)
         return change_state(store, key, epoch if stored is None else stored.state.epoch, change)
 
-    for module in (forebay.shard.reservation, forebay.shard.handover):
+    for module in (forebay.shard.ownership, forebay.shard.seal):
         patch.setattr(module, "change_state", anybody)
 
 
@@ -251,11 +250,11 @@ def _old_files_stay(patch: pytest.MonkeyPatch) -> None:
 
 
 def _coverage_not_checked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(forebay.shard.handover, "check_coverage", lambda *_: None)
+    patch.setattr(forebay.shard.seal, "check_coverage", lambda *_: None)
 
 
 def _coverage_checked_too_late(patch: pytest.MonkeyPatch) -> None:
-    check, change = forebay.shard.handover.check_coverage, forebay.shard.ownership.change_state
+    check, change = forebay.shard.seal.check_coverage, forebay.shard.ownership.change_state
     waiting: list[Callable[[], None]] = []
 
     def changed(*arguments: Any) -> ShardState:
@@ -264,8 +263,8 @@ def _coverage_checked_too_late(patch: pytest.MonkeyPatch) -> None:
             waiting.pop()()
         return state
 
-    patch.setattr(forebay.shard.handover, "check_coverage", lambda *args: waiting.append(lambda: check(*args)))
-    patch.setattr(forebay.shard.handover, "change_state", changed)
+    patch.setattr(forebay.shard.seal, "check_coverage", lambda *args: waiting.append(lambda: check(*args)))
+    patch.setattr(forebay.shard.seal, "change_state", changed)
 
 
 def _objects_taken_unread(patch: pytest.MonkeyPatch) -> None:
@@ -292,7 +291,7 @@ def _epochs_of_one_directory_not_compared(patch: pytest.MonkeyPatch) -> None:
         return stored if stored is not None and stored.state.holder_since <= epoch else owned(catalog, epoch)
 
     patch.setattr(ShardCatalog, "owned", found)
-    for module in (forebay.shard.reservation, forebay.shard.handover):
+    for module in (forebay.shard.ownership, forebay.shard.seal):
         patch.setattr(module, "change_state", changed)
 
 

@@ -18,8 +18,8 @@ from forebay.loads.service import AloneWith, Loads
 from forebay.metadata import MemoryMetadata, MetadataStore
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardContext, ShardRef
-from forebay.shard.membership import Membership
-from forebay.shard.places import Places
+from forebay.shard.context import Places
+from forebay.shard.ownership import OwnerSession
 from forebay.storage.background.history import HistoryWorker
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions
@@ -110,14 +110,14 @@ class Member:
             store=store,
             store_name=settings.store.name if settings.is_shared else "directory",
         )
-        self.membership = Membership(metadata, settings.metadata.lease_ttl_s, name)
+        self.owner_session = OwnerSession(metadata, settings.metadata.lease_ttl_s, name)
         self.engine = SegmentEngine(
             f"/{name}/shards",
             settings,
             disk=ground.disk,
             clock=ground.clock,
             metadata=metadata,
-            membership=self.membership,
+            owner_session=self.owner_session,
             places=self.places,
             on_open=on_open,
         )
@@ -125,9 +125,9 @@ class Member:
         self.definitions = Definitions(metadata, settings.metadata.prefix, ground.clock)
         self.parts = Parts(
             metadata=metadata,
-            memory=MemoryEngine(settings, clock=ground.clock, metadata=metadata, membership=self.membership),
+            memory=MemoryEngine(settings, clock=ground.clock, metadata=metadata, owner_session=self.owner_session),
             segment=self.engine,
-            membership=self.membership,
+            owner_session=self.owner_session,
             archiving=archiving,
             places=self.places,
             cleanup=self.cleanup,

@@ -21,10 +21,10 @@ from forebay.format.value import decode_value
 from forebay.metadata import MemoryMetadata, MetadataStore
 from forebay.records import Reason
 from forebay.shard import Owner, SegmentShard, ShardContext, Situation, Wanted, acquire, decide
-from forebay.shard.decision import RecoveryDecision
-from forebay.shard.handover import begin_seal, finish_seal
-from forebay.shard.places import Places
-from forebay.shard.reservation import reserve_in_state
+from forebay.shard.context import Places
+from forebay.shard.ownership import reserve_in_state
+from forebay.shard.recovery import RecoveryDecision
+from forebay.shard.seal import begin_seal, finish_seal
 from forebay.testing.catalogs import catalog_is_contiguous
 from forebay.testing.clock import ManualClock
 from forebay.testing.interleavings import Exploration, Moment, Program, Tell

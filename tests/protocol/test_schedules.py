@@ -15,7 +15,7 @@ import pytest
 from forebay.errors import ForebayError
 from forebay.format.descriptor import Phase
 from forebay.metadata import Compare, MetadataStore, Operation, Outcome, Put
-from forebay.shard.handover import withdraw_target
+from forebay.shard.seal import withdraw_target
 from forebay.testing.blobs import Fault as BlobFault
 from forebay.testing.blobs import SimulatedBlobs
 from forebay.testing.catalogs import references_are_complete

@@ -18,8 +18,8 @@ from forebay.format.value import encode_value
 from forebay.metadata import MemoryMetadata, MetadataStore, Put
 from forebay.settings import Settings
 from forebay.shard import RecoveryDecision, SegmentShard, ShardRef
-from forebay.shard.handover import withdraw_target
-from forebay.shard.places import LOCAL, is_local
+from forebay.shard.context import LOCAL, is_local
+from forebay.shard.seal import withdraw_target
 from forebay.storage.background.cleanup import CleanupWorker
 from forebay.testing.blobs import SimulatedBlobs
 from forebay.testing.catalogs import Fetch
@@ -268,4 +268,4 @@ class Node(Member):
 
     def die(self) -> None:
         """End the session as if the process had died."""
-        self.world.inner.end_session(self.membership.session.id)
+        self.world.inner.end_session(self.owner_session.session.id)

@@ -10,8 +10,7 @@ from forebay.errors import Conflict, Fenced
 from forebay.format.descriptor import Phase
 from forebay.metadata import MemoryMetadata
 from forebay.shard import Owner, Wanted, acquire
-from forebay.shard.ownership import change_state
-from forebay.shard.reservation import reserve_in_state, tell_reserved
+from forebay.shard.ownership import change_state, reserve_in_state, tell_reserved
 
 SHARD = Wanted("/forebay/storage/topics/shop/orders/0/state", "ab" * 16)
 

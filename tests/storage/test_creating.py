@@ -17,8 +17,7 @@ from forebay.errors import Corrupt, ForebayError
 from forebay.metadata import Entry, MemoryMetadata
 from forebay.settings import Settings
 from forebay.shard import Owner, acquire
-from forebay.shard.membership import Membership
-from forebay.shard.ownership import Wanted
+from forebay.shard.ownership import OwnerSession, Wanted
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions
 from forebay.testing.clock import ManualClock
@@ -93,8 +92,8 @@ def house_of(**settings: int) -> House:
     clock = ManualClock()
     metadata = LaggingMetadata(clock)
     chosen = Settings.load(overrides={"metadata": settings})
-    membership = Membership(metadata, 30, ":memory:")
-    engine = BalkyEngine(chosen, clock=clock, metadata=metadata, membership=membership)
+    owner_session = OwnerSession(metadata, 30, ":memory:")
+    engine = BalkyEngine(chosen, clock=clock, metadata=metadata, owner_session=owner_session)
     return House(clock, metadata, engine, Storage(chosen, Parts(metadata=metadata, memory=engine), None, clock=clock))
 
 

@@ -29,7 +29,7 @@ from forebay.format.segment import (
     index_name,
     is_segment,
 )
-from forebay.shard.places import is_private
+from forebay.shard.context import is_private
 
 logger = logging.getLogger(__name__)
 

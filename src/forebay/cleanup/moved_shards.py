@@ -14,7 +14,7 @@ from forebay.disk import Disk
 from forebay.format.segment import parse_segment_name
 from forebay.settings import WalSettings
 from forebay.shard.archive import compacted_into
-from forebay.shard.places import is_private
+from forebay.shard.context import is_private
 from forebay.wal.recovery.resume import ASIDE, set_aside
 from forebay.wal.recovery.survey import Survey, survey
 

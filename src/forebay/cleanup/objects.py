@@ -25,7 +25,7 @@ from forebay.loads.prepare import Load
 from forebay.metadata import MetadataStore
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef, refs_of
-from forebay.shard.places import Places, is_private
+from forebay.shard.context import Places, is_private
 from forebay.topics import TopicSpec, shard_id
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from forebay.export import Lag
     from forebay.format.descriptor import ShardState
     from forebay.inspection.moves import TopicMove
-    from forebay.shard.handover import OnFile
+    from forebay.shard.seal import OnFile
     from forebay.storage import Storage
     from forebay.topics import TopicSpec
 

@@ -81,7 +81,7 @@ def _files(directory: str, disk: Disk) -> Iterator[Piece]:
 def _objects(found: Inspected, place: ShardPlace) -> Iterator[Piece]:
     from forebay.catalog import ShardKeys
     from forebay.inspection.recorded import recorded
-    from forebay.shard.places import is_local
+    from forebay.shard.context import is_local
 
     assert place.spec is not None
     keys = ShardKeys(place.spec.namespace, place.spec.topic, place.partition, found.prefix)

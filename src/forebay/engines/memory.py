@@ -32,8 +32,7 @@ from forebay.sealed import Gathered
 from forebay.settings import Settings
 from forebay.shard import RecoveryDecision, ShardRef, Source
 from forebay.shard.deletes import DeleteBefore, DeleteKey, DeleteRange, Deletion
-from forebay.shard.membership import Membership
-from forebay.shard.ownership import wanted
+from forebay.shard.ownership import OwnerSession, wanted
 from forebay.topics import Durability, TopicSpec
 
 EVICTED_PART = 8
@@ -335,24 +334,24 @@ def _decision(start: int) -> RecoveryDecision:
 
 
 class MemoryEngine(ShardedEngine[MemoryShard]):
-    """Shards in memory, owned by this process. Beside an owner, without a membership, none is opened."""
+    """Shards in memory, owned by this process. Beside an owner, without a owner_session, none is opened."""
 
     def __init__(
-        self, settings: Settings, *, clock: Clock, metadata: MetadataStore, membership: Membership | None
+        self, settings: Settings, *, clock: Clock, metadata: MetadataStore, owner_session: OwnerSession | None
     ) -> None:
         super().__init__()
         self._settings = settings
         self._clock = clock
         self._metadata = metadata
-        self._membership = membership
-        self._tenures = Tenures(metadata, settings, membership) if membership is not None else None
+        self._owner_session = owner_session
+        self._tenures = Tenures(metadata, settings, owner_session) if owner_session is not None else None
 
     def may_own(self, ref: ShardRef) -> bool:
         """See `ShardedEngine`; `Moved` if another directory has the shard: its records are in memory there."""
-        if self._membership is None:
+        if self._owner_session is None:
             return True
         stored = read_state(self._metadata, wanted(ref, self._settings).key)
-        if stored is not None and stored.state.holder not in (None, self._membership.holder):
+        if stored is not None and stored.state.holder not in (None, self._owner_session.holder):
             raise Moved(
                 f"{ref} lives in the memory of its owner, last in directory {stored.state.holder}: no other process "
                 "can read it; once that owner is gone, an append here takes it over"

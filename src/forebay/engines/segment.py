@@ -17,13 +17,20 @@ from forebay.format.descriptor import Phase, ShardState
 from forebay.metadata import MetadataStore, Session
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardContext, ShardRef, acquire
-from forebay.shard.conclusion import Ended, end_reservations, export_tails
-from forebay.shard.decision import refuse_contradiction, refuse_lost_directory
-from forebay.shard.handover import OnFile, begin_seal, finish_seal
-from forebay.shard.membership import Membership
-from forebay.shard.ownership import BATCH_SHARDS, Acquired, Owner, give_back, is_promised, refuse_if_owned, wanted
-from forebay.shard.places import Places
-from forebay.shard.reservation import tell_unknown
+from forebay.shard.context import Places
+from forebay.shard.ownership import (
+    BATCH_SHARDS,
+    Acquired,
+    Owner,
+    OwnerSession,
+    give_back,
+    is_promised,
+    refuse_if_owned,
+    tell_unknown,
+    wanted,
+)
+from forebay.shard.recovery import refuse_contradiction, refuse_lost_directory
+from forebay.shard.seal import ClosedShard, OnFile, begin_seal, end_reservations, export_tails, finish_seal
 from forebay.topics import TopicSpec
 from forebay.wal.recovery.survey import has_log, survey, tail_bytes
 
@@ -43,7 +50,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         disk: Disk,
         clock: Clock,
         metadata: MetadataStore,
-        membership: Membership,
+        owner_session: OwnerSession,
         places: Places,
         on_open: Callable[[SegmentShard], None],
     ) -> None:
@@ -54,7 +61,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         self._disk = disk
         self._clock = clock
         self._metadata = metadata
-        self._membership = membership
+        self._owner_session = owner_session
         self._on_open = on_open
         self._given_up: dict[str, ShardState] = {}
         """Shards that were sealed here, as they stood then."""
@@ -71,7 +78,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
 
     def catalog(self, ref: ShardRef) -> ShardCatalog:
         """The history of the shard as recorded, whether or not it is open."""
-        return self._around(self._membership.session).catalog(ref)
+        return self._around(self._owner_session.session).catalog(ref)
 
     def tail_bytes(self, ref: ShardRef) -> int:
         """About how many bytes opening the shard will walk."""
@@ -104,7 +111,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         """
         self.registry.check_open()
         failed: list[ForebayError | OSError] = []
-        session = self._membership.session
+        session = self._owner_session.session
         ours = self._closed_here(refs, session, failed)
         acquired = self._acquire_together(ours, session)
         for ref in ours:
@@ -123,7 +130,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         self, refs: Sequence[ShardRef], session: Session, failed: list[ForebayError | OSError]
     ) -> list[ShardRef]:
         """Those of this directory that can be opened and are not open; what keeps one from it goes to `failed`."""
-        owner, is_alive = Owner(session.id, self._membership.holder), cache(self._metadata.session_alive)
+        owner, is_alive = Owner(session.id, self._owner_session.holder), cache(self._metadata.session_alive)
         ours = []
         for ref in refs:
             if self.find(ref) is not None or not self.may_own(ref):
@@ -183,7 +190,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         export_tails(shards, self._clock, self._settings.export.at_close_seconds_max)
         super().close()
         ended = [
-            Ended(wanted(shard.ref, self._settings).key, shard.epoch, shard.wal.writer.next)
+            ClosedShard(wanted(shard.ref, self._settings).key, shard.epoch, shard.wal.writer.next)
             for shard in shards
             if shard.wal.writer.touched and shard.wal.failure is None
         ]
@@ -209,7 +216,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         ref = shard.ref
         if accept_damage:
             self.accept_unknown_producers(shard)
-        around = self._around(self._membership.session)
+        around = self._around(self._owner_session.session)
         try:
             begin_seal(shard, around, target)
             quiesce()
@@ -257,7 +264,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         stored = self._stored(ref)
         if stored is None or stored.state.incarnation != ref.spec.topic_id:
             return
-        if stored.state.holder not in (None, self._membership.holder):
+        if stored.state.holder not in (None, self._owner_session.holder):
             clear_away(self._disk, self.directory_of(ref), self.catalog(ref), self._settings.wal)
 
     def _open(
@@ -265,7 +272,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
     ) -> SegmentShard:
         self._refuse_given_up(ref)
         self._make_directory(ref)
-        session = self._membership.session
+        session = self._owner_session.session
         before, epoch = self._acquire([ref], session, check)[0]
         return self._recover(ref, before, epoch, session, on_bytes)
 
@@ -288,7 +295,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         `check` refuses a shard by the state before; by default one that contradicts the local files.
         """
         refuse = check or self._refuse_contradiction
-        owner, is_shared = Owner(session.id, self._membership.holder), self._settings.is_shared
+        owner, is_shared = Owner(session.id, self._owner_session.holder), self._settings.is_shared
         shards = {wanted(ref, self._settings): ref for ref in refs}
         # Else the log alone knows how far its offsets went, whenever it comes back.
         missing = [
@@ -317,7 +324,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
 
     def _is_ours(self, state: ShardState) -> bool:
         """Whether a shard so recorded is this directory's: its log goes on here, if it goes on."""
-        return state.holder == self._membership.holder and state.phase is not Phase.SEALED
+        return state.holder == self._owner_session.holder and state.phase is not Phase.SEALED
 
     def _refuse_others(self, ref: ShardRef, state: ShardState | None) -> None:
         if state is not None and not self._is_ours(state):
@@ -331,17 +338,17 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         """
         stored = self._stored(ref)
         directory = self.directory_of(ref)
-        if stored is None or stored.state.holder != self._membership.holder:
+        if stored is None or stored.state.holder != self._owner_session.holder:
             if stored is not None:
                 self._check_within_reach(ref, stored.state)
             make_directories(self._disk, directory)
         elif not self._disk.exists(directory):
-            refuse_lost_directory(stored.state, self._membership.holder, str(ref), directory)
+            refuse_lost_directory(stored.state, self._owner_session.holder, str(ref), directory)
             make_directories(self._disk, directory)
 
     def _check_within_reach(self, ref: ShardRef, state: ShardState) -> None:
         """Refuse a shard whose history cannot be read here, while it is still where it can be."""
-        if is_promised(state, self._membership.holder):
+        if is_promised(state, self._owner_session.holder):
             return
         if state.owner is not None and self._metadata.session_alive(state.owner):
             return
@@ -362,7 +369,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
             self._close(shard)
 
     def _around(self, session: Session) -> ShardContext:
-        return ShardContext(self._metadata, self._settings, self.places, self._membership.holder, session.alive)
+        return ShardContext(self._metadata, self._settings, self.places, self._owner_session.holder, session.alive)
 
     def _recover(
         self,
@@ -373,7 +380,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         on_bytes: Callable[[int], None] | None,
     ) -> SegmentShard:
         around = self._around(session)
-        if before is not None and before.holder not in (None, self._membership.holder):
+        if before is not None and before.holder not in (None, self._owner_session.holder):
             drop_history(self._disk, self.directory_of(ref), around.catalog(ref), self._settings.wal)
         try:
             shard = SegmentShard.open(
@@ -384,7 +391,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
                 clock=self._clock,
                 before=before,
                 epoch=epoch,
-                holder=self._membership.holder,
+                holder=self._owner_session.holder,
                 around=around,
                 on_bytes=on_bytes,
             )

@@ -10,9 +10,7 @@ from forebay.format.descriptor import ShardState
 from forebay.metadata import MetadataStore
 from forebay.settings import Settings
 from forebay.shard import Owner, ShardRef, acquire
-from forebay.shard.membership import Membership
-from forebay.shard.ownership import Check, wanted
-from forebay.shard.reservation import reserve_in_state
+from forebay.shard.ownership import Check, OwnerSession, reserve_in_state, wanted
 
 
 class Tenure(NamedTuple):
@@ -26,10 +24,10 @@ class Tenure(NamedTuple):
 class Tenures:
     """Acquires shards for this process, and again in a new session where the last one has ended."""
 
-    def __init__(self, metadata: MetadataStore, settings: Settings, membership: Membership) -> None:
+    def __init__(self, metadata: MetadataStore, settings: Settings, owner_session: OwnerSession) -> None:
         self._metadata = metadata
         self._settings = settings
-        self._membership = membership
+        self._owner_session = owner_session
 
     def begin(self, ref: ShardRef) -> tuple[Tenure, ShardState | None]:
         """Own the shard from now on; what was recorded of it before."""
@@ -37,7 +35,7 @@ class Tenures:
 
     def rejoin(self) -> None:
         """On return this process has a session that lives; may take long where the metadata store is away."""
-        _ = self._membership.session
+        _ = self._owner_session.session
 
     def regain(self, ref: ShardRef, epoch: int) -> Tenure:
         """Own the shard as before, in a session that lives; `Fenced` if another owner has had it since `epoch`."""
@@ -56,7 +54,7 @@ class Tenures:
             raise Fenced(str(error)) from error
 
     def _acquired(self, ref: ShardRef, check: Callable[[Owner], Check]) -> tuple[Tenure, ShardState | None]:
-        session, shard = self._membership.session, wanted(ref, self._settings)
-        owner = Owner(session.id, self._membership.holder)
+        session, shard = self._owner_session.session, wanted(ref, self._settings)
+        owner = Owner(session.id, self._owner_session.holder)
         before, epoch = acquire(self._metadata, [shard], owner, check=check(owner))[0]
         return Tenure(epoch, reserve_in_state(self._metadata, shard.key, epoch), session.alive), before

@@ -17,8 +17,8 @@ from forebay.engines.seam import OwnedShard
 from forebay.errors import Moved
 from forebay.locks import Rank, RankedLock
 from forebay.shard import ShardContext, ShardRef
-from forebay.shard.inheritance import known_in_history
 from forebay.shard.recorded import Recorded
+from forebay.shard.recovery import known_in_history
 from forebay.topics import Engine
 from forebay.wal.readonly import FollowedLog
 

@@ -20,7 +20,7 @@ from forebay.errors import Conflict, Invalid, Moved, Unsupported
 from forebay.format.descriptor import Phase, ShardState
 from forebay.inspection.directory import Inspected, look
 from forebay.settings import Settings
-from forebay.shard.handover import OnFile
+from forebay.shard.seal import OnFile
 from forebay.storage import Storage
 from forebay.storage.building import IN_MEMORY
 from forebay.storage.directory import MARKER, METADATA, LogDirectory, checked_path, is_owned

@@ -12,8 +12,8 @@ from forebay.inspection.directory import Inspected, ShardPlace
 from forebay.inspection.recorded import recorded
 from forebay.settings import WalSettings
 from forebay.shard import RecoveryDecision, Situation, decide
-from forebay.shard.decision import refuse_lost_directory, told_of
-from forebay.shard.places import is_local
+from forebay.shard.context import is_local
+from forebay.shard.recovery import refuse_lost_directory, told_of
 from forebay.topics import TopicSpec
 from forebay.wal.recovery.resume import ASIDE
 from forebay.wal.recovery.survey import survey

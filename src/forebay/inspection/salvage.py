@@ -34,7 +34,7 @@ from forebay.inspection.directory import Inspected, look, metadata_of
 from forebay.inspection.recorded import ShardHistory
 from forebay.inspection.stores import Stores
 from forebay.records import EARLIEST, Gap, Headers, Position, Reason, Record
-from forebay.shard.places import is_local
+from forebay.shard.context import is_local
 from forebay.storage import Storage, Topic
 from forebay.storage.arguments import checked_partition
 from forebay.storage.directory import LogDirectory, is_owned

@@ -9,7 +9,7 @@ from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.errors import ForebayError, Unavailable
 from forebay.settings import Settings
-from forebay.shard.places import LOADS, LOCAL, loads_name, local_name
+from forebay.shard.context import LOADS, LOCAL, loads_name, local_name
 from forebay.storage.directory import LOADS as LOADS_NAME
 
 

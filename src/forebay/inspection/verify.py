@@ -21,7 +21,7 @@ from forebay.inspection.shard import Progress, verify_shard
 from forebay.inspection.stores import Stores
 from forebay.metadata import MetadataStore, SqliteMetadata
 from forebay.settings import Settings
-from forebay.shard.places import is_local
+from forebay.shard.context import is_local
 from forebay.storage.directory import LogDirectory
 from forebay.topics import TopicName
 

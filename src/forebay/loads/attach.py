@@ -27,7 +27,7 @@ from forebay.loads.book import AttachedPart, LoadBook, StoredLoad
 from forebay.loads.prepare import LoadManifest, LoadPlace, descriptors_of
 from forebay.metadata import Absent, Compare, Operation, Put, RevisionIs
 from forebay.shard.context import ShardContext
-from forebay.shard.handover import bring_into_history
+from forebay.shard.seal import bring_into_history
 from forebay.shard.segment import SegmentShard
 
 logger = logging.getLogger(__name__)

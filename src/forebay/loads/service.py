@@ -21,8 +21,8 @@ from forebay.loads.book import AttachedPart, LoadBook, never_offered
 from forebay.loads.forget import finish_given_up
 from forebay.loads.prepare import Load, LoadManifest, LoadStore, read_manifest, ready_to_offer
 from forebay.shard import SegmentShard, ShardContext, ShardRef
+from forebay.shard.context import home_of_loads
 from forebay.shard.directories import directory_name
-from forebay.shard.places import home_of_loads
 from forebay.topics import TopicName, TopicSpec
 from forebay.workers import AtWork
 

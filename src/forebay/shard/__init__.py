@@ -4,8 +4,8 @@ Knows the log and the metadata store; knows nothing of topics beyond their defin
 """
 
 from forebay.shard.context import ShardContext, ShardRef, refs_of
-from forebay.shard.decision import RecoveryDecision, Situation, Source, decide
 from forebay.shard.ownership import Owner, Wanted, acquire
+from forebay.shard.recovery import RecoveryDecision, Situation, Source, decide
 from forebay.shard.segment import SegmentShard
 
 __all__ = [

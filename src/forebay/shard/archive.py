@@ -31,9 +31,8 @@ from forebay.history import History
 from forebay.locks import Rank, RankedLock
 from forebay.records import Gap, Reason
 from forebay.settings import Settings
-from forebay.shard.context import ShardContext, ShardRef
+from forebay.shard.context import ShardContext, ShardRef, is_local, is_private
 from forebay.shard.deletes import Deletes
-from forebay.shard.places import is_local, is_private
 from forebay.shard.tiers import PAGE_BYTES
 from forebay.wal.files import SealedFile
 from forebay.wal.log import Wal

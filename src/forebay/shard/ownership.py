@@ -1,11 +1,14 @@
 """Who owns a shard: one session at a time, each with a higher epoch than all before.
 
-Rests on transactions that compare, never on a clock. Knows what the metadata store has of a shard, nothing else.
+`OwnerSession` is the session of this process, `acquire` makes it the owner of shards, and an owner records in the
+state of a shard how far offsets are reserved. Rests on transactions that compare, never on a clock. Knows what the
+metadata store has of a shard, nothing else.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -17,10 +20,13 @@ from forebay.errors import Conflict, Fenced, Indeterminate, Moved, Unavailable, 
 from forebay.format.descriptor import Phase, ShardState
 from forebay.format.keys import deleted_key, late_key, shard_of_state, state_key
 from forebay.format.value import encode_value
-from forebay.metadata import Absent, Compare, MetadataStore, Put, RevisionIs, SessionEnded
+from forebay.locks import Rank, RankedLock
+from forebay.metadata import Absent, Compare, MetadataStore, Put, RevisionIs, Session, SessionEnded
 from forebay.settings import Settings
 from forebay.shard.context import ShardRef
 from forebay.shard.directories import directory_beside
+
+logger = logging.getLogger(__name__)
 
 BATCH_SHARDS = 30
 """Three comparisons each stay below the limit of a transaction."""
@@ -252,3 +258,77 @@ def taken(state: ShardState, owner: Owner, *, take_over: bool = True, anew: bool
         reserved_in_log=not take_over or still_in_log,
         held_before=tuple(sorted(others)) if others else msgspec.UNSET,
     )
+
+
+class OwnerSession:
+    """The session that shards are acquired in. Safe for concurrent use."""
+
+    def __init__(self, metadata: MetadataStore, ttl_s: float, holder: str) -> None:
+        self.holder = holder
+        self._metadata = metadata
+        self._ttl_s = ttl_s
+        self._lock = RankedLock(Rank.IO, "shard.session")
+        self._session = metadata.session(ttl_s)
+        self._unended: list[Session] = []
+        """Those that have ended here, and not yet for everybody."""
+
+    @property
+    def session(self) -> Session:
+        """A session that lives: what was owned in an ended one must be acquired again."""
+        with self._lock:
+            if not self._session.alive():
+                # First: where the store is away, the caller does not wait for the end of the last one as well.
+                before, self._session = self._session, self._metadata.session(self._ttl_s)
+                self._unended.append(before)
+            self._unended = [session for session in self._unended if not self._has_ended(session)]
+            return self._session
+
+    def _has_ended(self, session: Session) -> bool:
+        """End it for everybody: one that was only late would live on, and keep us from what we owned in it."""
+        try:
+            session.close()
+        except (Unavailable, Indeterminate) as error:
+            logger.warning("session %s is not renewed any more, others see it end later: %s", session.id, error)
+            return False
+        return True
+
+    @property
+    def owner(self) -> Owner:
+        """As whom shards are acquired now."""
+        return Owner(self.session.id, self.holder)
+
+
+def reserve_in_state(store: MetadataStore, key: str, epoch: int) -> Callable[[int], int]:
+    """A function that makes a reservation up to an offset durable and returns the offset that is reserved then.
+
+    It raises `Fenced` once a newer epoch owns the shard, and whatever the store raises when it is out of reach.
+    """
+
+    def reserve(end: int) -> int:
+        def raised(state: ShardState) -> ShardState:
+            if state.phase is Phase.SEALED:
+                # Given up meanwhile: the next owner goes on exactly where the seal ended.
+                return state
+            return msgspec.structs.replace(state, reserved_end=max(end, state.reserved_end))
+
+        return change_state(store, key, epoch, raised).reserved_end
+
+    return reserve
+
+
+def tell_reserved(store: MetadataStore, key: str, epoch: int, end: int) -> None:
+    """The log was the only one to know how far its offsets went; on return the state says so, for all below `end`."""
+
+    def told(state: ShardState) -> ShardState:
+        return msgspec.structs.replace(state, reserved_end=max(end, state.reserved_end), reserved_in_log=False)
+
+    change_state(store, key, epoch, told)
+
+
+def tell_unknown(store: MetadataStore, key: str, epoch: int, below: int) -> None:
+    """Appends of producers below this offset may be unknown; 0 if none are. On return the state says so."""
+
+    def told(state: ShardState) -> ShardState:
+        return msgspec.structs.replace(state, unknown_below=below or msgspec.UNSET)
+
+    change_state(store, key, epoch, told)

@@ -11,7 +11,7 @@ from forebay.format.control import higher
 from forebay.format.descriptor import ShardState
 from forebay.history import History
 from forebay.records import OFFSET_MAX, Offsets
-from forebay.shard.places import Places
+from forebay.shard.context import Places
 from forebay.shard.tiers import NOTHING, Ended
 
 LOOK_SECONDS = 0.2

@@ -25,14 +25,12 @@ from forebay.pages import Page
 from forebay.records import Gap, Offsets
 from forebay.settings import Settings, WalSettings
 from forebay.shard.archive import Archive, OwnedPast
-from forebay.shard.context import ShardContext, ShardRef
-from forebay.shard.decision import RecoveryDecision, Situation, Source, decide, told_of
+from forebay.shard.context import ShardContext, ShardRef, is_local
 from forebay.shard.deletes import DeleteBefore, DeleteKey, DeleteRange, Deletes, DeleteTag, Deletion
 from forebay.shard.eviction import Eviction
-from forebay.shard.inheritance import known_in_history, known_in_log
 from forebay.shard.lookups import PAGE_RECORDS, Lookups, Sought
-from forebay.shard.places import is_local
-from forebay.shard.reservation import reserve_in_state, tell_reserved, tell_unknown
+from forebay.shard.ownership import reserve_in_state, tell_reserved, tell_unknown
+from forebay.shard.recovery import RecoveryDecision, Situation, Source, decide, known_in_history, known_in_log, told_of
 from forebay.shard.tiers import NOTHING, PAGE_BYTES, NoHistory, Tiers, Visible
 from forebay.topics import TopicSpec, parse_compression
 from forebay.wal.log import Wal

@@ -24,7 +24,7 @@ from forebay.metadata import MetadataStore
 from forebay.metadata.opening import open_metadata
 from forebay.settings import Settings, StoreSettings
 from forebay.shard import ShardRef
-from forebay.shard.places import Places
+from forebay.shard.context import Places
 from forebay.spark.location import Location
 from forebay.storage.building import history_store
 from forebay.storage.definitions import Definitions

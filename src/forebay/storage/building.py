@@ -18,8 +18,8 @@ from forebay.metadata import MemoryMetadata, MetadataStore
 from forebay.metadata.opening import open_metadata
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardContext
-from forebay.shard.membership import Membership
-from forebay.shard.places import Places
+from forebay.shard.context import Places
+from forebay.shard.ownership import OwnerSession
 from forebay.storage.background.history import HistoryWorker
 from forebay.storage.background.seal import SealWorker
 from forebay.storage.background.sync import SyncWorker
@@ -48,7 +48,7 @@ class Parts:
     rocksdb: RocksEngine | None = None
     unowned: UnownedShards | None = None
     """Shards that are looked at and not owned here; `None` where nothing else than this process can own one."""
-    membership: Membership | None = None
+    owner_session: OwnerSession | None = None
     maintenance: SyncWorker | None = None
     sealing: SealWorker | None = None
     archiving: HistoryWorker | None = None
@@ -94,8 +94,8 @@ class Parts:
 def memory_parts(settings: Settings, clock: Clock) -> Parts:
     """A log of this process alone, without files."""
     metadata = MemoryMetadata()
-    membership = Membership(metadata, settings.metadata.lease_ttl_s, IN_MEMORY)
-    engine = MemoryEngine(settings, clock=clock, metadata=metadata, membership=membership)
+    owner_session = OwnerSession(metadata, settings.metadata.lease_ttl_s, IN_MEMORY)
+    engine = MemoryEngine(settings, clock=clock, metadata=metadata, owner_session=owner_session)
     return Parts(metadata=metadata, memory=engine)
 
 
@@ -110,7 +110,7 @@ def beside_parts(
         definitions = Definitions(metadata, settings.metadata.prefix, clock)
         parts = Parts(
             metadata=metadata,
-            memory=MemoryEngine(settings, clock=clock, metadata=metadata, membership=None),
+            memory=MemoryEngine(settings, clock=clock, metadata=metadata, owner_session=None),
             segment=FollowingEngine(
                 directory.shards,
                 settings,
@@ -147,7 +147,7 @@ def owner_parts(directory: LogDirectory, settings: Settings, disk: Disk, clock: 
     with ExitStack() as undo:
         metadata = _metadata(directory, settings, disk, clock)
         undo.callback(metadata.close)
-        membership = Membership(metadata, settings.metadata.lease_ttl_s, directory.id)
+        session = OwnerSession(metadata, settings.metadata.lease_ttl_s, directory.id)
         places = _places(directory, settings, disk, clock, probed_for=metadata)
         undo.callback(places.close)
         database = f"{directory.path}/{ROCKSDB}"
@@ -165,20 +165,20 @@ def owner_parts(directory: LogDirectory, settings: Settings, disk: Disk, clock: 
 
         parts = Parts(
             metadata=metadata,
-            memory=MemoryEngine(settings, clock=clock, metadata=metadata, membership=membership),
+            memory=MemoryEngine(settings, clock=clock, metadata=metadata, owner_session=session),
             segment=SegmentEngine(
                 directory.shards,
                 settings,
                 disk=disk,
                 clock=clock,
                 metadata=metadata,
-                membership=membership,
+                owner_session=session,
                 places=places,
                 on_open=watch,
             ),
-            rocksdb=RocksEngine(database, settings, disk=disk, clock=clock, metadata=metadata, membership=membership),
+            rocksdb=RocksEngine(database, settings, disk=disk, clock=clock, metadata=metadata, owner_session=session),
             unowned=_unowned(ShardContext(metadata, settings, places, directory.id, lambda: False), disk, clock),
-            membership=membership,
+            owner_session=session,
             maintenance=maintenance,
             sealing=sealing,
             archiving=archiving,

@@ -12,8 +12,8 @@ from forebay.format.descriptor import Phase, ShardState
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef, refs_of
 from forebay.shard.directories import directory_name
-from forebay.shard.handover import OnFile, withdraw_target
 from forebay.shard.ownership import wanted
+from forebay.shard.seal import OnFile, withdraw_target
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions
 from forebay.storage.shards import Shards

@@ -26,7 +26,7 @@ from forebay.progress import ProgressStore
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardContext, ShardRef, refs_of
 from forebay.shard.directories import DirectoryPlace, record_directory
-from forebay.shard.handover import OnFile
+from forebay.shard.seal import OnFile
 from forebay.storage.altering import Alterations
 from forebay.storage.background.cleanup import CleanupWorker
 from forebay.storage.background.limits import LimitsWorker
@@ -534,9 +534,9 @@ class Storage:
 
 def _loads_of(parts: Parts, definitions: Definitions, shards: Shards, settings: Settings, clock: Clock) -> Loads | None:
     """The bulk loads of a data directory that this process owns."""
-    if parts.owned is None or parts.places is None or parts.membership is None or parts.archiving is None:
+    if parts.owned is None or parts.places is None or parts.owner_session is None or parts.archiving is None:
         return None
-    context = ShardContext(parts.metadata, settings, parts.places, parts.membership.holder, lambda: False)
+    context = ShardContext(parts.metadata, settings, parts.places, parts.owner_session.holder, lambda: False)
     return Loads(
         context,
         clock,
@@ -558,7 +558,7 @@ def _deletions_of(
         parts.metadata,
         settings,
         clock,
-        holder=parts.membership.holder if parts.membership is not None else None,
+        holder=parts.owner_session.holder if parts.owner_session is not None else None,
         objects=parts.cleanup,
         drop=drop,
         delete_shard=lambda ref: parts.engine_of(ref.spec).delete_shard(ref),

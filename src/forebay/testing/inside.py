@@ -40,8 +40,8 @@ from forebay.metadata.sqlite.store import SqliteMetadata
 from forebay.progress import ProgressStore
 from forebay.shard import SegmentShard, ShardContext
 from forebay.shard.archive import Archive
+from forebay.shard.context import Places
 from forebay.shard.eviction import ByteCount
-from forebay.shard.places import Places
 from forebay.shard.recorded import Recorded
 from forebay.shard.tiers import Tiers
 from forebay.storage import Storage, Topic
@@ -275,9 +275,9 @@ class InsideLog:
 
     def lose_session(self) -> None:
         """End the session that this process owns its shards by, as if its lease had run out."""
-        membership = self.log._parts.membership
-        assert membership is not None, "this log is in memory or read-only"
-        membership.session.close()
+        owner_session = self.log._parts.owner_session
+        assert owner_session is not None, "this log is in memory or read-only"
+        owner_session.session.close()
 
     def entries(self) -> dict[str, int]:
         """How many topics or shards each part of the log remembers."""

@@ -22,9 +22,8 @@ from forebay.metadata import MetadataStore
 from forebay.records import Gap
 from forebay.settings import Settings
 from forebay.shard import RecoveryDecision, ShardRef, Situation, acquire, decide
-from forebay.shard.decision import refuse_contradiction
-from forebay.shard.membership import Membership
-from forebay.shard.ownership import wanted
+from forebay.shard.ownership import OwnerSession, wanted
+from forebay.shard.recovery import refuse_contradiction
 from forebay.topics import TopicSpec, parse_compression
 from forebay.workers import Worker
 
@@ -58,7 +57,7 @@ class RocksEngine(ShardedEngine[RocksShard]):
         disk: Disk,
         clock: Clock,
         metadata: MetadataStore,
-        membership: Membership,
+        owner_session: OwnerSession,
     ) -> None:
         super().__init__()
         self._database = Database(path, disk)
@@ -66,7 +65,7 @@ class RocksEngine(ShardedEngine[RocksShard]):
         self._disk = disk
         self._clock = clock
         self._metadata = metadata
-        self._membership = membership
+        self._owner_session = owner_session
         seconds = settings.wal.sync_interval_ms / 1000
         self._syncing = Worker("forebay-rocksdb", self._sync, clock=clock, delay_s=seconds)
 
@@ -84,7 +83,7 @@ class RocksEngine(ShardedEngine[RocksShard]):
         if not self._database.is_made:
             return False
         stored = read_state(self._metadata, wanted(ref, self._settings).key)
-        return stored is not None and stored.state.holder == self._membership.holder
+        return stored is not None and stored.state.holder == self._owner_session.holder
 
     def may_own(self, ref: ShardRef) -> bool:
         """See `ShardedEngine`. What another directory holds is opened: that refuses it by name."""
@@ -100,7 +99,7 @@ class RocksEngine(ShardedEngine[RocksShard]):
         failed: list[ForebayError | OSError] = []
         for ref in refs:
             stored = read_state(self._metadata, wanted(ref, self._settings).key)
-            is_other = stored is not None and stored.state.holder not in (None, self._membership.holder)
+            is_other = stored is not None and stored.state.holder not in (None, self._owner_session.holder)
             if not is_other and self.may_own(ref):
                 try:
                     self.open_shard(ref)
@@ -159,7 +158,7 @@ class RocksEngine(ShardedEngine[RocksShard]):
             identity=bounds.identity,
             clean=bounds.clean,
         )
-        owner = self._membership.owner
+        owner = self._owner_session.owner
         # Whatever the mode, the records are here alone: no other directory takes the shard over.
         before, epoch = acquire(
             self._metadata,
@@ -214,7 +213,7 @@ class RocksEngine(ShardedEngine[RocksShard]):
         if self._bounds(keys) is not None:
             return
         stored = read_state(self._metadata, wanted(ref, self._settings).key)
-        if stored is not None and stored.state.holder == self._membership.holder:
+        if stored is not None and stored.state.holder == self._owner_session.holder:
             raise Conflict(
                 f"{ref} is not in the database {self._database.path}, which was lost, and with it how far its "
                 "offsets went: restore it from a backup, or delete the topic and create it anew"

@@ -25,7 +25,7 @@ from forebay.format.offsets import OffsetSet
 from forebay.format.vectors import deleted_by, vectors_of
 from forebay.inspection.findings import REACH, Finding, Severity
 from forebay.shard import ShardRef
-from forebay.shard.places import is_private, loads_name, local_name
+from forebay.shard.context import is_private, loads_name, local_name
 from forebay.spark.jobs.leases import Lease, leased
 from forebay.spark.jobs.reports import Figure, Part, Progress, Report, summed
 from forebay.spark.jobs.shards import refs_at

@@ -26,7 +26,7 @@ from forebay.format.descriptor import DescriptorKind, Phase, SegmentDescriptor
 from forebay.format.segment import SEGMENT_SUFFIX
 from forebay.loads.book import LoadBook
 from forebay.shard import ShardRef
-from forebay.shard.places import is_private
+from forebay.shard.context import is_private
 from forebay.spark.jobs.copying import Copied, Errand, copy, has_index
 from forebay.spark.jobs.leases import Lease, leased
 from forebay.spark.jobs.reports import Progress, Report, summed

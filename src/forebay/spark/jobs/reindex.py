@@ -27,7 +27,7 @@ from forebay.format.segment import INDEX_SUFFIX, index_name
 from forebay.inspection.findings import Report as Exam
 from forebay.inspection.objects import ObjectExam
 from forebay.shard import ShardRef
-from forebay.shard.places import is_private
+from forebay.shard.context import is_private
 from forebay.spark.jobs.reports import Progress, Report, summed
 from forebay.spark.jobs.shards import JobShard, findings_of, parts_of, refs_at
 from forebay.spark.jobs.units import spread

@@ -16,7 +16,7 @@ from forebay.errors import ForebayError
 from forebay.loads.service import Loads
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef, refs_of
-from forebay.shard.places import is_private
+from forebay.shard.context import is_private
 from forebay.storage.background.history import FIRST_SWEEP_SECONDS, LOOK_SECONDS
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions
@@ -127,9 +127,9 @@ class CleanupWorker:
 
     @property
     def _holder(self) -> str:
-        membership = self._parts.membership
-        assert membership is not None
-        return membership.holder
+        owner_session = self._parts.owner_session
+        assert owner_session is not None
+        return owner_session.holder
 
     def _sweep(self) -> None:
         """Each of them, whatever becomes of the others: the next time is far off."""

@@ -7,7 +7,7 @@ import pytest
 from forebay.errors import Moved, Unavailable
 from forebay.metadata import MemoryMetadata, Session
 from forebay.shard import Owner, Wanted, acquire
-from forebay.shard.membership import Membership
+from forebay.shard.ownership import OwnerSession
 from forebay.testing.moves import RecordingMetadata
 
 SHARD = Wanted("/forebay/storage/topics/shop/orders/0/state", "ab" * 16)
@@ -53,11 +53,11 @@ class Pausing(RecordingMetadata):
 
 def test_what_was_owned_in_a_session_that_came_back_too_late_can_be_acquired_again() -> None:
     store = Pausing()
-    membership = Membership(store, 15, "here")
-    acquire(store, [SHARD], membership.owner)
+    owner_session = OwnerSession(store, 15, "here")
+    acquire(store, [SHARD], owner_session.owner)
 
     store.sessions[0].is_late = True
-    again = membership.owner
+    again = owner_session.owner
     store.sessions[0].is_late = False
 
     assert not store.sessions[0].alive()
@@ -66,33 +66,33 @@ def test_what_was_owned_in_a_session_that_came_back_too_late_can_be_acquired_aga
 
 def test_a_session_that_could_not_be_ended_for_everybody_is_ended_later() -> None:
     store = Pausing()
-    membership = Membership(store, 15, "here")
-    acquire(store, [SHARD], membership.owner)
+    owner_session = OwnerSession(store, 15, "here")
+    acquire(store, [SHARD], owner_session.owner)
     first = store.sessions[0]
     first.is_late = first.is_cut_off = True
 
     with pytest.raises(Unavailable):
-        acquire(store, [SHARD], membership.owner)
+        acquire(store, [SHARD], owner_session.owner)
     assert store.session_alive(first.id)
     first.is_cut_off = False
 
-    assert acquire(store, [SHARD], membership.owner)[0].epoch == 2
+    assert acquire(store, [SHARD], owner_session.owner)[0].epoch == 2
     assert not store.session_alive(first.id)
     assert len(store.sessions) == 2
 
 
 def test_while_the_store_is_away_nobody_waits_for_the_end_of_the_last_session_besides() -> None:
     store = Pausing()
-    membership = Membership(store, 15, "here")
+    owner_session = OwnerSession(store, 15, "here")
     first = store.sessions[0]
     first.is_late = store.is_away = True
 
     with pytest.raises(Unavailable):
-        _ = membership.session
+        _ = owner_session.session
     assert first.closes == 0
     store.is_away = False
 
-    assert membership.session.alive()
+    assert owner_session.session.alive()
     assert not store.session_alive(first.id)
 
 

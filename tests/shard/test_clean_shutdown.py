@@ -8,7 +8,7 @@ from forebay.catalog import read_state
 from forebay.format.descriptor import ShardState
 from forebay.format.value import encode_value
 from forebay.metadata import Entry, MemoryMetadata, Put
-from forebay.shard.conclusion import Ended, end_reservations
+from forebay.shard.seal import ClosedShard, end_reservations
 from forebay.testing.moves import RecordingMetadata
 from forebay.testing.schedules import PausingMetadata
 from tests.protocol.world import KEYS, Node, World
@@ -66,7 +66,7 @@ def test_whoever_is_overtaken_while_it_looks_changes_nothing() -> None:
     epoch = node.shard.epoch
     node.die()
 
-    end_reservations(_Overtaken(world), [Ended(KEYS.state, epoch, 3)])
+    end_reservations(_Overtaken(world), [ClosedShard(KEYS.state, epoch, 3)])
 
     state = world.state
     assert state is not None and (state.epoch, state.holder) == (epoch + 1, "b")
@@ -76,7 +76,7 @@ def test_whoever_is_overtaken_while_it_looks_changes_nothing() -> None:
 def test_a_shard_that_nobody_knows_any_more_is_passed_over() -> None:
     store = MemoryMetadata()
 
-    end_reservations(store, [Ended(KEYS.state, 1, 3)])
+    end_reservations(store, [ClosedShard(KEYS.state, 1, 3)])
 
     assert read_state(store, KEYS.state) is None
 
@@ -96,16 +96,16 @@ class _Changing(MemoryMetadata):
         return found
 
 
-def _closed(store: MemoryMetadata, count: int) -> list[Ended]:
+def _closed(store: MemoryMetadata, count: int) -> list[ClosedShard]:
     """Shards that were closed in order at offset 3, with far more reserved."""
     state = ShardState(incarnation="i", epoch=4, owner="s", holder="h", reserved_end=65_536)
-    ended = [Ended(f"/state/{number}", 4, 3) for number in range(count)]
+    ended = [ClosedShard(f"/state/{number}", 4, 3) for number in range(count)]
     for shard in ended:
         store.transaction([], [Put(shard.key, encode_value(state))])
     return ended
 
 
-def _reserved(store: MemoryMetadata, ended: list[Ended]) -> list[int]:
+def _reserved(store: MemoryMetadata, ended: list[ClosedShard]) -> list[int]:
     found = [read_state(store, shard.key) for shard in ended]
     return [stored.state.reserved_end for stored in found if stored is not None]
 

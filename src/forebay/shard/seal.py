@@ -1,32 +1,37 @@
-"""Seal a shard, so that another owner can go on exactly where this one stops.
+"""Ends a shard in order: seals it for another owner, or closes it cleanly with its tail exported.
 
-Each step may be repeated, and a process that finds a seal half-way either repeats it or takes it back by acquiring
-the shard: nothing is history before it is catalogued, and nothing is given away before all of it is history.
-Knows one shard with its log and its archive; who else works on it is stopped by the caller beforehand.
+A seal lets another owner go on exactly where this one stops. Each step may be repeated, and a process that finds a seal
+half-way either repeats it or takes it back by acquiring the shard: nothing is history before it is catalogued, and
+nothing is given away before all of it is history. A clean shutdown in the shared modes exports the tail and gives
+unused offsets back, best effort and within a time: what is left undone is what an unclean stop would have left.
+Knows one shard with its log and its history; the caller stops the workers of the shard beforehand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
 from forebay.catalog import StoredState, read_state
 from forebay.catalog.transact import Done, Write, transact
 from forebay.clock import Clock
-from forebay.errors import Corrupt, Moved, Unavailable, Unsupported
+from forebay.errors import Corrupt, ForebayError, Indeterminate, Moved, Unavailable, Unsupported
 from forebay.export import Lag
 from forebay.format.descriptor import Phase, SegmentDescriptor, ShardState
 from forebay.format.keys import shard_of_state
 from forebay.format.value import encode_value
 from forebay.history import READABLE
 from forebay.metadata import MetadataStore, Put, RevisionIs
-from forebay.shard.context import ShardContext
+from forebay.shard.context import ShardContext, is_private
 from forebay.shard.directories import directory_name
-from forebay.shard.ownership import change_state
-from forebay.shard.places import is_private
+from forebay.shard.ownership import BATCH_SHARDS, change_state
 from forebay.shard.segment import SegmentShard
+
+logger = logging.getLogger(__name__)
 
 OnFile: TypeAlias = Callable[[Lag], None]
 """Hears before each file what is left to export."""
@@ -168,3 +173,84 @@ def _check_object(shard: SegmentShard, around: ShardContext, piece: SegmentDescr
             f"{shard.ref}: {piece.object_key} in {piece.store} is not what was exported: it is not sealed; "
             'run "forebay repair"'
         )
+
+
+def export_tails(shards: Sequence[SegmentShard], clock: Clock, seconds_max: float) -> None:
+    """Make what was appended history, shard after shard, as far as the time and the store allow."""
+    pending = [shard for shard in shards if _has_tail(shard)]
+    if not pending or seconds_max <= 0:
+        return
+    deadline = clock.monotonic() + seconds_max
+    left = {shard.ref.id: shard for shard in pending}
+
+    def work() -> None:
+        for shard in pending:
+            if clock.monotonic() >= deadline:
+                return
+            try:
+                shard.rotate()
+                seal_files(shard, accept_damage=False)
+                shard.archive.catch_up()
+            except Corrupt as error:
+                # Damage is this shard's alone; a store that does not answer would not answer the others either.
+                logger.warning("%s: its tail is not exported: %s", shard.ref, error)
+                continue
+            except (ForebayError, OSError) as error:
+                logger.warning("%s: its tail is not exported: %s", shard.ref, error)
+                return
+            except Exception:
+                logger.exception("%s: its tail is not exported", shard.ref)
+                return
+            left.pop(shard.ref.id)
+
+    # Beside, so that a store that hangs does not keep the log from closing.
+    thread = threading.Thread(target=work, name="forebay-tails", daemon=True)
+    thread.start()
+    thread.join(seconds_max)
+    if left:
+        logger.warning("%d of %d shards are closed before their tails are exported", len(left), len(pending))
+
+
+def _has_tail(shard: SegmentShard) -> bool:
+    wal = shard.wal
+    usable = not wal.closed and wal.failure is None and shard.archive.error is None
+    return usable and wal.writer.touched and wal.writer.next > shard.archive.exported
+
+
+class ClosedShard(NamedTuple):
+    """A shard that was closed in order: the key of its state, its epoch, and where it ends."""
+
+    key: str
+    epoch: int
+    next_offset: int
+
+
+def end_reservations(store: MetadataStore, ended: Sequence[ClosedShard]) -> None:
+    """Say that nothing was given out beyond the ends: then a gap is no larger than what was not exported."""
+    for first in range(0, len(ended), BATCH_SHARDS):
+        shards = ended[first : first + BATCH_SHARDS]
+        wanted = [_released(shard, read_state(store, shard.key)) for shard in shards]
+        writes = [write for write in wanted if isinstance(write, Write)]
+        compares = [compare for write in writes for compare in write.compares]
+        puts = [put for write in writes for put in write.operations]
+        if puts and not store.transaction(compares, puts).succeeded:
+            # One state has changed meanwhile: that must not keep the others from theirs.
+            for shard in shards:
+                _end_alone(store, shard)
+
+
+def _end_alone(store: MetadataStore, shard: ClosedShard) -> None:
+    what = f"what {shard.key} has reserved beyond offset {shard.next_offset} stays so"
+    try:
+        transact(store, lambda: read_state(store, shard.key), lambda stored: _released(shard, stored), what=what)
+    except (Unavailable, Indeterminate) as error:
+        logger.warning("%s; it is skipped if another directory goes on", error)
+
+
+def _released(shard: ClosedShard, stored: StoredState | None) -> Write[None] | Done[None]:
+    """The state of a shard without an owner, with nothing reserved beyond its end."""
+    if stored is None or stored.state.epoch != shard.epoch or stored.state.phase is not Phase.OPEN:
+        return Done(None)
+    state = msgspec.structs.replace(stored.state, owner=None, reserved_end=shard.next_offset)
+    put = Put(shard.key, encode_value(state, unknown=stored.unknown))
+    return Write([RevisionIs(shard.key, stored.revision)], [put], None) if state != stored.state else Done(None)
