@@ -34,9 +34,9 @@ from forebay.testing.moves import (
     replayed,
 )
 from forebay.topics import Durability, TopicSpec
-from tests.log.rig import stage
 from tests.protocol.consuming import Consumer
 from tests.protocol.ground import GRACE_S, NAME, STORE, TOPIC_ID, Ground, Member, committed_in
+from tests.wal.rig import stage
 
 ACKED: Final = "acked"
 LOAD: Final = "load-1"

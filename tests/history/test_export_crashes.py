@@ -43,10 +43,10 @@ from forebay.testing.moves import (
 from forebay.testing.trace import Note
 from forebay.topics import Durability
 from tests.ledger import Ledger
-from tests.log.checks import recover_and_go_on
-from tests.log.rig import DIRECTORY, ROOT, TOPIC_ID, Rig, Simulated, after, history_of, simulated
 from tests.protocol.ground import files_of
 from tests.support.soak import SOAK
+from tests.wal.checks import recover_and_go_on
+from tests.wal.rig import DIRECTORY, ROOT, TOPIC_ID, Rig, Simulated, after, history_of, simulated
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 

@@ -9,7 +9,7 @@ from forebay.inspection import shard as shard_room
 from forebay.inspection.directory import ShardPlace
 from forebay.inspection.shard import verify_shard
 from forebay.topics import Durability
-from tests.log.rig import DIRECTORY, ROOT, TOPIC_ID, Rig, Simulated, simulated, spec_of
+from tests.wal.rig import DIRECTORY, ROOT, TOPIC_ID, Rig, Simulated, simulated, spec_of
 
 
 class BusyDisk:

@@ -20,9 +20,9 @@ from forebay.testing.disk import SimulatedDisk
 from forebay.testing.history import Reading
 from forebay.topics import Durability
 from tests.ledger import Ledger
-from tests.log.rig import DIRECTORY, ROOT, SMALL, TOPIC_ID, Rig, Simulated, simulated, spec_of
-from tests.log.scenarios import SCENARIOS, Scenario
 from tests.support.soak import SOAK
+from tests.wal.rig import DIRECTORY, ROOT, SMALL, TOPIC_ID, Rig, Simulated, simulated, spec_of
+from tests.wal.scenarios import SCENARIOS, Scenario
 
 pytestmark = pytest.mark.slow
 

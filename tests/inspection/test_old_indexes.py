@@ -16,7 +16,7 @@ from forebay.settings import Settings, StorageSettings
 from forebay.storage.directory import FORMAT, LogDirectory, Marker
 from forebay.topics import TopicName, TopicSpec
 from tests.history.house import DIRECTORY, KEYS, SETTINGS, TOPIC, House, expected, history_of, stream
-from tests.log.test_indexes import make_old
+from tests.wal.test_indexes import make_old
 
 SPEC: Final = TopicSpec.create(TopicName("shop", "orders"), topic_id=TOPIC, created_at=0, durability="fsync")
 PLACE: Final = ShardPlace(f"{TOPIC}_0", "shop/orders[0]", DIRECTORY, SPEC, 0)

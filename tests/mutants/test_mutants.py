@@ -48,10 +48,10 @@ from forebay.wal.tail import LIVE_NAME
 from forebay.wal.walk import Unreadable
 from forebay.wal.writer import Writer
 from tests.ledger import Ledger
-from tests.log.bombs import READERS, mined, stays_packed
-from tests.log.checks import TAKEN, lost_owners_acknowledge_nothing, recover_and_go_on
-from tests.log.rig import DIRECTORY, BareRig, Rig, Simulated, simulated
-from tests.log.scenarios import fail_next, inside_next
+from tests.wal.bombs import READERS, mined, stays_packed
+from tests.wal.checks import TAKEN, lost_owners_acknowledge_nothing, recover_and_go_on
+from tests.wal.rig import DIRECTORY, BareRig, Rig, Simulated, simulated
+from tests.wal.scenarios import fail_next, inside_next
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 

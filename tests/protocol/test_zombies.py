@@ -14,10 +14,10 @@ from forebay.testing.blobs import Fault, SimulatedBlobs
 from forebay.testing.clock import ManualClock
 from forebay.testing.schedules import PausingMetadata
 from tests.ledger import Ledger
-from tests.log.rig import stage
 from tests.protocol.ground import GRACE_S, TOPIC_ID
 from tests.protocol.judging import check_world
 from tests.protocol.world import KEYS, Node, World
+from tests.wal.rig import stage
 
 
 def _blind(world: World, name: str) -> Node:

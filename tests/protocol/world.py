@@ -29,9 +29,9 @@ from forebay.testing.history import NOTE, Begun, Event, History, Outcome, Readin
 from forebay.testing.invariants import Violation
 from forebay.testing.moves import Operations, commits_of, replayed
 from forebay.topics import Durability, TopicSpec
-from tests.log.rig import history_of, stage, value_of
 from tests.protocol.consuming import Consumer
 from tests.protocol.ground import GRACE_S, NAME, STORE, TOPIC_ID, Ground, Member, committed_in
+from tests.wal.rig import history_of, stage, value_of
 
 KEYS: Final = ShardKeys("shop", "orders", 0, "/forebay")
 MODES: Final = ("shared_fs", "local")

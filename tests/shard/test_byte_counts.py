@@ -178,7 +178,7 @@ def test_a_count_between_publication_and_answer_counts_an_append_once(monkeypatc
 
 
 class Interrupted:
-    """Raises at the n-th line of the byte count: see `tests.log.test_interrupts` for the lines that do not count."""
+    """Raises at the n-th line of the byte count: see `tests.wal.test_interrupts` for the lines that do not count."""
 
     def __init__(self, line: int) -> None:
         self.left = line

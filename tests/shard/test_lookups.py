@@ -40,7 +40,7 @@ from forebay.wal.recovery.survey import CHECKPOINT_NAME
 from forebay.wal.retention import drop_file
 from tests.history.house import KEYS, TOPIC, House
 from tests.ledger import Ledger
-from tests.log.test_indexes import make_old
+from tests.wal.test_indexes import make_old
 
 pytestmark = pytest.mark.slow
 

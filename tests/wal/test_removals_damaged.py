@@ -23,8 +23,8 @@ from forebay.topics import Durability
 from forebay.wal.recovery.survey import CHECKPOINT_NAME
 from forebay.wal.removals import KINDS, Removals, write_removals
 from tests.ledger import Ledger
-from tests.log.removals import delete, move_floor
-from tests.log.rig import DIRECTORY, Rig, Simulated, simulated
+from tests.wal.removals import delete, move_floor
+from tests.wal.rig import DIRECTORY, Rig, Simulated, simulated
 
 FLIPS: Final = (0x01, 0xFF)
 DELETED: Final = {1, 3, 4, 7}

@@ -22,8 +22,8 @@ from forebay.wal.files import SealedFile
 from forebay.wal.readonly import FollowedLog
 from forebay.wal.recovery.resume import Start
 from tests.ledger import Ledger
-from tests.log.rig import DIRECTORY, ROOT, SMALL, TOPIC_ID, Bare, BareRig, simulated
-from tests.log.scenarios import fail_next
+from tests.wal.rig import DIRECTORY, ROOT, SMALL, TOPIC_ID, Bare, BareRig, simulated
+from tests.wal.scenarios import fail_next
 
 FSYNC, DISK, MEMORY = Durability.FSYNC, Durability.DISK, Durability.MEMORY
 ALL: Final = (FSYNC, DISK, MEMORY)

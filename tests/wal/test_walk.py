@@ -42,8 +42,8 @@ from forebay.wal.scan import LogScan
 from forebay.wal.sealing import Sealer, index_of
 from forebay.wal.tail import CachedFrame
 from forebay.wal.walk import ControlFrame, DataFrames, Step, Unreadable, walk
-from tests.log.rig import DIRECTORY, TOPIC_ID, Rig, Simulated, simulated
-from tests.log.scenarios import fail_next
+from tests.wal.rig import DIRECTORY, TOPIC_ID, Rig, Simulated, simulated
+from tests.wal.scenarios import fail_next
 
 SALT = 12345
 SOURCES = Path(forebay.wal.scan.__file__).parents[1]

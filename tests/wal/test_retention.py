@@ -23,8 +23,8 @@ from forebay.wal.readonly import FollowedLog
 from forebay.wal.recovery.survey import CHECKPOINT_NAME, read_checkpoint
 from forebay.wal.retention import drop_file, expired
 from tests.ledger import Ledger
-from tests.log.rig import DIRECTORY, SMALL, Bare, BareRig, simulated
-from tests.log.scenarios import fail_next
+from tests.wal.rig import DIRECTORY, SMALL, Bare, BareRig, simulated
+from tests.wal.scenarios import fail_next
 
 FSYNC, DISK = Durability.FSYNC, Durability.DISK
 LONG, FOREVER, ROOMY = 1e6, 1e12, 1 << 40

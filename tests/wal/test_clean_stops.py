@@ -19,8 +19,8 @@ from forebay.testing.disk import SimulatedDisk, SimulatedFile
 from forebay.testing.invariants import check_log
 from forebay.topics import Durability
 from forebay.wal.recovery.survey import Survey, survey
-from tests.log.removals import delete, move_floor
-from tests.log.rig import DIRECTORY, Rig, Simulated, after, simulated
+from tests.wal.removals import delete, move_floor
+from tests.wal.rig import DIRECTORY, Rig, Simulated, after, simulated
 
 LARGE: Final = WalSettings(
     free_bytes_min=0, rotate_bytes_max=64 << 20, reserve_records_min=8, cache_bytes_max=4096, producer_appends_max=4

@@ -11,7 +11,7 @@ from forebay.errors import Corrupt
 from forebay.format.batch import decode
 from forebay.topics import Durability
 from tests.format.samples import SALT_CRC, head_of
-from tests.log.bombs import READERS, bomb, mined, stays_packed
+from tests.wal.bombs import READERS, bomb, mined, stays_packed
 
 FIELDS = {"salt_crc": SALT_CRC, "base": 1, "epoch": 1, "durable": 0, "appended_at": 0, "runs": ()}
 

@@ -17,10 +17,10 @@ from forebay.testing.invariants import Violation, check_log
 from forebay.topics import Durability
 from forebay.wal.removals import Removals, write_removals
 from tests.ledger import Ledger
-from tests.log.removals import check_removals, delete, flush, move_floor
-from tests.log.rig import BareRig, Rig, Simulated, after, simulated
-from tests.log.scenarios import ALL, fail_next
 from tests.support.soak import SOAK
+from tests.wal.removals import check_removals, delete, flush, move_floor
+from tests.wal.rig import BareRig, Rig, Simulated, after, simulated
+from tests.wal.scenarios import ALL, fail_next
 
 STATES_MAX: Final = 64 if SOAK else 4
 NAMES_MAX: Final = 16 if SOAK else 4

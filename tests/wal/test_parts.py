@@ -19,7 +19,7 @@ from forebay.format.control import WindowEntry
 from forebay.wal.files import READ_ATTEMPTS, Attempts, FileList, LogFile
 from forebay.wal.sparse import ENTRY_BYTES, SparseIndex
 from forebay.wal.tail import CachedFrame, TailCache
-from tests.log.rig import SMALL
+from tests.wal.rig import SMALL
 
 
 def _window() -> ProducerWindow:

@@ -25,8 +25,8 @@ from forebay.testing.history import History
 from forebay.testing.invariants import Violation, check_log, damage_is_reported, nothing_fabricated
 from forebay.topics import Durability
 from tests.ledger import Ledger
-from tests.log.rig import DIRECTORY, Rig, Simulated, simulated
-from tests.log.test_damage import Shard, judge, reading_of
+from tests.wal.rig import DIRECTORY, Rig, Simulated, simulated
+from tests.wal.test_damage import Shard, judge, reading_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 

@@ -17,8 +17,8 @@ from forebay.topics import Durability
 from forebay.wal.log import Phase, Wal
 from forebay.wal.tail import LiveFile
 from forebay.wal.writer import ActiveFile
-from tests.log.rig import BareRig, Rig, Simulated, simulated
-from tests.log.scenarios import fail_next
+from tests.wal.rig import BareRig, Rig, Simulated, simulated
+from tests.wal.scenarios import fail_next
 
 DISK, FSYNC = Durability.DISK, Durability.FSYNC
 

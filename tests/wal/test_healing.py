@@ -15,8 +15,8 @@ from forebay.testing.invariants import check_log
 from forebay.topics import Durability
 from forebay.wal.scan import LogScan
 from forebay.wal.writer import ActiveFile
-from tests.log.rig import DIRECTORY, SMALL, Rig, Simulated, simulated
-from tests.log.scenarios import fail_next
+from tests.wal.rig import DIRECTORY, SMALL, Rig, Simulated, simulated
+from tests.wal.scenarios import fail_next
 
 DISK, FSYNC = Durability.DISK, Durability.FSYNC
 LARGE = msgspec.structs.replace(SMALL, rotate_bytes_max=1 << 20)

@@ -17,7 +17,7 @@ from forebay.inspection import dump
 from forebay.shard.lookups import Sought
 from forebay.testing.invariants import Violation
 from forebay.topics import Durability
-from tests.log.rig import DIRECTORY, Rig, Simulated, simulated
+from tests.wal.rig import DIRECTORY, Rig, Simulated, simulated
 
 BOMB_BYTES_MAX: Final = 16 * 1024
 UNPACKED_BYTES: Final = RAW_BYTES_MAX + 8

@@ -16,8 +16,8 @@ from forebay.testing.history import Begun, Event, History, Outcome, Reading, Tol
 from forebay.testing.invariants import check_log, stream_is_gapless
 from forebay.topics import Durability
 from tests.ledger import Ledger
-from tests.log.rig import SMALL, Rig, stage
 from tests.support.soak import SOAK
+from tests.wal.rig import SMALL, Rig, stage
 
 APPENDERS: Final = 3
 APPENDS: Final = 2_000 if SOAK else 150

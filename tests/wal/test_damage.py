@@ -15,8 +15,8 @@ from forebay.testing.invariants import Violation, check_log, damage_is_reported,
 from forebay.testing.trace import Image, Trace
 from forebay.topics import Durability
 from tests.ledger import Ledger
-from tests.log.rig import DIRECTORY, Rig, Simulated, simulated
 from tests.support.soak import SOAK
+from tests.wal.rig import DIRECTORY, Rig, Simulated, simulated
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 

@@ -21,7 +21,7 @@ from forebay.testing.history import Outcome, Troubled
 from forebay.testing.invariants import Violation, check_log, healthy_or_read_only
 from forebay.topics import Durability
 from tests.ledger import Ledger
-from tests.log.rig import Rig, Simulated, after, simulated
+from tests.wal.rig import Rig, Simulated, after, simulated
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 

@@ -12,7 +12,7 @@ from forebay.errors import ForebayError, Unavailable
 from forebay.testing.history import Outcome
 from forebay.topics import Durability
 from forebay.wal.writer import BackgroundSync, SyncTarget
-from tests.log.rig import Rig, Simulated, simulated
+from tests.wal.rig import Rig, Simulated, simulated
 
 PATIENCE = 60.0
 DISK, FSYNC = Durability.DISK, Durability.FSYNC

@@ -10,7 +10,7 @@ from forebay.errors import Unavailable
 from forebay.testing.disk import SimulatedDisk
 from forebay.testing.faults import Call
 from forebay.topics import Durability
-from tests.log.rig import Simulated
+from tests.wal.rig import Simulated
 
 FSYNC, DISK, MEMORY = Durability.FSYNC, Durability.DISK, Durability.MEMORY
 ALL: Final = (FSYNC, DISK, MEMORY)

@@ -19,10 +19,10 @@ from forebay.testing.invariants import (
 from forebay.testing.trace import Trace
 from forebay.topics import Durability
 from tests.ledger import Ledger
-from tests.log.checks import recover_and_go_on
-from tests.log.rig import Rig, after, simulated
-from tests.log.scenarios import SCENARIOS, Scenario, fail_next
 from tests.support.soak import SOAK
+from tests.wal.checks import recover_and_go_on
+from tests.wal.rig import Rig, after, simulated
+from tests.wal.scenarios import SCENARIOS, Scenario, fail_next
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 

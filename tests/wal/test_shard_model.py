@@ -14,8 +14,8 @@ from forebay.testing.damage import Damage
 from forebay.testing.history import Outcome
 from forebay.testing.invariants import check_log, readings_agree
 from forebay.topics import Durability
-from tests.log.rig import Rig, Simulated, simulated, stage
 from tests.support.soak import SOAK
+from tests.wal.rig import Rig, Simulated, simulated, stage
 
 RUNS: Final = 400 if SOAK else 150
 STEPS: Final = 40 if SOAK else 25

@@ -17,7 +17,7 @@ from forebay.testing.invariants import bounded, check_log
 from forebay.testing.trace import Sync
 from forebay.topics import Durability
 from forebay.wal.files import LogFile, SealedFile
-from tests.log.rig import DIRECTORY, SMALL, Rig, Simulated, after, simulated
+from tests.wal.rig import DIRECTORY, SMALL, Rig, Simulated, after, simulated
 
 FSYNC, DISK, MEMORY = Durability.FSYNC, Durability.DISK, Durability.MEMORY
 LARGE: Final = msgspec.structs.replace(SMALL, rotate_bytes_max=1 << 20, reserve_records_min=10_000)

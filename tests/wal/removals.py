@@ -14,7 +14,7 @@ from forebay.testing.invariants import Violation
 from forebay.testing.trace import Note
 from forebay.topics import Durability
 from forebay.wal.removals import Removals, write_removals
-from tests.log.rig import Simulated
+from tests.wal.rig import Simulated
 
 NOTE: Final = "removal"
 

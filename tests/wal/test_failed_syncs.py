@@ -13,9 +13,9 @@ from forebay.testing.damage import Damage
 from forebay.testing.invariants import check_log, promises_follow_syncs
 from forebay.topics import Durability
 from forebay.wal.readonly import FollowedLog
-from tests.log.checks import recover_and_go_on
-from tests.log.rig import DIRECTORY, SMALL, Rig, Simulated, after, simulated
-from tests.log.scenarios import fail_next
+from tests.wal.checks import recover_and_go_on
+from tests.wal.rig import DIRECTORY, SMALL, Rig, Simulated, after, simulated
+from tests.wal.scenarios import fail_next
 
 
 def failed(durability: Durability) -> Simulated:

@@ -31,7 +31,7 @@ from forebay.topics import Durability
 from forebay.wal.files import LogFile, SealedFile
 from forebay.wal.sealing import index_of
 from forebay.wal.walk import DataFrames
-from tests.log.rig import Rig, Simulated, simulated
+from tests.wal.rig import Rig, Simulated, simulated
 
 KEY, TAG = SectionKind.KEY_POSTINGS, SectionKind.TAG_POSTINGS
 WIDE = WalSettings(free_bytes_min=0, reserve_records_min=8, cache_bytes_max=4096)

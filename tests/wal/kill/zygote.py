@@ -24,7 +24,7 @@ from forebay.errors import ForebayError
 from forebay.records import Bytes
 from forebay.settings import WalSettings
 from forebay.topics import Durability
-from tests.log.rig import Rig, stage
+from tests.wal.rig import Rig, stage
 
 SETTINGS: Final = WalSettings(
     free_bytes_min=0,

@@ -17,9 +17,9 @@ from forebay.testing.invariants import check_log
 from forebay.topics import Durability
 from forebay.wal.log import LogState, Phase
 from forebay.wal.recovery.resume import Start
-from tests.log.checks import TAKEN, lost_owners_acknowledge_nothing
-from tests.log.rig import SMALL, Bare, BareRig, Rig, simulated, stage
-from tests.log.scenarios import fail_next, inside_next
+from tests.wal.checks import TAKEN, lost_owners_acknowledge_nothing
+from tests.wal.rig import SMALL, Bare, BareRig, Rig, simulated, stage
+from tests.wal.scenarios import fail_next, inside_next
 
 DISK, FSYNC, MEMORY = Durability.DISK, Durability.FSYNC, Durability.MEMORY
 HELD = Moved("shop/orders[0] moves to another owner: try there")

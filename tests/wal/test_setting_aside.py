@@ -17,7 +17,7 @@ from forebay.topics import Durability
 from forebay.wal.recovery.resume import ASIDE, Start, set_aside
 from forebay.wal.recovery.survey import Survey
 from tests.ledger import Ledger
-from tests.log.rig import DIRECTORY, ROOT, TOPIC_ID, Bare, BareRig, simulated
+from tests.wal.rig import DIRECTORY, ROOT, TOPIC_ID, Bare, BareRig, simulated
 
 FSYNC, DISK = Durability.FSYNC, Durability.DISK
 FRONTIER, RESERVED = 40, 64

@@ -10,7 +10,7 @@ from forebay.testing.history import Outcome, Told
 from forebay.testing.invariants import Violation, check_log, no_crash_is_damage, readings_agree, recovery_is_stable
 from forebay.testing.trace import Note
 from forebay.topics import Durability
-from tests.log.rig import Rig, Simulated, after
+from tests.wal.rig import Rig, Simulated, after
 
 
 def recover_and_go_on(state: CrashState, durability: Durability) -> list[Violation]:

@@ -23,9 +23,9 @@ from forebay.testing.history import Begun, Event, History, Outcome, Reading, Tol
 from forebay.testing.invariants import check_log
 from forebay.topics import Durability
 from tests.ledger import Ledger
-from tests.log.kill.zygote import SETTINGS, Life
-from tests.log.rig import Rig
 from tests.support.soak import SOAK
+from tests.wal.kill.zygote import SETTINGS, Life
+from tests.wal.rig import Rig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 
@@ -58,7 +58,7 @@ class Parent:
         self.kills = 0
         self.acks = 0
         self._zygote = subprocess.Popen(
-            [sys.executable, "-m", "tests.log.kill.zygote"],
+            [sys.executable, "-m", "tests.wal.kill.zygote"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=Path(__file__).parents[3],

@@ -17,9 +17,9 @@ from forebay.testing.history import Outcome, Troubled
 from forebay.testing.invariants import Violation, check_log, healthy_or_read_only
 from forebay.topics import Durability
 from tests.ledger import Ledger
-from tests.log.rig import Rig, Simulated, after, simulated
-from tests.log.scenarios import fail_next
 from tests.support.soak import SOAK
+from tests.wal.rig import Rig, Simulated, after, simulated
+from tests.wal.scenarios import fail_next
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 
