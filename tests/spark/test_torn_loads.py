@@ -16,7 +16,7 @@ from forebay.format.descriptor import LoadStatus
 from forebay.loads.book import AttachedPart, LoadBook
 from forebay.loads.prepare import Load
 from forebay.metadata import MetadataStore
-from forebay.metadata.opening import open_metadata
+from forebay.metadata.open_store import open_metadata
 from forebay.spark import opening, snapshot
 from forebay.spark.options import ReadOptions
 from forebay.spark.snapshot import ShardView, Viewer, load, look_again

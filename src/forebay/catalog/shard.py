@@ -12,7 +12,7 @@ import msgspec
 from forebay.blobs import BlobChanged, BlobMissing
 from forebay.catalog.rules import never_backwards, no_gap, no_overlap
 from forebay.catalog.transact import Done, Write, transact
-from forebay.errors import Conflict, Corrupt, Fenced, Indeterminate, Unavailable
+from forebay.errors import Conflict, Corrupt, Fenced, Indeterminate, Unavailable, UnsupportedFormat
 from forebay.format.descriptor import (
     Cur,
     DescriptorKind,
@@ -23,6 +23,7 @@ from forebay.format.descriptor import (
     Status,
 )
 from forebay.format.keys import (
+    PREFIX,
     compactor_key,
     cur_key,
     deletes_key,
@@ -40,6 +41,8 @@ LOOKS = 4
 """So often the catalog is looked at again, if a manifest was replaced while it was being opened."""
 SWEEP_KEYS = 90
 """Hidden descriptors removed per transaction."""
+PAGE_KEYS = 1000
+"""Keys read at once where the descriptors of all topics are looked at."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -353,6 +356,20 @@ class ShardCatalog:
             return False
         there = [piece.descriptor for piece in self.pieces()]
         return all(any(_same(found, piece) or _stands_for(found, piece) for found in there) for piece in additions)
+
+
+def names_store(metadata: MetadataStore, store: str, *, prefix: str = PREFIX) -> bool:
+    """Whether a segment of any topic lies in the store of this name. Reads every descriptor if none does."""
+    last: str | None = None
+    while page := metadata.range(f"{prefix}/storage/topics/", start_after=last, limit=PAGE_KEYS):
+        for entry in page:
+            if "/segments/" in entry.key and not entry.key.endswith("/segments/cur"):
+                # What cannot be read here fails at the call that needs it.
+                with contextlib.suppress(Corrupt, UnsupportedFormat):
+                    if decode_value(entry.value, SegmentDescriptor)[0].store == store:
+                        return True
+        last = page[-1].key
+    return False
 
 
 def _decoded(entry: Entry, kind: type[T]) -> tuple[T, Unknown]:

@@ -12,7 +12,7 @@ from forebay.cli.answers import Answer, Verdict
 from forebay.cli.invocation import Invocation
 from forebay.clock import SystemClock
 from forebay.errors import ForebayError
-from forebay.metadata.opening import open_metadata
+from forebay.metadata.open_store import open_metadata
 from forebay.storage.building import PROBE_SECONDS_MAX
 from forebay.storage.directory import METADATA
 

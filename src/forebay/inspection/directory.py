@@ -15,7 +15,7 @@ from forebay.format.descriptor import ShardState
 from forebay.format.keys import deleted_key, directory_key, late_key, state_key, topics_prefix
 from forebay.format.value import decode_value
 from forebay.metadata import Entry, MetadataStore
-from forebay.metadata.opening import open_metadata
+from forebay.metadata.open_store import open_metadata
 from forebay.settings import Settings
 from forebay.shard.directories import named_directory
 from forebay.storage.directory import CLAIM, CLAIMING, LOCK, LogDirectory, is_owned

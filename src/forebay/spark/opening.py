@@ -21,7 +21,7 @@ from forebay.inspection.stores import Stores
 from forebay.loads.prepare import LoadStore
 from forebay.manifests import ManifestReader
 from forebay.metadata import MetadataStore
-from forebay.metadata.opening import open_metadata
+from forebay.metadata.open_store import open_metadata
 from forebay.settings import Settings, StoreSettings
 from forebay.shard import ShardRef
 from forebay.shard.context import Places

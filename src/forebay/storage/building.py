@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from forebay.blobs import BlobStore, Denied, DirectoryStore, open_store
-from forebay.catalog.stores import names_store
+from forebay.catalog.shard import names_store
 from forebay.cleanup.objects import ObjectCleanup
 from forebay.clock import Clock
 from forebay.disk import Disk, SystemDisk
@@ -15,7 +15,7 @@ from forebay.engines import FollowingEngine, MemoryEngine, RocksEngine, SegmentE
 from forebay.engines.rocksdb.database import check_installed
 from forebay.errors import Unavailable, Unsupported
 from forebay.metadata import MemoryMetadata, MetadataStore
-from forebay.metadata.opening import open_metadata
+from forebay.metadata.open_store import open_metadata
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardContext
 from forebay.shard.context import Places

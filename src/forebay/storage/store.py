@@ -27,12 +27,12 @@ from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardContext, ShardRef, refs_of
 from forebay.shard.directories import DirectoryPlace, record_directory
 from forebay.shard.seal import OnFile
-from forebay.storage.altering import Alterations
+from forebay.storage.alter import Alterations
 from forebay.storage.background.cleanup import CleanupWorker
 from forebay.storage.background.limits import LimitsWorker
 from forebay.storage.building import IN_MEMORY, Parts, beside_parts, memory_parts, owner_parts
 from forebay.storage.copying import Copied, OnRecords, copy_records
-from forebay.storage.creating import Creations
+from forebay.storage.create import Creations
 from forebay.storage.cursors import Cursors, Group
 from forebay.storage.definitions import Definitions
 from forebay.storage.directory import LogDirectory, NoDirectory

@@ -20,7 +20,7 @@ from forebay.locks import Rank, RankedRLock
 from forebay.metadata import Compacted, Watch
 from forebay.shard import ShardRef, refs_of
 from forebay.shard.deletes import DeleteRange
-from forebay.storage.altering import Alterations
+from forebay.storage.alter import Alterations
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Defined, Definitions
 from forebay.storage.shards import Shards
