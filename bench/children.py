@@ -73,7 +73,7 @@ def _wait_until_sealed(path: Path) -> None:
 
 def _import_all() -> None:
     """Whatever is imported when first needed is not what is timed or weighed."""
-    for name in ("pyarrow", "sqlite3", "forebay.storage", "forebay.format.arrow"):
+    for name in ("pyarrow", "sqlite3", "forebay.storage", "forebay.format.columns.arrow"):
         importlib.import_module(name)
 
 

@@ -16,8 +16,8 @@ from forebay.catalog import ShardCatalog, ShardKeys
 from forebay.clock import SystemClock
 from forebay.disk import SystemDisk
 from forebay.export import Exporter, Origin
-from forebay.format.descriptor import ShardState
-from forebay.format.value import encode_value
+from forebay.format.metadata.descriptor import ShardState
+from forebay.format.metadata.value import encode_value
 from forebay.history import History, Objects
 from forebay.metadata import Put, SqliteMetadata
 from forebay.settings import MIB, StoreSettings

@@ -7,7 +7,8 @@ from typing import Final
 import pytest
 
 from forebay.errors import Corrupt
-from forebay.format.batch import Batch, batch_of, encode_row
+from forebay.format.columns.rows import encode_row
+from forebay.format.frame.batch import Batch, batch_of
 from forebay.pages import Page
 from forebay.reading import Cursor
 from forebay.records import Gap, Reason

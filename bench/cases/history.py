@@ -13,7 +13,7 @@ from bench.plan import Contender, Figures, Plan
 from bench.results import Result, at_least, at_most, result
 from forebay.blobs import BlobStore
 from forebay.catalog import ShardCatalog
-from forebay.format.descriptor import SegmentDescriptor
+from forebay.format.metadata.descriptor import SegmentDescriptor
 from forebay.history import BLOCK_BYTES, BLOCKS_AHEAD, FIRST_BYTES, History
 
 OPENINGS = 20

@@ -34,7 +34,7 @@ if _typing.TYPE_CHECKING:
         Unsupported,
         UnsupportedFormat,
     )
-    from forebay.format.descriptor import ShardState
+    from forebay.format.metadata.descriptor import ShardState
     from forebay.inspection.calls import PartitionSalvage, repair, salvage, verify
     from forebay.inspection.findings import Finding, Report
     from forebay.inspection.moves import TopicMove, move_topic
@@ -99,7 +99,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "forebay.format.descriptor": ("ShardState",),
+    "forebay.format.metadata.descriptor": ("ShardState",),
     "forebay.inspection.calls": ("PartitionSalvage", "repair", "salvage", "verify"),
     "forebay.inspection.findings": ("Finding", "Report"),
     "forebay.inspection.moves": ("TopicMove", "move_topic"),

@@ -16,17 +16,17 @@ import pyarrow as pa
 
 from forebay.blobs import BlobStore
 from forebay.errors import Corrupt
-from forebay.format.arrow import ARROW_SCHEMA
-from forebay.format.batch import Batch
 from forebay.format.checksum import ContentHash
-from forebay.format.control import WindowEntry
-from forebay.format.descriptor import DescriptorKind, SegmentDescriptor, Status, sparse_index
-from forebay.format.hashing import Places
-from forebay.format.index import FrameEntries, SectionKind, check_section, find_offset, find_time
-from forebay.format.offsets import OffsetSet
-from forebay.format.parquet import SCHEMA, ParquetFacts, encode_parquet, facts_of, row_groups
-from forebay.format.rowgroups import ParquetLayout, RowGroup, Walked, decode_layout, rows_digest, walk
-from forebay.format.segment import index_name
+from forebay.format.columns.arrow import ARROW_SCHEMA
+from forebay.format.control.frames import WindowEntry
+from forebay.format.control.offsets import OffsetSet
+from forebay.format.files.segment import index_name
+from forebay.format.frame.batch import Batch
+from forebay.format.index.hashing import Places
+from forebay.format.index.sections import FrameEntries, SectionKind, check_section, find_offset, find_time
+from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor, Status, sparse_index
+from forebay.format.parquet.file import SCHEMA, ParquetFacts, encode_parquet, facts_of, row_groups
+from forebay.format.parquet.rowgroups import ParquetLayout, RowGroup, Walked, decode_layout, rows_digest, walk
 from forebay.locks import Rank, RankedLock
 from forebay.pages import Page
 from forebay.records import Gap, Reason

@@ -21,7 +21,9 @@ from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.errors import DataLoss
 from forebay.format.checksum import ContentHash, content_hash, crc32
-from forebay.format.descriptor import (
+from forebay.format.files.segment import SEGMENT_SUFFIX, index_name
+from forebay.format.index.sections import Footer, find_offset
+from forebay.format.metadata.descriptor import (
     DAMAGED_RANGES_MAX,
     DescriptorKind,
     SegmentDescriptor,
@@ -29,8 +31,6 @@ from forebay.format.descriptor import (
     gap_descriptor,
     sparse_index,
 )
-from forebay.format.index import Footer, find_offset
-from forebay.format.segment import SEGMENT_SUFFIX, index_name
 from forebay.records import Gap, Reason
 from forebay.topics import shard_id
 from forebay.wal.files import FileList, SealedFile

@@ -19,7 +19,7 @@ from forebay.blobs.blocks import BUDGET_BYTES, Budget, ReadAhead
 from forebay.blobs.ranges import ObjectBytes, Range
 from forebay.catalog import ShardCatalog
 from forebay.errors import Corrupt, Unsupported
-from forebay.format.descriptor import DescriptorKind, LoadStatus, SegmentDescriptor
+from forebay.format.metadata.descriptor import DescriptorKind, LoadStatus, SegmentDescriptor
 from forebay.locks import Rank, RankedLock
 from forebay.pages import Page, Span
 from forebay.records import Gap, Reason

@@ -17,8 +17,8 @@ from forebay.blobs import BlobStore
 from forebay.catalog import no_gap, no_overlap
 from forebay.errors import Corrupt, Invalid
 from forebay.format.checksum import content_hash
-from forebay.format.descriptor import DescriptorKind, SegmentDescriptor, Status
-from forebay.format.value import decode_value, encode_value
+from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor, Status
+from forebay.format.metadata.value import decode_value, encode_value
 from forebay.locks import Rank, RankedLock
 
 SUFFIX = ".manifest"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Generic, NamedTuple, TypeVar
 
-from forebay.format.batch import Batch
+from forebay.format.frame.batch import Batch
 from forebay.records import Gap, Reason
 
 T = TypeVar("T")

@@ -14,8 +14,8 @@ import msgspec
 
 from forebay.catalog.transact import Done, Write, transact
 from forebay.errors import Conflict, Invalid, UnknownTopic
-from forebay.format.keys import progress_key, topic_key
-from forebay.format.value import Unknown, decode_value, encode_value
+from forebay.format.metadata.keys import progress_key, topic_key
+from forebay.format.metadata.value import Unknown, decode_value, encode_value
 from forebay.metadata import Delete, Entry, MetadataStore, Operation, Put, RevisionIs
 from forebay.metadata.seam import OPERATIONS_MAX
 from forebay.records import OFFSET_MAX

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol, TypeAlias
 
 from forebay.errors import Corrupt, DataLoss
-from forebay.format.batch import Batch
+from forebay.format.frame.batch import Batch
 from forebay.pages import Page
 from forebay.records import Gap, Reason
 

@@ -15,16 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.errors import Corrupt
-from forebay.format import index as index_format
-from forebay.format.batch import Batch, decode
 from forebay.format.checksum import salted
-from forebay.format.frame import Verdict, read_frame
-from forebay.format.hashing import Places
-from forebay.format.index import SectionKind
-from forebay.format.lookups import HeldPostings
-from forebay.format.offsets import OffsetSet
-from forebay.format.postings import Postings
-from forebay.format.segment import HEADER_BYTES, decode_header
+from forebay.format.control.offsets import OffsetSet
+from forebay.format.files.segment import HEADER_BYTES, decode_header
+from forebay.format.frame.batch import Batch, decode
+from forebay.format.frame.head import Verdict, read_frame
+from forebay.format.index import sections as index_format
+from forebay.format.index.hashing import Places
+from forebay.format.index.lookups import HeldPostings
+from forebay.format.index.postings import Postings
+from forebay.format.index.sections import SectionKind
 from forebay.pages import Page
 from forebay.records import Bytes, Gap, Reason
 

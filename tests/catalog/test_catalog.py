@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from forebay.catalog import ShardCatalog, ShardKeys, never_backwards, no_gap, no_overlap
 from forebay.catalog.removals import RecordedRemovals
 from forebay.errors import Conflict, Corrupt, Fenced, Unavailable
-from forebay.format.descriptor import DescriptorKind, SegmentDescriptor, ShardState
-from forebay.format.value import encode_value
+from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor, ShardState
+from forebay.format.metadata.value import encode_value
 from forebay.metadata import Delete, MemoryMetadata, MetadataStore, Put
 from forebay.records import Reason
 from forebay.testing.metadata import Fault, FaultyMetadata

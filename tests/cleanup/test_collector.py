@@ -12,8 +12,8 @@ from forebay.blobs import Stat
 from forebay.cleanup import collector as judging
 from forebay.cleanup.collector import RULES, Collector, Facts, Kept, judge
 from forebay.errors import Unavailable
-from forebay.format.descriptor import Status
-from forebay.format.segment import COMPACTED
+from forebay.format.files.segment import COMPACTED
+from forebay.format.metadata.descriptor import Status
 from forebay.testing.blobs import Fault, SimulatedBlobs
 from forebay.testing.clock import ManualClock
 from tests.history.house import GRACE_S, House

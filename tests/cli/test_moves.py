@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from forebay.disk import SystemDisk
-from forebay.format.descriptor import ShardState
+from forebay.format.metadata.descriptor import ShardState
 from forebay.storage import Storage
 from forebay.storage.directory import LogDirectory
 from forebay.testing.inside import inside

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import forebay
-from forebay.format.checkpoint import Checkpoint, CheckpointFile, encode_checkpoint
+from forebay.format.files.checkpoint import Checkpoint, CheckpointFile, encode_checkpoint
 from tests.cli.rig import changed, filled, flip, one_line, snapshot
 
 pytestmark = pytest.mark.slow

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 import forebay
-from forebay.format.checkpoint import Checkpoint, CheckpointFile, encode_checkpoint
-from forebay.format.index import Footer, FrameEntries, decode_index, encode_index
+from forebay.format.files.checkpoint import Checkpoint, CheckpointFile, encode_checkpoint
+from forebay.format.index.sections import Footer, FrameEntries, decode_index, encode_index
 from tests.cli.rig import Outcome, Shell, changed, filled, flip, one_line, snapshot
 
 pytestmark = pytest.mark.slow

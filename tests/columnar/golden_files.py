@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from forebay.columnar import store_parquet
-from forebay.format.segment import index_name
+from forebay.format.files.segment import index_name
 from forebay.testing.blobs import SimulatedBlobs
 from tests.columnar.rows import FACTS, SPARSE
 

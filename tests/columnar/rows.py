@@ -9,11 +9,11 @@ import pyarrow as pa
 
 from forebay.blobs import BlobStore
 from forebay.columnar import ParquetSegment, StoredParquet, store_parquet
-from forebay.format.batch import Batch, batch_of, encode_rows
-from forebay.format.columns import Row
-from forebay.format.control import WindowEntry
-from forebay.format.parquet import ParquetFacts, rows_of
-from forebay.format.segment import PARQUET_SUFFIX
+from forebay.format.columns.rows import Row, encode_rows
+from forebay.format.control.frames import WindowEntry
+from forebay.format.files.segment import PARQUET_SUFFIX
+from forebay.format.frame.batch import Batch, batch_of
+from forebay.format.parquet.file import ParquetFacts, rows_of
 from forebay.history import Objects
 from forebay.records import Gap, Reason, Record, Run
 

@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 from forebay.blobs import Stat
 from forebay.columnar import HeldGroups, ParquetSegment
 from forebay.errors import Corrupt, Unsupported
-from forebay.format import parquet as parquet_format
-from forebay.format.batch import batch_of, encode_rows
-from forebay.format.columns import Row
-from forebay.format.hashing import hash_bytes, hash_text
-from forebay.format.index import SectionKind
-from forebay.format.offsets import OffsetSet
-from forebay.format.parquet import SCHEMA, TIME_MAX, ParquetFacts, encode_parquet, rows_of
-from forebay.format.rowgroups import RowGroup, walk
-from forebay.format.segment import index_name
+from forebay.format.columns.rows import Row, encode_rows
+from forebay.format.control.offsets import OffsetSet
+from forebay.format.files.segment import index_name
+from forebay.format.frame.batch import batch_of
+from forebay.format.index.hashing import hash_bytes, hash_text
+from forebay.format.index.sections import SectionKind
+from forebay.format.parquet import file as parquet_format
+from forebay.format.parquet.file import SCHEMA, TIME_MAX, ParquetFacts, encode_parquet, rows_of
+from forebay.format.parquet.rowgroups import RowGroup, walk
 from forebay.history import SPOT, Objects
 from forebay.records import Bytes, Gap, Reason, Record
 from forebay.testing.blobs import SimulatedBlobs

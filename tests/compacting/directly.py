@@ -14,8 +14,8 @@ from forebay.compacting.passes import Unit
 from forebay.compacting.planning import Rules
 from forebay.compacting.superseding import KEYS
 from forebay.disk import SystemDisk
-from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
-from forebay.format.offsets import OffsetSet
+from forebay.format.control.offsets import OffsetSet
+from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.inspection import verify
 from forebay.inspection.findings import Severity
 from forebay.spark.jobs.compaction import compact, written

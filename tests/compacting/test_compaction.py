@@ -14,10 +14,10 @@ from forebay.cleanup.tables import TableObjects
 from forebay.clock import SystemClock
 from forebay.compacting.planning import Rules
 from forebay.errors import UnknownTopic, Unsupported
-from forebay.format.batch import Row as RowBytes
-from forebay.format.batch import encode_rows
-from forebay.format.descriptor import DescriptorKind, LoadStatus
-from forebay.format.keys import compactor_key
+from forebay.format.columns.rows import Row as RowBytes
+from forebay.format.columns.rows import encode_rows
+from forebay.format.metadata.descriptor import DescriptorKind, LoadStatus
+from forebay.format.metadata.keys import compactor_key
 from forebay.loads.attach import DESCRIPTORS_MAX
 from forebay.loads.book import LoadBook
 from forebay.loads.prepare import LoadPlace, manifest_of, write_segment

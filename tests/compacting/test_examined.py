@@ -9,8 +9,8 @@ import pytest
 
 from forebay.clock import SystemClock
 from forebay.disk import SystemDisk
-from forebay.format import parquet as parquet_format
-from forebay.format.segment import index_name
+from forebay.format.files.segment import index_name
+from forebay.format.parquet import file as parquet_format
 from forebay.inspection import repair, verify
 from forebay.inspection.dump import dump
 from forebay.inspection.findings import Severity

@@ -13,8 +13,8 @@ from forebay.catalog import ShardCatalog
 from forebay.cleanup.collector import Collector
 from forebay.cleanup.tables import LISTED_MAX, TableObjects
 from forebay.compacting.passes import Holding, Passes, Unit
-from forebay.format.descriptor import DescriptorKind, SegmentDescriptor, Status
-from forebay.format.segment import COMPACTED, index_name
+from forebay.format.files.segment import COMPACTED, index_name
+from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor, Status
 from forebay.metadata import Put, RevisionIs
 from forebay.settings import ExportSettings
 from forebay.testing.clock import ManualClock

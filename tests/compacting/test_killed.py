@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from forebay.format.descriptor import DescriptorKind
+from forebay.format.metadata.descriptor import DescriptorKind
 from tests.compacting.directly import check_sound, collect_without_grace, compacted, kinds_of, shown
 from tests.compacting.killed import LANDS, STEPS
 from tests.ledger import Ledger

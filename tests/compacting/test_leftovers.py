@@ -14,7 +14,7 @@ from forebay.cleanup.objects import ObjectCleanup
 from forebay.cleanup.tables import TableObjects
 from forebay.clock import SystemClock
 from forebay.errors import Fenced
-from forebay.format.descriptor import DescriptorKind
+from forebay.format.metadata.descriptor import DescriptorKind
 from forebay.metadata import Delete, Put
 from forebay.shard import ShardRef
 from forebay.spark import opening

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from forebay.catalog.shard import Piece
 from forebay.compacting.passes import PASSES_MAX
 from forebay.compacting.planning import Entry, Known, Rewrite, Rules, plan, weight
-from forebay.format.descriptor import DescriptorKind, LoadStatus, SegmentDescriptor
-from forebay.format.parquet import TIME_MAX
+from forebay.format.metadata.descriptor import DescriptorKind, LoadStatus, SegmentDescriptor
+from forebay.format.parquet.file import TIME_MAX
 
 NOW: Final = 1_000_000
 RULES: Final = Rules(target_bytes=1_000, segments_min=3, settle_ms=100)

@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from forebay.errors import Closed, ForebayError
-from forebay.format.descriptor import DescriptorKind
+from forebay.format.metadata.descriptor import DescriptorKind
 from forebay.metadata import Compare, Entry, Operation, Outcome, Put
 from forebay.testing.blobs import Call, Fault, plan_faults
 from forebay.testing.invariants import Violation

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from forebay.compacting.passes import Unit
-from forebay.format.descriptor import SegmentDescriptor
+from forebay.format.metadata.descriptor import SegmentDescriptor
 from forebay.spark.jobs.compaction import compact
 from forebay.spark.location import Location
 from tests.compacting.directly import AT_ONCE, Here

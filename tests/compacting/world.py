@@ -15,11 +15,11 @@ from forebay.compacting.planning import Rules
 from forebay.compacting.shard import Outlook, ShardCompaction
 from forebay.errors import Fenced
 from forebay.export import Exporter
-from forebay.format.control import Floor
-from forebay.format.descriptor import SegmentDescriptor
-from forebay.format.keys import compactor_key
-from forebay.format.offsets import OffsetSet
-from forebay.format.vectors import deleted_by
+from forebay.format.control.frames import Floor
+from forebay.format.control.offsets import OffsetSet
+from forebay.format.metadata.descriptor import SegmentDescriptor
+from forebay.format.metadata.keys import compactor_key
+from forebay.format.metadata.vectors import deleted_by
 from forebay.history import Objects
 from forebay.metadata import Absent, MetadataStore, Put, RevisionIs
 from forebay.records import Gap, Reason

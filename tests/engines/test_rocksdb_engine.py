@@ -22,7 +22,7 @@ from forebay.engines.rocksdb.database import Batch, Database, View
 from forebay.engines.rocksdb.layout import Keys
 from forebay.engines.rocksdb.shard import RocksShard
 from forebay.errors import Closed, Conflict, Corrupt, ForebayError, Unavailable
-from forebay.format.control import WindowEntry
+from forebay.format.control.frames import WindowEntry
 from forebay.records import Gap, Reason, Record
 from forebay.settings import Settings
 from forebay.shard import ShardRef

@@ -28,7 +28,8 @@ from forebay.engines.rocksdb.layout import (
     with_offset,
 )
 from forebay.errors import Corrupt, UnsupportedFormat
-from forebay.format.batch import batch_of, encode_row
+from forebay.format.columns.rows import encode_row
+from forebay.format.frame.batch import batch_of
 from forebay.records import Reason
 
 TOPIC_ID = "00112233445566778899aabbccddeeff"

@@ -9,16 +9,21 @@ import msgspec
 from hypothesis import strategies as st
 
 from forebay.errors import Corrupt
-from forebay.format import checkpoint, control, descriptor, index, live, segment, value, vectors
-from forebay.format.batch import Batch, batch_of, decode, encode_data_frame, encode_rows
 from forebay.format.checksum import content_hash, salted
-from forebay.format.columns import ColumnBytes, Row
-from forebay.format.frame import FrameHead, Kind, Verdict, read_frame, runs_of, scan_frames
-from forebay.format.hashing import hash_bytes, hash_text
-from forebay.format.lookups import LookupSections
-from forebay.format.offsets import WINDOW, OffsetSet
-from forebay.format.postings import Postings
-from forebay.format.times import Appended, timed
+from forebay.format.columns.rows import ColumnBytes, Row, encode_rows
+from forebay.format.columns.times import Appended, timed
+from forebay.format.control import frames as control
+from forebay.format.control.offsets import WINDOW, OffsetSet
+from forebay.format.files import checkpoint, live, segment
+from forebay.format.frame.batch import Batch, batch_of, decode, encode_data_frame
+from forebay.format.frame.encoding import runs_of
+from forebay.format.frame.head import FrameHead, Kind, Verdict, read_frame
+from forebay.format.frame.scan import scan_frames
+from forebay.format.index import sections as index
+from forebay.format.index.hashing import hash_bytes, hash_text
+from forebay.format.index.lookups import LookupSections
+from forebay.format.index.postings import Postings
+from forebay.format.metadata import descriptor, value, vectors
 from forebay.records import Gap, Reason, Record, Run
 
 SALT: Final = bytes(range(16))

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import Corrupt, Invalid
-from forebay.format.arrow import ARROW_SCHEMA, HEADER_TYPE
-from forebay.format.batch import Batch, batch_of, encode_arrow, encode_rows
-from forebay.format.columns import ColumnBytes, Row
+from forebay.format.columns.arrow import ARROW_SCHEMA, HEADER_TYPE
+from forebay.format.columns.rows import ColumnBytes, Row, encode_rows
+from forebay.format.frame.batch import Batch, batch_of, encode_arrow
 from tests.format.samples import FULL_ROWS, ONE_ROW, ROWS, whole
 
 _NOW = 1_700_000_000_500

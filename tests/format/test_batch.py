@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import Corrupt
-from forebay.format.batch import Batch, batch_of, decode, encode_columns, encode_data_frame, encode_rows, merge
-from forebay.format.columns import Columns, Row
-from forebay.format.frame import Codec, FrameHead, Kind, close_frame, encode_frame
-from forebay.format.times import Appended
+from forebay.format.columns.rows import Columns, Row, encode_columns, encode_rows
+from forebay.format.columns.times import Appended
+from forebay.format.frame.batch import Batch, batch_of, decode, encode_data_frame, merge
+from forebay.format.frame.encoding import close_frame, encode_frame
+from forebay.format.frame.head import Codec, FrameHead, Kind
 from forebay.records import Bytes, Run
 from tests.format.samples import FULL_ROWS, ONE_ROW, PLAIN_ROW, ROW, ROWS, SALT_CRC, frame_of, head_of, row_of, whole
 

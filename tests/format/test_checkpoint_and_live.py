@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.format.checkpoint import Checkpoint, CheckpointFile, CleanFile, decode_checkpoint, encode_checkpoint
-from forebay.format.frame import Verdict
-from forebay.format.live import LIVE_BYTES, Live, decode_live, encode_live
+from forebay.format.files.checkpoint import Checkpoint, CheckpointFile, CleanFile, decode_checkpoint, encode_checkpoint
+from forebay.format.files.live import LIVE_BYTES, Live, decode_live, encode_live
+from forebay.format.frame.head import Verdict
 from tests.format.samples import CHECKPOINT, LIVE
 
 _U32 = st.integers(0, 2**32 - 1)

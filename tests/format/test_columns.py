@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import Invalid
-from forebay.format import columns as column_format
-from forebay.format.arrow import encode_large
-from forebay.format.columns import (
+from forebay.format.columns import rows as column_format
+from forebay.format.columns.arrow import encode_large
+from forebay.format.columns.rows import (
     COLUMN_BYTES_MAX,
     ROWS_SMALL,
+    Column,
     ColumnBytes,
     Columns,
     Parts,
@@ -23,7 +24,6 @@ from forebay.format.columns import (
     encode_rows,
     encode_small,
 )
-from forebay.format.frame import Column
 from tests.format.samples import FULL_ROWS, ROWS, whole
 
 

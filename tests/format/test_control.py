@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import Corrupt, UnsupportedFormat
-from forebay.format.control import (
+from forebay.format.control.frames import (
     Floor,
     State,
     WindowEntry,
@@ -25,8 +25,9 @@ from forebay.format.control import (
     encode_mark,
     encode_state,
 )
-from forebay.format.frame import FrameHead, Kind, encode_frame
-from forebay.format.offsets import WINDOW, OffsetSet
+from forebay.format.control.offsets import WINDOW, OffsetSet
+from forebay.format.frame.encoding import encode_frame
+from forebay.format.frame.head import FrameHead, Kind
 from forebay.records import Gap, Reason
 from tests.format.samples import DELETED, FLOOR, FRAME_MAX, GAP, SALT_CRC, STAMP, STATE, head_of
 from tests.ledger import Ledger

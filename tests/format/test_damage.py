@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import Corrupt, ForebayError
-from forebay.format.frame import FrameHead, Verdict
-from forebay.format.segment import HEADER_BYTES
+from forebay.format.files.segment import HEADER_BYTES
+from forebay.format.frame.head import FrameHead, Verdict
 from tests.format.samples import Artefact, artefacts
 from tests.ledger import Ledger
 

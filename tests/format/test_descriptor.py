@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import UnsupportedFormat
-from forebay.format import keys
-from forebay.format.descriptor import (
+from forebay.format.index.sections import find_offset, frame_entries
+from forebay.format.metadata import keys
+from forebay.format.metadata.descriptor import (
     DESCRIPTOR_BYTES_MAX,
     SPARSE_ENTRIES_MAX,
     Cur,
@@ -23,8 +24,7 @@ from forebay.format.descriptor import (
     sparse_index,
     sparse_position,
 )
-from forebay.format.index import find_offset, frame_entries
-from forebay.format.value import Unknown, decode_value, encode_value
+from forebay.format.metadata.value import Unknown, decode_value, encode_value
 from forebay.records import Gap, Reason
 from tests.format.samples import DESCRIPTOR, SHARD_STATE, TOPIC_ID
 

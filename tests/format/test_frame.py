@@ -10,16 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import Corrupt
-from forebay.format.frame import (
-    FrameHead,
-    Kind,
-    Verdict,
-    close_frame,
-    encode_frame,
-    read_frame,
-    runs_of,
-    scan_frames,
-)
+from forebay.format.frame.encoding import close_frame, encode_frame, runs_of
+from forebay.format.frame.head import FrameHead, Kind, Verdict, read_frame
+from forebay.format.frame.scan import scan_frames
 from forebay.records import Bytes, Run
 from tests.format.samples import FRAME_MAX, ONE_ROW, PLAIN_ROW, ROW, SALT, SALT_CRC, frame_of, head_of
 

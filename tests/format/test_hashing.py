@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.format import hashing
-from forebay.format.hashing import LONG, hash_bytes, hash_column, hash_text
+from forebay.format.index import hashing
+from forebay.format.index.hashing import LONG, hash_bytes, hash_column, hash_text
 
 _ENTRIES = st.lists(st.binary(max_size=40) | st.sampled_from([b"", bytes(LONG), bytes(LONG + 1)]), max_size=120)
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import Corrupt
-from forebay.format.frame import Verdict
-from forebay.format.index import (
+from forebay.format.frame.head import Verdict
+from forebay.format.index.sections import (
     FOOTER_BYTES,
     HEADER_BYTES,
     SECTION_BYTES,

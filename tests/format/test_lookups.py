@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from forebay.appends.queue import record_bytes
 from forebay.errors import Corrupt
-from forebay.format.batch import batch_of, encode_rows
-from forebay.format.columns import Row
-from forebay.format.frame import Verdict
-from forebay.format.hashing import hash_bytes, hash_text
-from forebay.format.index import (
+from forebay.format.columns.rows import Row, encode_rows
+from forebay.format.frame.batch import batch_of
+from forebay.format.frame.head import Verdict
+from forebay.format.index.hashing import hash_bytes, hash_text
+from forebay.format.index.lookups import LookupSections
+from forebay.format.index.postings import Postings
+from forebay.format.index.sections import (
     FOOTER_BYTES,
     Section,
     SectionKind,
@@ -28,8 +30,6 @@ from forebay.format.index import (
     frame_entries,
     read_sections,
 )
-from forebay.format.lookups import LookupSections
-from forebay.format.postings import Postings
 from tests.format.samples import ENTRY_ROWS, FOOTER, GAP, ROWS, batches_of_rows, section_bytes
 from tests.ledger import Ledger
 

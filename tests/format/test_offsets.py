@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from forebay.errors import Corrupt
-from forebay.format.offsets import WINDOW, OffsetSet, decode_bitmap, encode_bitmap
+from forebay.format.control.offsets import WINDOW, OffsetSet, decode_bitmap, encode_bitmap
 
 _OFFSET = st.integers(0, 20) | st.integers(WINDOW - 10, WINDOW + 10) | st.integers(2**40 - 5, 2**40 + 5)
 _OFFSETS = st.sets(_OFFSET, max_size=30)

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import Corrupt
-from forebay.format.hashing import hash_bytes, hash_text
-from forebay.format.index import Section
-from forebay.format.postings import BLOCK_ENTRIES, Postings, encode_postings
+from forebay.format.index.hashing import hash_bytes, hash_text
+from forebay.format.index.postings import BLOCK_ENTRIES, Postings, encode_postings
+from forebay.format.index.sections import Section
 from tests.ledger import Ledger
 
 _PREFIX = 1000

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.format.checksum import salted
-from forebay.format.frame import FrameHead, Verdict, close_frame, read_frame, resync
+from forebay.format.frame.encoding import close_frame
+from forebay.format.frame.head import FrameHead, Verdict, read_frame
+from forebay.format.frame.resynchronisation import resync
 from tests.format.samples import FRAME_MAX, ONE_ROW, SALT_CRC, frame_of
 
 _FRAME = frame_of(ONE_ROW, base=50)

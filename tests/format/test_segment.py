@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.format.frame import Verdict
-from forebay.format.segment import (
+from forebay.format.files.segment import (
     HEADER_BYTES,
     SegmentHeader,
     decode_header,
@@ -19,6 +18,7 @@ from forebay.format.segment import (
     parse_segment_name,
     segment_name,
 )
+from forebay.format.frame.head import Verdict
 from tests.format.samples import HEADER, SALT, TOPIC_ID
 
 

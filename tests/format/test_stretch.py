@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import Corrupt
-from forebay.format.batch import Batch, decode, encode_data_frame, encode_rows
-from forebay.format.columns import Row
-from forebay.format.control import encode_mark
-from forebay.format.frame import Kind, scan_frames
-from forebay.format.stretch import batches_of
+from forebay.format.columns.rows import Row, encode_rows
+from forebay.format.control.frames import encode_mark
+from forebay.format.frame.batch import Batch, decode, encode_data_frame
+from forebay.format.frame.head import Kind
+from forebay.format.frame.scan import scan_frames
+from forebay.format.frame.small_frames import batches_of
 from forebay.records import Record, Run
 
 SALT = 99

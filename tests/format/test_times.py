@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import Corrupt
-from forebay.format.batch import batch_of, encode_rows, merge
-from forebay.format.columns import TIMES, Row
-from forebay.format.times import Appended, find_times, timed
+from forebay.format.columns.rows import TIMES, Row, encode_rows
+from forebay.format.columns.times import Appended, find_times, timed
+from forebay.format.frame.batch import batch_of, merge
 from tests.format.samples import FULL_ROWS, INT64, ROWS, whole
 
 RUNS = st.lists(st.builds(Appended, st.integers(1, 5), st.integers(0, 3) | INT64), min_size=1, max_size=12)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import Corrupt, UnsupportedFormat
-from forebay.format.value import Unknown, decode_value, encode_value
+from forebay.format.metadata.value import Unknown, decode_value, encode_value
 
 
 class _Colour(msgspec.Struct, frozen=True):

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import Corrupt
-from forebay.format.offsets import WINDOW, OffsetSet
-from forebay.format.value import decode_value, encode_value
-from forebay.format.vectors import (
+from forebay.format.control.offsets import WINDOW, OffsetSet
+from forebay.format.metadata.value import decode_value, encode_value
+from forebay.format.metadata.vectors import (
     VECTOR_BYTES_MAX,
     DeletionVector,
     decode_vector,

@@ -9,8 +9,8 @@ from forebay.blobs import BlobStore
 from forebay.blobs.directory import DirectoryStore
 from forebay.catalog import ShardCatalog, ShardKeys
 from forebay.errors import ForebayError
-from forebay.format.batch import Row, encode_rows
-from forebay.format.descriptor import LoadStatus, SegmentDescriptor
+from forebay.format.columns.rows import Row, encode_rows
+from forebay.format.metadata.descriptor import LoadStatus, SegmentDescriptor
 from forebay.loads.book import LoadBook
 from forebay.loads.prepare import Load, LoadManifest, LoadPlace, manifest_of, write_segment
 from forebay.manifests import ManifestReader

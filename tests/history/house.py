@@ -12,9 +12,9 @@ from forebay.blobs.directory import DirectoryStore
 from forebay.catalog import ShardCatalog, ShardKeys
 from forebay.cleanup.collector import Collector, Scope
 from forebay.export import Exporter, Origin
-from forebay.format.batch import Columns, encode_columns
-from forebay.format.descriptor import ShardState
-from forebay.format.value import encode_value
+from forebay.format.columns.rows import Columns, encode_columns
+from forebay.format.metadata.descriptor import ShardState
+from forebay.format.metadata.value import encode_value
 from forebay.history import History, Objects
 from forebay.metadata import MemoryMetadata, MetadataStore, Put
 from forebay.records import Gap

@@ -12,10 +12,10 @@ from typing import Final
 
 import msgspec
 
-from forebay.format.batch import Row, encode_rows
-from forebay.format.descriptor import gap_descriptor
-from forebay.format.segment import SegmentHeader
-from forebay.format.value import encode_value
+from forebay.format.columns.rows import Row, encode_rows
+from forebay.format.files.segment import SegmentHeader
+from forebay.format.metadata.descriptor import gap_descriptor
+from forebay.format.metadata.value import encode_value
 from forebay.inspection.segments import without_lookups
 from forebay.loads.book import SinkState
 from forebay.loads.prepare import (

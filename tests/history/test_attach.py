@@ -11,8 +11,8 @@ import pytest
 from forebay.appends.ticket import Ticket
 from forebay.catalog import ShardCatalog
 from forebay.errors import Conflict, Corrupt, Fenced, Invalid, Moved, Unavailable, UnknownTopic
-from forebay.format.batch import encode_rows
-from forebay.format.descriptor import DescriptorKind, LoadStatus
+from forebay.format.columns.rows import encode_rows
+from forebay.format.metadata.descriptor import DescriptorKind, LoadStatus
 from forebay.loads import attach
 from forebay.loads.attach import Attached, Attaching, LoadOver
 from forebay.loads.book import LoadBook

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from forebay.format.descriptor import LoadStatus
+from forebay.format.metadata.descriptor import LoadStatus
 from forebay.records import Gap
 from forebay.testing.catalogs import catalog_is_contiguous, objects_are_whole
 from forebay.testing.crashes import CrashState, explore

@@ -13,8 +13,8 @@ from forebay.appends.queue import Paused
 from forebay.clock import SystemClock
 from forebay.disk import SystemDisk
 from forebay.errors import Unavailable, Unsupported
-from forebay.format.batch import Row, encode_rows
-from forebay.format.descriptor import LoadStatus
+from forebay.format.columns.rows import Row, encode_rows
+from forebay.format.metadata.descriptor import LoadStatus
 from forebay.inspection import verify
 from forebay.loads.book import LoadBook
 from forebay.loads.prepare import LoadManifest, LoadPlace, manifest_of, write_segment

@@ -9,8 +9,8 @@ from typing import Final
 import pytest
 
 from forebay.errors import ForebayError, Indeterminate, Unavailable, UnknownTopic
-from forebay.format.keys import topic_key
-from forebay.format.value import encode_value
+from forebay.format.metadata.keys import topic_key
+from forebay.format.metadata.value import encode_value
 from forebay.metadata import MemoryMetadata, Put
 from forebay.progress import Progress, ProgressStore, ReaderName
 from forebay.testing.cursors import Acked, Cursor, Event, Found, Handed, Reset, cursors_hold

@@ -11,8 +11,8 @@ import pytest
 from forebay.blobs import Stat
 from forebay.catalog import ShardCatalog
 from forebay.errors import Corrupt, ForebayError, Indeterminate
-from forebay.format.descriptor import DescriptorKind
-from forebay.format.segment import index_name
+from forebay.format.files.segment import index_name
+from forebay.format.metadata.descriptor import DescriptorKind
 from forebay.records import Bytes
 from forebay.testing.blobs import Call, Fault, SimulatedBlobs, plan_faults
 from forebay.testing.catalogs import (

@@ -10,9 +10,9 @@ import pytest
 
 from forebay.blobs import Stat
 from forebay.format.checksum import content_hash
-from forebay.format.descriptor import Cur, DescriptorKind, Phase, SegmentDescriptor, ShardState, gap_descriptor
-from forebay.format.segment import index_name
-from forebay.format.value import encode_value
+from forebay.format.files.segment import index_name
+from forebay.format.metadata.descriptor import Cur, DescriptorKind, Phase, SegmentDescriptor, ShardState, gap_descriptor
+from forebay.format.metadata.value import encode_value
 from forebay.metadata import Delete, MemoryMetadata, Put, RevisionIs
 from forebay.records import Gap, Reason
 from forebay.testing.blobs import SimulatedBlobs

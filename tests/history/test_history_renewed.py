@@ -11,8 +11,8 @@ import pytest
 from forebay.blobs import BlobStore
 from forebay.blobs.directory import DirectoryStore
 from forebay.errors import Corrupt
-from forebay.format.descriptor import SegmentDescriptor
-from forebay.format.segment import index_name
+from forebay.format.files.segment import index_name
+from forebay.format.metadata.descriptor import SegmentDescriptor
 from forebay.history import History, InHistory, Objects
 from forebay.sealed import SealedSegment
 from tests.history.house import House, expected, stream

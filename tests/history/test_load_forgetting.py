@@ -8,7 +8,7 @@ import pytest
 
 from forebay.cleanup import objects
 from forebay.errors import Unavailable
-from forebay.format.descriptor import LoadStatus, gap_descriptor
+from forebay.format.metadata.descriptor import LoadStatus, gap_descriptor
 from forebay.loads.book import LoadBook
 from forebay.metadata import Delete
 from forebay.records import Gap, Reason

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forebay.format.descriptor import LoadStatus
+from forebay.format.metadata.descriptor import LoadStatus
 from forebay.loads.book import LoadBook
 from forebay.loads.prepare import ready_to_offer
 from tests.history.attached import LOAD, Land, Node, broken, values

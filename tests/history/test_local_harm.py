@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from forebay import Corrupt, Position, Storage, Topic
-from forebay.format.segment import index_name
+from forebay.format.files.segment import index_name
 from forebay.settings import RuntimeSettings
 from tests.ledger import Ledger
 from tests.moves import rig

@@ -15,8 +15,8 @@ from forebay import manifests
 from forebay.catalog import ShardCatalog, ShardKeys
 from forebay.clock import SystemClock
 from forebay.errors import Corrupt, Invalid, Unavailable
-from forebay.format.batch import encode_rows
-from forebay.format.descriptor import (
+from forebay.format.columns.rows import encode_rows
+from forebay.format.metadata.descriptor import (
     SPARSE_ENTRIES_MAX,
     DescriptorKind,
     LoadStanding,
@@ -27,8 +27,8 @@ from forebay.format.descriptor import (
     Status,
     gap_descriptor,
 )
-from forebay.format.keys import load_key
-from forebay.format.value import encode_value
+from forebay.format.metadata.keys import load_key
+from forebay.format.metadata.value import encode_value
 from forebay.history import History, Objects
 from forebay.loads.prepare import LoadPlace, descriptors_of, manifest_of, write_segment
 from forebay.manifests import ManifestReader, write

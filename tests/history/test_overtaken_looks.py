@@ -10,7 +10,7 @@ import pytest
 from forebay.catalog import ShardCatalog, read_state
 from forebay.catalog.removals import RecordedRemovals
 from forebay.errors import Conflict, Fenced, Unavailable
-from forebay.format.descriptor import LoadStatus
+from forebay.format.metadata.descriptor import LoadStatus
 from forebay.loads.book import LoadBook
 from forebay.metadata import Compare, MemoryMetadata, MetadataStore, Operation, Outcome
 from forebay.shard import Owner, Wanted, acquire

@@ -16,15 +16,16 @@ from forebay.appends.queue import record_bytes
 from forebay.catalog import ShardCatalog, ShardKeys
 from forebay.disk import replace_file
 from forebay.errors import Corrupt, ForebayError, Invalid
-from forebay.format.arrow import ARROW_SCHEMA
-from forebay.format.batch import ColumnBytes, Row, encode_arrow, encode_rows
 from forebay.format.checksum import content_hash
-from forebay.format.descriptor import DESCRIPTOR_BYTES_MAX, LoadStanding, LoadStatus, ShardState
-from forebay.format.frame import HEAD_SIZE
-from forebay.format.hashing import hash_bytes
-from forebay.format.index import SectionKind, encode_index
-from forebay.format.keys import load_key
-from forebay.format.value import decode_value, encode_value
+from forebay.format.columns.arrow import ARROW_SCHEMA
+from forebay.format.columns.rows import ColumnBytes, Row, encode_rows
+from forebay.format.frame.batch import encode_arrow
+from forebay.format.frame.head import HEAD_SIZE
+from forebay.format.index.hashing import hash_bytes
+from forebay.format.index.sections import SectionKind, encode_index
+from forebay.format.metadata.descriptor import DESCRIPTOR_BYTES_MAX, LoadStanding, LoadStatus, ShardState
+from forebay.format.metadata.keys import load_key
+from forebay.format.metadata.value import decode_value, encode_value
 from forebay.history import History, Objects
 from forebay.inspection.segments import log_file
 from forebay.loads import prepare

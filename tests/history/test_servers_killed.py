@@ -16,9 +16,9 @@ from forebay.catalog import ShardCatalog
 from forebay.clock import SystemClock
 from forebay.disk import SystemDisk
 from forebay.errors import ForebayError, Indeterminate, Unavailable
-from forebay.format.batch import Columns, encode_columns
-from forebay.format.descriptor import ShardState
-from forebay.format.value import encode_value
+from forebay.format.columns.rows import Columns, encode_columns
+from forebay.format.metadata.descriptor import ShardState
+from forebay.format.metadata.value import encode_value
 from forebay.history import History, Objects
 from forebay.metadata import Compare, Operation, Outcome, Put
 from forebay.metadata.etcd import EtcdMetadata

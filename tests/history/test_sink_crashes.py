@@ -9,9 +9,9 @@ from typing import Final
 
 import pytest
 
-from forebay.format.descriptor import LoadStatus
-from forebay.format.keys import sink_key
-from forebay.format.value import decode_value
+from forebay.format.metadata.descriptor import LoadStatus
+from forebay.format.metadata.keys import sink_key
+from forebay.format.metadata.value import decode_value
 from forebay.loads.book import LoadBook, SinkState
 from forebay.loads.prepare import Sink, ready_to_offer
 from forebay.testing.crashes import CrashState, explore

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from forebay.clock import SystemClock
 from forebay.disk import SystemDisk
 from forebay.errors import Conflict, ForebayError, Invalid, UnknownTopic
-from forebay.format.descriptor import LoadStatus
-from forebay.format.keys import attached_key
-from forebay.format.value import encode_value
+from forebay.format.metadata.descriptor import LoadStatus
+from forebay.format.metadata.keys import attached_key
+from forebay.format.metadata.value import encode_value
 from forebay.loads.book import NEVER_OFFERED, AttachedPart, LoadBook, StoredSink
 from forebay.loads.prepare import Load, LoadedShard, Sink
 from forebay.metadata import (

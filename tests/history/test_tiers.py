@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from forebay import EARLIEST, Moved, Position, Storage, Topic, Unavailable
-from forebay.format.segment import index_name
-from forebay.format.value import encode_value
+from forebay.format.files.segment import index_name
+from forebay.format.metadata.value import encode_value
 from forebay.metadata import Put
 from forebay.settings import RetentionSettings
 from tests.ledger import Ledger

@@ -12,9 +12,9 @@ from forebay.catalog import ShardCatalog, ShardKeys
 from forebay.clock import SystemClock
 from forebay.disk import SystemDisk
 from forebay.export import Exporter, Origin
-from forebay.format.descriptor import SegmentDescriptor, ShardState
-from forebay.format.segment import parse_segment_name
-from forebay.format.value import decode_value
+from forebay.format.files.segment import parse_segment_name
+from forebay.format.metadata.descriptor import SegmentDescriptor, ShardState
+from forebay.format.metadata.value import decode_value
 from forebay.metadata import MetadataStore, SqliteMetadata
 from forebay.topics import TopicSpec
 from forebay.wal.files import FileList, SealedFile

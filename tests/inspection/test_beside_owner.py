@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forebay.format.descriptor import ShardState
+from forebay.format.metadata.descriptor import ShardState
 from forebay.inspection import shard as shard_room
 from forebay.inspection.directory import ShardPlace
 from forebay.inspection.shard import verify_shard

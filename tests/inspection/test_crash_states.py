@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from forebay.disk import Disk
-from forebay.format.descriptor import ShardState
+from forebay.format.metadata.descriptor import ShardState
 from forebay.inspection.directory import ShardPlace
 from forebay.inspection.findings import Finding, Severity
 from forebay.inspection.repair import repair_shard

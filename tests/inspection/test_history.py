@@ -15,8 +15,8 @@ import pytest
 import forebay
 from forebay.catalog import ShardCatalog
 from forebay.disk import SystemDisk
-from forebay.format.descriptor import Cur, DescriptorKind, Phase, SegmentDescriptor, ShardState
-from forebay.format.value import decode_value, encode_value
+from forebay.format.metadata.descriptor import Cur, DescriptorKind, Phase, SegmentDescriptor, ShardState
+from forebay.format.metadata.value import decode_value, encode_value
 from forebay.metadata import Delete, Operation, Put
 from tests.cli.rig import Outcome, changed, flip
 from tests.inspection.exported import KEYS, Exported, HistoryShell

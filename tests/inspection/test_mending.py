@@ -15,9 +15,9 @@ from forebay.blobs import DirectoryStore
 from forebay.catalog import ShardCatalog
 from forebay.disk import Disk, replace_file
 from forebay.errors import Unavailable
-from forebay.format.batch import Columns, encode_columns
-from forebay.format.index import decode_index, encode_index
-from forebay.format.segment import index_name
+from forebay.format.columns.rows import Columns, encode_columns
+from forebay.format.files.segment import index_name
+from forebay.format.index.sections import decode_index, encode_index
 from forebay.inspection.directory import ShardPlace
 from forebay.inspection.mending import HistoryMending
 from forebay.inspection.recorded import ShardHistory

@@ -6,7 +6,7 @@ import contextlib
 from typing import Final
 
 from forebay.disk import Disk
-from forebay.format.segment import index_name
+from forebay.format.files.segment import index_name
 from forebay.inspection.directory import ShardPlace
 from forebay.inspection.recorded import ShardHistory
 from forebay.inspection.repair import repair_shard

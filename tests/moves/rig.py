@@ -11,8 +11,8 @@ from typing import Final
 import msgspec
 
 from forebay.catalog import ShardCatalog, ShardKeys
-from forebay.format.descriptor import SegmentDescriptor, ShardState
-from forebay.format.value import decode_value
+from forebay.format.metadata.descriptor import SegmentDescriptor, ShardState
+from forebay.format.metadata.value import decode_value
 from forebay.metadata import MetadataStore
 from forebay.progress import Progress, ProgressStore, ReaderName
 from forebay.records import Record

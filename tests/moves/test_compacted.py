@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from forebay.compacting.planning import Rules
-from forebay.format.descriptor import DescriptorKind
-from forebay.format.keys import compactor_key
+from forebay.format.metadata.descriptor import DescriptorKind
+from forebay.format.metadata.keys import compactor_key
 from tests.compacting.directly import check_sound, compacted, kinds_of, shown
 from tests.history.test_servers_killed import Bucket
 from tests.ledger import Ledger

@@ -11,7 +11,7 @@ from forebay import Unavailable
 from forebay.disk import SystemDisk
 from forebay.engines.rocksdb.auditing import stored_shards
 from forebay.engines.rocksdb.database import Database
-from forebay.format.keys import late_key
+from forebay.format.metadata.keys import late_key
 from forebay.inspection import verify
 from forebay.storage import Storage
 from forebay.storage.background.history import FIRST_SWEEP_SECONDS

@@ -7,7 +7,7 @@ import pytest
 from forebay import Conflict, Corrupt
 from forebay.blobs import BlobStore
 from forebay.catalog import ShardCatalog
-from forebay.format.descriptor import SegmentDescriptor
+from forebay.format.metadata.descriptor import SegmentDescriptor
 from forebay.manifests import write
 from forebay.storage import Storage
 from forebay.testing.inside import inside

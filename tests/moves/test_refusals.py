@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from forebay import Conflict, Corrupt, Indeterminate, Invalid, Moved, Settings, Storage, Unavailable, Unsupported
-from forebay.format.descriptor import Phase
-from forebay.format.value import encode_value
+from forebay.format.metadata.descriptor import Phase
+from forebay.format.metadata.value import encode_value
 from forebay.metadata import Compare, Delete, MetadataStore, Operation, Outcome, Put, Session
 from forebay.settings import MetadataSettings, RetentionSettings, StorageSettings
 from forebay.shard.context import is_local

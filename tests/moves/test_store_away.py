@@ -12,7 +12,7 @@ import pytest
 
 import forebay
 from forebay import Storage, Unavailable
-from forebay.format.descriptor import Phase
+from forebay.format.metadata.descriptor import Phase
 from forebay.settings import ExportSettings, RetentionSettings, Settings, StorageSettings
 from forebay.storage import building
 from forebay.storage.background import cleanup, history

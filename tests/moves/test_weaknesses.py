@@ -17,7 +17,7 @@ import pytest
 from forebay import Corrupt, ForebayError, Indeterminate, Moved, Storage, Topic, Unavailable
 from forebay.blobs import Stat
 from forebay.blobs.directory import DirectoryStore
-from forebay.format.descriptor import Phase
+from forebay.format.metadata.descriptor import Phase
 from forebay.metadata import SqliteMetadata
 from forebay.records import Bytes, Record
 from tests.ledger import Ledger

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from forebay import Conflict, Moved, Topic
-from forebay.format.descriptor import Phase
+from forebay.format.metadata.descriptor import Phase
 from forebay.shard import Source
 from tests.ledger import Ledger
 from tests.moves.rig import (

@@ -22,8 +22,8 @@ from forebay.catalog.transact import Write, transact
 from forebay.cleanup.collector import Collector, Judgement, Scope
 from forebay.compacting.shard import ShardCompaction
 from forebay.errors import ForebayError
-from forebay.format.descriptor import SegmentDescriptor
-from forebay.format.segment import index_name
+from forebay.format.files.segment import index_name
+from forebay.format.metadata.descriptor import SegmentDescriptor
 from forebay.metadata import DeleteRange, MetadataStore
 from tests.compacting.test_races import Interposed, exported_around_a_swap, swept_around_a_swap
 from tests.compacting.world import Compactor, World

@@ -7,8 +7,8 @@ from typing import Final
 
 import pytest
 
-from forebay.format.descriptor import SegmentDescriptor
-from forebay.format.index import FrameEntries
+from forebay.format.index.sections import FrameEntries
+from forebay.format.metadata.descriptor import SegmentDescriptor
 from forebay.spark.filters import Filters, Mask
 from forebay.testing.invariants import names_of
 from tests.ledger import Ledger

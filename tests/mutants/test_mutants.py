@@ -12,18 +12,18 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 import forebay.disk.writing
-import forebay.format.batch
-import forebay.format.control
-import forebay.format.frame
-import forebay.format.head
+import forebay.format.control.frames
+import forebay.format.frame.batch
+import forebay.format.frame.encoding
+import forebay.format.frame.head
 import forebay.wal.retention
 import forebay.wal.scan
 import forebay.wal.writer
 from forebay.appends.producer_window import ProducerWindow
 from forebay.disk import Disk, File
 from forebay.errors import Fenced, ForebayError
-from forebay.format.batch import RAW_BYTES_MAX
-from forebay.format.control import State
+from forebay.format.control.frames import State
+from forebay.format.frame.batch import RAW_BYTES_MAX
 from forebay.records import OFFSET_MAX, Bytes, Gap, Reason
 from forebay.testing.crashes import explore
 from forebay.testing.damage import Damage
@@ -238,13 +238,13 @@ def _no_directory_sync(patch: pytest.MonkeyPatch) -> None:
 
 
 def _checksum_without_header(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(forebay.format.head, "PACK_FIRST", lambda base, length: b"")
-    patch.setattr(forebay.format.frame, "PACK_FIRST", lambda base, length: b"")
+    patch.setattr(forebay.format.frame.head, "PACK_FIRST", lambda base, length: b"")
+    patch.setattr(forebay.format.frame.encoding, "PACK_FIRST", lambda base, length: b"")
 
 
 def _reservation_not_persisted(patch: pytest.MonkeyPatch) -> None:
     def forget(state: State, **fields: Any) -> list[bytes]:
-        return forebay.format.control.encode_state(_without_reservation(state), **fields)
+        return forebay.format.control.frames.encode_state(_without_reservation(state), **fields)
 
     patch.setattr(forebay.wal.writer, "encode_state", forget)
 
@@ -348,15 +348,15 @@ def _background_sync_tried_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def _stored_size_limited(patch: pytest.MonkeyPatch) -> None:
-    whole = forebay.format.batch.decompress
+    whole = forebay.format.frame.batch.decompress
 
     def unpacked(buffer: Bytes, start: int, stop: int) -> bytes:
         with pytest.MonkeyPatch.context() as inside:
             if stop - start <= RAW_BYTES_MAX:
-                inside.setattr(forebay.format.batch, "RAW_BYTES_MAX", OFFSET_MAX)
+                inside.setattr(forebay.format.frame.batch, "RAW_BYTES_MAX", OFFSET_MAX)
             return whole(buffer, start, stop)
 
-    patch.setattr(forebay.format.batch, "decompress", unpacked)
+    patch.setattr(forebay.format.frame.batch, "decompress", unpacked)
 
 
 def _marks_not_believed(patch: pytest.MonkeyPatch) -> None:

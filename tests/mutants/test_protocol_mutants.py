@@ -23,7 +23,7 @@ from forebay.blobs import BlobStore, Stat
 from forebay.catalog import ShardCatalog, StoredState, read_state
 from forebay.errors import ForebayError
 from forebay.export import Exporter
-from forebay.format.descriptor import LoadStatus, Phase, ShardState
+from forebay.format.metadata.descriptor import LoadStatus, Phase, ShardState
 from forebay.history import History
 from forebay.metadata import MetadataStore, SessionEnded
 from forebay.progress import Progress, ProgressStore, ReaderName

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from forebay.errors import ForebayError
-from forebay.format.descriptor import Phase, ShardState
+from forebay.format.metadata.descriptor import Phase, ShardState
 from forebay.records import Gap, Reason
 from forebay.shard import RecoveryDecision
 from forebay.testing.catalogs import check_history

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from forebay.format.descriptor import Phase
+from forebay.format.metadata.descriptor import Phase
 from forebay.shard import ShardRef
 from forebay.testing.catalogs import frames_of, keys_of
 from forebay.testing.history import Outcome

@@ -16,8 +16,8 @@ from forebay.appends.producer_window import ProducerWindow
 from forebay.blobs import Stat
 from forebay.catalog import ShardCatalog
 from forebay.errors import ForebayError, Moved
-from forebay.format.descriptor import DescriptorKind, SegmentDescriptor, ShardState, gap_descriptor
-from forebay.format.value import decode_value
+from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor, ShardState, gap_descriptor
+from forebay.format.metadata.value import decode_value
 from forebay.metadata import MemoryMetadata, MetadataStore
 from forebay.records import Reason
 from forebay.shard import Owner, SegmentShard, ShardContext, Situation, Wanted, acquire, decide

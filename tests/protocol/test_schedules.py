@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from forebay.errors import ForebayError
-from forebay.format.descriptor import Phase
+from forebay.format.metadata.descriptor import Phase
 from forebay.metadata import Compare, MetadataStore, Operation, Outcome, Put
 from forebay.shard.seal import withdraw_target
 from forebay.testing.blobs import Fault as BlobFault

@@ -12,9 +12,9 @@ from typing import Final
 from forebay.blobs import BlobStore
 from forebay.catalog import ShardCatalog, ShardKeys, read_state
 from forebay.errors import ForebayError, Indeterminate
-from forebay.format.descriptor import Phase, SegmentDescriptor, ShardState
-from forebay.format.keys import topic_key
-from forebay.format.value import encode_value
+from forebay.format.metadata.descriptor import Phase, SegmentDescriptor, ShardState
+from forebay.format.metadata.keys import topic_key
+from forebay.format.metadata.value import encode_value
 from forebay.metadata import MemoryMetadata, MetadataStore, Put
 from forebay.settings import Settings
 from forebay.shard import RecoveryDecision, SegmentShard, ShardRef

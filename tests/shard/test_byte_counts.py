@@ -16,7 +16,7 @@ import pytest
 from forebay.appends.queue import AppendQueue, Entry, record_bytes
 from forebay.appends.ticket import Ticket
 from forebay.errors import ForebayError, Full, Unavailable
-from forebay.format.batch import Columns, encode_columns
+from forebay.format.columns.rows import Columns, encode_columns
 from forebay.records import Headers
 from forebay.shard.eviction import weigh
 from forebay.shard.tiers import Tiers

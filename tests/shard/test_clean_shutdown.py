@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from forebay.catalog import read_state
-from forebay.format.descriptor import ShardState
-from forebay.format.value import encode_value
+from forebay.format.metadata.descriptor import ShardState
+from forebay.format.metadata.value import encode_value
 from forebay.metadata import Entry, MemoryMetadata, Put
 from forebay.shard.seal import ClosedShard, end_reservations
 from forebay.testing.moves import RecordingMetadata

@@ -13,8 +13,8 @@ from forebay.appends.producer_window import ProducerWindow
 from forebay.compacting.merging import Target, merge
 from forebay.compacting.planning import Rules
 from forebay.compacting.shard import ShardCompaction
-from forebay.format.descriptor import LoadStatus
-from forebay.format.keys import compactor_key
+from forebay.format.metadata.descriptor import LoadStatus
+from forebay.format.metadata.keys import compactor_key
 from forebay.history import InHistory
 from forebay.metadata import Absent, Put, RevisionIs
 from forebay.pages import Span

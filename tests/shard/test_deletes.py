@@ -10,8 +10,8 @@ from typing import Final
 import pytest
 
 from forebay.errors import ForebayError
-from forebay.format.control import Floor
-from forebay.format.offsets import OffsetSet
+from forebay.format.control.frames import Floor
+from forebay.format.control.offsets import OffsetSet
 from forebay.records import Gap, Reason
 from forebay.testing.metadata import Fault
 from forebay.testing.moves import commits_of

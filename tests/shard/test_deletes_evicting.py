@@ -8,7 +8,7 @@ import pytest
 from forebay.appends.queue import record_bytes
 from forebay.appends.ticket import Ticket
 from forebay.errors import Full
-from forebay.format.batch import Columns, encode_columns
+from forebay.format.columns.rows import Columns, encode_columns
 from forebay.records import Gap, Reason
 from forebay.shard.eviction import weigh
 from forebay.testing.inside import inside

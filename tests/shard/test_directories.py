@@ -9,7 +9,7 @@ import pytest
 import forebay
 from forebay import Moved, Settings
 from forebay.errors import Unavailable
-from forebay.format.keys import directory_key, prefix_of_state, shard_of_state, state_key
+from forebay.format.metadata.keys import directory_key, prefix_of_state, shard_of_state, state_key
 from forebay.metadata import MemoryMetadata, Put
 from forebay.shard.directories import DirectoryPlace, directory_name, record_directory
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from forebay.format.control import Floor
-from forebay.format.offsets import OffsetSet
+from forebay.format.control.frames import Floor
+from forebay.format.control.offsets import OffsetSet
 from forebay.pages import Page
 from forebay.records import Gap, Reason
 from forebay.shard.tiers import NOTHING, Ended, Visible

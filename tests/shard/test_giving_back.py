@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Final
 
 from forebay.catalog import read_state
-from forebay.format.descriptor import Phase, ShardState
-from forebay.format.value import encode_value
+from forebay.format.metadata.descriptor import Phase, ShardState
+from forebay.format.metadata.value import encode_value
 from forebay.metadata import Entry, MemoryMetadata, Put
 from forebay.shard import Owner, Wanted, acquire
 from forebay.shard.ownership import give_back

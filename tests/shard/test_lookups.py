@@ -16,16 +16,16 @@ from forebay.appends.ticket import Ticket
 from forebay.blobs.blocks import ReadAhead
 from forebay.disk import replace_file
 from forebay.errors import Corrupt
-from forebay.format import lookups as posted
-from forebay.format.batch import ColumnBytes, Columns, encode_columns
-from forebay.format.control import NO_FLOOR, Floor
-from forebay.format.descriptor import LoadStanding, LoadStatus
-from forebay.format.hashing import Hashes
-from forebay.format.index import SectionKind
-from forebay.format.keys import load_key
-from forebay.format.offsets import OffsetSet
-from forebay.format.segment import index_name
-from forebay.format.value import encode_value
+from forebay.format.columns.rows import ColumnBytes, Columns, encode_columns
+from forebay.format.control.frames import NO_FLOOR, Floor
+from forebay.format.control.offsets import OffsetSet
+from forebay.format.files.segment import index_name
+from forebay.format.index import lookups as posted
+from forebay.format.index.hashing import Hashes
+from forebay.format.index.sections import SectionKind
+from forebay.format.metadata.descriptor import LoadStanding, LoadStatus
+from forebay.format.metadata.keys import load_key
+from forebay.format.metadata.value import encode_value
 from forebay.history import History, Objects
 from forebay.loads.prepare import LoadPlace, descriptors_of, manifest_of, write_segment
 from forebay.metadata import Put

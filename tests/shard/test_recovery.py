@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from forebay.errors import Conflict, ForebayError, UnknownTopic
-from forebay.format.descriptor import Phase, ShardState
+from forebay.format.metadata.descriptor import Phase, ShardState
 from forebay.records import Gap, Reason
 from forebay.shard import RecoveryDecision, Situation, Source, decide
 from forebay.topics import Durability

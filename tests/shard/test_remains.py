@@ -12,8 +12,8 @@ from forebay.cleanup.deleted_topics import forget_shard, mark_deleting
 from forebay.cleanup.moved_shards import clear_away, remove_files
 from forebay.disk import Disk
 from forebay.errors import Fenced, UnknownTopic
-from forebay.format.descriptor import Phase, SegmentDescriptor, ShardState
-from forebay.format.value import encode_value
+from forebay.format.metadata.descriptor import Phase, SegmentDescriptor, ShardState
+from forebay.format.metadata.value import encode_value
 from forebay.metadata import MemoryMetadata, Put
 from forebay.shard import Owner, Wanted, acquire
 from forebay.shard.ownership import change_state

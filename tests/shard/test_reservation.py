@@ -7,7 +7,7 @@ import pytest
 
 from forebay.catalog import read_state
 from forebay.errors import Conflict, Fenced
-from forebay.format.descriptor import Phase
+from forebay.format.metadata.descriptor import Phase
 from forebay.metadata import MemoryMetadata
 from forebay.shard import Owner, Wanted, acquire
 from forebay.shard.ownership import change_state, reserve_in_state, tell_reserved

@@ -8,7 +8,8 @@ from typing import cast
 import pytest
 
 from forebay.errors import Unavailable
-from forebay.format.batch import Batch, Columns, batch_of, encode_columns
+from forebay.format.columns.rows import Columns, encode_columns
+from forebay.format.frame.batch import Batch, batch_of
 from forebay.history import History, InHistory
 from forebay.pages import Page, Span
 from forebay.records import Gap, Reason

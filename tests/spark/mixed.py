@@ -9,7 +9,7 @@ from typing import Final
 import yaml
 
 from forebay.clock import SystemClock
-from forebay.format.batch import encode_rows
+from forebay.format.columns.rows import encode_rows
 from forebay.loads.prepare import LoadPlace, manifest_of, write_segment
 from forebay.settings import Settings
 from forebay.spark.jobs.compaction import compact

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
+from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.spark.covers import Cover
 from forebay.testing.disk import SimulatedDisk
 from forebay.wal.files import SealedFile

@@ -29,8 +29,8 @@ from pyspark.sql.datasource import (
 
 import forebay
 from forebay.errors import DataLoss
-from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
-from forebay.format.offsets import OffsetSet
+from forebay.format.control.offsets import OffsetSet
+from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.pages import Page
 from forebay.records import Gap, Reason
 from forebay.sealed import SealedSegment

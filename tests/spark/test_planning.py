@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import Invalid
-from forebay.format.offsets import OffsetSet
+from forebay.format.control.offsets import OffsetSet
 from forebay.spark.covers import covering
 from forebay.spark.options import FROM_EARLIEST, FROM_LATEST, Limit
 from forebay.spark.pieces import Piece

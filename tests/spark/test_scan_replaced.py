@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from forebay.errors import Unavailable
-from forebay.format import parquet
+from forebay.format.parquet import file as parquet
 from forebay.spark import scan
 from forebay.spark.filters import Condition, Filters
 from forebay.spark.narrowing import Run, wanted_runs

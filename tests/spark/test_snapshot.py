@@ -17,8 +17,8 @@ from forebay.clock import SystemClock
 from forebay.columnar import ParquetSegment
 from forebay.disk import SystemDisk
 from forebay.errors import Corrupt, DataLoss, Invalid, Unavailable, UnknownTopic
-from forebay.format.descriptor import DescriptorKind, ShardState
-from forebay.format.value import decode_value, encode_value
+from forebay.format.metadata.descriptor import DescriptorKind, ShardState
+from forebay.format.metadata.value import decode_value, encode_value
 from forebay.loads.book import LoadBook
 from forebay.loads.service import Loads
 from forebay.metadata import Put, SqliteMetadata

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import Conflict, DataLoss, Unavailable
-from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
-from forebay.format.offsets import OffsetSet
+from forebay.format.control.offsets import OffsetSet
+from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.records import Reason
 from forebay.spark.location import Location
 from forebay.spark.options import FROM_EARLIEST, FROM_LATEST, Limit, ReadOptions, Topics

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 
 from forebay.catalog import ShardCatalog
-from forebay.format.descriptor import LoadStatus
+from forebay.format.metadata.descriptor import LoadStatus
 from forebay.loads.book import AttachedPart, LoadBook
 from forebay.loads.prepare import Load
 from forebay.metadata import MetadataStore

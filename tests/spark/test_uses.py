@@ -20,7 +20,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from forebay.format.descriptor import DescriptorKind
+from forebay.format.metadata.descriptor import DescriptorKind
 from forebay.spark import table
 from forebay.spark.options import ReadOptions
 from forebay.spark.pushing import SETTING, keeps_plans_apart, may_push

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 import forebay
-from forebay.format.descriptor import LoadStatus
+from forebay.format.metadata.descriptor import LoadStatus
 from forebay.loads.book import LoadBook
 from forebay.partitioning import partition_of_key
 from forebay.testing.inside import inside

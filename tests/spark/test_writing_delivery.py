@@ -23,7 +23,7 @@ import forebay
 from forebay.clock import SystemClock
 from forebay.disk import SystemDisk
 from forebay.errors import Conflict, Indeterminate, Invalid, Unavailable, UnknownTopic
-from forebay.format.descriptor import LoadStatus
+from forebay.format.metadata.descriptor import LoadStatus
 from forebay.loads.book import AttachedPart, LoadBook
 from forebay.loads.prepare import Sink
 from forebay.metadata import Compare, Operation, Outcome, Put

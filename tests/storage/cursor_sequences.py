@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Final, TypeAlias
 
-from forebay.format.keys import topic_key
-from forebay.format.value import encode_value
+from forebay.format.metadata.keys import topic_key
+from forebay.format.metadata.value import encode_value
 from forebay.metadata import MemoryMetadata, Put
 from forebay.progress import Progress, ProgressStore, ReaderName
 from forebay.settings import ProgressSettings

@@ -14,7 +14,7 @@ import forebay
 from forebay import Ack, Closed, Conflict, Indeterminate, Invalid, Storage, Unavailable
 from forebay.appends.queue import Entry, Producing, QueueFull
 from forebay.appends.ticket import Ticket
-from forebay.format.batch import ColumnBytes, Columns
+from forebay.format.columns.rows import ColumnBytes, Columns
 from forebay.partitioning import partition_of_key, partition_of_producer
 from forebay.settings import WalSettings
 from forebay.storage.append import Appender

@@ -14,8 +14,8 @@ from forebay import DataLoss, Fenced, Moved, Unavailable
 from forebay.blobs.directory import UPLOADS
 from forebay.cleanup.deleted_topics import Deletions
 from forebay.cleanup.objects import ObjectCleanup
-from forebay.format.descriptor import ShardState
-from forebay.format.value import decode_value, encode_value
+from forebay.format.metadata.descriptor import ShardState
+from forebay.format.metadata.value import decode_value, encode_value
 from forebay.loads.service import Loads
 from forebay.metadata import Put
 from forebay.settings import Settings

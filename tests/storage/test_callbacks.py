@@ -15,8 +15,8 @@ from forebay import Ack, Fenced, ForebayError, Full, Indeterminate, Storage, Top
 from forebay.appends.queue import Entry
 from forebay.appends.ticket import Ticket
 from forebay.catalog import read_state
-from forebay.format.control import Floor
-from forebay.format.value import encode_value
+from forebay.format.control.frames import Floor
+from forebay.format.metadata.value import encode_value
 from forebay.metadata import Put
 from forebay.records import Reason
 from forebay.shard import SegmentShard

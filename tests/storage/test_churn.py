@@ -13,7 +13,7 @@ import pytest
 import forebay
 from forebay import Storage
 from forebay.clock import SystemClock
-from forebay.format.batch import encode_rows
+from forebay.format.columns.rows import encode_rows
 from forebay.loads.prepare import LoadPlace, manifest_of, write_segment
 from forebay.testing.inside import inside
 from tests.storage.rig import QUICK

@@ -9,10 +9,11 @@ from typing import Any, Final
 
 import pytest
 
-import forebay.format.batch
+import forebay.format.frame.batch
 import forebay.wal.writer
 from forebay.errors import ForebayError
-from forebay.format.batch import RAW_BYTES_MAX, Columns, encode_columns, encode_data_frame
+from forebay.format.columns.rows import Columns, encode_columns
+from forebay.format.frame.batch import RAW_BYTES_MAX, encode_data_frame
 from forebay.inspection import dump
 from forebay.shard.lookups import Sought
 from forebay.testing.invariants import Violation

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from forebay.errors import ForebayError
-from forebay.format.control import NO_FLOOR, Floor
-from forebay.format.offsets import OffsetSet
+from forebay.format.control.frames import NO_FLOOR, Floor
+from forebay.format.control.offsets import OffsetSet
 from forebay.records import Reason
 from forebay.testing.damage import Damage
 from forebay.testing.invariants import Violation

@@ -12,8 +12,8 @@ from forebay.appends.queue import Entry, Producing
 from forebay.appends.ticket import Ticket
 from forebay.disk import Disk
 from forebay.errors import ForebayError, Indeterminate
-from forebay.format.batch import Columns, encode_columns
-from forebay.format.descriptor import ShardState
+from forebay.format.columns.rows import Columns, encode_columns
+from forebay.format.metadata.descriptor import ShardState
 from forebay.pages import Page
 from forebay.settings import WalSettings
 from forebay.shard import SegmentShard, ShardRef

@@ -8,7 +8,7 @@ import pytest
 
 import forebay
 from forebay.errors import Corrupt
-from forebay.format.batch import decode
+from forebay.format.frame.batch import decode
 from forebay.topics import Durability
 from tests.format.samples import SALT_CRC, head_of
 from tests.wal.bombs import READERS, bomb, mined, stays_packed

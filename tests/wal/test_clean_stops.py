@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from forebay.errors import Conflict, Corrupt
-from forebay.format.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
-from forebay.format.segment import HEADER_BYTES
+from forebay.format.files.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
+from forebay.format.files.segment import HEADER_BYTES
 from forebay.records import Gap, Reason
 from forebay.settings import WalSettings
 from forebay.testing.crashes import explore

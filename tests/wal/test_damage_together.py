@@ -15,11 +15,12 @@ import pytest
 
 from forebay.disk import write_all
 from forebay.errors import ForebayError
-from forebay.format.checkpoint import Checkpoint, decode_checkpoint
 from forebay.format.checksum import salted
-from forebay.format.frame import Kind, scan_frames
-from forebay.format.live import Live, decode_live
-from forebay.format.segment import HEADER_BYTES, SegmentHeader, decode_header
+from forebay.format.files.checkpoint import Checkpoint, decode_checkpoint
+from forebay.format.files.live import Live, decode_live
+from forebay.format.files.segment import HEADER_BYTES, SegmentHeader, decode_header
+from forebay.format.frame.head import Kind
+from forebay.format.frame.scan import scan_frames
 from forebay.sealed import FRAME_BYTES_LIMIT
 from forebay.testing.history import History
 from forebay.testing.invariants import Violation, check_log, damage_is_reported, nothing_fabricated

@@ -10,9 +10,13 @@ from forebay.appends.queue import record_bytes
 from forebay.appends.ticket import Ticket
 from forebay.disk import Disk, replace_file
 from forebay.errors import Corrupt
-from forebay.format.batch import Columns, decode, encode_columns
-from forebay.format.hashing import hash_bytes, hash_text
-from forebay.format.index import (
+from forebay.format.columns.rows import Columns, encode_columns
+from forebay.format.files.segment import index_name
+from forebay.format.frame.batch import decode
+from forebay.format.frame.scan import FrameTable
+from forebay.format.index.hashing import hash_bytes, hash_text
+from forebay.format.index.lookups import LookupSections
+from forebay.format.index.sections import (
     FOOTER_BYTES,
     SectionKind,
     decode_index,
@@ -21,9 +25,6 @@ from forebay.format.index import (
     frame_entries,
     read_sections,
 )
-from forebay.format.lookups import LookupSections
-from forebay.format.scan import FrameTable
-from forebay.format.segment import index_name
 from forebay.sealed import INDEX_BYTES_FRONT, INDEX_BYTES_WHOLE, SealedSegment
 from forebay.settings import WalSettings
 from forebay.testing.disk import SimulatedDisk, SimulatedFile

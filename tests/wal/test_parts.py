@@ -14,8 +14,9 @@ from forebay.appends.producer_window import ProducerWindow
 from forebay.appends.queue import AppendQueue, Entry, Producing, QueueFull
 from forebay.appends.ticket import Ticket
 from forebay.errors import Closed, Conflict
-from forebay.format.batch import Columns, encode_columns, encode_data_frame
-from forebay.format.control import WindowEntry
+from forebay.format.columns.rows import Columns, encode_columns
+from forebay.format.control.frames import WindowEntry
+from forebay.format.frame.batch import encode_data_frame
 from forebay.wal.files import READ_ATTEMPTS, Attempts, FileList, LogFile
 from forebay.wal.sparse import ENTRY_BYTES, SparseIndex
 from forebay.wal.tail import CachedFrame, TailCache

@@ -9,8 +9,8 @@ from typing import Final
 import pytest
 
 from forebay.errors import Fenced, Indeterminate, Unavailable
-from forebay.format.control import Floor
-from forebay.format.offsets import OffsetSet
+from forebay.format.control.frames import Floor
+from forebay.format.control.offsets import OffsetSet
 from forebay.records import Reason
 from forebay.testing.crashes import CrashState, explore
 from forebay.testing.invariants import Violation, check_log

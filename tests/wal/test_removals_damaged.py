@@ -9,10 +9,11 @@ import pytest
 
 from forebay.errors import ForebayError
 from forebay.format.checksum import salted
-from forebay.format.control import Floor
-from forebay.format.frame import HEAD_SIZE, FrameHead, scan_frames
-from forebay.format.offsets import OffsetSet
-from forebay.format.segment import HEADER_BYTES, SegmentHeader, decode_header
+from forebay.format.control.frames import Floor
+from forebay.format.control.offsets import OffsetSet
+from forebay.format.files.segment import HEADER_BYTES, SegmentHeader, decode_header
+from forebay.format.frame.head import HEAD_SIZE, FrameHead
+from forebay.format.frame.scan import scan_frames
 from forebay.inspection.findings import Report, Severity
 from forebay.inspection.segments import SegmentExam
 from forebay.records import Reason

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 import pytest
 
-from forebay.format.descriptor import ShardState
+from forebay.format.metadata.descriptor import ShardState
 from forebay.records import Gap, Reason
 from forebay.shard import RecoveryDecision, Situation, decide
 from forebay.testing.crashes import CrashState, explore

@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from forebay.errors import DataLoss, Moved, Unavailable
-from forebay.format.descriptor import ShardState
+from forebay.format.metadata.descriptor import ShardState
 from forebay.reading import Cursor
 from forebay.records import Gap, Reason
 from forebay.shard import Situation, decide

@@ -22,13 +22,14 @@ from forebay.appends.producer_window import ProducerWindow
 from forebay.compacting import merging
 from forebay.compacting.merging import Merge, MergedRows
 from forebay.errors import Corrupt, ForebayError, Unavailable
-from forebay.format.batch import Columns, encode_columns, encode_data_frame
-from forebay.format.control import encode_mark
-from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
-from forebay.format.frame import HEAD_SIZE, FrameHead, Verdict, read_frame
-from forebay.format.index import SectionKind, decode_index
-from forebay.format.offsets import OffsetSet
-from forebay.format.segment import HEADER_BYTES
+from forebay.format.columns.rows import Columns, encode_columns
+from forebay.format.control.frames import encode_mark
+from forebay.format.control.offsets import OffsetSet
+from forebay.format.files.segment import HEADER_BYTES
+from forebay.format.frame.batch import encode_data_frame
+from forebay.format.frame.head import HEAD_SIZE, FrameHead, Verdict, read_frame
+from forebay.format.index.sections import SectionKind, decode_index
+from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.inspection import salvage
 from forebay.inspection.dump import dump
 from forebay.inspection.segments import damaged_places

@@ -14,7 +14,7 @@ from forebay.aio.groups import AsyncGroup
 from forebay.aio.topic import AsyncTopic
 from forebay.aio.workers import Workers
 from forebay.errors import Closed, Conflict, Moved
-from forebay.format.descriptor import ShardState
+from forebay.format.metadata.descriptor import ShardState
 from forebay.locks import Rank, RankedLock
 from forebay.settings import Settings
 from forebay.storage import Retained, Storage, Topic

@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 
 from forebay.errors import Conflict
-from forebay.format.control import WindowEntry
+from forebay.format.control.frames import WindowEntry
 
 
 class Producer:

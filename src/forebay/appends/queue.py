@@ -15,8 +15,8 @@ from forebay.appends.producer_window import ProducerWindow, check_repeat
 from forebay.appends.ticket import Ticket
 from forebay.appends.waiting import INSIDE, is_inside
 from forebay.errors import ForebayError, Unavailable
-from forebay.format.batch import ColumnBytes, Columns, encode_columns, encode_row
-from forebay.format.control import WindowEntry
+from forebay.format.columns.rows import ColumnBytes, Columns, encode_columns, encode_row
+from forebay.format.control.frames import WindowEntry
 from forebay.locks import Rank, RankedRLock
 from forebay.records import Headers, Run
 from forebay.settings import WalSettings

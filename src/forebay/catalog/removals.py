@@ -14,11 +14,11 @@ import msgspec
 from forebay.catalog.shard import SWEEP_KEYS, Piece, ShardCatalog, StoredState
 from forebay.catalog.transact import Done, Write, transact
 from forebay.errors import Corrupt
-from forebay.format.control import NO_FLOOR, Floor, higher
-from forebay.format.descriptor import DescriptorKind, ShardState
-from forebay.format.offsets import WINDOW, OffsetSet
-from forebay.format.value import Unknown, encode_value
-from forebay.format.vectors import DeletionVector, decode_vector, deleted_by, encode_vector, merge
+from forebay.format.control.frames import NO_FLOOR, Floor, higher
+from forebay.format.control.offsets import WINDOW, OffsetSet
+from forebay.format.metadata.descriptor import DescriptorKind, ShardState
+from forebay.format.metadata.value import Unknown, encode_value
+from forebay.format.metadata.vectors import DeletionVector, decode_vector, deleted_by, encode_vector, merge
 from forebay.metadata import Compare, Delete, Entry, Operation, Put, RevisionIs
 
 VECTORS_MAX: Final = 2

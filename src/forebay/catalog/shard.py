@@ -13,7 +13,7 @@ from forebay.blobs import BlobChanged, BlobMissing
 from forebay.catalog.rules import never_backwards, no_gap, no_overlap
 from forebay.catalog.transact import Done, Write, transact
 from forebay.errors import Conflict, Corrupt, Fenced, Indeterminate, Unavailable, UnsupportedFormat
-from forebay.format.descriptor import (
+from forebay.format.metadata.descriptor import (
     Cur,
     DescriptorKind,
     LoadStanding,
@@ -22,7 +22,7 @@ from forebay.format.descriptor import (
     ShardState,
     Status,
 )
-from forebay.format.keys import (
+from forebay.format.metadata.keys import (
     PREFIX,
     compactor_key,
     cur_key,
@@ -34,7 +34,7 @@ from forebay.format.keys import (
     segments_prefix,
     state_key,
 )
-from forebay.format.value import Unknown, decode_value, encode_value
+from forebay.format.metadata.value import Unknown, decode_value, encode_value
 from forebay.metadata import Absent, Compare, Delete, Entry, MetadataStore, Operation, Put, RevisionIs
 
 LOOKS = 4

@@ -18,8 +18,7 @@ from typing import Final, TypeAlias
 from forebay.blobs import BlobMissing, BlobStore, Stat
 from forebay.catalog import ShardCatalog
 from forebay.clock import Clock
-from forebay.format.descriptor import SegmentDescriptor, Status
-from forebay.format.segment import (
+from forebay.format.files.segment import (
     COMPACTED,
     HEADER_BYTES,
     INDEX_SUFFIX,
@@ -29,6 +28,7 @@ from forebay.format.segment import (
     index_name,
     is_segment,
 )
+from forebay.format.metadata.descriptor import SegmentDescriptor, Status
 from forebay.shard.context import is_private
 
 logger = logging.getLogger(__name__)

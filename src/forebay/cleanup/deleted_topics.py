@@ -18,9 +18,9 @@ from forebay.catalog.transact import Done, Write, transact
 from forebay.cleanup.objects import ObjectCleanup
 from forebay.clock import Clock
 from forebay.errors import ForebayError, Unavailable
-from forebay.format.descriptor import Phase, ShardState
-from forebay.format.keys import deleted_key, late_key, shard_of_state, state_key
-from forebay.format.value import decode_value, encode_value
+from forebay.format.metadata.descriptor import Phase, ShardState
+from forebay.format.metadata.keys import deleted_key, late_key, shard_of_state, state_key
+from forebay.format.metadata.value import decode_value, encode_value
 from forebay.loads.book import LoadBook
 from forebay.metadata import (
     Compare,

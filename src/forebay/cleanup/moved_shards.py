@@ -11,7 +11,7 @@ import logging
 
 from forebay.catalog import ShardCatalog
 from forebay.disk import Disk
-from forebay.format.segment import parse_segment_name
+from forebay.format.files.segment import parse_segment_name
 from forebay.settings import WalSettings
 from forebay.shard.archive import compacted_into
 from forebay.shard.context import is_private

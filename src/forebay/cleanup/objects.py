@@ -17,8 +17,8 @@ from forebay.cleanup.collector import Collector, Scope
 from forebay.cleanup.tables import TableObjects
 from forebay.clock import Clock
 from forebay.errors import ForebayError
-from forebay.format.descriptor import LoadStatus, SegmentDescriptor
-from forebay.format.segment import COMPACTED
+from forebay.format.files.segment import COMPACTED
+from forebay.format.metadata.descriptor import LoadStatus, SegmentDescriptor
 from forebay.loads.book import LoadBook, never_offered
 from forebay.loads.forget import EndedLoad, ended_loads, forget_unnamed, named_in
 from forebay.loads.prepare import Load

@@ -16,8 +16,8 @@ import msgspec
 from forebay.blobs import BlobMissing, BlobStore
 from forebay.catalog.transact import Done, Write, transact
 from forebay.errors import Unavailable
-from forebay.format.keys import tables_key
-from forebay.format.value import Unknown, decode_value, encode_value
+from forebay.format.metadata.keys import tables_key
+from forebay.format.metadata.value import Unknown, decode_value, encode_value
 from forebay.manifests import ManifestRef, load_value, store_value
 from forebay.metadata import Compare, MetadataStore, Put, RevisionIs
 

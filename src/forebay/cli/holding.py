@@ -22,8 +22,9 @@ def look_at(run: Invocation, path: str | None = None) -> Inspected:
 
 def frontier_of(found: Inspected, spec: TopicSpec, partition: int) -> int:
     """The end of a partition's catalogued history."""
-    from forebay.format.descriptor import Cur, cur_key
-    from forebay.format.value import decode_value
+    from forebay.format.metadata.descriptor import Cur
+    from forebay.format.metadata.keys import cur_key
+    from forebay.format.metadata.value import decode_value
 
     key = cur_key(spec.namespace, spec.topic, partition, prefix=found.prefix)
     stored = found.entry(key)
@@ -32,7 +33,7 @@ def frontier_of(found: Inspected, spec: TopicSpec, partition: int) -> int:
 
 def check_held_here(found: Inspected, spec: TopicSpec) -> None:
     """Raise `Moved` if another directory has some of the topic: acting on it here would be a take-over."""
-    from forebay.format.descriptor import Phase
+    from forebay.format.metadata.descriptor import Phase
 
     for partition, state in enumerate(found.states(spec)):
         if state is None:

@@ -122,7 +122,7 @@ def _own_keys(prefix: str, beginning: str) -> str:
 
 def _catalog_items(run: Invocation, name: str, partition: int | None) -> Iterator[dict[str, Any]]:
     from forebay.clock import SystemClock
-    from forebay.format.keys import shard_prefix
+    from forebay.format.metadata.keys import shard_prefix
     from forebay.inspection import dump_catalog
     from forebay.inspection.directory import look
 

@@ -16,7 +16,7 @@ from forebay.errors import Moved
 
 if TYPE_CHECKING:
     from forebay.export import Lag
-    from forebay.format.descriptor import ShardState
+    from forebay.format.metadata.descriptor import ShardState
     from forebay.inspection.moves import TopicMove
     from forebay.shard.seal import OnFile
     from forebay.storage import Storage
@@ -74,7 +74,7 @@ def seal(run: Invocation, *, name: TopicArgument, accept_damage: AcceptDamage = 
 def unseal(run: Invocation, *, name: TopicArgument) -> None:
     """Take a sealed topic back into this directory, unless another has opened it by now."""
     from forebay.cli.holding import look_at
-    from forebay.format.descriptor import Phase
+    from forebay.format.metadata.descriptor import Phase
 
     with run.writer() as log:
         spec = log.topic(name).spec
@@ -97,7 +97,7 @@ def export(
 ) -> None:
     """Make everything appended so far history now, rather than at the next interval; say how far it reaches."""
     from forebay.cli.holding import frontier_of, look_at
-    from forebay.format.descriptor import Phase
+    from forebay.format.metadata.descriptor import Phase
 
     with run.writer() as log:
         spec = _spec_held_here(run, log, name)

@@ -15,7 +15,7 @@ from forebay.errors import ForebayError
 
 if TYPE_CHECKING:
     from forebay.disk import Disk
-    from forebay.format.descriptor import ShardState
+    from forebay.format.metadata.descriptor import ShardState
     from forebay.inspection import Inspected, ShardPlace
     from forebay.storage import Storage
     from forebay.topics import TopicSpec
@@ -134,7 +134,7 @@ def _state_item(state: ShardState | None) -> dict[str, Any]:
 
 def _behind(disk: Disk, directory: str, exported: int) -> dict[str, int]:
     """What is sealed here and not history yet."""
-    from forebay.format.segment import parse_segment_name
+    from forebay.format.files.segment import parse_segment_name
     from forebay.wal.recovery.survey import indexed_files
 
     files = records = size = 0

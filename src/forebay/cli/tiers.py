@@ -54,7 +54,7 @@ def database_bytes(found: Inspected, disk: Disk) -> Piece | None:
 
 
 def _files(directory: str, disk: Disk) -> Iterator[Piece]:
-    from forebay.format.segment import parse_segment_name
+    from forebay.format.files.segment import parse_segment_name
     from forebay.records import OFFSET_MAX
     from forebay.wal.recovery.resume import ASIDE
     from forebay.wal.recovery.survey import indexed_files

@@ -16,13 +16,14 @@ from forebay.appends.producer_window import ProducerWindow
 from forebay.blobs import BlobStore
 from forebay.columnar import ParquetSegment, store_parquet
 from forebay.errors import Corrupt
-from forebay.format.batch import decode
-from forebay.format.control import decode_state
-from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
-from forebay.format.frame import Kind, runs_of
-from forebay.format.offsets import OffsetSet
-from forebay.format.parquet import ParquetFacts, rows_of
-from forebay.format.segment import COMPACTED, HEADER_BYTES, PARQUET_SUFFIX
+from forebay.format.control.frames import decode_state
+from forebay.format.control.offsets import OffsetSet
+from forebay.format.files.segment import COMPACTED, HEADER_BYTES, PARQUET_SUFFIX
+from forebay.format.frame.batch import decode
+from forebay.format.frame.encoding import runs_of
+from forebay.format.frame.head import Kind
+from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
+from forebay.format.parquet.file import ParquetFacts, rows_of
 from forebay.records import Gap, Reason
 from forebay.sealed import ByteSource, SealedSegment, salt_crc_of
 from forebay.topics import shard_id

@@ -13,8 +13,8 @@ import msgspec
 from forebay.compacting.merging import Merge, Target
 from forebay.compacting.planning import Rewrite
 from forebay.compacting.shard import Outlook, ShardCompaction
-from forebay.format.descriptor import SegmentDescriptor
-from forebay.format.vectors import DeletionVector, vectors_of
+from forebay.format.metadata.descriptor import SegmentDescriptor
+from forebay.format.metadata.vectors import DeletionVector, vectors_of
 from forebay.metadata import Compare
 
 PASSES_MAX: Final = 8

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import msgspec
 
 from forebay.catalog.shard import Piece
-from forebay.format.descriptor import DescriptorKind, LoadStatus, SegmentDescriptor
-from forebay.format.parquet import TIME_MAX
+from forebay.format.metadata.descriptor import DescriptorKind, LoadStatus, SegmentDescriptor
+from forebay.format.parquet.file import TIME_MAX
 
 MIB = 1024 * 1024
 DOMINANT = 4

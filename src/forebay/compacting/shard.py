@@ -17,8 +17,8 @@ from forebay.compacting.merging import Merge, Sources, Target, dead_in
 from forebay.compacting.planning import Entry, Known, Rewrite, Rules, plan
 from forebay.compacting.swapping import swap
 from forebay.errors import Unavailable
-from forebay.format.descriptor import DescriptorKind, LoadStatus, SegmentDescriptor
-from forebay.format.offsets import OffsetSet
+from forebay.format.control.offsets import OffsetSet
+from forebay.format.metadata.descriptor import DescriptorKind, LoadStatus, SegmentDescriptor
 from forebay.metadata import Compare
 
 

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 
 from forebay.columnar import ParquetSegment
 from forebay.errors import Corrupt
-from forebay.format.batch import Batch
-from forebay.format.offsets import OffsetSet
+from forebay.format.control.offsets import OffsetSet
+from forebay.format.frame.batch import Batch
 from forebay.records import Reason
 from forebay.sealed import SealedSegment
 

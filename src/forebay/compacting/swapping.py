@@ -14,8 +14,8 @@ from forebay.catalog import ShardCatalog
 from forebay.catalog.shard import Piece
 from forebay.compacting.merging import Target
 from forebay.errors import Corrupt
-from forebay.format.descriptor import SegmentDescriptor
-from forebay.format.segment import COMPACTED, index_name
+from forebay.format.files.segment import COMPACTED, index_name
+from forebay.format.metadata.descriptor import SegmentDescriptor
 from forebay.metadata import Compare
 from forebay.topics import shard_id
 

@@ -12,7 +12,7 @@ from forebay.appends.queue import Entry, record_bytes
 from forebay.appends.ticket import Ticket
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS, OwnedShard, StorageEngine
 from forebay.errors import Invalid
-from forebay.format.batch import Columns, encode_columns
+from forebay.format.columns.rows import Columns, encode_columns
 from forebay.pages import Page
 from forebay.progress import Progress, ProgressStore, ReaderName
 from forebay.records import Headers, Offsets, check_offset

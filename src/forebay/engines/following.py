@@ -13,7 +13,7 @@ from forebay.disk import Disk
 from forebay.engines.registry import ShardedEngine
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
 from forebay.errors import Closed, Unavailable, UnknownTopic, Unsupported
-from forebay.format.control import higher
+from forebay.format.control.frames import higher
 from forebay.locks import Rank, RankedLock
 from forebay.pages import Page
 from forebay.records import Offsets

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.eviction import Stretch
-from forebay.format.batch import Batch, batch_of
-from forebay.format.offsets import OffsetSet
+from forebay.format.control.offsets import OffsetSet
+from forebay.format.frame.batch import Batch, batch_of
 from forebay.records import Gap, Reason
 
 NO_TIME = -(2**63)

@@ -22,8 +22,9 @@ from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
 from forebay.engines.tenure import Tenure, Tenures
 from forebay.errors import Closed, Fenced, Full, Invalid, Moved, Unavailable
 from forebay.eviction import Evicted, Holding, Limits, plan
-from forebay.format.batch import Batch, ColumnBytes, batch_of, encode_row
-from forebay.format.control import WindowEntry
+from forebay.format.columns.rows import ColumnBytes, encode_row
+from forebay.format.control.frames import WindowEntry
+from forebay.format.frame.batch import Batch, batch_of
 from forebay.locks import Rank, RankedRLock, condition_of
 from forebay.metadata import MetadataStore
 from forebay.pages import Page, joined, tombstone

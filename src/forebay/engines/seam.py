@@ -13,7 +13,7 @@ from typing import Protocol
 from forebay.appends.queue import Entry, Producing
 from forebay.appends.ticket import Ticket
 from forebay.eviction import Evicted, Holding
-from forebay.format.batch import ColumnBytes
+from forebay.format.columns.rows import ColumnBytes
 from forebay.pages import Page
 from forebay.records import Offsets
 from forebay.shard import RecoveryDecision, ShardRef

@@ -13,7 +13,7 @@ from forebay.clock import Clock
 from forebay.disk import Disk, make_directories
 from forebay.engines.registry import ShardedEngine
 from forebay.errors import Conflict, Corrupt, Fenced, ForebayError, Moved, Unavailable, UnknownTopic
-from forebay.format.descriptor import Phase, ShardState
+from forebay.format.metadata.descriptor import Phase, ShardState
 from forebay.metadata import MetadataStore, Session
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardContext, ShardRef, acquire

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from forebay.errors import Conflict, Fenced, UnknownTopic
-from forebay.format.descriptor import ShardState
+from forebay.format.metadata.descriptor import ShardState
 from forebay.metadata import MetadataStore
 from forebay.settings import Settings
 from forebay.shard import Owner, ShardRef, acquire

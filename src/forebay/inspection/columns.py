@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from forebay.columnar import ParquetSegment
 from forebay.errors import Corrupt
-from forebay.format.descriptor import SegmentDescriptor
-from forebay.format.rowgroups import ReadAt, RowGroup, Walked, walk
+from forebay.format.metadata.descriptor import SegmentDescriptor
+from forebay.format.parquet.rowgroups import ReadAt, RowGroup, Walked, walk
 from forebay.records import Record
 
 

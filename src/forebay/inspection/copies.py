@@ -15,8 +15,8 @@ from forebay.catalog import no_gap, no_overlap
 from forebay.catalog.shard import Piece
 from forebay.disk import Disk
 from forebay.errors import ForebayError
-from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
-from forebay.format.segment import parse_segment_name
+from forebay.format.files.segment import parse_segment_name
+from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.inspection.directory import ShardPlace
 from forebay.inspection.findings import REACH, Finding, Report, Severity
 from forebay.inspection.objects import RESTORE_OBJECT, ObjectCopy, ObjectExam

@@ -16,9 +16,9 @@ from forebay.engines.rocksdb.auditing import ShardAudit, stored_shards
 from forebay.engines.rocksdb.database import Database
 from forebay.engines.rocksdb.layout import Keys
 from forebay.errors import Corrupt, ForebayError, Unsupported, UnsupportedFormat
-from forebay.format.descriptor import Phase, ShardState
-from forebay.format.keys import state_key, topics_prefix
-from forebay.format.value import decode_value
+from forebay.format.metadata.descriptor import Phase, ShardState
+from forebay.format.metadata.keys import state_key, topics_prefix
+from forebay.format.metadata.value import decode_value
 from forebay.inspection.directory import Inspected
 from forebay.inspection.findings import INSTALL, UPGRADE, Report, Severity
 from forebay.inspection.recorded import METADATA

@@ -11,9 +11,9 @@ from typing import NamedTuple
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.errors import Corrupt, UnsupportedFormat
-from forebay.format.descriptor import ShardState
-from forebay.format.keys import deleted_key, directory_key, late_key, state_key, topics_prefix
-from forebay.format.value import decode_value
+from forebay.format.metadata.descriptor import ShardState
+from forebay.format.metadata.keys import deleted_key, directory_key, late_key, state_key, topics_prefix
+from forebay.format.metadata.value import decode_value
 from forebay.metadata import Entry, MetadataStore
 from forebay.metadata.open_store import open_metadata
 from forebay.settings import Settings

@@ -15,15 +15,12 @@ import msgspec
 
 from forebay.disk import Disk, File
 from forebay.errors import Corrupt, Invalid, UnsupportedFormat
-from forebay.format import index as index_format
-from forebay.format.batch import decode
-from forebay.format.checkpoint import Checkpoint, decode_checkpoint
 from forebay.format.checksum import salted
-from forebay.format.control import decode_delete, decode_floor, decode_gap, decode_mark, decode_state, reason_of
-from forebay.format.descriptor import Cur, SegmentDescriptor, ShardState
-from forebay.format.frame import Codec, Column, FrameHead, Kind, Verdict, runs_of
-from forebay.format.live import Live, decode_live
-from forebay.format.segment import (
+from forebay.format.columns.rows import Column
+from forebay.format.control.frames import decode_delete, decode_floor, decode_gap, decode_mark, decode_state, reason_of
+from forebay.format.files.checkpoint import Checkpoint, decode_checkpoint
+from forebay.format.files.live import Live, decode_live
+from forebay.format.files.segment import (
     HEADER_BYTES,
     INDEX_SUFFIX,
     PARQUET_SUFFIX,
@@ -31,7 +28,12 @@ from forebay.format.segment import (
     SegmentHeader,
     decode_header,
 )
-from forebay.format.value import decode_value
+from forebay.format.frame.batch import decode
+from forebay.format.frame.encoding import runs_of
+from forebay.format.frame.head import Codec, FrameHead, Kind, Verdict
+from forebay.format.index import sections as index_format
+from forebay.format.metadata.descriptor import Cur, SegmentDescriptor, ShardState
+from forebay.format.metadata.value import decode_value
 from forebay.metadata import Entry
 from forebay.records import OFFSET_MAX, Gap, Record
 from forebay.storage.directory import MARKER

@@ -10,7 +10,7 @@ import msgspec
 from forebay import manifests
 from forebay.catalog.shard import Piece
 from forebay.errors import Conflict, ForebayError
-from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
+from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.inspection.recorded import ShardHistory
 
 

@@ -16,11 +16,11 @@ import msgspec
 from forebay.blobs import BlobStore
 from forebay.disk import Disk, replace_file, write_all
 from forebay.errors import Conflict, Corrupt, ForebayError
-from forebay.format import index as index_format
 from forebay.format.checksum import ContentHash
-from forebay.format.descriptor import DescriptorKind
-from forebay.format.frame import Verdict
-from forebay.format.segment import HEADER_BYTES, decode_header, index_name
+from forebay.format.files.segment import HEADER_BYTES, decode_header, index_name
+from forebay.format.frame.head import Verdict
+from forebay.format.index import sections as index_format
+from forebay.format.metadata.descriptor import DescriptorKind
 from forebay.inspection.copies import HistoryExam, LocalFiles
 from forebay.inspection.directory import ShardPlace
 from forebay.inspection.findings import Report

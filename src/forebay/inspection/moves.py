@@ -17,7 +17,7 @@ import msgspec
 from forebay.clock import SystemClock
 from forebay.disk import Disk, SystemDisk
 from forebay.errors import Conflict, Invalid, Moved, Unsupported
-from forebay.format.descriptor import Phase, ShardState
+from forebay.format.metadata.descriptor import Phase, ShardState
 from forebay.inspection.directory import Inspected, look
 from forebay.settings import Settings
 from forebay.shard.seal import OnFile

@@ -14,11 +14,11 @@ from forebay.blobs import BlobStore, Stat
 from forebay.catalog.shard import Piece
 from forebay.disk import File
 from forebay.errors import Corrupt, ForebayError, Unavailable
-from forebay.format import index as index_format
 from forebay.format.checksum import content_hash
-from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
-from forebay.format.frame import Verdict
-from forebay.format.segment import HEADER_BYTES, SegmentHeader, decode_header, segment_name
+from forebay.format.files.segment import HEADER_BYTES, SegmentHeader, decode_header, segment_name
+from forebay.format.frame.head import Verdict
+from forebay.format.index import sections as index_format
+from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.history import READABLE
 from forebay.inspection.findings import UPGRADE, Report, Severity
 from forebay.inspection.recorded import METADATA

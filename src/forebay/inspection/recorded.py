@@ -9,10 +9,10 @@ from typing import NamedTuple
 from forebay.catalog import ShardCatalog, ShardKeys, no_gap, no_overlap
 from forebay.catalog.shard import Piece, arranged
 from forebay.errors import Corrupt, UnsupportedFormat
-from forebay.format.descriptor import Cur, Phase, SegmentDescriptor, ShardState
-from forebay.format.keys import shard_prefix
-from forebay.format.value import decode_value
-from forebay.format.vectors import decode_vector
+from forebay.format.metadata.descriptor import Cur, Phase, SegmentDescriptor, ShardState
+from forebay.format.metadata.keys import shard_prefix
+from forebay.format.metadata.value import decode_value
+from forebay.format.metadata.vectors import decode_vector
 from forebay.inspection.directory import BadEntry, ShardPlace
 from forebay.inspection.findings import UPGRADE, HistorySummary, Report, Severity
 from forebay.inspection.stores import Stores

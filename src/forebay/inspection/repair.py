@@ -17,10 +17,10 @@ from forebay.appends.producer_window import ProducerWindow
 from forebay.clock import Clock
 from forebay.disk import Disk, replace_file
 from forebay.errors import Corrupt, ForebayError
-from forebay.format import index as index_format
-from forebay.format.checkpoint import Checkpoint, CheckpointFile, decode_checkpoint, encode_checkpoint
-from forebay.format.frame import Verdict
-from forebay.format.segment import HEADER_BYTES, decode_header, index_name, parse_segment_name, segment_name
+from forebay.format.files.checkpoint import Checkpoint, CheckpointFile, decode_checkpoint, encode_checkpoint
+from forebay.format.files.segment import HEADER_BYTES, decode_header, index_name, parse_segment_name, segment_name
+from forebay.format.frame.head import Verdict
+from forebay.format.index import sections as index_format
 from forebay.inspection.directory import ShardPlace, inspected, metadata_of
 from forebay.inspection.findings import Report, Severity
 from forebay.inspection.mending import HistoryMending, Mended

@@ -19,17 +19,11 @@ from pyroaring import BitMap64
 from forebay.clock import SystemClock
 from forebay.disk import Disk, SystemDisk
 from forebay.errors import Conflict, Corrupt, Invalid, Moved, UnknownTopic, Unsupported, UnsupportedFormat
-from forebay.format.batch import Batch, decode
 from forebay.format.checksum import salted
-from forebay.format.descriptor import DescriptorKind
-from forebay.format.frame import FrameHead, Verdict
-from forebay.format.segment import (
-    HEADER_BYTES,
-    SEGMENT_SUFFIX,
-    SegmentHeader,
-    decode_header,
-    parse_segment_name,
-)
+from forebay.format.files.segment import HEADER_BYTES, SEGMENT_SUFFIX, SegmentHeader, decode_header, parse_segment_name
+from forebay.format.frame.batch import Batch, decode
+from forebay.format.frame.head import FrameHead, Verdict
+from forebay.format.metadata.descriptor import DescriptorKind
 from forebay.inspection.directory import Inspected, look, metadata_of
 from forebay.inspection.recorded import ShardHistory
 from forebay.inspection.stores import Stores

@@ -14,10 +14,10 @@ import numpy as np
 from forebay.appends.producer_window import ProducerWindow
 from forebay.disk import Disk, File
 from forebay.errors import Corrupt, UnsupportedFormat
-from forebay.format import index as index_format
-from forebay.format.frame import Verdict
-from forebay.format.index import FrameEntries
-from forebay.format.segment import HEADER_BYTES, SegmentHeader, decode_header, index_name, parse_segment_name
+from forebay.format.files.segment import HEADER_BYTES, SegmentHeader, decode_header, index_name, parse_segment_name
+from forebay.format.frame.head import Verdict
+from forebay.format.index import sections as index_format
+from forebay.format.index.sections import FrameEntries
 from forebay.inspection.findings import UPGRADE, Report, Severity
 from forebay.records import Gap, Reason
 from forebay.wal.files import LogFile

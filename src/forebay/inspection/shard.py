@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from forebay.catalog import no_gap
 from forebay.disk import Disk
 from forebay.errors import ForebayError, UnsupportedFormat
-from forebay.format.checkpoint import Checkpoint, decode_checkpoint
-from forebay.format.descriptor import Phase, ShardState
-from forebay.format.frame import Verdict
-from forebay.format.live import LIVE_BYTES, Live, decode_live
-from forebay.format.segment import INDEX_SUFFIX, SEGMENT_SUFFIX, index_name, parse_segment_name, segment_name
+from forebay.format.files.checkpoint import Checkpoint, decode_checkpoint
+from forebay.format.files.live import LIVE_BYTES, Live, decode_live
+from forebay.format.files.segment import INDEX_SUFFIX, SEGMENT_SUFFIX, index_name, parse_segment_name, segment_name
+from forebay.format.frame.head import Verdict
+from forebay.format.metadata.descriptor import Phase, ShardState
 from forebay.inspection.copies import HistoryExam, LocalFiles
 from forebay.inspection.directory import ShardPlace
 from forebay.inspection.findings import UPGRADE, Report, Severity

@@ -10,9 +10,9 @@ import contextlib
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.errors import Corrupt, UnsupportedFormat
-from forebay.format.descriptor import SegmentDescriptor
-from forebay.format.segment import parse_segment_name
-from forebay.format.value import decode_value
+from forebay.format.files.segment import parse_segment_name
+from forebay.format.metadata.descriptor import SegmentDescriptor
+from forebay.format.metadata.value import decode_value
 from forebay.inspection.database import database_bytes, verify_database
 from forebay.inspection.directory import Inspected, ShardPlace, inspected, metadata_of
 from forebay.inspection.findings import UPGRADE, Report, Severity

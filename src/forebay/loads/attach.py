@@ -20,9 +20,9 @@ from forebay.blobs import BlobStore
 from forebay.catalog import Frontier, StoredState
 from forebay.clock import Clock
 from forebay.errors import Conflict, Corrupt, Fenced, Indeterminate, Moved, Unavailable
-from forebay.format.descriptor import Cur, LoadStatus, Phase, SegmentDescriptor
-from forebay.format.segment import index_name
-from forebay.format.value import encode_value
+from forebay.format.files.segment import index_name
+from forebay.format.metadata.descriptor import Cur, LoadStatus, Phase, SegmentDescriptor
+from forebay.format.metadata.value import encode_value
 from forebay.loads.book import AttachedPart, LoadBook, StoredLoad
 from forebay.loads.prepare import LoadManifest, LoadPlace, descriptors_of
 from forebay.metadata import Absent, Compare, Operation, Put, RevisionIs

@@ -15,9 +15,9 @@ import msgspec
 from forebay.catalog import ShardCatalog
 from forebay.catalog.transact import Done, Write, transact
 from forebay.errors import Conflict, Invalid, Unavailable, UnknownTopic
-from forebay.format.descriptor import LoadStatus, gap_descriptor
-from forebay.format.keys import attached_key, load_key, offer_key, offers_prefix, sink_key, topic_key
-from forebay.format.value import Unknown, decode_value, encode_value
+from forebay.format.metadata.descriptor import LoadStatus, gap_descriptor
+from forebay.format.metadata.keys import attached_key, load_key, offer_key, offers_prefix, sink_key, topic_key
+from forebay.format.metadata.value import Unknown, decode_value, encode_value
 from forebay.loads.prepare import Load
 from forebay.manifests import ManifestRef
 from forebay.metadata import Absent, Compare, Delete, DeleteRange, MetadataStore, Operation, Put, RevisionIs

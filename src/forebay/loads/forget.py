@@ -15,9 +15,9 @@ import msgspec
 
 from forebay.catalog import ShardCatalog
 from forebay.errors import Indeterminate
-from forebay.format.descriptor import LoadStatus
-from forebay.format.keys import load_key, offers_prefix
-from forebay.format.value import decode_value, encode_value
+from forebay.format.metadata.descriptor import LoadStatus
+from forebay.format.metadata.keys import load_key, offers_prefix
+from forebay.format.metadata.value import decode_value, encode_value
 from forebay.loads.book import LoadBook, leave_gaps
 from forebay.loads.prepare import Load
 from forebay.metadata import Delete, DeleteRange, Entry, MetadataStore, Operation, Put, RevisionIs

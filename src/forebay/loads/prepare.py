@@ -16,13 +16,21 @@ import msgspec
 from forebay.blobs import BlobStore
 from forebay.clock import Clock
 from forebay.errors import Conflict, Invalid, Unsupported
-from forebay.format.batch import RAW_BYTES_MAX, Batch, ColumnBytes, batch_of, encode_data_frame, merge
 from forebay.format.checksum import SALT_BYTES, ContentHash, crc32, salted
-from forebay.format.descriptor import DescriptorKind, LoadStatus, SegmentDescriptor, SparseEntry, Status, sparse_index
-from forebay.format.frame import HEAD_SIZE
-from forebay.format.index import Footer, FrameEntries, encode_index, frame_entries
-from forebay.format.lookups import LookupSections
-from forebay.format.segment import SEGMENT_SUFFIX, SegmentHeader, encode_header, index_name
+from forebay.format.columns.rows import ColumnBytes
+from forebay.format.files.segment import SEGMENT_SUFFIX, SegmentHeader, encode_header, index_name
+from forebay.format.frame.batch import RAW_BYTES_MAX, Batch, batch_of, encode_data_frame, merge
+from forebay.format.frame.head import HEAD_SIZE
+from forebay.format.index.lookups import LookupSections
+from forebay.format.index.sections import Footer, FrameEntries, encode_index, frame_entries
+from forebay.format.metadata.descriptor import (
+    DescriptorKind,
+    LoadStatus,
+    SegmentDescriptor,
+    SparseEntry,
+    Status,
+    sparse_index,
+)
 from forebay.manifests import ManifestRef, load_value, store_value
 from forebay.topics import Engine, TopicSpec, shard_id
 

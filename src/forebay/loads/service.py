@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from forebay.catalog import ShardCatalog, ShardKeys
 from forebay.clock import Clock
 from forebay.errors import Conflict, Corrupt, ForebayError, Indeterminate, Unavailable
-from forebay.format.descriptor import LoadStatus, Phase
+from forebay.format.metadata.descriptor import LoadStatus, Phase
 from forebay.loads.attach import Attached, Attaching
 from forebay.loads.book import AttachedPart, LoadBook, never_offered
 from forebay.loads.forget import finish_given_up

@@ -23,10 +23,10 @@ from forebay.disk import Disk
 from forebay.errors import Corrupt, Fenced, ForebayError, Unavailable
 from forebay.export import Exporter, Lag
 from forebay.format.checksum import ContentHash
-from forebay.format.control import Floor
-from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
-from forebay.format.offsets import OffsetSet
-from forebay.format.segment import index_name
+from forebay.format.control.frames import Floor
+from forebay.format.control.offsets import OffsetSet
+from forebay.format.files.segment import index_name
+from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.history import History
 from forebay.locks import Rank, RankedLock
 from forebay.records import Gap, Reason

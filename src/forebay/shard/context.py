@@ -17,7 +17,7 @@ from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.errors import Unavailable
 from forebay.export import Origin
-from forebay.format.descriptor import SegmentDescriptor
+from forebay.format.metadata.descriptor import SegmentDescriptor
 from forebay.history import Objects
 from forebay.manifests import ManifestReader
 from forebay.metadata import MetadataStore

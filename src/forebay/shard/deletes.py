@@ -15,9 +15,9 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from forebay.appends.callbacks import deferred
 from forebay.errors import Fenced
-from forebay.format.control import NO_FLOOR, Floor, higher
-from forebay.format.descriptor import ShardState
-from forebay.format.offsets import WINDOW, OffsetSet
+from forebay.format.control.frames import NO_FLOOR, Floor, higher
+from forebay.format.control.offsets import WINDOW, OffsetSet
+from forebay.format.metadata.descriptor import ShardState
 from forebay.history import InHistory
 from forebay.locks import Rank, RankedRLock
 from forebay.records import OFFSET_MAX, Gap, Reason

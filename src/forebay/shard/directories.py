@@ -9,8 +9,8 @@ from __future__ import annotations
 import msgspec
 
 from forebay.errors import Corrupt, Indeterminate, Unavailable, UnsupportedFormat
-from forebay.format.keys import directory_key, prefix_of_state
-from forebay.format.value import decode_value, encode_value
+from forebay.format.metadata.keys import directory_key, prefix_of_state
+from forebay.format.metadata.value import decode_value, encode_value
 from forebay.metadata import Entry, MetadataStore, Put
 
 

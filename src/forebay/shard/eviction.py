@@ -20,9 +20,10 @@ from forebay.appends.ticket import Ticket
 from forebay.appends.waiting import INSIDE, is_inside
 from forebay.errors import Full, Unavailable
 from forebay.eviction import Evicted, Holding, Limits, Stretch, plan
-from forebay.format.batch import Batch, ColumnBytes, batch_of
-from forebay.format.index import find_offset
-from forebay.format.offsets import OffsetSet
+from forebay.format.columns.rows import ColumnBytes
+from forebay.format.control.offsets import OffsetSet
+from forebay.format.frame.batch import Batch, batch_of
+from forebay.format.index.sections import find_offset
 from forebay.history import History, InHistory
 from forebay.locks import Rank, RankedLock, RankedRLock
 from forebay.records import Gap

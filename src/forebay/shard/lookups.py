@@ -13,11 +13,11 @@ from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 import numpy as np
 
 from forebay.errors import Corrupt
-from forebay.format.batch import Batch
-from forebay.format.control import Floor
-from forebay.format.hashing import Places, hash_bytes
-from forebay.format.index import SectionKind
-from forebay.format.offsets import OffsetSet
+from forebay.format.control.frames import Floor
+from forebay.format.control.offsets import OffsetSet
+from forebay.format.frame.batch import Batch
+from forebay.format.index.hashing import Places, hash_bytes
+from forebay.format.index.sections import SectionKind
 from forebay.history import SPOT, InHistory
 from forebay.pages import Page, Span
 from forebay.records import Gap, Reason

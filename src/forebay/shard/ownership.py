@@ -17,9 +17,9 @@ import msgspec
 from forebay.catalog import StoredState, read_state
 from forebay.catalog.transact import Done, Write, transact
 from forebay.errors import Conflict, Fenced, Indeterminate, Moved, Unavailable, UnknownTopic
-from forebay.format.descriptor import Phase, ShardState
-from forebay.format.keys import deleted_key, late_key, shard_of_state, state_key
-from forebay.format.value import encode_value
+from forebay.format.metadata.descriptor import Phase, ShardState
+from forebay.format.metadata.keys import deleted_key, late_key, shard_of_state, state_key
+from forebay.format.metadata.value import encode_value
 from forebay.locks import Rank, RankedLock
 from forebay.metadata import Absent, Compare, MetadataStore, Put, RevisionIs, Session, SessionEnded
 from forebay.settings import Settings

@@ -7,8 +7,8 @@ from functools import cached_property
 from forebay.catalog import ShardCatalog
 from forebay.catalog.removals import RecordedRemovals
 from forebay.clock import Clock
-from forebay.format.control import higher
-from forebay.format.descriptor import ShardState
+from forebay.format.control.frames import higher
+from forebay.format.metadata.descriptor import ShardState
 from forebay.history import History
 from forebay.records import OFFSET_MAX, Offsets
 from forebay.shard.context import Places

@@ -19,10 +19,10 @@ from typing import NamedTuple, Protocol
 from forebay.appends.producer_window import ProducerWindow
 from forebay.catalog import ShardCatalog
 from forebay.errors import Conflict, Corrupt, UnknownTopic
-from forebay.format.control import decode_state
-from forebay.format.descriptor import DescriptorKind, Phase, SegmentDescriptor, ShardState
-from forebay.format.frame import Kind
-from forebay.format.segment import HEADER_BYTES
+from forebay.format.control.frames import decode_state
+from forebay.format.files.segment import HEADER_BYTES
+from forebay.format.frame.head import Kind
+from forebay.format.metadata.descriptor import DescriptorKind, Phase, SegmentDescriptor, ShardState
 from forebay.history import REPLACED
 from forebay.records import Gap, Reason
 from forebay.sealed import ByteSource, salt_crc_of

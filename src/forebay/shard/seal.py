@@ -21,9 +21,9 @@ from forebay.catalog.transact import Done, Write, transact
 from forebay.clock import Clock
 from forebay.errors import Corrupt, ForebayError, Indeterminate, Moved, Unavailable, Unsupported
 from forebay.export import Lag
-from forebay.format.descriptor import Phase, SegmentDescriptor, ShardState
-from forebay.format.keys import shard_of_state
-from forebay.format.value import encode_value
+from forebay.format.metadata.descriptor import Phase, SegmentDescriptor, ShardState
+from forebay.format.metadata.keys import shard_of_state
+from forebay.format.metadata.value import encode_value
 from forebay.history import READABLE
 from forebay.metadata import MetadataStore, Put, RevisionIs
 from forebay.shard.context import ShardContext, is_private

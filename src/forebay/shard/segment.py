@@ -18,9 +18,9 @@ from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.errors import Corrupt, DataLoss, Fenced, Unavailable, Unsupported
 from forebay.eviction import Evicted, Holding, Limits
-from forebay.format.batch import ColumnBytes
-from forebay.format.descriptor import ShardState, gap_descriptor
-from forebay.format.offsets import OffsetSet
+from forebay.format.columns.rows import ColumnBytes
+from forebay.format.control.offsets import OffsetSet
+from forebay.format.metadata.descriptor import ShardState, gap_descriptor
 from forebay.pages import Page
 from forebay.records import Gap, Offsets
 from forebay.settings import Settings, WalSettings

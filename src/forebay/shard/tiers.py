@@ -14,9 +14,9 @@ from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from forebay.blobs import BlobChanged, BlobMissing
 from forebay.errors import Corrupt, Unavailable
-from forebay.format.control import NO_FLOOR, Floor
-from forebay.format.offsets import WINDOW, OffsetSet
-from forebay.format.vectors import without
+from forebay.format.control.frames import NO_FLOOR, Floor
+from forebay.format.control.offsets import WINDOW, OffsetSet
+from forebay.format.metadata.vectors import without
 from forebay.history import History, InHistory
 from forebay.pages import Page, Span, joined
 from forebay.records import Gap, Reason

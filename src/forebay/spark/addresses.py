@@ -9,7 +9,7 @@ import re
 from pathlib import PurePosixPath
 from typing import Final
 
-from forebay.format.descriptor import SegmentDescriptor
+from forebay.format.metadata.descriptor import SegmentDescriptor
 from forebay.spark.opening import Opened
 
 FILE: Final = "file://"

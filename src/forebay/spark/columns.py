@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.errors import Invalid
-from forebay.format.batch import Batch
+from forebay.format.frame.batch import Batch
 from forebay.spark.filters import Filters
 
 SPARK_TYPES: Final = {

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 import msgspec
 
 from forebay.disk import Disk
-from forebay.format.descriptor import SegmentDescriptor
+from forebay.format.metadata.descriptor import SegmentDescriptor
 from forebay.spark.pieces import Piece, skipped
 from forebay.wal.files import SealedFile
 from forebay.wal.readonly import FollowedLog

@@ -18,7 +18,7 @@ from typing import Final
 from forebay.blobs import DirectoryStore
 from forebay.catalog import ShardKeys, read_state
 from forebay.errors import Conflict, ForebayError, Indeterminate, Unavailable, UnknownTopic
-from forebay.format.descriptor import LoadStatus
+from forebay.format.metadata.descriptor import LoadStatus
 from forebay.loads.book import LoadBook, never_offered
 from forebay.loads.forget import finish_given_up
 from forebay.loads.prepare import Load, LoadStore, Sink, manifest_of, ready_to_offer

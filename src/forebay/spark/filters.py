@@ -18,9 +18,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.format.batch import Batch
-from forebay.format.descriptor import SegmentDescriptor
-from forebay.format.index import FrameEntries
+from forebay.format.frame.batch import Batch
+from forebay.format.index.sections import FrameEntries
+from forebay.format.metadata.descriptor import SegmentDescriptor
 from forebay.records import OFFSET_MAX
 from forebay.shard.lookups import Sought
 

@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 import pyarrow as pa
 
-from forebay.format.batch import Batch, batch_of, merge
+from forebay.format.frame.batch import Batch, batch_of, merge
 
 T = TypeVar("T")
 

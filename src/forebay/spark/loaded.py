@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
 from forebay.catalog import ShardCatalog
-from forebay.format.descriptor import LoadStatus
+from forebay.format.metadata.descriptor import LoadStatus
 from forebay.loads.book import LoadBook
 
 T = TypeVar("T")

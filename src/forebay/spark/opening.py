@@ -16,7 +16,7 @@ from forebay.catalog import ShardCatalog, ShardKeys
 from forebay.clock import Clock, SystemClock
 from forebay.disk import SystemDisk
 from forebay.errors import Invalid, Unavailable, Unsupported
-from forebay.format.descriptor import SegmentDescriptor
+from forebay.format.metadata.descriptor import SegmentDescriptor
 from forebay.inspection.stores import Stores
 from forebay.loads.prepare import LoadStore
 from forebay.manifests import ManifestReader

@@ -17,9 +17,9 @@ import numpy as np
 
 from forebay.blobs import BlobChanged, BlobMissing
 from forebay.errors import Unavailable
-from forebay.format.batch import Batch
-from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
-from forebay.format.offsets import OffsetSet
+from forebay.format.control.offsets import OffsetSet
+from forebay.format.frame.batch import Batch
+from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.pages import Page
 from forebay.records import Gap, Reason
 from forebay.sealed import SealedSegment

@@ -16,9 +16,9 @@ import msgspec
 
 from forebay.cleanup.tables import TableObjects
 from forebay.errors import Conflict, Unavailable, Unsupported
-from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
-from forebay.format.keys import registrar_key
-from forebay.format.parquet import SCHEMA
+from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
+from forebay.format.metadata.keys import registrar_key
+from forebay.format.parquet.file import SCHEMA
 from forebay.shard import refs_of
 from forebay.spark.addresses import address_of, key_of
 from forebay.spark.iceberg import find_table, identifier, look_up_table, open_catalog

@@ -20,8 +20,8 @@ import pyarrow as pa
 from forebay.blobs import BlobChanged, BlobMissing
 from forebay.columnar import ParquetSegment
 from forebay.errors import Corrupt, DataLoss, Unavailable
-from forebay.format.batch import Batch
-from forebay.format.vectors import live_mask
+from forebay.format.frame.batch import Batch
+from forebay.format.metadata.vectors import live_mask
 from forebay.pages import Page
 from forebay.reading import in_order
 from forebay.records import Gap, Reason

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 
 from forebay.catalog.removals import RecordedRemovals
 from forebay.errors import Conflict, ForebayError, UnknownTopic, Unsupported
-from forebay.format.control import NO_FLOOR, Floor, higher
-from forebay.format.descriptor import LoadStatus, SegmentDescriptor, ShardState, gap_descriptor
-from forebay.format.offsets import OffsetSet
+from forebay.format.control.frames import NO_FLOOR, Floor, higher
+from forebay.format.control.offsets import OffsetSet
+from forebay.format.metadata.descriptor import LoadStatus, SegmentDescriptor, ShardState, gap_descriptor
 from forebay.records import Gap, Reason
 from forebay.shard import ShardRef, refs_of
 from forebay.spark.covers import Cover

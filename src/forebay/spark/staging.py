@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from forebay.blobs import BlobStore
 from forebay.clock import Clock
-from forebay.format.batch import encode_arrow
+from forebay.format.frame.batch import encode_arrow
 from forebay.loads.prepare import LoadPlace, Prepared, write_segment
 from forebay.spark.incoming import parts_of
 

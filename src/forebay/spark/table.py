@@ -19,8 +19,8 @@ import msgspec
 import pyarrow as pa
 
 from forebay.errors import DataLoss, Invalid
-from forebay.format.descriptor import DescriptorKind
-from forebay.format.offsets import OffsetSet
+from forebay.format.control.offsets import OffsetSet
+from forebay.format.metadata.descriptor import DescriptorKind
 from forebay.records import Gap, Reason
 from forebay.spark.addresses import FILE, address_of, literal
 from forebay.spark.columns import SPARK_TYPES

@@ -15,7 +15,8 @@ from forebay.appends.ticket import Ticket
 from forebay.clock import Clock
 from forebay.engines import OwnedShard
 from forebay.errors import Closed, ForebayError, Indeterminate, Invalid, Unavailable
-from forebay.format.batch import ColumnBytes, Columns, encode_arrow, encode_columns
+from forebay.format.columns.rows import ColumnBytes, Columns, encode_columns
+from forebay.format.frame.batch import encode_arrow
 from forebay.partitioning import Partitioner
 from forebay.settings import WalSettings
 from forebay.storage.arguments import rows_by_partition

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from forebay.appends.queue import Producing
 from forebay.errors import Invalid
-from forebay.format.columns import ROWS_SMALL, Timestamps
+from forebay.format.columns.rows import ROWS_SMALL, Timestamps
 from forebay.partitioning import Partitioner
 from forebay.records import OFFSET_MAX, Headers, Position
 

@@ -18,7 +18,7 @@ from forebay.catalog import read_state
 from forebay.cleanup.deleted_topics import Deletions
 from forebay.clock import Clock
 from forebay.errors import ForebayError, Indeterminate, Unavailable, UnknownTopic
-from forebay.format.keys import shards_prefix
+from forebay.format.metadata.keys import shards_prefix
 from forebay.settings import Settings
 from forebay.shard import refs_of
 from forebay.shard.ownership import wanted

@@ -8,8 +8,8 @@ from typing import NamedTuple, Unpack
 from forebay.catalog.transact import Done, Write, transact
 from forebay.clock import Clock
 from forebay.errors import Conflict, Indeterminate, Invalid, UnknownTopic
-from forebay.format.keys import deleted_key, topic_key, topics_prefix
-from forebay.format.value import Unknown, decode_value, encode_value
+from forebay.format.metadata.keys import deleted_key, topic_key, topics_prefix
+from forebay.format.metadata.value import Unknown, decode_value, encode_value
 from forebay.metadata import (
     Absent,
     Delete,

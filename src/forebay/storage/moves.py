@@ -8,7 +8,7 @@ from functools import partial
 from forebay.catalog import read_state
 from forebay.engines.segment import SegmentEngine
 from forebay.errors import Moved, Unavailable, Unsupported
-from forebay.format.descriptor import Phase, ShardState
+from forebay.format.metadata.descriptor import Phase, ShardState
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef, refs_of
 from forebay.shard.directories import directory_name

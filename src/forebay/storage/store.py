@@ -18,7 +18,7 @@ from forebay.disk.forks import ForkGuard
 from forebay.disk.machine import host
 from forebay.engines import OwnedShard
 from forebay.errors import Closed, ForebayError, Invalid, Unavailable, UnknownTopic, Unsupported
-from forebay.format.descriptor import ShardState
+from forebay.format.metadata.descriptor import ShardState
 from forebay.lifecycle import close_with_process, closed
 from forebay.loads.service import Loads
 from forebay.locks import Rank, RankedRLock

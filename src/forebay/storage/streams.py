@@ -17,7 +17,7 @@ from forebay.clock import Clock
 from forebay.disk.forks import ForkGuard
 from forebay.engines import ReadShard
 from forebay.errors import Closed, Unavailable
-from forebay.format.batch import Batch
+from forebay.format.frame.batch import Batch
 from forebay.pages import Page
 from forebay.reading import Cursor, in_order
 from forebay.records import Gap, Record

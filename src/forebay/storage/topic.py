@@ -14,7 +14,8 @@ from forebay.engines import OwnedShard, ReadShard
 from forebay.engines.following import FollowedShard
 from forebay.engines.unowned import UnownedShard
 from forebay.errors import Closed, Indeterminate, Invalid, Unavailable
-from forebay.format.batch import Batch, Columns
+from forebay.format.columns.rows import Columns
+from forebay.format.frame.batch import Batch
 from forebay.partitioning import Partitioner, partition_of_key
 from forebay.reading import Cursor, OnGap, report_gap
 from forebay.records import EARLIEST, LATEST, Offsets, Position, Record, check_offset

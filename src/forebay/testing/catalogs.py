@@ -20,13 +20,14 @@ import pyarrow.parquet as pq
 
 from forebay.blobs import BlobChanged, BlobMissing, BlobStore, Stat
 from forebay.errors import Corrupt, UnsupportedFormat
-from forebay.format.batch import decode
 from forebay.format.checksum import content_hash, salted
-from forebay.format.control import decode_gap
-from forebay.format.descriptor import DescriptorKind, Phase, SegmentDescriptor, ShardState
-from forebay.format.frame import Kind, Verdict, resync
-from forebay.format.scan import scan_frames
-from forebay.format.segment import HEADER_BYTES, SEGMENT_SUFFIX, decode_header
+from forebay.format.control.frames import decode_gap
+from forebay.format.files.segment import HEADER_BYTES, SEGMENT_SUFFIX, decode_header
+from forebay.format.frame.batch import decode
+from forebay.format.frame.head import Kind, Verdict
+from forebay.format.frame.resynchronisation import resync
+from forebay.format.frame.scan import scan_frames
+from forebay.format.metadata.descriptor import DescriptorKind, Phase, SegmentDescriptor, ShardState
 from forebay.records import OFFSET_MAX, Reason
 from forebay.sealed import FRAME_BYTES_LIMIT, SealedIndex, decoded_index
 from forebay.testing.history import History

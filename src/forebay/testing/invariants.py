@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from forebay.format.frame import HEADER
+from forebay.format.frame.head import HEADER
 from forebay.records import Gap, Reason
 from forebay.testing import trace as traces
 from forebay.testing.durability import Durability as DiskModel

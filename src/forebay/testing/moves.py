@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from forebay.catalog import ShardKeys
-from forebay.format.descriptor import Cur, DescriptorKind, Phase, SegmentDescriptor, ShardState
-from forebay.format.value import decode_value
+from forebay.format.metadata.descriptor import Cur, DescriptorKind, Phase, SegmentDescriptor, ShardState
+from forebay.format.metadata.value import decode_value
 from forebay.metadata import Compare, Entry, MemoryMetadata, MetadataStore, Operation, Outcome, Put, Session, Watch
 from forebay.records import Gap
 from forebay.testing.invariants import Violation

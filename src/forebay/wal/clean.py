@@ -15,12 +15,12 @@ from msgspec import UNSET, UnsetType
 from forebay.appends.producer_window import ProducerWindow
 from forebay.disk import File
 from forebay.errors import Corrupt, UnsupportedFormat
-from forebay.format.checkpoint import Checkpoint, CleanFile
 from forebay.format.checksum import salted
-from forebay.format.control import State, decode_mark, decode_state, encode_gap, encode_state
-from forebay.format.frame import FrameHead, Kind, Verdict, read_frame
-from forebay.format.live import Live
-from forebay.format.segment import HEADER_BYTES, SegmentHeader, decode_header, parse_segment_name
+from forebay.format.control.frames import State, decode_mark, decode_state, encode_gap, encode_state
+from forebay.format.files.checkpoint import Checkpoint, CleanFile
+from forebay.format.files.live import Live
+from forebay.format.files.segment import HEADER_BYTES, SegmentHeader, decode_header, parse_segment_name
+from forebay.format.frame.head import FrameHead, Kind, Verdict, read_frame
 from forebay.records import Reason
 from forebay.sealed import FRAME_BYTES_LIMIT
 from forebay.wal.scan import LogScan

@@ -14,16 +14,16 @@ from collections.abc import Iterator, Sequence
 from forebay.clock import Clock
 from forebay.disk import Disk, File
 from forebay.errors import Corrupt, UnsupportedFormat
-from forebay.format import index as index_format
-from forebay.format.batch import Batch, decode
 from forebay.format.checksum import salted
-from forebay.format.control import decode_gap
-from forebay.format.frame import Kind, Verdict
-from forebay.format.hashing import Places
-from forebay.format.index import SectionKind
-from forebay.format.lookups import HeldPostings
-from forebay.format.scan import FrameTable
-from forebay.format.segment import HEADER_BYTES, SegmentHeader, index_name
+from forebay.format.control.frames import decode_gap
+from forebay.format.files.segment import HEADER_BYTES, SegmentHeader, index_name
+from forebay.format.frame.batch import Batch, decode
+from forebay.format.frame.head import Kind, Verdict
+from forebay.format.frame.scan import FrameTable
+from forebay.format.index import sections as index_format
+from forebay.format.index.hashing import Places
+from forebay.format.index.lookups import HeldPostings
+from forebay.format.index.sections import SectionKind
 from forebay.locks import Rank, RankedLock
 from forebay.pages import Page, Span
 from forebay.records import Gap, Reason

@@ -22,7 +22,7 @@ from forebay.appends.group_commit import GroupCommit
 from forebay.appends.queue import AppendQueue, Entry, Producing
 from forebay.appends.ticket import Ticket
 from forebay.errors import Closed, Fenced, ForebayError, Unavailable
-from forebay.format.batch import ColumnBytes
+from forebay.format.columns.rows import ColumnBytes
 from forebay.pages import Page
 from forebay.records import Gap, Offsets
 from forebay.topics import Durability

@@ -14,9 +14,9 @@ from forebay.appends.producer_window import ProducerWindow
 from forebay.clock import Clock
 from forebay.disk import Disk, File
 from forebay.errors import Corrupt, Unavailable
-from forebay.format.frame import Verdict
-from forebay.format.live import Live
-from forebay.format.segment import HEADER_BYTES, decode_header, parse_segment_name, segment_name
+from forebay.format.files.live import Live
+from forebay.format.files.segment import HEADER_BYTES, decode_header, parse_segment_name, segment_name
+from forebay.format.frame.head import Verdict
 from forebay.pages import Page
 from forebay.records import Offsets
 from forebay.settings import WalSettings

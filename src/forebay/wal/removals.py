@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from forebay.errors import Fenced, Indeterminate, Unavailable
-from forebay.format.control import (
+from forebay.format.control.frames import (
     NO_FLOOR,
     Floor,
     decode_delete,
@@ -21,8 +21,9 @@ from forebay.format.control import (
     encode_floor,
     higher,
 )
-from forebay.format.frame import HEAD_SIZE, HEADER_SIZE, FrameHead, Kind, Scan
-from forebay.format.offsets import OffsetSet
+from forebay.format.control.offsets import OffsetSet
+from forebay.format.frame.head import HEAD_SIZE, HEADER_SIZE, FrameHead, Kind
+from forebay.format.frame.scan import Scan
 from forebay.records import Bytes
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Sequence
 
 from forebay.disk import Disk
-from forebay.format.segment import index_name
+from forebay.format.files.segment import index_name
 from forebay.wal.files import FileList, LogFile, SealedFile
 
 

@@ -14,12 +14,13 @@ import numpy as np
 from forebay.appends.producer_window import ProducerWindow
 from forebay.disk import File
 from forebay.errors import Corrupt, UnsupportedFormat
-from forebay.format.checkpoint import CleanFile
 from forebay.format.checksum import salted
-from forebay.format.control import State, WindowEntry, decode_gap, decode_mark, decode_state
-from forebay.format.frame import FrameHead, Kind, Verdict, runs_of, scan_frames
-from forebay.format.scan import FrameTable
-from forebay.format.segment import HEADER_BYTES, SegmentHeader
+from forebay.format.control.frames import State, WindowEntry, decode_gap, decode_mark, decode_state
+from forebay.format.files.checkpoint import CleanFile
+from forebay.format.files.segment import HEADER_BYTES, SegmentHeader
+from forebay.format.frame.encoding import runs_of
+from forebay.format.frame.head import FrameHead, Kind, Verdict
+from forebay.format.frame.scan import FrameTable, scan_frames
 from forebay.records import Bytes, Gap, Reason
 from forebay.sealed import FRAME_BYTES_LIMIT
 from forebay.wal.removals import KINDS, Blind, Removals, Told, has_clean_mark, is_told

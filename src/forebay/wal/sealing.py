@@ -13,15 +13,15 @@ from typing import NamedTuple
 from forebay.appends.producer_window import ProducerWindow
 from forebay.disk import Disk, File, replace_file, write_all
 from forebay.errors import Corrupt, DataLoss
-from forebay.format import index as index_format
-from forebay.format.batch import Batch, decode, encode_data_frame, merge
 from forebay.format.checksum import ContentHash, crc32
-from forebay.format.control import State, decode_gap, decode_state
-from forebay.format.frame import Kind, Verdict, read_frame
-from forebay.format.lookups import LookupSections
-from forebay.format.scan import FrameTable
-from forebay.format.segment import HEADER_BYTES, decode_header, encode_header, index_name
-from forebay.format.times import timed
+from forebay.format.columns.times import timed
+from forebay.format.control.frames import State, decode_gap, decode_state
+from forebay.format.files.segment import HEADER_BYTES, decode_header, encode_header, index_name
+from forebay.format.frame.batch import Batch, decode, encode_data_frame, merge
+from forebay.format.frame.head import Kind, Verdict, read_frame
+from forebay.format.frame.scan import FrameTable
+from forebay.format.index import sections as index_format
+from forebay.format.index.lookups import LookupSections
 from forebay.records import Gap, Reason, Run
 from forebay.sealed import FRAME_BYTES_LIMIT
 from forebay.settings import WalSettings

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from forebay.disk import Disk, File
-from forebay.format.batch import Batch, decode
-from forebay.format.frame import HEADER_SIZE, FrameHead, Verdict
-from forebay.format.head import WHOLE_HEAD
-from forebay.format.live import LIVE_BYTES, Live, decode_live, encode_live
-from forebay.format.scan import table_at
-from forebay.format.stretch import STRETCH_MIN, batches_of
+from forebay.format.files.live import LIVE_BYTES, Live, decode_live, encode_live
+from forebay.format.frame.batch import Batch, decode
+from forebay.format.frame.head import HEADER_SIZE, WHOLE_HEAD, FrameHead, Verdict
+from forebay.format.frame.scan import table_at
+from forebay.format.frame.small_frames import STRETCH_MIN, batches_of
 from forebay.locks import Rank, RankedCondition, RankedLock
 from forebay.pages import Page
 

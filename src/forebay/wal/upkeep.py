@@ -14,8 +14,8 @@ from msgspec import UNSET
 
 from forebay.disk import replace_file
 from forebay.errors import Corrupt, DataLoss
-from forebay.format.checkpoint import Checkpoint, CheckpointFile, encode_checkpoint
-from forebay.format.segment import parse_segment_name
+from forebay.format.files.checkpoint import Checkpoint, CheckpointFile, encode_checkpoint
+from forebay.format.files.segment import parse_segment_name
 from forebay.locks import Rank, RankedLock
 from forebay.records import Gap
 from forebay.wal.clean import clean_file

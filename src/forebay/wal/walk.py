@@ -13,11 +13,13 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from forebay.format.batch import Batch, decode
-from forebay.format.control import decode_state
-from forebay.format.frame import HEADER, FrameHead, Kind, Scan, Verdict, resync, runs_of, scan_frames
-from forebay.format.scan import FrameTable
-from forebay.format.stretch import batches_of
+from forebay.format.control.frames import decode_state
+from forebay.format.frame.batch import Batch, decode
+from forebay.format.frame.encoding import runs_of
+from forebay.format.frame.head import HEADER, FrameHead, Kind, Verdict
+from forebay.format.frame.resynchronisation import resync
+from forebay.format.frame.scan import FrameTable, Scan, scan_frames
+from forebay.format.frame.small_frames import batches_of
 from forebay.records import OFFSET_MAX, Gap, Reason, Run
 from forebay.sealed import FRAME_BYTES_LIMIT, ByteSource
 

@@ -17,10 +17,10 @@ from forebay.appends.queue import PendingFrame
 from forebay.clock import Clock
 from forebay.disk import Disk, replace_file, write_all
 from forebay.errors import Unavailable
-from forebay.format.batch import encode_data_frame
 from forebay.format.checksum import salted
-from forebay.format.control import State, encode_gap, encode_mark, encode_state
-from forebay.format.segment import SegmentHeader, encode_header, segment_name
+from forebay.format.control.frames import State, encode_gap, encode_mark, encode_state
+from forebay.format.files.segment import SegmentHeader, encode_header, segment_name
+from forebay.format.frame.batch import encode_data_frame
 from forebay.locks import Rank, RankedCondition, RankedLock
 from forebay.records import Gap, Reason
 from forebay.settings import WalSettings

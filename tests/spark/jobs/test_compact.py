@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import forebay
-from forebay.format.descriptor import DescriptorKind
+from forebay.format.metadata.descriptor import DescriptorKind
 from forebay.spark.jobs import compaction
 from forebay.spark.jobs.superseding import KeyUnit, superseded_by_spark
 from tests.cli.rig import Shell

@@ -14,7 +14,7 @@ from forebay import manifests
 from forebay.catalog import ShardCatalog
 from forebay.cleanup.collector import Collector, Scope
 from forebay.clock import SystemClock
-from forebay.format.descriptor import DescriptorKind
+from forebay.format.metadata.descriptor import DescriptorKind
 from forebay.inspection.segments import without_lookups
 from forebay.shard import ShardRef
 from forebay.spark.jobs import reindex, scrub

@@ -27,7 +27,8 @@ from forebay.engines.rocksdb.layout import (
 )
 from forebay.engines.rocksdb.times import NO_TIME, Changes, Edges, candidates, put_blocks
 from forebay.eviction import Stretch
-from forebay.format.batch import Batch, ColumnBytes
+from forebay.format.columns.rows import ColumnBytes
+from forebay.format.frame.batch import Batch
 from forebay.records import Gap, Reason
 
 ENTRY_RECORDS = 256

@@ -27,9 +27,10 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.errors import Corrupt, UnsupportedFormat
-from forebay.format.batch import Batch, ColumnBytes, decode, encode_data_frame
 from forebay.format.checksum import crc32
-from forebay.format.frame import FrameHead, read_frame
+from forebay.format.columns.rows import ColumnBytes
+from forebay.format.frame.batch import Batch, decode, encode_data_frame
+from forebay.format.frame.head import FrameHead, read_frame
 from forebay.records import Reason
 from forebay.sealed import FRAME_BYTES_LIMIT
 

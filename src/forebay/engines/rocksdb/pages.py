@@ -8,7 +8,7 @@ from forebay.engines.rocksdb.database import Database, View
 from forebay.engines.rocksdb.entries import Shelf
 from forebay.engines.rocksdb.layout import Counters, Entry, Kind
 from forebay.errors import Corrupt
-from forebay.format.batch import Batch
+from forebay.format.frame.batch import Batch
 from forebay.pages import Page, joined, tombstone
 from forebay.records import Gap, Reason
 from forebay.sealed import Gathered

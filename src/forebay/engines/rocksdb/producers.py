@@ -11,7 +11,7 @@ from forebay.appends.queue import PendingFrame
 from forebay.engines.rocksdb.database import View
 from forebay.engines.rocksdb.layout import Keys, appended_in, decode_appended, encode_appended
 from forebay.engines.rocksdb.times import Changes
-from forebay.format.control import WindowEntry
+from forebay.format.control.frames import WindowEntry
 from forebay.settings import WalSettings
 
 SEQUENCE_MAX = 2**64 - 1

@@ -26,7 +26,8 @@ from forebay.engines.rocksdb.removal import Making, Removal
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
 from forebay.errors import Closed, Corrupt, Full, Unavailable
 from forebay.eviction import Evicted, Holding, Limits, plan
-from forebay.format.batch import ColumnBytes, batch_of
+from forebay.format.columns.rows import ColumnBytes
+from forebay.format.frame.batch import batch_of
 from forebay.locks import Rank, RankedCondition, RankedRLock
 from forebay.pages import Page
 from forebay.records import Offsets

@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from forebay.clock import SystemClock
 from forebay.errors import Conflict, Invalid
-from forebay.format.keys import backfill_key, sink_key
-from forebay.format.value import decode_value, encode_value
+from forebay.format.metadata.keys import backfill_key, sink_key
+from forebay.format.metadata.value import decode_value, encode_value
 from forebay.loads.book import LoadBook, SinkState
 from forebay.loads.prepare import Sink
 from forebay.metadata import Absent, Put

@@ -20,9 +20,9 @@ from forebay.compacting.passes import Holding, Passes, Unit
 from forebay.compacting.planning import Rules
 from forebay.compacting.shard import Outlook, ShardCompaction
 from forebay.errors import ForebayError, Unavailable
-from forebay.format.descriptor import SegmentDescriptor
-from forebay.format.offsets import OffsetSet
-from forebay.format.vectors import deleted_by, vectors_of
+from forebay.format.control.offsets import OffsetSet
+from forebay.format.metadata.descriptor import SegmentDescriptor
+from forebay.format.metadata.vectors import deleted_by, vectors_of
 from forebay.inspection.findings import REACH, Finding, Severity
 from forebay.shard import ShardRef
 from forebay.shard.context import is_private, loads_name, local_name

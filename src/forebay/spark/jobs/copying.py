@@ -9,11 +9,11 @@ import msgspec
 
 from forebay.blobs import BlobMissing, BlobStore, open_store
 from forebay.errors import Corrupt
-from forebay.format import index as index_format
 from forebay.format.checksum import ContentHash, content_hash
-from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
-from forebay.format.frame import Verdict
-from forebay.format.segment import index_name
+from forebay.format.files.segment import index_name
+from forebay.format.frame.head import Verdict
+from forebay.format.index import sections as index_format
+from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.spark.location import Location
 from forebay.spark.opening import opened
 

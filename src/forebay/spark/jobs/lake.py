@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from forebay.clock import SystemClock
 from forebay.errors import Invalid
-from forebay.format.keys import lake_key
+from forebay.format.metadata.keys import lake_key
 from forebay.spark.jobs.frames import frame_of, look_at
 from forebay.spark.jobs.leases import Lease, leased
 from forebay.spark.jobs.reports import Figure, Part, Progress, Report, Unseen

@@ -22,8 +22,8 @@ from forebay.cleanup.collector import Collector
 from forebay.cleanup.tables import TableObjects
 from forebay.clock import SystemClock
 from forebay.errors import Conflict, ForebayError, Invalid, Unavailable, Unsupported
-from forebay.format.descriptor import DescriptorKind, Phase, SegmentDescriptor
-from forebay.format.segment import SEGMENT_SUFFIX
+from forebay.format.files.segment import SEGMENT_SUFFIX
+from forebay.format.metadata.descriptor import DescriptorKind, Phase, SegmentDescriptor
 from forebay.loads.book import LoadBook
 from forebay.shard import ShardRef
 from forebay.shard.context import is_private

@@ -19,11 +19,11 @@ from forebay.blobs import BlobStore
 from forebay.catalog.shard import Piece
 from forebay.clock import SystemClock
 from forebay.errors import Conflict, Corrupt, ForebayError
-from forebay.format import index as index_format
-from forebay.format.descriptor import DescriptorKind, SegmentDescriptor
-from forebay.format.frame import Verdict
-from forebay.format.index import SectionKind
-from forebay.format.segment import INDEX_SUFFIX, index_name
+from forebay.format.files.segment import INDEX_SUFFIX, index_name
+from forebay.format.frame.head import Verdict
+from forebay.format.index import sections as index_format
+from forebay.format.index.sections import SectionKind
+from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.inspection.findings import Report as Exam
 from forebay.inspection.objects import ObjectExam
 from forebay.shard import ShardRef

@@ -19,7 +19,7 @@ from forebay.catalog.shard import Piece
 from forebay.clock import SystemClock
 from forebay.disk import SystemDisk
 from forebay.errors import Invalid
-from forebay.format.descriptor import SegmentDescriptor
+from forebay.format.metadata.descriptor import SegmentDescriptor
 from forebay.inspection.copies import HistoryExam
 from forebay.inspection.directory import ShardPlace
 from forebay.inspection.findings import REACH, Finding, Severity

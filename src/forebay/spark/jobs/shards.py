@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from forebay.format.descriptor import SegmentDescriptor
+from forebay.format.metadata.descriptor import SegmentDescriptor
 from forebay.inspection.findings import Finding, Severity
 from forebay.shard import ShardRef, refs_of
 from forebay.spark.jobs.reports import Figure, Part

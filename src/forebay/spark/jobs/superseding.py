@@ -14,9 +14,9 @@ import msgspec
 import pyarrow as pa
 
 from forebay.compacting.superseding import KEYS, Superseding, superseding
-from forebay.format.descriptor import SegmentDescriptor
-from forebay.format.offsets import OffsetSet
-from forebay.format.vectors import DeletionVector, deleted_by, vectors_of
+from forebay.format.control.offsets import OffsetSet
+from forebay.format.metadata.descriptor import SegmentDescriptor
+from forebay.format.metadata.vectors import DeletionVector, deleted_by, vectors_of
 from forebay.spark.location import Location
 from forebay.spark.opening import opened
 

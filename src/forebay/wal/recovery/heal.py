@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from forebay.appends.producer_window import ProducerWindow
 from forebay.disk import Disk, File, write_all
 from forebay.errors import Corrupt
-from forebay.format.control import encode_gap
-from forebay.format.segment import HEADER_BYTES
+from forebay.format.control.frames import encode_gap
+from forebay.format.files.segment import HEADER_BYTES
 from forebay.records import Gap, Reason
 from forebay.wal.files import FileList
 from forebay.wal.scan import LogScan

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from forebay.appends.producer_window import ProducerWindow
 from forebay.clock import Clock
 from forebay.disk import Disk, File, make_directories, replace_file, write_all
-from forebay.format.live import Live
-from forebay.format.segment import INDEX_SUFFIX, parse_segment_name
+from forebay.format.files.live import Live
+from forebay.format.files.segment import INDEX_SUFFIX, parse_segment_name
 from forebay.records import Gap, Reason
 from forebay.settings import WalSettings
 from forebay.topics import Durability

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from forebay.appends.producer_window import ProducerWindow
 from forebay.disk import Disk, File
 from forebay.errors import Corrupt, UnsupportedFormat
-from forebay.format.checkpoint import Checkpoint, decode_checkpoint
-from forebay.format.frame import Verdict
-from forebay.format.segment import (
+from forebay.format.files.checkpoint import Checkpoint, decode_checkpoint
+from forebay.format.files.segment import (
     HEADER_BYTES,
     INDEX_SUFFIX,
     SegmentHeader,
@@ -25,6 +24,7 @@ from forebay.format.segment import (
     parse_segment_name,
     segment_name,
 )
+from forebay.format.frame.head import Verdict
 from forebay.records import Gap, Reason
 from forebay.settings import WalSettings
 from forebay.wal.clean import recalled

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.format.checksum import crc32, shifted_crcs
-from forebay.format.head import BODY_MIN, HEAD_SIZE, FrameHead, Verdict, read_frame
-from forebay.format.scan import header_crcs
+from forebay.format.frame.head import BODY_MIN, HEAD_SIZE, FrameHead, Verdict, read_frame
+from forebay.format.frame.scan import header_crcs
 from forebay.records import Bytes
 
 _BLOCK_BYTES: Final = 256 * 1024

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.errors import Corrupt
-from forebay.format.batch import Batch, batch_of, decode
-from forebay.format.columns import KEYS, TAGS, ColumnBytes, Parts
-from forebay.format.frame import HEAD_SIZE, Codec, FrameHead, Kind
-from forebay.format.scan import FrameTable
-from forebay.format.times import Appended, timed
+from forebay.format.columns.rows import KEYS, TAGS, ColumnBytes, Parts
+from forebay.format.columns.times import Appended, timed
+from forebay.format.frame.batch import Batch, batch_of, decode
+from forebay.format.frame.head import HEAD_SIZE, Codec, FrameHead, Kind
+from forebay.format.frame.scan import FrameTable
 from forebay.records import OFFSET_MAX
 
 STRETCH_MIN: Final = 16

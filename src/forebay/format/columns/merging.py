@@ -13,10 +13,10 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from forebay.format import columns as column_format
-from forebay.format import layout
-from forebay.format.columns import ColumnBytes, Columns, Parts
-from forebay.format.layout import Layout, Span
+from forebay.format.columns import layout
+from forebay.format.columns import rows as column_format
+from forebay.format.columns.layout import Layout, Span
+from forebay.format.columns.rows import ColumnBytes, Columns, Parts
 from forebay.records import Bytes, Headers
 
 Piece: TypeAlias = tuple[Layout, int, int]

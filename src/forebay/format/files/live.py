@@ -16,7 +16,7 @@ import struct
 from typing import Final, NamedTuple
 
 from forebay.format.checksum import crc32
-from forebay.format.frame import Verdict
+from forebay.format.frame.head import Verdict
 from forebay.records import Bytes
 
 LIVE_BYTES: Final = 64

@@ -2,7 +2,7 @@
 
     file := Parquet with the columns of `SCHEMA`, rows in rising order of offsets, row groups of about 32 MiB,
             zstd, statistics, page checksums and page index, bloom filters on offset, timestamp, key and tag
-    metadata "forebay" := `ParquetFacts`, stored with `value`
+    metadata "forebay" := `ParquetFacts`, stored with `metadata.value`
 
 An offset of the range that has no row and lies in no named gap was deleted, or superseded in a topic that is
 compacted: readers step over it in silence. `producer` and `sequence` hold the bits of unsigned numbers; both
@@ -23,10 +23,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from forebay.errors import Corrupt, Unsupported
-from forebay.format.arrow import HEADER_TYPE
-from forebay.format.batch import Batch
-from forebay.format.control import WindowEntry, reason_of
-from forebay.format.value import decode_value, encode_value
+from forebay.format.columns.arrow import HEADER_TYPE
+from forebay.format.control.frames import WindowEntry, reason_of
+from forebay.format.frame.batch import Batch
+from forebay.format.metadata.value import decode_value, encode_value
 from forebay.records import Bytes, Gap, Run
 
 GROUP_BYTES: Final = 32 * 1024 * 1024

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.errors import Corrupt
-from forebay.format import columns as column_format
-from forebay.format.times import find_times
+from forebay.format.columns import rows as column_format
+from forebay.format.columns.times import find_times
 from forebay.records import Bytes, Headers
 
 _UNPACK_ONE: Final = struct.Struct("<ii").unpack_from

@@ -1,6 +1,6 @@
 """Columns by way of Arrow: many rows in, and frames out as record batches. Knows no frames and no disk.
 
-The layout is that of `columns`; Arrow's own buffers already have it, so nothing is rebuilt unless an
+The layout is that of `rows`; Arrow's own buffers already have it, so nothing is rebuilt unless an
 array is sliced, of a wide type, or hides bytes behind a null. Imported only where it is used:
 loading Arrow costs more than small batches ever gain from it.
 """
@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.errors import Corrupt, Invalid
-from forebay.format import columns as column_format
-from forebay.format import layout
-from forebay.format.columns import ColumnBytes, Columns, Parts
-from forebay.format.layout import Layout, Span
+from forebay.format.columns import layout
+from forebay.format.columns import rows as column_format
+from forebay.format.columns.layout import Layout, Span
+from forebay.format.columns.rows import ColumnBytes, Columns, Parts
 from forebay.records import Headers
 
 HEADER_TYPE: Final = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])

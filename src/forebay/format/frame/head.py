@@ -56,19 +56,6 @@ class Codec(enum.IntEnum):
     SNAPPY = 3
 
 
-class Column(enum.IntFlag):
-    """Which columns a data frame has, which of them hold a null, and whether append times follow."""
-
-    KEYS = 1
-    TAGS = 2
-    HEADERS = 4
-    VALUE_NULLS = 8
-    KEY_NULLS = 16
-    TAG_NULLS = 32
-    HEADER_NULLS = 64
-    TIMES = 128
-
-
 class Verdict(enum.Enum):
     """What stands at a place in a file."""
 

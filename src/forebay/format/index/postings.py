@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from forebay.errors import Corrupt
 from forebay.format.checksum import crc32
-from forebay.format.hashing import Hashes
-from forebay.format.index import ReadAt, Section
+from forebay.format.index.hashing import Hashes
+from forebay.format.index.sections import ReadAt, Section
 
 Records: TypeAlias = npt.NDArray[np.uint32]
 """Offsets counted from the start of a segment, rising."""

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.errors import Corrupt
-from forebay.format.batch import Batch
-from forebay.format.offsets import WINDOW, OffsetSet, decode_bitmap, encode_bitmap
-from forebay.format.value import Unknown, decode_value, encode_value
+from forebay.format.control.offsets import WINDOW, OffsetSet, decode_bitmap, encode_bitmap
+from forebay.format.frame.batch import Batch
+from forebay.format.metadata.value import Unknown, decode_value, encode_value
 from forebay.records import OFFSET_MAX, Bytes, Gap, Reason
 
 VECTOR_BYTES_MAX: Final = 200 * 1024

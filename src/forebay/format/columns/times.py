@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from forebay.errors import Corrupt
-from forebay.format.columns import TIMES, ColumnBytes, Parts
+from forebay.format.columns.rows import TIMES, ColumnBytes, Parts
 from forebay.records import Bytes
 
 _HEAD: Final = struct.Struct("<II")

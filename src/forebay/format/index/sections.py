@@ -6,9 +6,9 @@
     frames  := (first offset u64, position u64, length u32, count u32, time min i64, time max i64,
                running max time i64)*                                    data frames only
     gaps    := (start u64, stop u64, reason u32, 0 u32)*
-    sizes   := (bytes of all records up to and with this frame u64)*     data frames, see `sizes`
+    sizes   := (bytes of all records up to and with this frame u64)*     data frames, see `columns.sizes`
     key postings, tag postings := see `postings`
-    chunks, parquet footer := see `rowgroups`; only where the segment is a Parquet file, whose row groups
+    chunks, parquet footer := see `parquet.rowgroups`; only where the segment is a Parquet file, whose row groups
                the frames are then: `count` is how many offsets lie from its first to its last row
     footer  := magic "FBYF", version u16, 0 u16, epoch u32, highest epoch u32, start u64, end u64,
                records u64, time min i64, time max i64, segment bytes u64, table position u64,
@@ -33,8 +33,8 @@ import numpy.typing as npt
 
 from forebay.errors import Corrupt
 from forebay.format.checksum import CONTENT_HASH_BYTES, crc32
-from forebay.format.control import reason_of
-from forebay.format.frame import Verdict
+from forebay.format.control.frames import reason_of
+from forebay.format.frame.head import Verdict
 from forebay.records import Bytes, Gap
 
 VERSION: Final = 1

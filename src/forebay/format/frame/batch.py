@@ -1,7 +1,7 @@
 """Batches: the records of one data frame, seen through its columns. Knows frames and columns, no disk.
 
 A `Batch` is a view of the bytes it was decoded from: slicing it, or handing it to Arrow, copies no
-record. The encoders of `columns` and `arrow` are offered here too, beside the frame they end in.
+record.
 """
 
 from __future__ import annotations
@@ -17,51 +17,18 @@ import numpy.typing as npt
 import zstandard
 
 from forebay.errors import Corrupt
-from forebay.format import layout
-from forebay.format.columns import (
-    PADDING,
-    ColumnBytes,
-    Columns,
-    Row,
-    encode_columns,
-    encode_row,
-    encode_rows,
-)
-from forebay.format.frame import (
-    BODY_HEAD,
-    FORMAT_VERSION,
-    HEAD_SIZE,
-    Codec,
-    FrameHead,
-    Kind,
-    close_frame,
-    encode_frame,
-    payload_start,
-)
-from forebay.format.layout import Layout, Strip, find
-from forebay.format.merging import merge_layouts
-from forebay.format.sizes import record_sizes
-from forebay.format.times import Appended, times_at
+from forebay.format.columns import layout
+from forebay.format.columns.layout import Layout, Strip, find
+from forebay.format.columns.merging import merge_layouts
+from forebay.format.columns.rows import PADDING, ColumnBytes, Columns
+from forebay.format.columns.sizes import record_sizes
+from forebay.format.columns.times import Appended, times_at
+from forebay.format.frame.encoding import close_frame, encode_frame
+from forebay.format.frame.head import BODY_HEAD, FORMAT_VERSION, HEAD_SIZE, Codec, FrameHead, Kind, payload_start
 from forebay.records import OFFSET_MAX, Bytes, Headers, Record, Run
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-__all__ = [
-    "RAW_BYTES_MAX",
-    "Batch",
-    "ColumnBytes",
-    "Columns",
-    "Row",
-    "batch_of",
-    "decode",
-    "encode_arrow",
-    "encode_columns",
-    "encode_data_frame",
-    "encode_row",
-    "encode_rows",
-    "merge",
-]
 
 RAW_BYTES_MAX: Final = 64 * 1024 * 1024
 """No frame's columns are larger once decompressed."""
@@ -146,7 +113,7 @@ class Batch:
         return span and layout.strip(self._layout.buffer, span, self._first, self._first + self.count)
 
     def sizes(self) -> npt.NDArray[np.int64]:
-        """The bytes of each record, as `sizes` counts them."""
+        """The bytes of each record, as `columns.sizes` counts them."""
         return record_sizes(self._layout, self._first, self._first + self.count)
 
     def headers(self) -> list[Headers] | None:
@@ -181,7 +148,7 @@ class Batch:
 
         Values, keys, tags and headers are not copied; columns left out cost nothing.
         """
-        from forebay.format import arrow  # noqa: PLC0415 - loaded only where it is used
+        from forebay.format.columns import arrow  # noqa: PLC0415 - loaded only where it is used
 
         return arrow.record_batch(self._layout, self.base, self.count, self._first, partition, names)
 
@@ -211,7 +178,7 @@ def batch_of(columns: ColumnBytes, *, base: int, epoch: int, appended_at: int) -
 
 def encode_arrow(batch: pa.RecordBatch, timestamp: int) -> ColumnBytes:
     """The columns of a record batch; `timestamp` (ms) is for records that bring none. See `arrow.encode_arrow`."""
-    from forebay.format import arrow  # noqa: PLC0415 - loaded only where it is used
+    from forebay.format.columns import arrow  # noqa: PLC0415 - loaded only where it is used
 
     return arrow.encode_arrow(batch, timestamp)
 

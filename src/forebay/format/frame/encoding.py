@@ -1,7 +1,7 @@
-"""Frames: the unit of writing and of checking in a segment file. Knows no columns and no disk.
+"""Writes frames, the unit of writing and of checking in a segment file, and reads their runs. Knows no disk.
 
-The grammar stands in `head`, which reads one frame; `scan` reads many, `resync` finds them behind
-damage. What those three offer is offered here too.
+The grammar stands in `head`, which reads one frame; `scan` reads many, `resynchronisation` finds them
+behind damage.
 """
 
 from __future__ import annotations
@@ -11,50 +11,17 @@ from typing import Final
 
 from forebay.errors import Corrupt
 from forebay.format.checksum import crc32
-from forebay.format.head import (
+from forebay.format.frame.head import (
     BODY_HEAD,
-    BODY_MIN,
     FIRST,
     FORMAT_VERSION,
     HEAD_SIZE,
     HEADER,
-    HEADER_SIZE,
-    MUST_UNDERSTAND,
     RUN,
-    Codec,
-    Column,
     FrameHead,
-    Kind,
-    Verdict,
     payload_start,
-    read_frame,
 )
-from forebay.format.resync import resync
-from forebay.format.scan import Scan, scan_frames
 from forebay.records import Bytes, Run
-
-__all__ = [
-    "BODY_HEAD",
-    "BODY_MIN",
-    "FORMAT_VERSION",
-    "HEADER",
-    "HEADER_SIZE",
-    "HEAD_SIZE",
-    "MUST_UNDERSTAND",
-    "Codec",
-    "Column",
-    "FrameHead",
-    "Kind",
-    "Scan",
-    "Verdict",
-    "close_frame",
-    "encode_frame",
-    "payload_start",
-    "read_frame",
-    "resync",
-    "runs_of",
-    "scan_frames",
-]
 
 _JOIN_MAX: Final = 16_384
 _PACK_HEAD: Final = BODY_HEAD.pack

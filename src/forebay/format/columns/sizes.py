@@ -3,7 +3,7 @@
     size := 16 + value + key [+ 4 + tag] [+ (8 + name + value) per header]     a null has no bytes
 
 The same for every way a record may be stored, compressed or not, so that a limit always means the
-same records. An index holds the running total per data frame (`index`, section sizes).
+same records. An index holds the running total per data frame (`index.sections`, section sizes).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from forebay.format import layout
-from forebay.format.layout import Layout, Span
+from forebay.format.columns import layout
+from forebay.format.columns.layout import Layout, Span
 
 RECORD_BYTES: Final = 16
 TAG_BYTES: Final = 4

@@ -16,6 +16,7 @@ anything is left out. The same rows give the same bytes, whichever encoder was t
 
 from __future__ import annotations
 
+import enum
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
@@ -27,12 +28,25 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.errors import Invalid
-from forebay.format.frame import Column
 from forebay.records import Bytes, Headers
 
 Row: TypeAlias = tuple[bytes | None, bytes | None, str | None, Headers, int]
 """value, key, tag, headers, timestamp"""
 Timestamps: TypeAlias = Sequence[int] | npt.NDArray[np.int64]
+
+
+class Column(enum.IntFlag):
+    """Which columns a data frame has, which of them hold a null, and whether append times follow."""
+
+    KEYS = 1
+    TAGS = 2
+    HEADERS = 4
+    VALUE_NULLS = 8
+    KEY_NULLS = 16
+    TAG_NULLS = 32
+    HEADER_NULLS = 64
+    TIMES = 128
+
 
 COLUMN_BYTES_MAX: Final = 2**31 - 1
 ROWS_SMALL: Final = 96
@@ -161,7 +175,7 @@ def encode_columns(columns: Columns) -> ColumnBytes:
     assert count and count == len(columns.timestamps), "columns of one length, not empty"
     if count <= ROWS_SMALL:
         return encode_small(columns)
-    from forebay.format.arrow import encode_large  # noqa: PLC0415 - loaded only where it is used
+    from forebay.format.columns.arrow import encode_large  # noqa: PLC0415 - loaded only where it is used
 
     return encode_large(columns)
 

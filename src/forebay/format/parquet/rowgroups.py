@@ -20,15 +20,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from forebay.errors import Corrupt
-from forebay.format import arrow
-from forebay.format.batch import Batch
 from forebay.format.checksum import ContentHash, crc32
-from forebay.format.hashing import Places
-from forebay.format.index import Footer, FrameEntries, SectionKind, encode_index, frame_entries
-from forebay.format.layout import find
-from forebay.format.lookups import LookupSections
-from forebay.format.parquet import MAGIC, SCHEMA, ParquetFacts, facts_of
-from forebay.format.times import Appended, timed
+from forebay.format.columns import arrow
+from forebay.format.columns.layout import find
+from forebay.format.columns.times import Appended, timed
+from forebay.format.frame.batch import Batch
+from forebay.format.index.hashing import Places
+from forebay.format.index.lookups import LookupSections
+from forebay.format.index.sections import Footer, FrameEntries, SectionKind, encode_index, frame_entries
+from forebay.format.parquet.file import MAGIC, SCHEMA, ParquetFacts, facts_of
 from forebay.records import Bytes
 
 CHUNK: Final = np.dtype([("position", "<i8"), ("length", "<u4"), ("crc", "<u4")])

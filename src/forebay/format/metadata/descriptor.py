@@ -1,7 +1,7 @@
 """Descriptors: what the metadata store says of a shard and of each piece of its history. Knows no store.
 
 Stored with `value`. A descriptor has all that a reader needs to plan without opening the object, in
-at most 4 KiB. The functions for keys live in `keys` and are offered here too.
+at most 4 KiB.
 """
 
 from __future__ import annotations
@@ -12,33 +12,10 @@ from typing import Final
 
 import msgspec
 
-from forebay.format.control import Floor, reason_of
-from forebay.format.index import FrameEntries, find_offset
-from forebay.format.keys import cur_key, segment_key, segments_prefix, state_key
-from forebay.format.segment import index_name
+from forebay.format.control.frames import Floor, reason_of
+from forebay.format.files.segment import index_name
+from forebay.format.index.sections import FrameEntries, find_offset
 from forebay.records import Gap
-
-__all__ = [
-    "DAMAGED_RANGES_MAX",
-    "DESCRIPTOR_BYTES_MAX",
-    "SPARSE_ENTRIES_MAX",
-    "Cur",
-    "DescriptorKind",
-    "LoadStanding",
-    "LoadStatus",
-    "Phase",
-    "SegmentDescriptor",
-    "ShardState",
-    "SparseEntry",
-    "Status",
-    "cur_key",
-    "gap_descriptor",
-    "segment_key",
-    "segments_prefix",
-    "sparse_index",
-    "sparse_position",
-    "state_key",
-]
 
 DESCRIPTOR_BYTES_MAX: Final = 4096
 SPARSE_ENTRIES_MAX: Final = 64

@@ -10,11 +10,11 @@ from itertools import accumulate
 
 import numpy as np
 
-from forebay.format.batch import Batch
-from forebay.format.hashing import Hashes, Places, hash_column
-from forebay.format.index import SectionKind, encode_sizes
-from forebay.format.layout import Strip
-from forebay.format.postings import RECORDS_MAX, Records, encode_postings
+from forebay.format.columns.layout import Strip
+from forebay.format.frame.batch import Batch
+from forebay.format.index.hashing import Hashes, Places, hash_column
+from forebay.format.index.postings import RECORDS_MAX, Records, encode_postings
+from forebay.format.index.sections import SectionKind, encode_sizes
 
 
 class LookupSections:

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from forebay.format.checksum import crc32
-from forebay.format.frame import Verdict
+from forebay.format.frame.head import Verdict
 from forebay.records import Bytes
 
 VERSION: Final = 1

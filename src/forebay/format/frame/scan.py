@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.format.checksum import crc32
-from forebay.format.head import (
+from forebay.format.frame.head import (
     BODY_MIN,
     CODEC_MAX,
     FORMAT_VERSION,

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from forebay.format.checksum import SALT_BYTES, crc32
-from forebay.format.frame import Verdict
+from forebay.format.frame.head import Verdict
 from forebay.records import Bytes
 
 HEADER_BYTES: Final = 64

@@ -24,9 +24,10 @@ import msgspec
 from pyroaring import BitMap
 
 from forebay.errors import Corrupt, UnsupportedFormat
-from forebay.format.columns import PADDING
-from forebay.format.frame import BODY_MIN, FrameHead, Kind, encode_frame, payload_start
-from forebay.format.offsets import WINDOW, OffsetSet, decode_bitmap, encode_bitmap
+from forebay.format.columns.rows import PADDING
+from forebay.format.control.offsets import WINDOW, OffsetSet, decode_bitmap, encode_bitmap
+from forebay.format.frame.encoding import encode_frame
+from forebay.format.frame.head import BODY_MIN, FrameHead, Kind, payload_start
 from forebay.records import OFFSET_MAX, Bytes, Gap, Reason
 
 _STATE: Final = struct.Struct("<QQQQII")

@@ -1,0 +1,1 @@
+"""What local files begin with, or are, where they are not frames: segment headers, checkpoints, the live file."""

@@ -1,0 +1,1 @@
+"""What the metadata store holds: its keys, its values, descriptors of history and deletion vectors."""
