@@ -1,4 +1,4 @@
-"""What one pull from a shard gives: batches of records, the named holes between them, and where to go on.
+"""What one read of a shard gives: batches of records, the gaps between them, and where to go on.
 
 Every tier and every engine answers in this shape. Knows records and batches, nothing of where they lay.
 """
@@ -22,9 +22,9 @@ class Span(NamedTuple, Generic[T]):
 
 
 class Page(NamedTuple):
-    """Records and holes of `[asked offset, next)`, each list in offset order. Empty at the end of the stream.
+    """Records and gaps of `[asked offset, next)`, each list in offset order. Empty at the end of the stream.
 
-    `next` is where to ask again; it also moves over a page that holds only holes.
+    `next` is where to ask again; it also moves over a page that holds only gaps.
     """
 
     batches: list[Batch]

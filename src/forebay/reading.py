@@ -1,21 +1,21 @@
-"""One stream from a place on: pull pages, check that nothing is skipped or repeated, say what is missing.
+"""Reads one partition from an offset on, and checks that nothing is skipped, repeated or missing without a name.
 
-Asks its source anew at every boundary and trusts only offsets: a page must go on exactly where the one
-before ended, and every jump must be named. Knows nothing of where records lie.
+Asks its source again at every page and trusts only offsets: a page must go on exactly where the one before ended, and
+every jump must be a gap with a reason. Knows nothing of where records lie.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Protocol, TypeAlias
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
-from forebay.errors import Corrupt, DataLoss
+from forebay.errors import Closed, Corrupt, DataLoss, Unavailable
 from forebay.format.frame.batch import Batch
 from forebay.pages import Page
 from forebay.records import Gap, Reason
 
 OnGap: TypeAlias = Callable[[int, Gap], None]
-"""Called with the partition and the hole, at its place in the stream."""
+"""Called with the partition and the gap, at its place in the stream."""
 
 PAGE_BYTES = 1024 * 1024
 LOSS = (Reason.LOST, Reason.DAMAGED, Reason.HISTORY)
@@ -29,30 +29,50 @@ class Readable(Protocol):
         """Records from `offset` on; an empty page at the end."""
 
 
-class Cursor:
-    """A place in the stream of one partition. For one thread at a time; holds no more than one page."""
+R = TypeVar("R", bound=Readable)
 
-    def __init__(self, source: Readable, start: int, *, name: str, partition: int, on_gap: OnGap | None = None) -> None:
+
+class Cursor(Generic[R]):
+    """The next offset of a reader in one partition. For one thread at a time; holds no more than one page."""
+
+    def __init__(
+        self,
+        source: R,
+        start: int,
+        *,
+        name: str,
+        partition: int,
+        on_gap: OnGap | None = None,
+        find: Callable[[int], R] | None = None,
+    ) -> None:
+        """`find` gives the source of a partition again, once the present one is closed."""
         self.next = start
         self.partition = partition
-        self._source = source
-        self.name = name
+        self.source = source
+        """What the next page is read from."""
+        self._name = name
         self._on_gap = on_gap
-
-    def goes_on_in(self, source: Readable) -> bool:
-        """Read from this one from now on; false if it is the one read from already."""
-        before, self._source = self._source, source
-        return source is not before
+        self._find = find
 
     def pull(self, stop: int | None = None, bytes_max: int = PAGE_BYTES) -> list[Batch]:
-        """The next records, below `stop` if given; empty at the end. Holes are reported before what follows them.
+        """The next records, below `stop` if given; empty at the end. Gaps are reported before what follows them.
 
-        What was deleted is stepped over in silence.
-
-        Without `on_gap`, a lost or damaged range raises `DataLoss` once; the next pull goes on behind it.
+        Deleted records are stepped over in silence. Without `on_gap`, a lost or damaged range raises `DataLoss` once;
+        the next pull goes on behind it. A source that was closed is asked for again: that says why (moved, deleted,
+        the log closed as a whole), or gives the one that was opened since, and the cursor goes on there.
         """
+        is_second = False
         while stop is None or self.next < stop:
-            page = self._source.read(self.next, bytes_max)
+            try:
+                page = self.source.read(self.next, bytes_max)
+            except Closed:
+                before = self.source
+                if is_second or self._find is None or (found := self._find(self.partition)) is before:
+                    raise
+                self.source, is_second = found, True
+                continue
+            except OSError as error:
+                raise Unavailable(f"{self._name} cannot be read at offset {self.next}: {error}; try again") from error
             if page.next == self.next:
                 return []
             if stop is not None:
@@ -64,7 +84,7 @@ class Cursor:
         return []
 
     def _until_gap(self, page: Page) -> list[Batch]:
-        """The records before the first hole; or, if the page begins with one, report it and give what follows."""
+        """The records before the first gap; or, if the page begins with one, report it and give what follows."""
         batches: list[Batch] = []
         for piece in in_order(page):
             if isinstance(piece, Gap):
@@ -83,17 +103,17 @@ class Cursor:
         if self._on_gap is not None:
             self._on_gap(self.partition, gap)
         elif gap.reason in LOSS:
-            raise _data_loss(self.name, gap)
+            raise _data_loss(self._name, gap)
 
     def _check(self, page: Page) -> None:
         expected = self.next
         for piece in in_order(page):
             start, stop = (piece.start, piece.stop) if isinstance(piece, Gap) else (piece.base, piece.end)
             if start != expected:
-                raise Corrupt(f'{self.name}: the stream goes on at {start}, expected {expected}: run "forebay verify"')
+                raise Corrupt(f'{self._name}: the stream goes on at {start}, expected {expected}: run "forebay verify"')
             expected = stop
         if expected != page.next:
-            raise Corrupt(f"{self.name}: a page ends at {expected} but says {page.next}")
+            raise Corrupt(f"{self._name}: a page ends at {expected} but says {page.next}")
 
 
 def report_gap(topic: str, on_gap: OnGap | None, partition: int, gap: Gap) -> None:
@@ -114,7 +134,7 @@ def _data_loss(name: str, gap: Gap) -> DataLoss:
 
 
 def in_order(page: Page) -> Iterator[Batch | Gap]:
-    """Batches and holes of a page by offset."""
+    """Batches and gaps of a page by offset."""
     if not page.events:
         return iter(page.batches)
     pieces: list[Batch | Gap] = [*page.batches, *page.events]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import forebay
-from forebay.engines import ReadShard
 from forebay.storage import Storage
 from forebay.storage.streams import REST, STOP_CHECK_SECONDS, Following, Stream, Waiting
 from forebay.testing.clock import ManualClock
@@ -30,15 +30,11 @@ class Bell(threading.Event):
         return False
 
 
-def _nowhere(partition: int) -> ReadShard:
-    raise AssertionError("there is no shard to ask")
-
-
 class Nothing(Following[bytes]):
     """A topic that stays empty, one look at which takes a while."""
 
     def __init__(self, clock: ManualClock, look_seconds: float, poll_seconds: float | None) -> None:
-        super().__init__([], [], lambda batch, partition: [], _nowhere)
+        super().__init__([], lambda batch, partition: [])
         self._poll_seconds = poll_seconds
         self.looks = 0
         self._clock = clock
@@ -48,10 +44,10 @@ class Nothing(Following[bytes]):
     def poll_seconds(self) -> float | None:
         return self._poll_seconds
 
-    def next_page(self) -> list[bytes]:
+    def next_page(self) -> Iterator[bytes] | None:
         self.looks += 1
         self._clock.advance(self._look_seconds)
-        return []
+        return None
 
 
 def waited(look_seconds: float, poll_seconds: float | None, timeout: float) -> tuple[float, Nothing, list[float]]:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
@@ -125,7 +127,6 @@ class Followed(Generic[T]):
         self._pages: _Kept[list[T]] = _Kept(workers)
         self._following: Following[T] | None = None
         self._bell: _Bell | None = None
-        self._leave: Callable[[], object] = lambda: None
         self._closed = False
 
     async def begin(self) -> None:
@@ -133,7 +134,8 @@ class Followed(Generic[T]):
         if self._following is None:
             self._following = await self._begun.call(self._begin)
             self._bell = _Bell(asyncio.get_running_loop())
-            self._leave = self._following.wake(self._bell.ring, self)
+            self._following.listen(self._bell.ring)
+            weakref.finalize(self, self._following.leave, self._bell.ring)
 
     async def next_page(self) -> list[T]:
         """See `AsyncSource`."""
@@ -143,19 +145,25 @@ class Followed(Generic[T]):
         deadline = None if self._timeout is None else loop.time() + self._timeout
         while not self._closed:
             bell.listen()
-            page = await self._pages.call(following.next_page)
+            page = await self._pages.call(partial(_rows, following))
             left = LOOK_SECONDS if deadline is None else deadline - loop.time()
             if page or left <= 0:
                 return page
+            if following.listen(bell.ring):
+                continue
             await bell.wait(min(left, following.poll_seconds or LOOK_SECONDS))
         return []
 
     def close(self) -> None:
         """See `AsyncSource`."""
         self._closed = True
-        self._leave()
-        if self._bell is not None:
+        if self._bell is not None and self._following is not None:
+            self._following.leave(self._bell.ring)
             self._bell.ring()
+
+
+def _rows(following: Following[T]) -> list[T]:
+    return list(following.next_page() or ())
 
 
 class _Bell:

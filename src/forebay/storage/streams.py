@@ -1,7 +1,7 @@
-"""Streams over the partitions of a topic: up to an end, or following what comes.
+"""Streams over the partitions of a topic: up to an end, or following what is appended.
 
-Data is always pulled by offset and wake-ups only wake, so a missed one costs nothing. A stream lives on
-after an error: a caller that asks it again goes on behind the gap that was reported.
+Records are always pulled by offset; a waker only says that a look is worth it, so one that is missed costs nothing. A
+stream survives an error: a caller that asks it again goes on behind the gap that was reported.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, repeat
 from types import TracebackType
 from typing import Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 from forebay.clock import Clock
 from forebay.disk.forks import ForkGuard
 from forebay.engines import ReadShard
-from forebay.errors import Closed, Unavailable
 from forebay.format.frame.batch import Batch
 from forebay.pages import Page
 from forebay.reading import Cursor, in_order
@@ -24,19 +24,20 @@ from forebay.records import Gap, Record
 
 STOP_CHECK_SECONDS = 0.1
 REST = 4
-"""Where one has to look again and again, the pause is so many times what a look takes: many empty partitions
-are looked at more rarely than one."""
+"""Where a reader has to poll, the pause is so many times what a look takes: many empty partitions are looked at more
+rarely than one."""
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 Shown: TypeAlias = Callable[[Batch, int], Sequence[T]]
 """What a caller gets for a batch of a partition: its records, or one Arrow batch."""
 
 
-class Source(Protocol[T]):
+class Source(Protocol[T_co]):
     """Where a stream gets its pages from."""
 
-    def next_page(self) -> list[T]:
-        """What comes next; empty at the end."""
+    def next_page(self) -> Iterator[T_co] | None:
+        """The rows that come next, made as they are taken; `None` at the end."""
 
     def close(self) -> None:
         """Nothing more will be asked for."""
@@ -45,7 +46,7 @@ class Source(Protocol[T]):
 class Stream(Generic[T]):
     """An iterator that may be left and entered again, also after an error, and goes on where it was.
 
-    For one thread at a time. Holds no more than one page.
+    For one thread at a time. Holds no more than one page, of which it makes the rows of one batch at a time.
     """
 
     def __init__(self, source: Source[T]) -> None:
@@ -58,10 +59,10 @@ class Stream(Generic[T]):
             # An iterator of the stream's own: a loop that is left in the middle of a page skips nothing.
             yield from self._rows
             self._guard.check("this stream")
-            page = self._source.next_page()
-            if not page:
+            rows = self._source.next_page()
+            if rows is None:
                 return
-            self._rows = iter(page)
+            self._rows = rows
 
     def __next__(self) -> T:
         for row in self:
@@ -71,8 +72,9 @@ class Stream(Generic[T]):
     def next_page(self) -> list[T]:
         """The rest of the present page, or the next one; empty at the end."""
         self._guard.check("this stream")
-        rest = list(self._rows)
-        return rest or self._source.next_page()
+        while not (page := list(self._rows)) and (rows := self._source.next_page()) is not None:
+            self._rows = rows
+        return page
 
     def close(self) -> None:
         """End the stream; harmless when repeated."""
@@ -91,20 +93,19 @@ class Stream(Generic[T]):
 class Bounded(Generic[T]):
     """Partition after partition, each up to its end."""
 
-    def __init__(self, parts: Sequence[tuple[Cursor, int]], shown: Shown[T], shard: Callable[[int], ReadShard]) -> None:
+    def __init__(self, parts: Sequence[tuple[Cursor[ReadShard], int]], shown: Shown[T]) -> None:
         self._parts = list(parts)
         self._shown = shown
-        self._shard = shard
 
-    def next_page(self) -> list[T]:
+    def next_page(self) -> Iterator[T] | None:
         """See `Source`."""
         while self._parts:
             cursor, end = self._parts[0]
-            page = _pulled(cursor, end, self._shown, self._shard)
-            if page:
-                return page
+            batches = cursor.pull(end)
+            if batches:
+                return chain.from_iterable(map(self._shown, batches, repeat(cursor.partition)))
             self._parts.pop(0)
-        return []
+        return None
 
     def close(self) -> None:
         """See `Source`."""
@@ -139,7 +140,7 @@ class LookupPages:
         self._found: deque[tuple[int, Gap | Batch]] = deque()
         """What was found and not given yet, with its partition."""
 
-    def next_page(self) -> list[Record]:
+    def next_page(self) -> Iterator[Record] | None:
         """See `Source`."""
         while (self._found or self._spans) and self._left != 0:
             if not self._found:
@@ -155,8 +156,8 @@ class LookupPages:
                 if self._left is not None:
                     records = records[: self._left]
                     self._left -= len(records)
-                return records
-        return []
+                return iter(records)
+        return None
 
     def _look(self) -> None:
         """Ask for the next page."""
@@ -186,39 +187,51 @@ def _found_in_order(page: Page, *, newest: bool) -> Iterator[Gap | Batch]:
 
 
 class Following(Generic[T]):
-    """All partitions in turn, without an end. Here only what is there now; who waits, and how, is the caller's."""
+    """All partitions in turn, without an end. Gives what is there now; how to wait for more is the caller's affair."""
 
-    def __init__(
-        self,
-        cursors: Sequence[Cursor],
-        shards: Sequence[ReadShard],
-        shown: Shown[T],
-        shard: Callable[[int], ReadShard],
-    ) -> None:
+    def __init__(self, cursors: Sequence[Cursor[ReadShard]], shown: Shown[T]) -> None:
         self._cursors = cursors
-        self._shards = shards
         self._shown = shown
-        self._shard = shard
         self._turn = 0
+        self._wired: dict[int, ReadShard] = {}
+        """By partition, the shard that calls the waker of this stream."""
 
     @property
     def poll_seconds(self) -> float | None:
-        """How often to look where not every shard can wake; `None` where all can."""
-        return min((shard.poll_seconds for shard in self._shards if shard.poll_seconds is not None), default=None)
+        """How often to look where not every shard calls its wakers; `None` where all do."""
+        found = (cursor.source.poll_seconds for cursor in self._cursors)
+        return min((seconds for seconds in found if seconds is not None), default=None)
 
-    def next_page(self) -> list[T]:
-        """What there is of the next partition that has something; empty if none has. Never waits."""
+    def next_page(self) -> Iterator[T] | None:
+        """What there is of the next partition that has something; `None` if none has. Never waits for an append."""
         for _ in self._cursors:
             cursor = self._cursors[self._turn]
             self._turn = (self._turn + 1) % len(self._cursors)
-            page = _pulled(cursor, None, self._shown, self._shard)
-            if page:
-                return page
-        return []
+            batches = cursor.pull()
+            if batches:
+                return chain.from_iterable(map(self._shown, batches, repeat(cursor.partition)))
+        return None
 
-    def wake(self, waker: Callable[[], None], owner: object) -> Callable[[], None]:
-        """Call `waker` whenever something may have come, until `owner` is gone or the result is called."""
-        return weakref.finalize(owner, wake(self._shards, waker))
+    def listen(self, waker: Callable[[], None]) -> bool:
+        """Have `waker` called after each publication in the shards that are read now; true if some did not do so yet.
+
+        Then the caller looks again before it waits: records that came before this call woke no waker.
+        """
+        changed = [cursor for cursor in self._cursors if self._wired.get(cursor.partition) is not cursor.source]
+        for cursor in changed:
+            before = self._wired.get(cursor.partition)
+            if before is not None:
+                before.wakers.discard(waker)
+            # Noted first: an interrupt in between leaves a shard that `leave` visits in vain.
+            self._wired[cursor.partition] = cursor.source
+            cursor.source.wakers.add(waker)
+        return bool(changed)
+
+    def leave(self, waker: Callable[[], None]) -> None:
+        """Have no shard call `waker` any more."""
+        for shard in self._wired.values():
+            shard.wakers.discard(waker)
+        self._wired.clear()
 
 
 class Waiting(Generic[T]):
@@ -233,9 +246,10 @@ class Waiting(Generic[T]):
         self._stop = stop
         self._closed = False
         self._woken = threading.Event()
-        self._leave = following.wake(self._woken.set, self)
+        self._leave = weakref.finalize(self, following.leave, self._woken.set)
+        following.listen(self._woken.set)
 
-    def next_page(self) -> list[T]:
+    def next_page(self) -> Iterator[T] | None:
         """See `Source`."""
         began = self._clock.monotonic()
         while not self._closed and (self._stop is None or not self._stop.is_set()):
@@ -244,37 +258,19 @@ class Waiting(Generic[T]):
             page = self._following.next_page()
             now = self._clock.monotonic()
             left = STOP_CHECK_SECONDS if self._timeout is None else began + self._timeout - now
-            if page or left <= 0:
+            if page is not None or left <= 0:
                 return page
+            if self._following.listen(self._woken.set):
+                continue
             poll = self._following.poll_seconds
             pause = STOP_CHECK_SECONDS if poll is None else max(poll, REST * (now - looked))
             self._woken.wait(min(left, pause, STOP_CHECK_SECONDS))
-        return []
+        return None
 
     def close(self) -> None:
         """See `Source`."""
         self._closed = True
         self._leave()
-
-
-def _pulled(cursor: Cursor, end: int | None, shown: Shown[T], shard: Callable[[int], ReadShard]) -> list[T]:
-    try:
-        batches = _pages(cursor, end, shard)
-    except OSError as error:
-        raise Unavailable(f"{cursor.name} cannot be read at offset {cursor.next}: {error}; try again") from error
-    return [row for batch in batches for row in shown(batch, cursor.partition)]
-
-
-def _pages(cursor: Cursor, end: int | None, shard: Callable[[int], ReadShard]) -> list[Batch]:
-    try:
-        return cursor.pull(end)
-    except Closed:
-        # Asking for the shard again says why: moved, deleted, the log closed as a whole. Or the shard was lost and
-        # opened again, as after a lost lease: then the stream goes on there. The re-opened shard has no waker of this
-        # stream; the poll in `Waiting` covers that.
-        if not cursor.goes_on_in(shard(cursor.partition)):
-            raise
-        return cursor.pull(end)
 
 
 def wake(shards: Sequence[ReadShard], waker: Callable[[], None]) -> Callable[[], None]:

@@ -278,7 +278,7 @@ class Topic:
         A lost or damaged range raises `DataLoss` at its place, unless `on_gap(partition, gap)` takes it; the
         stream may be asked again and goes on behind it.
         """
-        return Stream(Bounded(self._parts(start, stop, partition, on_gap), _records, self._shards.read))
+        return Stream(Bounded(self._parts(start, stop, partition, on_gap), _records))
 
     def read_arrow(
         self,
@@ -289,7 +289,7 @@ class Topic:
         on_gap: OnGap | None = None,
     ) -> Stream[pa.RecordBatch]:
         """As `read`, as record batches, without a Python object per record."""
-        return Stream(Bounded(self._parts(start, stop, partition, on_gap), _arrow, self._shards.read))
+        return Stream(Bounded(self._parts(start, stop, partition, on_gap), _arrow))
 
     def follow(
         self,
@@ -316,8 +316,7 @@ class Topic:
     ) -> Following[Record]:
         """What `follow` asks again and again, for callers who wait in their own way."""
         cursors = [self._cursor(number, start, on_gap) for number in self._chosen(start, partition)]
-        shards = [self._shards.read(cursor.partition) for cursor in cursors]
-        return Following(cursors, shards, _records, self._shards.read)
+        return Following(cursors, _records)
 
     def on_published(self, waker: Callable[[], None], *, open_only: bool = False) -> Callable[[], None]:
         """Call `waker`, which must be quick, after each publication in the topic, until the result is called.
@@ -575,7 +574,7 @@ class Topic:
 
     def _parts(
         self, start: Start, stop: int | None, partition: int | None, on_gap: OnGap | None
-    ) -> list[tuple[Cursor, int]]:
+    ) -> list[tuple[Cursor[ReadShard], int]]:
         """Where to begin in each partition, and where it ends now."""
         if stop is not None:
             check_offset(stop)
@@ -586,10 +585,11 @@ class Topic:
             parts.append((cursor, end if stop is None else min(end, stop)))
         return parts
 
-    def _cursor(self, partition: int, start: Start, on_gap: OnGap | None) -> Cursor:
+    def _cursor(self, partition: int, start: Start, on_gap: OnGap | None) -> Cursor[ReadShard]:
         name = f"{self.name}[{partition}]"
         first = self._first(partition, start)
-        return Cursor(self._shards.read(partition), first, name=name, partition=partition, on_gap=on_gap)
+        find = self._shards.read
+        return Cursor(find(partition), first, name=name, partition=partition, on_gap=on_gap, find=find)
 
     def _first(self, partition: int, start: Start) -> int:
         """The offset in the partition that a caller means by `start`; `Invalid` if it lies behind the end."""

@@ -1,0 +1,73 @@
+"""Streams over what changes under them: shards that are opened again, and records that are made as they are taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import forebay
+from forebay import EARLIEST
+from forebay.format.frame.batch import Batch
+from forebay.records import Record
+from forebay.settings import Settings
+from forebay.storage import Storage
+from forebay.storage.streams import Waiting
+from forebay.testing.clock import ManualClock
+from forebay.testing.inside import inside
+from tests.storage.rig import quick, values, wal_of
+from tests.support.waiting import until
+
+
+def _shared(tmp_path: Path) -> Settings:
+    return Settings.load(
+        overrides={
+            "storage": {"mode": "shared_fs"},
+            "store": {"root": f"{tmp_path}/store"},
+            "metadata": {"path": f"{tmp_path}/shared.sqlite"},
+        }
+    )
+
+
+def test_a_shard_that_is_opened_again_wakes_the_stream_that_followed_the_one_before(tmp_path: Path) -> None:
+    with Storage.open(tmp_path / "a", _shared(tmp_path)) as log:
+        topic = log.create_topic("orders")
+        topic.append(b"0")
+        following = topic.following(EARLIEST)
+        waiting = Waiting(following, 0.0, None, clock=ManualClock())
+        assert values(waiting.next_page() or ()) == [b"0"]
+        lost = wal_of(topic)
+        lost.fence("the lease has ended")
+        until(lambda: lost.closed)
+        until(lambda: topic.append(b"1") == 1)
+
+        assert values(waiting.next_page() or ()) == [b"1"]
+        assert following.listen(waiting._woken.set)
+
+        waiting._woken.clear()
+        topic.append(b"2")
+        assert waiting._woken.is_set()
+        assert not following.listen(waiting._woken.set)
+        waiting.close()
+        assert not inside(topic).shard().wakers
+
+
+def test_the_records_of_a_page_are_made_batch_by_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    whole = Batch.records
+
+    def noted(batch: Batch, partition: int) -> list[Record]:
+        made.append(batch.base)
+        return whole(batch, partition)
+
+    with forebay.open(tmp_path, quick()) as log:
+        topic = log.create_topic("t")
+        for number in range(3):
+            topic.append_many([b"%d" % number] * 100)
+        monkeypatch.setattr(Batch, "records", noted)
+        stream = topic.read()
+
+        assert next(stream).offset == 0
+        assert made == [0]
+        assert [record.offset for record in stream] == list(range(1, 300))
+        assert made == [0, 100, 200]
