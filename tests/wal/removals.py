@@ -13,7 +13,7 @@ from forebay.testing.damage import Damage
 from forebay.testing.invariants import Violation
 from forebay.testing.trace import Note
 from forebay.topics import Durability
-from forebay.wal.removals import Removals, write_removals
+from forebay.wal.removals import Removals
 from tests.wal.rig import Simulated
 
 NOTE: Final = "removal"
@@ -49,7 +49,7 @@ def _removed(rig: Simulated, offsets: tuple[int, ...], floor: Floor) -> bool:
     number = len(rig.disk.trace)
     rig.disk.note(NOTE, Removal(number, False, offsets, floor))
     try:
-        write_removals(rig.wal, Removals(OffsetSet.of(offsets), floor))
+        rig.wal.remove(Removals(OffsetSet.of(offsets), floor))
     except ForebayError:
         return False
     rig.disk.note(NOTE, Removal(number, True, offsets, floor, rig.durability is Durability.FSYNC))

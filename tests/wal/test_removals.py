@@ -15,7 +15,7 @@ from forebay.records import Reason
 from forebay.testing.crashes import CrashState, explore
 from forebay.testing.invariants import Violation, check_log
 from forebay.topics import Durability
-from forebay.wal.removals import Removals, write_removals
+from forebay.wal.removals import Removals
 from tests.ledger import Ledger
 from tests.support.soak import SOAK
 from tests.wal.removals import check_removals, delete, flush, move_floor
@@ -142,10 +142,10 @@ def test_an_unwritten_delete_changes_nothing_and_a_torn_one_is_unknown() -> None
     fail_next(rig, "write", errno.EIO, taken=9)
 
     with pytest.raises(Indeterminate, match="repeat it"):
-        write_removals(rig.wal, Removals(OffsetSet.of([1])))
+        rig.wal.remove(Removals(OffsetSet.of([1])))
     assert rig.wal.writer.removals.is_some is False
     with pytest.raises(Unavailable, match="read-only"):
-        write_removals(rig.wal, Removals(OffsetSet.of([1])))
+        rig.wal.remove(Removals(OffsetSet.of([1])))
     assert rig.wal.heal()
     assert Rig(rig.disk, Durability.FSYNC, epoch=rig.epoch).open().wal.writer.removals.is_some is False
 
@@ -193,6 +193,6 @@ def test_no_delete_is_acknowledged_once_the_lease_has_ended() -> None:
     rig.lease = False
 
     with pytest.raises(Indeterminate):
-        write_removals(rig.wal, Removals(OffsetSet.of([0])))
+        rig.wal.remove(Removals(OffsetSet.of([0])))
     with pytest.raises(Fenced):
-        write_removals(rig.wal, Removals(OffsetSet.of([0])))
+        rig.wal.remove(Removals(OffsetSet.of([0])))

@@ -22,7 +22,7 @@ from forebay.testing.disk import ROOMY, SimulatedDisk
 from forebay.testing.trace import Image, Trace
 from forebay.topics import Durability
 from forebay.wal.recovery.survey import CHECKPOINT_NAME
-from forebay.wal.removals import KINDS, Removals, write_removals
+from forebay.wal.removals import KINDS, Removals
 from tests.ledger import Ledger
 from tests.wal.removals import delete, move_floor
 from tests.wal.rig import DIRECTORY, Rig, Simulated, simulated
@@ -153,7 +153,7 @@ def test_of_changes_that_take_several_frames_one_copy_is_enough(which: int) -> N
     """A delete and a floor in one change: both, and both again."""
     rig = Rig(simulated(), Durability.FSYNC).open()
     rig.append(5)
-    write_removals(rig.wal, Removals(OffsetSet.of([1, 3]), Floor(1, 1, Reason.CAP)))
+    rig.wal.remove(Removals(OffsetSet.of([1, 3]), Floor(1, 1, Reason.CAP)))
     delete(rig, 2)
     rig.append(3)
     volume = rig.disk.volume

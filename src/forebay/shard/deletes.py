@@ -24,7 +24,7 @@ from forebay.records import OFFSET_MAX, Gap, Reason
 from forebay.shard.tiers import NOTHING, Ended, Tiers, Visible
 from forebay.wal.files import SealedFile
 from forebay.wal.log import Wal
-from forebay.wal.removals import Removals, write_removals
+from forebay.wal.removals import Removals
 
 
 class DeleteRange(NamedTuple):
@@ -180,7 +180,7 @@ class Deletes:
                 self._record(OffsetSet(), floor)
                 self._wal.writer.removals.add(Removals(floor=floor))
             else:
-                write_removals(self._wal, Removals(floor=floor))
+                self._wal.remove(Removals(floor=floor))
             self._show()
 
     @contextlib.contextmanager
@@ -211,7 +211,7 @@ class Deletes:
             self._record(below, NO_FLOOR)
             self._show(below)
         if len(above):
-            write_removals(self._wal, Removals(above))
+            self._wal.remove(Removals(above))
             self._show(above)
         return len(offsets)
 

@@ -21,7 +21,7 @@ from forebay.appends.free_space import FreeSpace
 from forebay.appends.group_commit import GroupCommit
 from forebay.appends.queue import AppendQueue, Entry, Producing
 from forebay.appends.ticket import Ticket
-from forebay.errors import Closed, Fenced, ForebayError, Unavailable
+from forebay.errors import Closed, Fenced, ForebayError, Indeterminate, Unavailable
 from forebay.format.columns.rows import ColumnBytes
 from forebay.pages import Page
 from forebay.records import Gap, Offsets
@@ -29,6 +29,7 @@ from forebay.topics import Durability
 from forebay.wal.files import FileList
 from forebay.wal.recovery.heal import rebuild
 from forebay.wal.refusals import Refusals, fenced, refusals
+from forebay.wal.removals import Removals
 from forebay.wal.tail import LiveFile, Tail
 from forebay.wal.writer import ActiveFile, SyncTarget, Writer
 
@@ -246,6 +247,42 @@ class Wal:
             self.counters.rotations += 1
             self.show()
             self.note_dirty()
+
+    # Deleting
+
+    def remove(self, removals: Removals) -> None:
+        """End these records, published before, and move the floors; on return the log says so, as its class asks.
+
+        Raises `Unavailable` if nothing was written, and `Indeterminate` if it is not known what will be found.
+        """
+        self.group.refuse_inside()
+        place = self.writer.place
+        with self.group.lock:
+            self.check_writable()
+            if self.failure is not None:
+                raise Unavailable(f"{place}: nothing is deleted, the log is read-only ({self.failure})")
+            trouble = self.attempt(lambda: self._write_removals(removals))
+            if trouble is not None:
+                if self.failure is None:
+                    raise Unavailable(f"{place}: nothing is deleted ({trouble}); try again")
+                raise Indeterminate(
+                    f"{place}: the log failed while a delete was being written ({self.failure}): what it names "
+                    "may or may not be gone; repeat it"
+                )
+            self.writer.removals.add(removals)
+            self.show_end()
+            self.note_dirty()
+        self.wake()
+        self.group.call_back()
+
+    def _write_removals(self, removals: Removals) -> None:
+        active = self.writer.remove(removals)
+        if self.policy.syncs_before_ack:
+            self.writer.sync()
+        if self.still_owner is not None and not self.still_owner():
+            raise Fenced(f"{self.writer.place}: the lease ended before the delete was acknowledged")
+        # From here on a healed log keeps it, and other processes see it.
+        active.publish(active.end)
 
     # Pausing and going on elsewhere
 

@@ -1,16 +1,15 @@
 """Deletes and floors in a shard's log: written, restated by every new file, read back, and missed where damaged.
 
 They stand in control frames, which use up no offset, so a lost one leaves no gap in the sequence. Each change is
-therefore written twice, all of its frames and then all of them again: most damaged places lose nothing. Knows frames
-and the log that they are written to; knows nothing of the records that ended, nor of history.
+therefore written twice, all of its frames and then all of them again: most damaged places lose nothing. Knows frames,
+nothing of the log that writes them (`Wal.remove`), of the records that ended, nor of history.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from forebay.errors import Fenced, Indeterminate, Unavailable
 from forebay.format.control.frames import (
     NO_FLOOR,
     Floor,
@@ -25,9 +24,6 @@ from forebay.format.control.offsets import OffsetSet
 from forebay.format.frame.head import HEAD_SIZE, HEADER_SIZE, FrameHead, Kind
 from forebay.format.frame.scan import Scan
 from forebay.records import Bytes
-
-if TYPE_CHECKING:
-    from forebay.wal.log import Wal
 
 KINDS = (Kind.DELETE, Kind.FLOOR)
 MARK_BYTES = HEAD_SIZE + 8
@@ -79,41 +75,6 @@ class Removals:
         if self.floor != NO_FLOOR:
             frames.append(encode_floor(self.floor, **stamp))
         return [*frames, *frames]
-
-
-def write_removals(wal: Wal, removals: Removals) -> None:
-    """End these records, published before, and move the floors; on return the log says so, as its class asks.
-
-    Raises `Unavailable` if nothing was written, and `Indeterminate` if it is not known what will be found.
-    """
-    wal.group.refuse_inside()
-    with wal.committing:
-        wal.check_writable()
-        if wal.failure is not None:
-            raise Unavailable(f"{wal.writer.place}: nothing is deleted, the log is read-only ({wal.failure})")
-        trouble = wal.attempt(lambda: _write(wal, removals))
-        if trouble is not None:
-            if wal.failure is None:
-                raise Unavailable(f"{wal.writer.place}: nothing is deleted ({trouble}); try again")
-            raise Indeterminate(
-                f"{wal.writer.place}: the log failed while a delete was being written ({wal.failure}): what it names "
-                "may or may not be gone; repeat it"
-            )
-        wal.writer.removals.add(removals)
-        wal.show_end()
-        wal.note_dirty()
-    wal.wake()
-    wal.group.call_back()
-
-
-def _write(wal: Wal, removals: Removals) -> None:
-    active = wal.writer.remove(removals)
-    if wal.policy.syncs_before_ack:
-        wal.writer.sync()
-    if wal.still_owner is not None and not wal.still_owner():
-        raise Fenced(f"{wal.writer.place}: the lease ended before the delete was acknowledged")
-    # From here on a healed log keeps it, and other processes see it.
-    active.publish(active.end)
 
 
 class Blind(NamedTuple):
