@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
 from forebay.blobs import DirectoryStore
@@ -84,9 +85,11 @@ class SegmentHome:
         settings: Settings = SETTINGS,
         clock: Clock | None = None,
         metadata: MetadataStore | None = None,
+        on_dirty: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.metadata = metadata or MemoryMetadata()
         self.shards: list[SegmentShard] = []
+        self._on_dirty = on_dirty
         self._disk = disk
         self._root = root
         self._durability = durability
@@ -106,6 +109,7 @@ class SegmentHome:
             owner_session=self._owners.next(),
             places=self.places(),
             on_open=self._opened,
+            on_dirty=self._on_dirty,
         )
         return by_name(engine, self.metadata)
 

@@ -120,6 +120,7 @@ class Member:
             owner_session=self.owner_session,
             places=self.places,
             on_open=on_open,
+            on_dirty=lambda _: None,
         )
         self.cleanup = ObjectCleanup(metadata, settings, self.places, ground.clock)
         self.definitions = Definitions(metadata, settings.metadata.prefix, ground.clock)

@@ -29,8 +29,8 @@ def stepped(tmp_path: Path, durability: str, settings: Settings) -> tuple[Inside
     """Upkeep without its thread and with time turned by hand."""
     clock = ManualClock()
     disk = WatchedDisk()
-    home = SegmentHome(disk, str(tmp_path), durability, settings=settings, clock=clock)
     worker = SyncWorker(disk, clock, str(tmp_path), settings.runtime, lambda: None)
+    home = SegmentHome(disk, str(tmp_path), durability, settings=settings, clock=clock, on_dirty=worker.wake)
     return InsideSync(worker).take_over(), home, clock
 
 

@@ -318,7 +318,7 @@ def test_a_shard_given_up_while_ages_are_looked_at_does_not_come_back(tmp_path: 
     maintenance.look_at_ages()
     assert not maintenance.is_asked(shard)
 
-    shard.wal.on_dirty()
+    maintenance.wake(shard)
     assert not maintenance.is_asked(shard)
     shard.upkeep = found
     engine.close()

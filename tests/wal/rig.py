@@ -198,6 +198,7 @@ class BareRig(Rig[D]):
         reserve: Callable[[int], int] | None = None,
         reserved_end: int = 0,
         window: ProducerWindow | None = None,
+        on_dirty: Callable[[], None] = lambda: None,
     ) -> Self:
         """Begin in a new epoch; unless told otherwise exactly where the local log ends."""
         self.epoch += 1
@@ -214,6 +215,7 @@ class BareRig(Rig[D]):
             reserved_end=reserved_end,
             window=window,
             still_owner=lambda: self.lease,
+            on_dirty=on_dirty,
         )
         self.upkeep = Upkeep(self.log, Sealer(self.disk, self.settings, None))
         return self

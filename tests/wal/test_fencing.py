@@ -25,8 +25,12 @@ DISK, FSYNC, MEMORY = Durability.DISK, Durability.FSYNC, Durability.MEMORY
 HELD = Moved("shop/orders[0] moves to another owner: try there")
 
 
-def _begun(durability: Durability, reserve: Callable[[int], int] | None = None) -> Bare:
-    return BareRig(simulated(), durability).begin(reserve=reserve)
+def _begun(
+    durability: Durability,
+    reserve: Callable[[int], int] | None = None,
+    on_dirty: Callable[[], None] = lambda: None,
+) -> Bare:
+    return BareRig(simulated(), durability).begin(reserve=reserve, on_dirty=on_dirty)
 
 
 def _ticket(rig: Bare) -> Ticket:
@@ -37,10 +41,10 @@ def _ticket(rig: Bare) -> Ticket:
 
 @pytest.mark.parametrize("durability", [FSYNC, DISK])
 def test_a_lease_that_lapses_between_write_and_ack_leaves_the_append_undecided(durability: Durability) -> None:
-    rig = _begun(durability)
-    rig.append()
     heard: list[str | None] = []
-    rig.wal.on_dirty = lambda: heard.append(rig.wal.fenced)
+    rig = _begun(durability, on_dirty=lambda: heard.append(rig.wal.fenced))
+    rig.append()
+    heard.clear()
     rig.lease = False
 
     with pytest.raises(Indeterminate, match="had to stop.*lease ended"):

@@ -53,7 +53,10 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         owner_session: OwnerSession,
         places: Places,
         on_open: Callable[[SegmentShard], None],
+        on_dirty: Callable[[str], None],
     ) -> None:
+        """`on_open` gets each shard that was opened. `on_dirty` gets the id of one with work for its upkeep, under the
+        locks of its log: it must not wait."""
         super().__init__()
         self.directory = shards
         self.places = places
@@ -63,6 +66,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         self._metadata = metadata
         self._owner_session = owner_session
         self._on_open = on_open
+        self._on_dirty = on_dirty
         self._given_up: dict[str, ShardState] = {}
         """Shards that were sealed here, as they stood then."""
 
@@ -394,6 +398,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
                 holder=self._owner_session.holder,
                 around=around,
                 on_bytes=on_bytes,
+                on_dirty=partial(self._on_dirty, ref.id),
             )
         except (Conflict, Corrupt):
             # The next that looks, here or elsewhere, need not find our attempt.

@@ -297,15 +297,15 @@ class SegmentShard:
         holder: str,
         around: ShardContext | None = None,
         on_bytes: Callable[[int], None] | None = None,
+        on_dirty: Callable[[], None] = lambda: None,
     ) -> SegmentShard:
         """Recover the shard as its owner in `epoch`. What was decided is logged; nothing is written needlessly.
 
-        Without surroundings it is a log alone, as if there were no history.
+        Without surroundings it is a log alone, as if there were no history. For `on_dirty` see `Wal`.
         """
         facts = survey(disk, directory, settings, on_bytes, trusting=True)
         _check_identity(facts, ref)
-        identity = disk.identity(directory) if facts.last is not None else ""
-        here = Situation(str(ref), ref.spec.durability, identity, holder)
+        here = Situation(str(ref), ref.spec.durability, disk.identity(directory) if facts.last else "", holder)
         catalog = around.catalog(ref) if around is not None else None
         if around is not None and catalog is not None:
             here = _beside_history(here, catalog, facts, around)
@@ -322,6 +322,7 @@ class SegmentShard:
             durability=ref.spec.durability,
             zstd_level=zstd_level,
             reserved_end=before.reserved_end if before is not None else 0,
+            on_dirty=on_dirty,
             **_of_surroundings(around, ref, epoch, before, decision, facts),
         )
         is_sound = decision.exact and not decision.damage and not decision.undone

@@ -175,6 +175,7 @@ def owner_parts(directory: LogDirectory, settings: Settings, disk: Disk, clock: 
                 owner_session=session,
                 places=places,
                 on_open=watch,
+                on_dirty=maintenance.wake,
             ),
             rocksdb=RocksEngine(database, settings, disk=disk, clock=clock, metadata=metadata, owner_session=session),
             unowned=_unowned(ShardContext(metadata, settings, places, directory.id, lambda: False), disk, clock),

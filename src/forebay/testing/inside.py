@@ -559,6 +559,10 @@ class InsideSync(InsideWorker[SyncWorker]):
         """Look at the shard in the next step, whether or not it has said that there is work."""
         self._worker._busy[shard.ref.id] = shard
 
+    def wake(self, shard: OwnedShard) -> None:
+        """Say that the shard may have work, as its log does."""
+        self._worker.wake(shard.ref.id)
+
     def is_asked(self, shard: OwnedShard) -> bool:
         """Whether the next step looks at the shard."""
         return shard.ref.id in self._worker._busy

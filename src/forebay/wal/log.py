@@ -80,8 +80,10 @@ class Wal:
         *,
         durability: Durability,
         live: LiveFile,
+        on_dirty: Callable[[], None],
         still_owner: Callable[[], bool] | None = None,
     ) -> None:
+        """`on_dirty` is called, under the log's locks, when there may be work for `upkeep`: it must not wait."""
         place, settings = writer.place, writer.settings
         self.durability = durability
         self.policy = durability.policy
@@ -94,8 +96,7 @@ class Wal:
         self.state = LogState(Phase.OPEN)
         """Changed by `_become` alone."""
         self.counters = writer.counters
-        self.on_dirty: Callable[[], None] = lambda: None
-        """Called when there may be work for `upkeep`."""
+        self._on_dirty = on_dirty
         self.dirty_since: float | None = None
         self.queued_since: float | None = None
         self.idle_since = writer.clock.monotonic()
@@ -227,7 +228,7 @@ class Wal:
         if self.dirty_since is None:
             try:
                 self.dirty_since = self.writer.clock.monotonic()
-                self.on_dirty()
+                self._on_dirty()
             except BaseException:
                 # The call may not have arrived (Ctrl-C): the next thread that has something to sync repeats it.
                 self.dirty_since = None
@@ -236,7 +237,7 @@ class Wal:
     def _note_queued(self) -> None:
         try:
             self.queued_since = self.writer.clock.monotonic()
-            self.on_dirty()
+            self._on_dirty()
         except BaseException:
             self.queued_since = None
             raise
@@ -369,7 +370,7 @@ class Wal:
             self.show()
         self.queue.fail(answers.written, answers.queued, next_offset)
         logger.error("%s: log failed at offset %d: %s", self.writer.place, self.head, reason)
-        self.on_dirty()
+        self._on_dirty()
 
     def _skip_lost(self, end: int) -> int:
         """Where to go on: at `end`, but class `memory` acknowledges what only waits, and gives out no offset twice."""

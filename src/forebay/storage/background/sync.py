@@ -70,12 +70,11 @@ class SyncWorker:
         return self.worker, self._callbacks.worker
 
     def watch(self, shard: SegmentShard) -> None:
-        """Look after the shard whenever it says that there may be work."""
-        shard.wal.on_dirty = lambda: self._wake(shard)
+        """Look after the shard from now on: at once if it has work, and whenever `wake` is called for it."""
         with self.worker.changed:
             self._watched[shard.ref.id] = shard
         if shard.upkeep.is_busy:
-            self._wake(shard)
+            self.wake(shard.ref.id)
 
     def step(self) -> None:
         """One round over all shards that are due something.
@@ -149,15 +148,17 @@ class SyncWorker:
         if not is_done:
             self._enlist(shard)
 
-    def _wake(self, shard: SegmentShard) -> None:
-        if self._busy.get(shard.ref.id) is shard:
+    def wake(self, shard_id: str) -> None:
+        """The shard may have work. Called by its log, under that log's locks; nothing if the shard is not watched."""
+        if shard_id in self._busy:
             return
         with self.worker.changed:
-            if not self._is_watched(shard):
+            shard = self._watched.get(shard_id)
+            if shard is None:
                 return
             self.worker.wake()
             # Last: a shard that is in here is looked after, also if an interrupt (Ctrl-C) comes now.
-            self._busy[shard.ref.id] = shard
+            self._busy[shard_id] = shard
 
     def _enlist(self, shard: SegmentShard) -> None:
         """The next round looks at the shard, unless it was given up meanwhile."""

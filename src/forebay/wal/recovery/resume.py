@@ -65,11 +65,13 @@ def resume(
     reserved_end: int = 0,
     window: ProducerWindow | None = None,
     still_owner: Callable[[], bool] | None = None,
+    on_dirty: Callable[[], None] = lambda: None,
 ) -> Wal:
     """The shard's log, ready. Writes nothing where nothing needs repair.
 
     `reserve` makes a reservation durable outside, of which `reserved_end` is the present one; else the log does.
-    `window` tells of producers where no local log does. `still_owner` is asked before each acknowledgement.
+    `window` tells of producers where no local log does. `still_owner` is asked before each acknowledgement. `on_dirty`
+    is called when there may be work for `Upkeep`; the default is for a log that is looked after by hand.
     """
     assert start.gap is None or start.gap.reason is not Reason.HISTORY
     if start.set_aside:
@@ -98,7 +100,7 @@ def resume(
         # One that has a file in it got its own name made durable before.
         make_directories(disk, place.directory)
     assert writer.next == start.next_offset
-    return Wal(writer, files, durability=durability, live=_live(writer), still_owner=still_owner)
+    return Wal(writer, files, durability=durability, live=_live(writer), on_dirty=on_dirty, still_owner=still_owner)
 
 
 def _live(writer: Writer) -> LiveFile:
