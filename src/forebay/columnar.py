@@ -46,10 +46,10 @@ class ParquetSegment(SealedSegment):
 
     def _read(self, offset: int, bytes_max: int, opened: Callable[[], ByteSource]) -> Page:
         _, entries, _ = self.index()
-        gathered = _Gathered(offset, bytes_max, self._holes)
+        gathered = _Gathered(offset, bytes_max, self._gaps_in)
         for number in range(find_offset(entries, offset), len(entries)):
             first, stop = _span(entries, number)
-            gathered.hole(min(first, self.end))
+            gathered.add_gap(min(first, self.end))
             if gathered.is_full or gathered.next >= self.end:
                 return gathered.page()
             try:
@@ -60,7 +60,7 @@ class ParquetSegment(SealedSegment):
                 gathered.take(rows, min(stop, self.end))
             if gathered.is_full:
                 return gathered.page()
-        gathered.hole(self.end)
+        gathered.add_gap(self.end)
         return gathered.page()
 
     def offset_at_time(self, timestamp: int) -> int | None:
@@ -179,7 +179,7 @@ class ParquetSegment(SealedSegment):
             known = self._layout = decode_layout(*parts)
         return known
 
-    def _holes(self, start: int, stop: int) -> Iterator[Gap]:
+    def _gaps_in(self, start: int, stop: int) -> Iterator[Gap]:
         """Why `[start, stop)` holds no record, in order."""
         for gap in sorted(self.index().gaps):
             if gap.stop <= start or gap.start >= stop:
@@ -319,10 +319,10 @@ class _Written:
 class _Gathered:
     """A page in the making, out of row groups: everything from `offset` on, until about `bytes_max` are there."""
 
-    def __init__(self, offset: int, bytes_max: int, holes: Callable[[int, int], Iterator[Gap]]) -> None:
+    def __init__(self, offset: int, bytes_max: int, gaps_in: Callable[[int, int], Iterator[Gap]]) -> None:
         self.next = offset
         self._left = bytes_max
-        self._holes = holes
+        self._gaps_in = gaps_in
         self._batches: list[Batch] = []
         self._gaps: list[Gap] = []
 
@@ -331,12 +331,12 @@ class _Gathered:
         """Whether no more is asked for."""
         return self._left <= 0
 
-    def hole(self, stop: int) -> None:
+    def add_gap(self, stop: int) -> None:
         """There is no row below `stop`."""
         if stop > self.next:
-            self._gaps += self._holes(self.next, stop)
+            self._gaps += self._gaps_in(self.next, stop)
             self.next = stop
-            # Who asked for one place has been told what is there.
+            # A reader that asked for one offset has its answer: the gap.
             self._left -= 1
 
     def damage(self, stop: int) -> None:
@@ -365,7 +365,7 @@ class _Gathered:
 
     def _gap_before(self, offset: int) -> None:
         if offset > self.next:
-            self._gaps += self._holes(self.next, offset)
+            self._gaps += self._gaps_in(self.next, offset)
             self.next = offset
 
     def page(self) -> Page:

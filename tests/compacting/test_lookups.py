@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from forebay.engines.following import FollowedShard
+from forebay.engines.readonly import FollowedShard
 from forebay.history import InHistory
 from forebay.storage import Topic
 from forebay.testing.inside import inside

@@ -5,7 +5,6 @@ from __future__ import annotations
 from forebay.disk import SystemDisk
 from forebay.engines.rocksdb.auditing import ShardAudit
 from forebay.engines.rocksdb.database import Database, View
-from forebay.engines.rocksdb.entries import index_keys
 from forebay.engines.rocksdb.layout import (
     Counters,
     Entry,
@@ -17,6 +16,7 @@ from forebay.engines.rocksdb.layout import (
     decode_time,
     offset_in,
 )
+from forebay.engines.rocksdb.rows import index_keys
 from forebay.shard import ShardRef
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forebay.engines.following import FollowedShard, FollowingEngine
+from forebay.engines.readonly import FollowedShard, FollowingEngine
 from forebay.loads.book import LoadBook
 from forebay.records import Gap, Reason
 from forebay.shard import ShardContext, ShardRef

@@ -9,7 +9,7 @@ import pytest
 
 import forebay
 from forebay import Storage, Topic, UnknownTopic, Unsupported
-from forebay.engines.following import FollowedShard
+from forebay.engines.readonly import FollowedShard
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from forebay.wal.files import LogFile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forebay.engines.following import FollowedShard
+from forebay.engines.readonly import FollowedShard
 from forebay.records import Gap, Reason
 from forebay.settings import Settings
 from forebay.storage import Storage, Topic

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from forebay.appends.callbacks import wake_all
 from forebay.appends.producer_window import ProducerWindow
@@ -16,24 +17,24 @@ from forebay.appends.ticket import Ticket
 from forebay.appends.waiting import INSIDE, is_inside
 from forebay.catalog import read_state
 from forebay.clock import Clock
-from forebay.engines.holding import HeldRecords
+from forebay.engines.memory_records import HeldRecords
 from forebay.engines.registry import ShardedEngine
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
-from forebay.engines.tenure import Tenure, Tenures
-from forebay.errors import Closed, Fenced, Full, Invalid, Moved, Unavailable
+from forebay.errors import Closed, Conflict, Fenced, Full, Invalid, Moved, Unavailable, UnknownTopic
 from forebay.eviction import Evicted, Holding, Limits, plan
 from forebay.format.columns.rows import ColumnBytes, encode_row
 from forebay.format.control.frames import WindowEntry
 from forebay.format.frame.batch import Batch, batch_of
+from forebay.format.metadata.descriptor import ShardState
 from forebay.locks import Rank, RankedRLock, condition_of
 from forebay.metadata import MetadataStore
 from forebay.pages import Page, joined, tombstone
 from forebay.records import Gap, Offsets, Reason
 from forebay.sealed import Gathered
 from forebay.settings import Settings
-from forebay.shard import RecoveryDecision, ShardRef, Source
+from forebay.shard import Owner, RecoveryDecision, ShardRef, Source, acquire
 from forebay.shard.deletes import DeleteBefore, DeleteKey, DeleteRange, Deletion
-from forebay.shard.ownership import OwnerSession, wanted
+from forebay.shard.ownership import Check, OwnerSession, reserve_in_state, wanted
 from forebay.topics import Durability, TopicSpec
 
 EVICTED_PART = 8
@@ -49,8 +50,8 @@ class MemoryShard:
         settings: Settings,
         *,
         clock: Clock,
-        tenures: Tenures,
-        tenure: Tenure,
+        owner: MemoryOwner,
+        owned: OwnedEpoch,
         start: int,
         on_lost: Callable[[MemoryShard], None],
     ) -> None:
@@ -65,8 +66,8 @@ class MemoryShard:
         self._settings = settings
         self._limits = Limits.of(ref.spec, settings.retention)
         self._on_lost = on_lost
-        self._tenures = tenures
-        self._tenure = tenure
+        self._owner = owner
+        self._owned = owned
         self._reserved_end = start
         self._start = start
         """Where this life began."""
@@ -82,7 +83,7 @@ class MemoryShard:
     @property
     def epoch(self) -> int:
         """Which owner in turn this is."""
-        return self._tenure.epoch
+        return self._owned.epoch
 
     def stage_one(self, entry: Entry, size: int) -> Ticket:
         """See `OwnedShard`."""
@@ -110,10 +111,10 @@ class MemoryShard:
 
     def _append(self, columns: ColumnBytes, producing: Producing | None) -> int:
         base, end = self._held.next, self._held.next + columns.count
-        batch = batch_of(columns, base=base, epoch=self._tenure.epoch, appended_at=self._clock.now_ms())
+        batch = batch_of(columns, base=base, epoch=self._owned.epoch, appended_at=self._clock.now_ms())
         self._check_room(batch, columns.size)
         if end > self._reserved_end:
-            self._reserved_end = self._tenure.reserve(end + self._settings.wal.reserve_records_min)
+            self._reserved_end = self._owned.reserve(end + self._settings.wal.reserve_records_min)
         # After everything that takes time, and before any waker runs.
         self._hold_on()
         if producing is not None:
@@ -134,13 +135,13 @@ class MemoryShard:
 
     def _rejoin(self) -> None:
         """Before the lock is taken: readers need not wait for a metadata store that is away."""
-        if not self._tenure.still_owner() and self._closed is None:
-            self._tenures.rejoin()
+        if not self._owned.still_owner() and self._closed is None:
+            self._owner.rejoin()
 
     def _hold_on(self) -> None:
         """On return the session lives in which the shard is ours. What it holds stays, if no other owner has had it."""
-        if not self._tenure.still_owner():
-            self._tenure = self._tenures.regain(self.ref, self.epoch)
+        if not self._owned.still_owner():
+            self._owned = self._owner.regain(self.ref, self.epoch)
 
     def _lose(self, error: Fenced) -> None:
         if self._closed is None:
@@ -162,7 +163,7 @@ class MemoryShard:
             raise Full(f"{self.ref} is full: it keeps memory.bytes_max ({most}): delete records, or raise the setting")
 
     def _fit(self) -> None:
-        """Let the oldest go until the rest fits. In bulk: each time costs the length of the lists."""
+        """Evict the oldest until the rest fits. In bulk: each time costs the length of the lists."""
         most = self._settings.memory.bytes_max
         if self._held.size > most:
             floor = self._held.fit_into(most - most // EVICTED_PART)
@@ -334,8 +335,55 @@ def _decision(start: int) -> RecoveryDecision:
     return RecoveryDecision(next_offset=start, source=source, exact=not start, gap=gap)
 
 
+class OwnedEpoch(NamedTuple):
+    """As what this process takes appends to one shard: an epoch, acquired in a session that must still live."""
+
+    epoch: int
+    reserve: Callable[[int], int]
+    still_owner: Callable[[], bool]
+
+
+class MemoryOwner:
+    """This process as an owner: acquires shards, and again in a new session where the last one has ended."""
+
+    def __init__(self, metadata: MetadataStore, settings: Settings, owner_session: OwnerSession) -> None:
+        self._metadata = metadata
+        self._settings = settings
+        self._owner_session = owner_session
+
+    def acquire(self, ref: ShardRef) -> tuple[OwnedEpoch, ShardState | None]:
+        """Own the shard from now on; what was recorded of it before."""
+        return self._acquired(ref, lambda owner: lambda _, state: None)
+
+    def rejoin(self) -> None:
+        """On return this process has a session that lives; may take long where the metadata store is away."""
+        _ = self._owner_session.session
+
+    def regain(self, ref: ShardRef, epoch: int) -> OwnedEpoch:
+        """Own the shard as before, in a session that lives; `Fenced` if another owner has had it since `epoch`."""
+
+        def check(owner: Owner) -> Check:
+            def refuse(_: object, state: ShardState | None) -> None:
+                # By this session: an attempt whose answer was lost.
+                if state is None or (state.epoch != epoch and state.owner != owner.session):
+                    raise Fenced(f"{ref}: another owner has had it since this one's session ended: open it again")
+
+            return refuse
+
+        try:
+            return self._acquired(ref, check)[0]
+        except (Conflict, UnknownTopic) as error:
+            raise Fenced(str(error)) from error
+
+    def _acquired(self, ref: ShardRef, check: Callable[[Owner], Check]) -> tuple[OwnedEpoch, ShardState | None]:
+        session, shard = self._owner_session.session, wanted(ref, self._settings)
+        owner = Owner(session.id, self._owner_session.holder)
+        before, epoch = acquire(self._metadata, [shard], owner, check=check(owner))[0]
+        return OwnedEpoch(epoch, reserve_in_state(self._metadata, shard.key, epoch), session.alive), before
+
+
 class MemoryEngine(ShardedEngine[MemoryShard]):
-    """Shards in memory, owned by this process. Beside an owner, without a owner_session, none is opened."""
+    """Shards in memory, owned by this process. Beside an owner, without an owner session, none is opened."""
 
     def __init__(
         self, settings: Settings, *, clock: Clock, metadata: MetadataStore, owner_session: OwnerSession | None
@@ -345,7 +393,7 @@ class MemoryEngine(ShardedEngine[MemoryShard]):
         self._clock = clock
         self._metadata = metadata
         self._owner_session = owner_session
-        self._tenures = Tenures(metadata, settings, owner_session) if owner_session is not None else None
+        self._owner = MemoryOwner(metadata, settings, owner_session) if owner_session is not None else None
 
     def may_own(self, ref: ShardRef) -> bool:
         """See `ShardedEngine`; `Moved` if another directory has the shard: its records are in memory there."""
@@ -369,16 +417,16 @@ class MemoryEngine(ShardedEngine[MemoryShard]):
         shard.end("is closed")
 
     def _open(self, ref: ShardRef) -> MemoryShard:
-        tenures = self._tenures
-        assert tenures is not None, "beside an owner no shard is opened"
-        tenure, before = tenures.begin(ref)
+        owner = self._owner
+        assert owner is not None, "beside an owner no shard is opened"
+        owned, before = owner.acquire(ref)
         start = before.reserved_end if before is not None else 0
         return MemoryShard(
             ref,
             self._settings,
             clock=self._clock,
-            tenures=tenures,
-            tenure=tenure,
+            owner=owner,
+            owned=owned,
             start=start,
             on_lost=self.registry.drop,
         )

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from forebay.clock import Clock
 from forebay.disk import Disk
-from forebay.engines.following import FollowedShard
+from forebay.engines.readonly import FollowedShard
 from forebay.engines.seam import OwnedShard
 from forebay.errors import Moved
 from forebay.locks import Rank, RankedLock

@@ -11,7 +11,7 @@ from forebay.appends.queue import Entry, Producing
 from forebay.appends.ticket import Ticket
 from forebay.clock import Clock
 from forebay.engines import OwnedShard, ReadShard
-from forebay.engines.following import FollowedShard
+from forebay.engines.readonly import FollowedShard
 from forebay.engines.unowned import UnownedShard
 from forebay.errors import Closed, Indeterminate, Invalid, Unavailable
 from forebay.format.columns.rows import Columns

@@ -23,7 +23,7 @@ from forebay.cleanup.objects import ObjectCleanup
 from forebay.clock import Clock
 from forebay.disk import SystemDisk
 from forebay.engines import MemoryEngine, OwnedShard, ReadShard, RocksEngine, SegmentEngine
-from forebay.engines.following import FollowedShard
+from forebay.engines.readonly import FollowedShard
 from forebay.engines.rocksdb.database import Database
 from forebay.engines.rocksdb.removal import Making
 from forebay.engines.rocksdb.shard import RocksShard
@@ -141,7 +141,7 @@ class InsideTopic:
     def group(self, partition: int = 0) -> GroupCommit:
         """What commits the appends that wait for a partition on disk together."""
         shard = self.shard(partition)
-        return shard._commits.group if isinstance(shard, RocksShard) else self.wal(partition).group
+        return shard._group if isinstance(shard, RocksShard) else self.wal(partition).group
 
     def commit_alone(self, partition: int = 0) -> None:
         """Commit what is queued and call back nothing, as a thread that is interrupted in between."""

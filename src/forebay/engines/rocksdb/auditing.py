@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.engines.rocksdb.database import Database, View
-from forebay.engines.rocksdb.entries import Shelf, index_keys
 from forebay.engines.rocksdb.layout import (
     FANOUT_BITS,
     Bounds,
@@ -30,6 +29,7 @@ from forebay.engines.rocksdb.layout import (
     decode_time,
     offset_in,
 )
+from forebay.engines.rocksdb.rows import Shelf, index_keys
 from forebay.engines.rocksdb.times import LEVELS, Block, Edges, Place
 from forebay.errors import Corrupt
 

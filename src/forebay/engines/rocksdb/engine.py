@@ -12,9 +12,8 @@ from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.engines.registry import ShardedEngine
 from forebay.engines.rocksdb.database import Database, check_installed
-from forebay.engines.rocksdb.entries import Shelf, Stance
 from forebay.engines.rocksdb.layout import Bounds, Counters, Keys
-from forebay.engines.rocksdb.producers import stored_window
+from forebay.engines.rocksdb.rows import Shelf, Stance, stored_window
 from forebay.engines.rocksdb.shard import RocksShard
 from forebay.engines.rocksdb.times import edges_at
 from forebay.errors import Conflict, ForebayError

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from forebay.engines.rocksdb.database import Batch, Database, View
-from forebay.engines.rocksdb.entries import Shelf, Stance
 from forebay.engines.rocksdb.layout import Entry, Kind
+from forebay.engines.rocksdb.rows import Shelf, Stance
 from forebay.engines.rocksdb.times import drop_blocks, edges_at, lower_blocks
 from forebay.records import Reason
 
@@ -20,12 +20,12 @@ COMPACTED_BYTES = 64 * 1024 * 1024
 """When so many bytes were removed at once, the shard asks the database to free their space."""
 
 Making: TypeAlias = Callable[[Batch, Stance], Stance | None]
-"""Puts changes into a batch and tells where the shard stands then; `None` if nothing is to be written."""
+"""Puts changes into a batch and returns where the shard stands then; `None` if nothing is to be written."""
 Piece: TypeAlias = list[tuple[Entry, list[int]]]
 
 
 class Removal:
-    """Takes records out of one shard. The caller lets one in at a time; `commit` writes what was made."""
+    """Takes records out of one shard. The caller runs one removal at a time; `commit` writes what was made."""
 
     def __init__(self, database: Database, shelf: Shelf, commit: Callable[[Making], None]) -> None:
         self._database = database

@@ -1,30 +1,31 @@
 """One shard in the database. Appends that wait are written together, in one batch; readers take no lock.
 
-Locks, outer first: `_changing` (one delete or eviction at a time), that of `Commits` (one writer), the queue's own.
-Readers go by the stance, which moves only after what it tells of may be shown.
+Locks, outer first: `_changing` (one delete or eviction at a time), that of the group commit (one writer), the queue's
+own. Readers go by the stance, which moves only after the records it counts may be shown. A write that fails half way
+ends appends for good: only the next opening of the shard finds out what is there.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 
 from forebay.appends.callbacks import Waking, deferred, wake_all
 from forebay.appends.free_space import FreeSpace
+from forebay.appends.group_commit import GroupCommit
 from forebay.appends.producer_window import ProducerWindow
 from forebay.appends.queue import AppendQueue, Producing
 from forebay.appends.queue import Entry as Queued
 from forebay.appends.ticket import Ticket
 from forebay.clock import Clock
-from forebay.engines.rocksdb.committing import Commits
 from forebay.engines.rocksdb.database import Database
-from forebay.engines.rocksdb.entries import Shelf, Stance
 from forebay.engines.rocksdb.layout import Bounds, Counters
-from forebay.engines.rocksdb.pages import Pages
-from forebay.engines.rocksdb.producers import put_runs
+from forebay.engines.rocksdb.reads import Pages
 from forebay.engines.rocksdb.removal import Making, Removal
+from forebay.engines.rocksdb.rows import Shelf, Stance, put_runs
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
-from forebay.errors import Closed, Corrupt, Full, Unavailable
+from forebay.errors import Closed, Corrupt, ForebayError, Full, Indeterminate, Unavailable
 from forebay.eviction import Evicted, Holding, Limits, plan
 from forebay.format.columns.rows import ColumnBytes
 from forebay.format.frame.batch import batch_of
@@ -35,6 +36,8 @@ from forebay.settings import RetentionSettings, WalSettings
 from forebay.shard import RecoveryDecision, ShardRef
 from forebay.shard.deletes import DeleteBefore, DeleteKey, DeleteTag, Deletion
 from forebay.topics import TopicSpec
+
+logger = logging.getLogger(__name__)
 
 
 class RocksShard:
@@ -87,26 +90,23 @@ class RocksShard:
         self._published = RankedCondition(Rank.LEAF, "rocksdb.published")
         self._pages = Pages(str(ref), database, shelf)
         self._removal = Removal(database, shelf, self._change)
-        queue = AppendQueue(stance.counters.next, window, settings)
-        self._commits = Commits(str(ref), queue, write=self._write, head=lambda: self.stance.counters.next)
-
-    @property
-    def failure(self) -> str | None:
-        """Why appends are refused, if they are."""
-        return self._commits.failure
+        self.failure: str | None = None
+        self._in_doubt = False
+        """Whether some of the batch at hand may be written already."""
+        self._queue = AppendQueue(stance.counters.next, window, settings)
+        self._group = GroupCommit(str(ref), self._queue, self._commit_taken)
 
     # Appending
 
     def stage_one(self, entry: Queued, size: int) -> Ticket:
         """See `OwnedShard`."""
-        queue = self._commits.queue
         if not self._limits.rejects:
-            return queue.stage_one(entry, size)
-        return self._stage_capped(lambda: queue.stage_one(entry, size), 1, size, entry.producing)
+            return self._queue.stage_one(entry, size)
+        return self._stage_capped(lambda: self._queue.stage_one(entry, size), 1, size, entry.producing)
 
     def stage_many(self, columns: ColumnBytes, producing: Producing | None, ticket: Ticket) -> Ticket:
         """See `OwnedShard`."""
-        queue = self._commits.queue
+        queue = self._queue
         if not self._limits.rejects:
             return queue.stage_many(columns, producing, ticket)
         size = int(batch_of(columns, base=0, epoch=0, appended_at=0).sizes().sum())
@@ -116,7 +116,7 @@ class RocksShard:
         """Queue an append to a topic that refuses new records at its caps; a repeat needs no room."""
         # To recognise a repeat it writes what waits: callbacks of that run when the lock is given back.
         with deferred(), self._capping:
-            counters, queue = self.stance.counters, self._commits.queue
+            counters, queue = self.stance.counters, self._queue
             if queue.next == counters.next:
                 self._admitted = counters.total
             try:
@@ -142,27 +142,66 @@ class RocksShard:
 
     def commit(self) -> None:
         """See `OwnedShard`."""
-        self._commits.group.commit()
+        self._group.commit()
 
     def settle(self, ticket: Ticket) -> int:
         """See `OwnedShard`."""
-        return self._commits.group.wait(ticket)
+        return self._group.wait(ticket)
 
     def refuse_inside(self) -> None:
         """`Unavailable` for a signal handler that interrupted a write of this shard."""
-        self._commits.group.refuse_inside()
+        self._group.refuse_inside()
 
     def commit_within(self, seconds: float) -> None:
         """See `OwnedShard`."""
-        self._commits.group.commit_within(seconds, self._clock)
+        self._group.commit_within(seconds, self._clock)
 
     def last_sequence(self, producer: int) -> int | None:
         """See `OwnedShard`."""
         return self._window.last_sequence(producer)
 
+    def _commit_taken(self) -> None:
+        """One turn of the group commit: take what waits, write it, acknowledge it."""
+        try:
+            if self._queue.taken:
+                # A thread was interrupted (Ctrl-C) while it failed these, or acknowledged them.
+                raise Unavailable(f"{self.ref}: interrupted before the appends were answered")
+            self._in_doubt = False
+            self._queue.take()
+            if self._queue.taken:
+                self._write()
+                self._queue.acknowledge()
+        except BaseException as error:
+            self._fail(error)
+            if not isinstance(error, OSError | ForebayError):
+                raise
+
+    def _fail(self, error: BaseException) -> None:
+        """A write ended in an exception: answer every waiter, and trust nothing if something may be written."""
+        queue, head = self._queue, self.stance.counters.next
+        if queue.taken and queue.taken[-1].end <= head:
+            # Published already: a later failure did not fail these appends.
+            queue.acknowledge()
+            return
+        reason = str(error) or type(error).__name__
+        if not self._in_doubt:
+            ours = isinstance(error, ForebayError)
+            refusal = error if ours else Unavailable(f"{self.ref}: not written ({reason})")
+            queue.fail(refusal, refusal, head)  # type: ignore[arg-type]
+            return
+        self.failure = reason
+        logger.error("%s: a write failed at offset %d: %s", self.ref, head, reason)
+        later = Unavailable(f"{self.ref} is read-only since a write failed ({reason}): open the log again")
+        written = Indeterminate(
+            f"{self.ref}: the append was being written when that failed ({reason}): it is not visible now and may "
+            "appear, once, when the log is opened again; read before you repeat it"
+        )
+        queue.refuse(later)
+        queue.fail(written, later, head)
+
     def _write(self) -> None:
         """Write everything that was taken from the queue, in one batch, and publish it."""
-        frames = self._commits.queue.taken
+        frames = self._queue.taken
         now = self._clock.monotonic()
         if now >= self._space.due:
             self._space.check(now)
@@ -182,7 +221,7 @@ class RocksShard:
         batch.put(keys.counters, stance.counters.encode())
         # A reservation must not outlive a power loss less than the records it was made for.
         sync = self._syncs_before_ack or bounds is not self._bounds
-        self._commits.in_doubt = True
+        self._in_doubt = True
         self._database.write(batch, sync=sync)
         self._bounds = bounds
         self._publish(stance, synced=sync)
@@ -197,29 +236,29 @@ class RocksShard:
             self._on_dirty()
         if self.wakers:
             # Called by `GroupCommit.call_back`, when no lock is held.
-            self._commits.queue.due.append(Waking(self.wakers, self.ref))
+            self._queue.due.append(Waking(self.wakers, self.ref))
 
     def _change(self, make: Making) -> None:
         """Write what `make` puts into a batch, beside the appends."""
-        self._commits.group.refuse_inside()
-        with self._commits.group.lock:
+        self._group.refuse_inside()
+        with self._group.lock:
             self._check_writable()
-            self._commits.in_doubt = False
+            self._in_doubt = False
             batch = self._database.batch()
             try:
                 stance = make(batch, self.stance)
                 if stance is None:
                     return
                 batch.put(self._shelf.keys.counters, stance.counters.encode())
-                self._commits.in_doubt = True
+                self._in_doubt = True
                 sync = self._syncs_before_ack
                 self._database.write(batch, sync=sync)
                 self._publish(stance, synced=sync)
             except BaseException as error:
-                if self._commits.in_doubt:
-                    self._commits.failed(error)
+                if self._in_doubt:
+                    self._fail(error)
                 raise
-        self._commits.group.call_back()
+        self._group.call_back()
 
     # Reading
 
@@ -233,7 +272,7 @@ class RocksShard:
             page = self._pages.read(counters, offset, bytes_max)
             if page is not None:
                 return page
-            with self._commits.group.lock:
+            with self._group.lock:
                 # A thread that moved the floor while we read has recorded it by now.
                 if self.stance.counters.earliest == counters.earliest:
                     raise Corrupt(f"{self.ref}: an entry behind {offset} is not in the database: restore a backup")
@@ -277,7 +316,7 @@ class RocksShard:
     def offsets(self) -> Offsets:
         """See `OwnedShard`."""
         counters = self.stance.counters
-        return Offsets(counters.earliest, counters.evict_floor, self.durable, 0, self._commits.queue.next)
+        return Offsets(counters.earliest, counters.evict_floor, self.durable, 0, self._queue.next)
 
     def published(self) -> int:
         """See `OwnedShard`."""
@@ -345,13 +384,13 @@ class RocksShard:
         """Write what waits, say that it ended in order if asked, and refuse everything from now on."""
         if self._closed is not None:
             return
-        self._commits.group.refuse_inside()
+        self._group.refuse_inside()
         # Before what waits is written: an append queued behind that would be written into a shard that has ended.
         refusal = Closed(f"{self.ref} {reason}")
-        self._commits.queue.refuse(refusal)
+        self._queue.refuse(refusal)
         self.commit()
-        with deferred(), self._changing, self._commits.group.lock:
-            self._commits.queue.refuse(refusal)
+        with deferred(), self._changing, self._group.lock:
+            self._queue.refuse(refusal)
             self._closed = reason
             if clean and self.failure is None and self._bounds.epoch == self.epoch and not self._bounds.clean:
                 batch = self._database.batch()
@@ -360,7 +399,7 @@ class RocksShard:
         with self._published:
             self._published.notify_all()
         wake_all(self.wakers, self.ref)
-        self._commits.group.call_back()
+        self._group.call_back()
 
     def _check_open(self) -> None:
         if self._closed is not None:

@@ -1,24 +1,30 @@
-"""Entries read and written: records go in with every index of theirs, and are found again. Knows no locks.
+"""The rows of one shard in the database: records with their indexes, and the window of producers. Knows no locks.
 
 What is to be written is collected in a batch of the database, which is all or nothing: a record is never there
-without its indexes, nor they without it.
+without its indexes, nor they without it, nor is an append of a producer remembered without its records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from itertools import pairwise
+from collections.abc import Collection, Iterator, Sequence
+from itertools import groupby, pairwise
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 
+from forebay.appends.producer_window import ProducerWindow
+from forebay.appends.queue import PendingFrame
 from forebay.engines.rocksdb.database import View
 from forebay.engines.rocksdb.layout import (
     Counters,
     Entry,
     Keys,
     Kind,
+    appended_in,
+    decode_appended,
     decode_entry,
+    encode_appended,
     encode_deleted,
     encode_gap,
     encode_live,
@@ -28,12 +34,15 @@ from forebay.engines.rocksdb.layout import (
 from forebay.engines.rocksdb.times import NO_TIME, Changes, Edges, candidates, put_blocks
 from forebay.eviction import Stretch
 from forebay.format.columns.rows import ColumnBytes
+from forebay.format.control.frames import WindowEntry
 from forebay.format.frame.batch import Batch
 from forebay.records import Gap, Reason
+from forebay.settings import WalSettings
 
 ENTRY_RECORDS = 256
 ENTRY_BYTES = 32 * 1024
 """A large append becomes entries of about this size, so that a look-up of one record reads no more."""
+SEQUENCE_MAX = 2**64 - 1
 
 
 class Stance(NamedTuple):
@@ -104,7 +113,7 @@ class Shelf:
         return {offset: int(times[offset - entry.base]) for offset in gone}
 
     def cut(self, changes: Changes, entry: Entry, offset: int) -> tuple[int, int]:
-        """Let go of an entry below `offset`, with its indexes; where that ends, and what all below there counted for.
+        """Remove an entry below `offset`, with its indexes; where that ends, and what all below there counted for.
 
         What stays of it becomes an entry of its own. The caller removes the old one with its range.
         """
@@ -222,3 +231,43 @@ def index_keys(keys: Keys, batch: Batch) -> Iterator[bytes]:
     for offset, tag in enumerate(batch.tags() or (), batch.base):
         if tag is not None:
             yield with_offset(keys.of_tag(tag), offset)
+
+
+def put_runs(
+    changes: Changes, keys: Keys, frames: Sequence[PendingFrame], window: ProducerWindow, settings: WalSettings
+) -> None:
+    """Write which producer appended what in these frames, and remove what the window is about to forget."""
+    new: set[int] = set()
+    for frame in frames:
+        offset = frame.base
+        for run in frame.runs():
+            if run.producer:
+                changes.put(keys.appended(run.producer, run.sequence), encode_appended(run.count, offset))
+                if run.sequence >= settings.producer_appends_max:
+                    changes.delete(keys.appended(run.producer, run.sequence - settings.producer_appends_max))
+                new.add(run.producer)
+            offset += run.count
+    unknown = sum(window.last_sequence(producer) is None for producer in new)
+    excess = window.producers + unknown - settings.producers_max
+    if unknown and excess > 0:
+        silent = (producer for producer, _ in groupby(window.entries(), attrgetter("producer")) if producer not in new)
+        for producer, _ in zip(silent, range(excess), strict=False):
+            forget(changes, keys, producer)
+
+
+def forget(changes: Changes, keys: Keys, producer: int) -> None:
+    """Remove everything of one producer."""
+    changes.delete_range(keys.appended(producer, 0), keys.appended(producer, SEQUENCE_MAX))
+
+
+def stored_window(view: View, keys: Keys, settings: WalSettings) -> ProducerWindow:
+    """The window as the last owner left it: the longest silent producer is the one whose last append is oldest."""
+    found: dict[int, list[WindowEntry]] = {}
+    for key, value in view.rows(*keys.window):
+        producer, sequence = appended_in(key)
+        count, offset = decode_appended(value)
+        found.setdefault(producer, []).append(WindowEntry(producer, sequence, 1, count, offset))
+    window = ProducerWindow(settings.producers_max, settings.producer_appends_max)
+    for entries in sorted(found.values(), key=lambda entries: entries[-1].offset):
+        window.extend(entries)
+    return window

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from forebay.engines.rocksdb.database import Database, View
-from forebay.engines.rocksdb.entries import Shelf
 from forebay.engines.rocksdb.layout import Counters, Entry, Kind
+from forebay.engines.rocksdb.rows import Shelf
 from forebay.errors import Corrupt
 from forebay.format.frame.batch import Batch
 from forebay.pages import Page, joined, tombstone

@@ -53,7 +53,7 @@ class Held:
         return self.batch.sizes()
 
     def empty(self) -> None:
-        """Let go of the records: all of them are deleted."""
+        """Drop the records: all of them are deleted."""
         self._sizes = self.sizes
         self.batch, self.size, self.top = None, 0, NO_TIME
 
@@ -180,7 +180,7 @@ class HeldRecords:
         return len(ordered)
 
     def drop_below(self, offset: int) -> int:
-        """Let go of everything below `offset`, which becomes `earliest`; how many live records that ended."""
+        """Drop everything below `offset`, which becomes `earliest`; how many live records that ended."""
         count = bisect_left(self._bases, offset)
         if count and self._held[count - 1].end > offset:
             self._cut(count - 1, offset)
@@ -221,7 +221,7 @@ class HeldRecords:
     def _delete_in(
         self, held: Held, offsets: list[int], keys: defaultdict[bytes, list[int]], tags: defaultdict[str, list[int]]
     ) -> None:
-        """End records of one append and tell which keys and tags they had."""
+        """End records of one append; their keys and tags are added to `keys` and `tags`."""
         batch = held.batch
         assert batch is not None
         for found, index in ((batch.keys(), keys), (batch.tags(), tags)):
