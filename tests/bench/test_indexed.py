@@ -88,7 +88,7 @@ def test_bytes_are_counted_however_the_store_is_read(tmp_path: Path) -> None:
 
 
 def test_a_history_that_is_not_in_the_store_alone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forebay.shard.archive.Archive.retain", lambda archive: 0)
+    monkeypatch.setattr("forebay.shard.history.ShardHistory.retain", lambda history: 0)
 
     with pytest.raises(payload.Wrong, match="beside the log"):
         lookup._make(tmp_path, Stream(TOY.looked_up, keys=TOY.looked_up, tags=TOY.looked_up // 10))

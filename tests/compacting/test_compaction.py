@@ -113,7 +113,7 @@ def _let_copies_go(topic: Topic) -> None:
         if isinstance(file, SealedFile):
             # As if nobody had read from it for long.
             file.read_last = 0.0
-    shard.archive.retain()
+    shard.history.retain()
 
 
 def test_second_run_has_nothing_to_do_and_small_segments_are_put_together(mixed: Mixed, land: Land) -> None:

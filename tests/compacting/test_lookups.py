@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
 
 from forebay.engines.readonly import FollowedShard
-from forebay.history import InHistory
+from forebay.history import History, InHistory
 from forebay.storage import Topic
 from forebay.testing.inside import inside
 from tests.compacting.directly import compacted
@@ -28,9 +27,9 @@ def _by_key(topic: Topic) -> list[int]:
     return [record.offset for key in (3, 13, 23) for record in topic.read_by_key(b"%d" % key)]
 
 
-def _shard(topic: Topic) -> Any:
+def _history(topic: Topic) -> History:
     shard = inside(topic).read_shard(0)
-    return inside(shard).past if isinstance(shard, FollowedShard) else inside(topic).history()
+    return inside(shard).past.history if isinstance(shard, FollowedShard) else inside(topic).history().segments
 
 
 def test_files_and_objects_that_went_since_are_found_elsewhere(land: Land) -> None:
@@ -46,7 +45,7 @@ def test_files_and_objects_that_went_since_are_found_elsewhere(land: Land) -> No
             for each in topics:
                 assert [record.offset for record in each.read(stop=30, partition=0)] == list(range(30))
                 assert _by_key(each) == [3, 13, 23]
-                _shard(each).history.refresh()
+                _history(each).refresh()
             compacted(land)
             assert inside(topic).drop_sealed() == 3
             for path in (land.root / "store").rglob("*.seg"):
@@ -64,16 +63,16 @@ def test_history_is_known_to_be_compacted_before_the_files_of_it_go(tmp_path: Pa
             topic.append_many([b"value"] * 10, partition=0)
             log.export_topic(TOPIC)
         topic.append(b"last", partition=0)
-        archive = rig.shard_of(topic).archive
-        archive.history.refresh()
+        history = rig.shard_of(topic).history
+        history.segments.refresh()
 
         def just_now() -> int:
             compacted(land)
             return 0
 
-        with mock.patch.object(archive, "_drop_ended", just_now):
-            assert archive.retain() == 3
+        with mock.patch.object(history, "_drop_ended", just_now):
+            assert history.retain() == 3
 
-        found = archive.history.cover(0, 30)
+        found = history.segments.cover(0, 30)
         held = [span.tier.open().held(*span[:2]) for span in found if isinstance(span.tier, InHistory)]
         assert sum(map(len, held)) == 30

@@ -131,7 +131,7 @@ class RestlessHome(LookupSegmentHome):
     def settled(self, shard: SegmentShard) -> None:
         shard.rotate()
         shard.upkeep.seal_rotated()
-        shard.archive.catch_up()
+        shard.history.catch_up()
 
 
 def rocks_home(path: str, durability: str) -> RocksHome:

@@ -71,8 +71,8 @@ def tidy_for_ever(engine: SegmentEngine, ref: ShardRef, due: threading.Event) ->
             with contextlib.suppress(Unavailable):
                 shard.rotate()
                 shard.upkeep.seal_rotated()
-                shard.archive.catch_up()
-                shard.archive.retain()
+                shard.history.catch_up()
+                shard.history.retain()
     finally:
         traceback.print_exc()
         os._exit(1)

@@ -16,9 +16,9 @@ from hypothesis import settings as effort
 from forebay.disk import SystemDisk
 from forebay.engines import NewRecord
 from forebay.errors import ForebayError
-from forebay.eviction import Evicted
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef
+from forebay.shard.limits import Evicted
 from forebay.testing.clock import ManualClock
 from forebay.testing.contracts.engines import NamedEngine, append_by, steps_of
 from forebay.testing.contracts.lookups import LookupHome
@@ -175,7 +175,7 @@ class Lives:
         shard = self.engine.open_shard(self.ref(partition))
         shard.rotate()
         if isinstance(shard, SegmentShard):
-            work = (shard.upkeep.seal_rotated, shard.archive.catch_up, shard.archive.retain)
+            work = (shard.upkeep.seal_rotated, shard.history.catch_up, shard.history.retain)
             for done in work[:depth]:
                 done()
 

@@ -82,7 +82,7 @@ def test_a_place_inside_of_a_load_is_found_by_offset_and_by_time(land: Land) -> 
 
     assert node.stream(start=60)[0] == (60, b"load 0/55")
     assert node.shard().offset_at_time(5_055) == 0, "what was appended is newer"
-    history = node.shard().archive.history
+    history = node.shard().history.segments
     assert history.offset_at_time(0) == 0
     assert [step[0] for step in node.stream(start=84)] == [*range(84, 106)]
 
@@ -210,8 +210,8 @@ def test_readers_wait_before_a_load_until_all_shards_have_it() -> None:
     assert first.stream(0, start=7) == [], "nor does who begins inside of it see anything"
     shard = first.shard(0)
     assert not shard.wait(3, 0.2)
-    assert shard.archive.history.is_waiting(3)
-    assert not shard.archive.history.is_waiting(2)
+    assert shard.history.segments.is_waiting(3)
+    assert not shard.history.segments.is_waiting(2)
 
     second.settle()
 
@@ -235,7 +235,7 @@ def test_readers_wait_before_a_load_though_no_local_file_is_left_of_what_lies_ar
         reader = second
     land.clock.advance(10 * land.settings.retention.time_s)
     reader.append(0)
-    reader.shard(0).archive.retain()
+    reader.shard(0).history.retain()
     assert reader.shard(0).wal.files.begins == 16
 
     assert [step[0] for step in reader.stream(0)] == [0, 1, 2]

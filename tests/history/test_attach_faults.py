@@ -168,7 +168,7 @@ def _ready() -> tuple[Land, Node]:
     node.shard().flush()
     node.shard().rotate()
     node.shard().upkeep.seal_rotated()
-    node.shard().archive.catch_up()
+    node.shard().history.catch_up()
     node.offer({0: values(0, 10)})
     return land, node
 

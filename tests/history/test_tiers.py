@@ -58,7 +58,7 @@ def append(topic: Topic, count: int) -> None:
 def test_a_stream_begins_in_history_and_ends_in_the_newest_record(log: Storage) -> None:
     topic = log.create_topic(TOPIC)
     fill(log, topic, files=4)
-    assert shard_of(topic).archive.retain() == 4
+    assert shard_of(topic).history.retain() == 4
     assert shard_of(topic).wal.files.begins == 40
 
     assert told(topic.read()) == numbers(0, 50)
@@ -74,7 +74,7 @@ def test_a_reader_in_the_middle_of_files_that_go_away_steps_back_to_history(log:
     fill(log, topic, files=4)
     stream = topic.read()
     seen = [next(stream) for _ in range(15)]
-    assert shard_of(topic).archive.retain() == 4
+    assert shard_of(topic).history.retain() == 4
 
     seen += stream
 
@@ -90,7 +90,7 @@ def test_a_time_is_found_in_whichever_tier_it_lies(log: Storage) -> None:
         assert topic.offset_at_time(0) == 0
         assert topic.offset_at_time(1050) is None
         assert told(topic.read(Position.at_time(1033))) == numbers(33, 50)
-        shard_of(topic).archive.retain()
+        shard_of(topic).history.retain()
     assert shard_of(topic).wal.files.begins == 40
 
 
@@ -98,7 +98,7 @@ def test_what_left_the_disk_is_read_after_a_restart(land: Land) -> None:
     with land.open("A") as log:
         topic = log.create_topic(TOPIC)
         fill(log, topic, files=3)
-        assert shard_of(topic).archive.retain() == 3
+        assert shard_of(topic).history.retain() == 3
     with land.open("A") as log:
         topic = log.topic(TOPIC)
         assert topic.recovery().clean
@@ -115,12 +115,12 @@ def test_files_that_somebody_reads_are_kept_for_a_while(land: Land) -> None:
         topic = log.create_topic(TOPIC)
         fill(log, topic, files=3)
         assert told(topic.read(10, stop=12)) == numbers(10, 12)
-        assert shard_of(topic).archive.retain() == 1, "only what lies before the one that is read"
+        assert shard_of(topic).history.retain() == 1, "only what lies before the one that is read"
         assert told(topic.read()) == numbers(0, 40)
     with land.open("A") as log:
         topic = log.topic(TOPIC)
         topic.offsets()
-        assert shard_of(topic).archive.retain() >= 2, "nobody reads them now"
+        assert shard_of(topic).history.retain() >= 2, "nobody reads them now"
         assert told(topic.read()) == numbers(0, 40)
 
 
@@ -134,13 +134,13 @@ def test_what_is_not_in_the_store_never_leaves_the_disk(log: Storage, land: Land
     held = oldest.read_bytes()
     oldest.unlink()
 
-    assert shard_of(topic).archive.retain() == 0, "where the store does not have it, the front stays"
+    assert shard_of(topic).history.retain() == 0, "where the store does not have it, the front stays"
     assert told(topic.read()) == numbers(0, 40)
     oldest.write_bytes(held[:-1])
-    assert shard_of(topic).archive.retain() == 0
+    assert shard_of(topic).history.retain() == 0
     assert told(topic.read()) == numbers(0, 40)
     log.export_topic(TOPIC)
-    assert shard_of(topic).archive.retain() == 0
+    assert shard_of(topic).history.retain() == 0
     assert shard_of(topic).wal.files.begins == 0
 
 
@@ -151,10 +151,10 @@ def test_what_the_store_has_without_its_index_never_leaves_the_disk(log: Storage
     held = index.read_bytes()
     for harm in (index.unlink, lambda: index.write_bytes(held[:-1])):
         harm()
-        assert shard_of(topic).archive.retain() == 0
+        assert shard_of(topic).history.retain() == 0
         assert told(topic.read()) == numbers(0, 30)
     index.write_bytes(held)
-    assert shard_of(topic).archive.retain() == 2
+    assert shard_of(topic).history.retain() == 2
     assert told(topic.read()) == numbers(0, 30)
 
 
@@ -165,7 +165,7 @@ def test_what_history_has_in_other_bytes_never_leaves_the_disk(log: Storage) -> 
     other = msgspec.structs.replace(pieces_of(log, topic)[0], content_hash="00" * 16)
     metadata_of(log).transaction([], [Put(keys_of(log, topic).segment(0), encode_value(other))])
 
-    assert shard_of(topic).archive.retain() == 0
+    assert shard_of(topic).history.retain() == 0
     assert told(topic.read()) == numbers(0, 30)
 
 
@@ -200,7 +200,7 @@ def test_a_reader_beside_the_owner_finds_in_the_store_what_left_the_disk(land: L
         seen = beside.topic(TOPIC)
         stream = seen.follow(0, timeout=0)
         first = [next(stream) for _ in range(12)]
-        assert shard_of(topic).archive.retain() == 3
+        assert shard_of(topic).history.retain() == 3
         append(topic, 10)
 
         until(lambda: seen.offsets().next == 50)
@@ -242,7 +242,7 @@ class Traffic:
             while not self.is_over:
                 with contextlib.suppress(Unavailable):  # a sync was under way
                     self._log.export_topic(TOPIC)
-                self.dropped += shard_of(self._topic).archive.retain()
+                self.dropped += shard_of(self._topic).history.retain()
                 self._rounds += 1
         except BaseException:
             self._rounds = -1  # the writer waits for no more

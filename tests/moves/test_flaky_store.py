@@ -90,7 +90,7 @@ def unnamed(log: Storage) -> set[str]:
     """Objects that history does not name; what it names and is not there fails."""
     places = inside(log).places
     assert places.store is not None
-    named = named_by(shard_of(log.topic(TOPIC)).archive.catalog)
+    named = named_by(shard_of(log.topic(TOPIC)).history.catalog)
     keys = {stat.key for stat in places.store.list()}
     assert named <= keys
     return keys - named

@@ -141,7 +141,7 @@ def test_what_history_has_let_go_of_goes_there_too(tmp_path: Path) -> None:
         assert here.append(b"6") == 6
         assert len(objects(land)) == 2
         here.delete_before(3)
-        shard_of(here).archive.retain()
+        shard_of(here).history.retain()
         outlast_grace(land)
         step(b)
 

@@ -322,7 +322,7 @@ def test_what_was_written_locally_is_put_into_the_store_when_the_mode_changes(tm
         assert topic.append(b"31") == 31
         a.export_topic(TOPIC)
         assert [is_local(piece) for piece in pieces_of(a, topic)] == [False] * 4
-        assert shard_of(topic).archive.exported == 32
+        assert shard_of(topic).history.exported == 32
         a.seal_topic(TOPIC, target=id_of(b))
         taken = b.topic(TOPIC)
         assert taken.append(b"29", producer=7, sequence=29) == 29

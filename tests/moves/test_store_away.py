@@ -81,7 +81,7 @@ def test_appends_go_on_while_the_store_is_away_and_export_catches_up(land: Land,
         end = append(a, 2)
         until(lambda: topic.offsets().exported == end)
         until(lambda: shard_of(topic).wal.files.begins == end)
-        status = shard_of(topic).archive.status
+        status = shard_of(topic).history.status
         assert (status().errors, status().error) == (0, None)
 
         store.leave()
@@ -100,7 +100,7 @@ def test_appends_go_on_while_the_store_is_away_and_export_catches_up(land: Land,
 
         store.come_back()
         until(lambda: topic.offsets().exported == end)
-        until(lambda: shard_of(topic).archive.status().error is None)
+        until(lambda: shard_of(topic).history.status().error is None)
         assert told(topic.read()) == numbers(0, end)
         assert pieces_of(a, topic)[-1].end == end
     ledger.count("servers away", server="S3", moment="owner at work")

@@ -360,4 +360,4 @@ def test_history_is_not_written_twice_by_owners_in_a_row(land: Land) -> None:
         now = {path.name: path.stat().st_mtime_ns for path in (land.root / "store").rglob("*.seg")}
         assert now.items() >= objects.items(), "no object is ever written again"
         assert [(piece.start, piece.end) for piece in pieces_of(a, topic)] == [(0, 22), (22, 23), (23, 24)]
-        assert shard_of(topic).archive.exported == 24
+        assert shard_of(topic).history.exported == 24

@@ -12,7 +12,7 @@ import pytest
 import forebay.cleanup.deleted_topics
 import forebay.cleanup.moved_shards
 import forebay.progress
-import forebay.shard.archive
+import forebay.shard.history
 import forebay.shard.ownership
 import forebay.shard.seal
 import forebay.shard.segment
@@ -149,7 +149,7 @@ def _retain_without_an_object() -> list[Violation]:
     node.append()
     for key in blobs.contents:
         blobs.delete(key)
-    node.shard.archive.retain()
+    node.shard.history.retain()
     files = world.log_files("a")
     return list(every_record_has_a_copy(world.history(), world.catalog.descriptors(), world.fetch, files))
 
@@ -300,7 +300,7 @@ def _deleted_before_it_says_so(patch: pytest.MonkeyPatch) -> None:
 
 
 def _copies_not_looked_for(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(forebay.shard.archive, "is_there", lambda *_: True)
+    patch.setattr(forebay.shard.history, "is_there", lambda *_: True)
 
 
 def _cursors_go_back(patch: pytest.MonkeyPatch) -> None:

@@ -97,12 +97,12 @@ def _three_files(world: World) -> list[Node]:
 
 def _export_and_retain(_: World, nodes: list[Node]) -> None:
     node = nodes[0]
-    node.shard.archive.step()
-    node.shard.archive.retain()
+    node.shard.history.step()
+    node.shard.history.retain()
     node.export()
     node.append()
     node.consume()
-    node.shard.archive.retain()
+    node.shard.history.retain()
 
 
 def _exported(world: World, name: str) -> list[Node]:
@@ -110,7 +110,7 @@ def _exported(world: World, name: str) -> list[Node]:
     node.append()
     node.export()
     node.append()
-    node.shard.archive.retain()
+    node.shard.history.retain()
     return [node]
 
 

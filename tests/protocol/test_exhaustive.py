@@ -77,7 +77,7 @@ class Shard:
         self.next = decision.next_offset
         self.exported = decision.next_offset
         self.catalog = ShardCatalog(store, KEYS, TOPIC_ID)
-        self.archive = self.upkeep = self.wal = self
+        self.history = self.upkeep = self.wal = self
         self.files = SimpleNamespace(begins=decision.next_offset)
         self.writer = SimpleNamespace(next=self.next, opening_gap=None, active=None)
 

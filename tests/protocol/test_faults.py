@@ -163,7 +163,7 @@ def test_an_upload_that_lands_after_the_topic_was_deleted_is_swept_after_its_gra
         world, node, other = _moved_away(blobs)
         blobs.inject(BlobFault.LATE, method=method)
         with pytest.raises(ForebayError):
-            node.shard.archive.catch_up()
+            node.shard.history.catch_up()
         other.delete()
         # Before its grace nobody finds anything, and neither look must be the last one for that.
         node.clear_moved()
@@ -183,7 +183,7 @@ def test_an_upload_that_lands_after_the_topic_was_deleted_is_swept_after_its_gra
 def test_a_list_that_is_old_when_the_topic_is_deleted_leaves_nothing_for_ever() -> None:
     blobs = SimulatedBlobs(clock=ManualClock())
     world, node, other = _moved_away(blobs)
-    node.shard.archive.catch_up()
+    node.shard.history.catch_up()
     blobs.hold_lists_back()
     node.append()
     node.export()

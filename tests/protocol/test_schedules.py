@@ -136,11 +136,11 @@ def _take_back(player: Player) -> None:
 
 
 def _export(player: Player) -> None:
-    player.node.shard.archive.catch_up()
+    player.node.shard.history.catch_up()
 
 
 def _retain(player: Player) -> None:
-    player.node.shard.archive.retain()
+    player.node.shard.history.retain()
 
 
 def _sweep(player: Player) -> None:

@@ -39,11 +39,11 @@ def test_a_sweep_of_an_overtaken_owner_leaves_alone_what_the_next_one_is_about_t
     node.rotate()
     blobs.inject(Fault.SERVER_ERROR, method="put_if_absent")
     with pytest.raises(Exception, match="injected"):
-        node.shard.archive.catch_up()
+        node.shard.history.catch_up()
     world.clock.advance(GRACE_S + 1)
 
     assert zombie.cleanup.collect_owned(zombie.shard) == []
-    node.shard.archive.catch_up()
+    node.shard.history.catch_up()
 
     ledger.count("zombie writes")
     assert check_world(world, node.reading()) == []
@@ -63,7 +63,7 @@ def test_an_overtaken_owner_stops_for_ever_once_it_hears_of_it(attempt: str, led
     # The next owner has its epoch and has not come to the history yet.
     acquire(world.inner, [Wanted(KEYS.state, TOPIC_ID)], node.owner_session.owner)
     attempts: dict[str, Callable[[], object]] = {
-        "export": shard.archive.catch_up,
+        "export": shard.history.catch_up,
         "seal": zombie.seal,
         "delete": lambda: shard.deletes.delete_range(0, 2),
     }

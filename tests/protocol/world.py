@@ -207,7 +207,7 @@ class Node(Member):
     def export(self) -> None:
         """Make everything appended so far history."""
         self.rotate()
-        self.shard.archive.catch_up()
+        self.shard.history.catch_up()
 
     def seal(self, target: str | None = None) -> ShardState:
         """Seal the shard, unless an earlier attempt has."""

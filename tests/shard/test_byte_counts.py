@@ -141,7 +141,7 @@ def test_records_that_compaction_took_out_count_until_their_local_file_is_remove
     before = shard.holding().bytes
     shard.deletes.delete_range(0, 3)
     model.compact()
-    shard.archive.retain()
+    shard.history.retain()
     assert shard.holding().bytes == before
 
     for file in shard.wal.files.all[:-1]:

@@ -71,15 +71,15 @@ class Model:
 
     def export(self) -> None:
         self.rotate()
-        self.shard.archive.catch_up()
+        self.shard.history.catch_up()
 
     def drop(self) -> None:
         """Local copies of what the store has go."""
         if self.land.settings.is_shared:
             for file in self.shard.wal.files.all[:-1][: self.chance.randint(0, 2)]:
-                if isinstance(file, SealedFile) and file.end <= self.shard.archive.exported:
+                if isinstance(file, SealedFile) and file.end <= self.shard.history.exported:
                     drop_file(self.land.disk, self.shard.wal.files, file)
-        self.shard.archive.retain()
+        self.shard.history.retain()
 
     def load(self) -> None:
         """A load comes in; it waits if another partition does not have it yet."""

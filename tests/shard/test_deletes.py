@@ -221,7 +221,7 @@ def test_an_export_that_lands_late_brings_no_deleted_record_back(landing: int) -
     node.rotate()
     world.faulty.inject(Fault.TIME_OUT, count=100)
     with pytest.raises(ForebayError):
-        node.shard.archive.catch_up()
+        node.shard.history.catch_up()
     world.faulty.heal()
     if landing == 0:
         world.faulty.land()
@@ -255,11 +255,11 @@ def test_what_the_floor_has_passed_leaves_the_catalog_the_directory_and_the_stor
     node.append()
     node.shard.deletes.delete_range(1, 5)
     node.shard.deletes.delete_before(8)
-    history = node.shard.archive.history
+    history = node.shard.history.segments
     history.refresh()
     assert history.cover(0, 1)
 
-    assert node.shard.archive.retain() >= 2
+    assert node.shard.history.retain() >= 2
     history.refresh()
     assert [bool(history.cover(offset, offset + 1)) for offset in (0, 5, 6)] == [False, False, True], (
         "whoever remembers it looks again"
@@ -270,14 +270,14 @@ def test_what_the_floor_has_passed_leaves_the_catalog_the_directory_and_the_stor
     assert pieces(node) == [(6, 9), (9, 12), (12, 15)]
     assert node.shard.wal.files.begins in (6, 15)
     assert sum(path.endswith(".seg") for path in world.objects()) == (3 if mode == "shared_fs" else 0)
-    assert node.shard.archive.retain() == 0
+    assert node.shard.history.retain() == 0
     for _ in range(2):
         assert live(node) == list(range(8, 16))
         assert holes(node) == [Gap(0, 8, Reason.DELETED)]
         assert node.shard.decision.damage == ()
         node = reopened(node)
     node.shard.deletes.delete_before(15)
-    node.shard.archive.retain()
+    node.shard.history.retain()
     assert pieces(node) == [(12, 15)], "the newest stays"
     node.seal("b")
     assert live(world.node("b")) == [15]
@@ -293,7 +293,7 @@ def test_vectors_of_windows_below_the_floor_go_too(monkeypatch: pytest.MonkeyPat
     node.shard.deletes.delete_range(4, 5)
     monkeypatch.setattr("forebay.catalog.removals.WINDOW", 4)
     node.shard.deletes.delete_before(8)
-    node.shard.archive.retain()
+    node.shard.history.retain()
 
     assert [entry.key for entry in world.inner.range(KEYS.deletes)] == []
     assert live(reopened(node)) == [8]
@@ -317,14 +317,14 @@ def test_no_fault_of_dropping_leaves_a_hole(mode: str, ledger: Ledger) -> None:
             node.shard.deletes.delete_before(8)
             world.faulty.inject(fault, method=method, after=index)
             with contextlib.suppress(ForebayError):
-                node.shard.archive.retain()
+                node.shard.history.retain()
             world.faulty.heal()
             assert pieces(node)[-1] == (9, 12)
             assert live(node) == list(range(8, 13))
             node = reopened(node)
             world.faulty.land()
             assert live(node) == list(range(8, 13))
-            node.shard.archive.retain()
+            node.shard.history.retain()
             assert pieces(node)[0] == (6, 9)
             ledger.count("metadata faults", fault=fault.value, method=method)
 
@@ -339,7 +339,7 @@ def test_a_directory_that_gave_a_shard_up_clears_away_what_has_ended_since() -> 
     other = world.node("b")
     other.append()
     other.shard.deletes.delete_before(8)
-    other.shard.archive.retain()
+    other.shard.history.retain()
     assert pieces(other)[0] == (6, 9)
 
     node.engine.clear_moved(world.ref)
@@ -376,7 +376,7 @@ class Model:
             node.rotate()
         elif roll == 9:
             node.export()
-            node.shard.archive.retain()
+            node.shard.history.retain()
             node.world.clock.advance(2 * GRACE_S)
             node.cleanup.collect_owned(node.shard)
         elif roll == 10:

@@ -9,7 +9,6 @@ from forebay.loads.book import LoadBook
 from forebay.records import Gap, Reason
 from forebay.shard import ShardContext, ShardRef
 from forebay.shard.eviction import weigh
-from forebay.shard.tiers import Tiers
 from forebay.testing.inside import inside
 from tests.history.attached import LOAD, Land, Node, values
 
@@ -42,8 +41,8 @@ def test_records_of_a_load_are_deleted_and_counted_as_any_others(mode: str) -> N
     assert node.shard().deletes.delete_before(46) == 1
     node.shard().rotate()
     node.shard().upkeep.seal_rotated()
-    node.shard().archive.catch_up()
-    node.shard().archive.retain()
+    node.shard().history.catch_up()
+    node.shard().history.retain()
     assert land.catalog(0).descriptors()[0].start == 45
     assert _live(node) == expected[1:]
 
@@ -51,7 +50,7 @@ def test_records_of_a_load_are_deleted_and_counted_as_any_others(mode: str) -> N
 def _weighed_anew(node: Node) -> int:
     """What a shard that was just opened counts for."""
     shard = node.shard()
-    return weigh(Tiers(shard.wal, shard.archive), 0, shard.offsets().next).bytes
+    return weigh(inside(shard).tiers, 0, shard.offsets().next).bytes
 
 
 @pytest.mark.parametrize("committed", [True, False])
@@ -108,7 +107,7 @@ def test_a_reader_beside_is_never_told_that_a_load_is_lost_where_the_floor_has_p
     shard.deletes.evict_below(10, Reason.CAP)
     shard.rotate()
     shard.upkeep.seal_rotated()
-    shard.archive.catch_up()
-    shard.archive.retain()
+    shard.history.catch_up()
+    shard.history.retain()
 
     assert _beside(node).read(4).events == [Gap(4, 10, Reason.CAP)]

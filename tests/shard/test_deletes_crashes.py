@@ -57,7 +57,7 @@ def _run(node: Node) -> None:
     _end(node, range(5), lambda: node.shard.deletes.evict_below(5, Reason.CAP))
     node.export()
     node.append()
-    node.shard.archive.retain()
+    node.shard.history.retain()
     node.world.clock.advance(2 * GRACE_S)
     node.cleanup.collect_owned(node.shard)
     _end(node, range(10), lambda: node.shard.deletes.delete_before(11))

@@ -38,7 +38,7 @@ def test_bytes_are_counted_exactly_in_every_tier(mode: str) -> None:
             node.shard.rotate()
         if number == 5:
             node.export()
-            node.shard.archive.retain()
+            node.shard.history.retain()
         if number == 8:
             node.rotate()
 
@@ -63,7 +63,7 @@ def test_limits_that_change_are_gone_by_at_once(mode: str) -> None:
     assert shard.evict(0) == (20, 20, sum(sizes[:20]), Reason.CAP, False)
     shard.adopt(msgspec.structs.replace(spec, cap_records=head - 30))
     assert shard.evict(0) == (30, 10, sum(sizes[20:30]), Reason.CAP, False)
-    shard.archive.retain()
+    shard.history.retain()
     assert (shard.holding().live, shard.holding().bytes) == (head - 30, sum(sizes[30:]))
     shard.adopt(msgspec.structs.replace(spec, cap_records=head - 30, on_full=OnFull.REJECT_NEW))
     with pytest.raises(Full):
@@ -87,11 +87,11 @@ def test_files_that_history_has_not_stay_though_all_in_them_has_ended() -> None:
     shard = node.shard
     shard.deletes.delete_before(9)
 
-    assert shard.archive.retain() == 0
+    assert shard.history.retain() == 0
     assert shard.wal.files.begins == 0
     node.export()
 
-    assert shard.archive.exported == 13
+    assert shard.history.exported == 13
     assert [(piece.start, piece.end) for piece in node.world.catalog.descriptors()][-1] == (12, 13)
-    shard.archive.retain()
+    shard.history.retain()
     assert shard.read(9).batches[0].base == 9

@@ -7,7 +7,7 @@ import pytest
 from forebay.engines.readonly import FollowedShard, FollowingEngine
 from forebay.records import Gap, Reason
 from forebay.shard import ShardContext
-from forebay.shard.recorded import LOOK_SECONDS
+from forebay.shard.tiers import LOOK_SECONDS
 from forebay.testing.history import read_everything
 from forebay.testing.inside import inside
 from forebay.topics import Durability
@@ -70,7 +70,7 @@ def test_a_reader_beside_is_never_told_of_damage_where_the_floor_has_passed() ->
     beside = followed(node)
     assert beside.read(0, 1).next == 3
     node.shard.deletes.evict_below(7, Reason.CAP)
-    node.shard.archive.retain()
+    node.shard.history.retain()
     node.world.clock.advance(2 * GRACE_S)
     node.cleanup.collect_owned(node.shard)
     late = followed(node)

@@ -32,7 +32,7 @@ def land(request: pytest.FixtureRequest, tmp_path: Path) -> Land:
         shard = _shard(log)
         assert shard.deletes.delete_range(28, 31) == 3
         shard.deletes.evict_below(11, Reason.TTL)
-        assert shard.archive.retain() == 2
+        assert shard.history.retain() == 2
     return land
 
 

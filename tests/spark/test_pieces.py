@@ -21,7 +21,7 @@ def test_a_piece_of_the_log_whose_front_is_history_by_now_is_read_from_both(tmp_
     mixed.filled.many(10)
     mixed.export()
     mixed.filled.many(10)
-    assert rig.shard_of(mixed.filled.topic).archive.retain() == 1
+    assert rig.shard_of(mixed.filled.topic).history.retain() == 1
     spec = mixed.filled.topic.spec
 
     with opened(ReadOptions.parse(mixed.options).location) as found:

@@ -42,8 +42,8 @@ def mixed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mixed]:
 
 def _let_go(mixed: Mixed) -> None:
     """What lies below the floors goes for good, wherever it lies."""
-    archive = rig.shard_of(mixed.filled.topic).archive
-    archive.retain()
+    history = rig.shard_of(mixed.filled.topic).history
+    history.retain()
     # Objects younger than a millisecond stay: and some go at once, by the thread in the background.
     while _objects(mixed) > {"local": 0, "shared_fs": 2}[mixed.land.settings.storage.mode]:
         inside(mixed.log).collect(mixed.filled.topic)

@@ -66,7 +66,7 @@ def test_what_lies_elsewhere_by_now_is_found_by_a_filter_too(tmp_path: Path, mod
     splits = _planned(mixed, b"10", b"190")
     mixed.compact()
     if mode == "local":
-        assert rig.shard_of(mixed.filled.topic).archive.retain() == 2
+        assert rig.shard_of(mixed.filled.topic).history.retain() == 2
     for path in [path for suffix in ("seg", "idx") for path in (tmp_path / "store").rglob(f"*.{suffix}")]:
         if "compacted" not in str(path):
             path.unlink()

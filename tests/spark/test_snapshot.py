@@ -178,7 +178,7 @@ def test_local_files_that_left_since_are_read_from_the_store(tmp_path: Path) -> 
     mixed.filled.topic.rotate()
     mixed.export()
     for partition in (0, 1):
-        rig.shard_of(mixed.filled.topic, partition).archive.retain()
+        rig.shard_of(mixed.filled.topic, partition).history.retain()
 
     assert len(mixed.land.files("one")) == 2
     assert _rows(splits) == before

@@ -111,7 +111,7 @@ def test_rows_of_every_tier_come_once_and_agree_with_a_batch(spark: SparkSession
         mixed.filled.many(2000, partition)
     mixed.delete(0, ends[0] + 500, ends[0] + 600)  # not read yet
     mixed.export()
-    assert sum(shard_of(mixed.filled.topic, partition).archive.retain() for partition in range(2)) > 0
+    assert sum(shard_of(mixed.filled.topic, partition).history.retain() for partition in range(2)) > 0
     mixed.load(250)
     for partition in range(2):
         mixed.filled.singles(20, partition)

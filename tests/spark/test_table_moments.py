@@ -66,7 +66,7 @@ def _evict(mixed: Mixed, kept: int) -> None:
     shard = shard_of(mixed.filled.topic)
     while shard.evict(2**50).reason is not None:
         pass
-    shard.archive.retain()
+    shard.history.retain()
 
 
 def test_a_topic_created_anew_between_the_looks_is_refused_by_name(spark: SparkSession, mixed: Mixed) -> None:

@@ -20,7 +20,7 @@ from forebay.loads.service import Loads
 from forebay.metadata import Put
 from forebay.settings import Settings
 from forebay.shard import SegmentShard
-from forebay.shard.archive import Archive
+from forebay.shard.history import ShardHistory
 from forebay.storage import Storage, Topic
 from forebay.storage.background.history import FIRST_SWEEP_SECONDS
 from forebay.testing.clock import ManualClock
@@ -75,8 +75,8 @@ def test_a_damaged_index_does_not_keep_other_shards_from_history(tmp_path: Path)
 
         worker.step()
 
-        assert (bad.archive.exported, good.archive.exported) == (0, 1)
-        assert bad.archive.errors == 1
+        assert (bad.history.exported, good.history.exported) == (0, 1)
+        assert bad.history.errors == 1
 
 
 def test_a_file_that_cannot_be_sealed_before_sealed_ones_is_no_reason_to_go_round_and_round(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_file_that_cannot_be_sealed_before_sealed_ones_is_no_reason_to_go_roun
         worker.notice(shard)
         worker.step()
 
-        assert shard.archive.exported == 1
+        assert shard.history.exported == 1
         with pytest.raises(DataLoss, match=r"offsets \[1, 2\)"):
             log.export_topic("orders")
         assert shard.wal.fenced is None
@@ -112,15 +112,15 @@ def test_leaving_a_shard_alone_does_not_wait_for_the_files_of_others(
         worker = inside(log).workers.history.take_over()
         slow, quick = _with_sealed_file(log, "slow"), _with_sealed_file(log, "quick")
         begun, go_on = threading.Event(), threading.Event()
-        step = Archive.step
+        step = ShardHistory.step
 
-        def stepped(archive: Archive) -> bool:
-            if archive is slow.archive:
+        def stepped(history: ShardHistory) -> bool:
+            if history is slow.history:
                 begun.set()
                 assert go_on.wait(PATIENCE)
-            return step(archive)
+            return step(history)
 
-        monkeypatch.setattr(Archive, "step", stepped)
+        monkeypatch.setattr(ShardHistory, "step", stepped)
         worker.notice(slow)
         thread = threading.Thread(target=worker.step)
         thread.start()
@@ -137,8 +137,8 @@ def test_leaving_a_shard_alone_does_not_wait_for_the_files_of_others(
         thread.join(PATIENCE)
 
         assert not leaving.is_alive()
-        assert slow.archive.exported == 1
-        assert quick.archive.exported == 0
+        assert slow.history.exported == 1
+        assert quick.history.exported == 0
 
 
 def test_a_file_sealed_while_the_one_before_is_exported_is_not_overlooked(
@@ -148,10 +148,10 @@ def test_a_file_sealed_while_the_one_before_is_exported_is_not_overlooked(
         worker = inside(log).workers.history.take_over()
         shard = _with_sealed_file(log, "orders")
         topic = log.topic("orders")
-        is_behind = vars(Archive)["is_behind"].fget
+        is_behind = vars(ShardHistory)["is_behind"].fget
 
-        def looked(archive: Archive) -> bool:
-            found = bool(is_behind(archive))
+        def looked(history: ShardHistory) -> bool:
+            found = bool(is_behind(history))
             if not found and topic.offsets().next == 1:
                 # Right behind the look that found nothing.
                 topic.append(b"1")
@@ -161,10 +161,10 @@ def test_a_file_sealed_while_the_one_before_is_exported_is_not_overlooked(
             return found
 
         worker.notice(shard)
-        monkeypatch.setattr(Archive, "is_behind", property(looked))
+        monkeypatch.setattr(ShardHistory, "is_behind", property(looked))
         worker.step()
 
-        assert worker.is_asked(shard) or shard.archive.exported == 2
+        assert worker.is_asked(shard) or shard.history.exported == 2
 
 
 def test_what_time_asks_for_does_not_wait_until_everything_is_exported(
@@ -180,21 +180,21 @@ def test_what_time_asks_for_does_not_wait_until_everything_is_exported(
             log.topic("orders").append(b"1")
             log.topic("orders").rotate()
             shard.upkeep.seal_rotated()
-        step, seen = Archive.step, list[tuple[int, int | None]]()
+        step, seen = ShardHistory.step, list[tuple[int, int | None]]()
 
-        def slow(archive: Archive) -> bool:
+        def slow(history: ShardHistory) -> bool:
             clock.advance(20)
-            seen.append((shard.archive.exported, shard.wal.files.begins))
-            return step(archive)
+            seen.append((shard.history.exported, shard.wal.files.begins))
+            return step(history)
 
-        monkeypatch.setattr(Archive, "step", slow)
+        monkeypatch.setattr(ShardHistory, "step", slow)
         worker.notice(shard)
 
         worker.step()
 
         assert {1, 2, 3} <= {exported for exported, _ in seen}
         assert any(begins and exported < 4 for exported, begins in seen), "a file went before all were exported"
-        assert shard.archive.exported == 4
+        assert shard.history.exported == 4
 
 
 def test_what_killed_uploads_left_is_cleared_from_every_store_though_another_sweep_fails(
@@ -235,14 +235,14 @@ def test_a_file_of_one_shard_is_exported_and_then_a_file_of_the_next(
                 log.topic(str(shard.ref.spec.name)).rotate()
                 shard.upkeep.seal_rotated()
             worker.notice(shard)
-        step, seen = Archive.step, list[list[int]]()
+        step, seen = ShardHistory.step, list[list[int]]()
 
-        def stepped(archive: Archive) -> bool:
-            more = step(archive)
-            seen.append([shard.archive.exported for shard in shards])
+        def stepped(history: ShardHistory) -> bool:
+            more = step(history)
+            seen.append([shard.history.exported for shard in shards])
             return more
 
-        monkeypatch.setattr(Archive, "step", stepped)
+        monkeypatch.setattr(ShardHistory, "step", stepped)
 
         worker.step()
 
@@ -264,7 +264,7 @@ def test_files_are_exported_at_the_start_by_interval_and_by_size(tmp_path: Path)
             clock.advance(seconds)
             worker.notice(shard)
             worker.step()
-            return shard.archive.exported
+            return shard.history.exported
 
         assert exported() == 1, "the first pass is due at once"
         assert exported(b"small") == 1
@@ -278,7 +278,7 @@ def test_whoever_learns_by_an_export_that_it_was_overtaken_stops(tmp_path: Path)
     with Storage.open(tmp_path / "log", _settings(tmp_path)) as log:
         worker = inside(log).workers.history.take_over()
         shard = _with_sealed_file(log, "orders")
-        key = shard.archive.catalog.keys.state
+        key = shard.history.catalog.keys.state
         entry = inside(log).metadata.get(key)
         assert entry is not None
         state = decode_value(entry.value, ShardState)[0]
@@ -289,7 +289,7 @@ def test_whoever_learns_by_an_export_that_it_was_overtaken_stops(tmp_path: Path)
             worker.notice(shard)
             worker.step()
 
-            assert shard.archive.exported == 0
+            assert shard.history.exported == 0
             assert "epoch" in (shard.wal.fenced or "")
             # Of the shard that was stopped, or by whoever opens it anew: in the background it is dropped meanwhile.
             with pytest.raises((Fenced, Moved)):
@@ -331,8 +331,8 @@ def test_a_damaged_file_is_not_uploaded_again_and_again(look_s: int, tmp_path: P
         for errors, seconds in ((1, 0), (1, 60), (1, 60), (2, 300)):
             clock.advance(seconds)
             worker.step()
-            assert shard.archive.errors == errors
-        assert "is not what was sealed" in (shard.archive.error or "")
+            assert shard.history.errors == errors
+        assert "is not what was sealed" in (shard.history.error or "")
 
 
 def test_a_part_of_the_clean_up_that_fails_unforeseen_keeps_no_other_part_from_its_turn(
@@ -359,20 +359,20 @@ def test_a_failure_that_nobody_foresaw_is_one_shard_s_own(tmp_path: Path, monkey
     with Storage.open(tmp_path / "log", _settings(tmp_path)) as log:
         worker = inside(log).workers.history.take_over()
         bad, good = _with_sealed_file(log, "bad"), _with_sealed_file(log, "good")
-        step = Archive.step
+        step = ShardHistory.step
 
-        def failing(archive: Archive) -> bool:
-            if archive is bad.archive:
+        def failing(history: ShardHistory) -> bool:
+            if history is bad.history:
                 raise RuntimeError("not foreseen")
-            return step(archive)
+            return step(history)
 
-        monkeypatch.setattr(Archive, "step", failing)
+        monkeypatch.setattr(ShardHistory, "step", failing)
         worker.notice(bad)
         worker.notice(good)
 
         worker.step()
 
-        assert (bad.archive.exported, good.archive.exported) == (0, 1)
+        assert (bad.history.exported, good.history.exported) == (0, 1)
 
 
 def test_a_process_that_never_lives_for_an_interval_sweeps_too(tmp_path: Path) -> None:
@@ -393,4 +393,4 @@ def test_a_process_that_never_lives_for_an_interval_sweeps_too(tmp_path: Path) -
         worker.step()
 
         assert not orphan.exists()
-        assert shard.archive.exported == 1
+        assert shard.history.exported == 1

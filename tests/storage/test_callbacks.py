@@ -257,7 +257,7 @@ def test_a_callback_may_append_where_an_append_at_a_cap_writes_what_waits(tmp_pa
 
 def _overtake(log: Storage, shard: SegmentShard) -> None:
     """From now on the recorded state names another owner."""
-    key = shard.archive.catalog.keys.state
+    key = shard.history.catalog.keys.state
     stored = read_state(inside(log).metadata, key)
     assert stored is not None
     state = msgspec.structs.replace(stored.state, epoch=stored.state.epoch + 1, holder="elsewhere")
@@ -292,8 +292,8 @@ def test_no_lock_of_the_shard_is_held_while_the_callbacks_of_a_lost_shard_run(tm
             "delete": lambda: shard.deletes.delete_range(1, 2),
             "delete_before": lambda: shard.deletes.delete_before(2),
             "evict": lambda: shard.deletes.evict_below(2, Reason.CAP),
-            "export": shard.archive.catch_up,
-            "retain": shard.archive.retain,
+            "export": shard.history.catch_up,
+            "retain": shard.history.retain,
         }
 
         with pytest.raises(Fenced):

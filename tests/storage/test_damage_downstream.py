@@ -144,7 +144,7 @@ def test_accepted_damage_is_in_the_catalog_and_in_the_log(
         log.export_topic(NAME, accept_damage=True)
 
         assert log.topic(NAME).offsets().exported == 9
-        (piece,) = _shard(log.topic(NAME)).archive.catalog.descriptors()
+        (piece,) = _shard(log.topic(NAME)).history.catalog.descriptors()
         log.seal_topic(NAME)
 
     assert piece.damaged == ((0, 3),)

@@ -11,7 +11,7 @@ import pytest
 
 from forebay import Settings, Storage, Topic, workers
 from forebay.shard import SegmentShard
-from forebay.shard.archive import Archive
+from forebay.shard.history import ShardHistory
 from forebay.storage.background import sync
 from forebay.storage.background.limits import LimitsWorker
 from forebay.testing.inside import inside
@@ -57,8 +57,8 @@ class House:
         self._wrap(Sealer, "seal", lambda sealer, log, *_: self.a.spec.topic_id in log.path)
 
     def _hang_export(self) -> None:
-        archive = inside(self.a).history()
-        self._wrap(Archive, "step", lambda found, *_: found is archive)
+        history = inside(self.a).history()
+        self._wrap(ShardHistory, "step", lambda found, *_: found is history)
 
     def _hang_limit(self) -> None:
         shard = inside(self.a).shard()

@@ -9,7 +9,7 @@ import pytest
 from forebay import Corrupt, Moved, Unavailable
 from forebay.export import Lag
 from forebay.settings import MetadataSettings, Settings, StorageSettings, StoreSettings
-from forebay.shard.archive import Archive
+from forebay.shard.history import ShardHistory
 from forebay.storage import Storage
 from tests.storage.rig import WatchedDisk, no_indexes, values
 
@@ -82,7 +82,7 @@ def test_a_seal_that_finds_less_in_history_than_in_the_log_is_not_made(
         topic.append(b"1")
 
         with monkeypatch.context() as patch:
-            patch.setattr(Archive, "catch_up", lambda archive, on_file=None, accept_damage=False: None)
+            patch.setattr(ShardHistory, "catch_up", lambda history, on_file=None, accept_damage=False: None)
             with pytest.raises(Corrupt, match="history ends at 1 and the log at 2: it is not sealed"):
                 a.seal_topic("orders", target=_id(b))
 

@@ -13,8 +13,8 @@ from forebay.catalog import ShardCatalog
 from forebay.disk import Disk
 from forebay.format.files.segment import parse_segment_name
 from forebay.settings import WalSettings
-from forebay.shard.archive import compacted_into
 from forebay.shard.context import is_private
+from forebay.shard.history import compacted_into
 from forebay.wal.recovery.resume import ASIDE, set_aside
 from forebay.wal.recovery.survey import Survey, survey
 

@@ -51,12 +51,12 @@ class ObjectCleanup:
         Looks into the store of history, into the data directory, where compaction puts what it makes if there is no
         other place, and into the store where topics are handed over.
         """
-        archive, places = shard.archive, self._places
+        history, places = shard.history, self._places
         owned = replace(
-            self._scope(shard.ref, places.loads, f"{shard.ref.id}/"), epoch=shard.epoch, unexported=archive.unexported
+            self._scope(shard.ref, places.loads, f"{shard.ref.id}/"), epoch=shard.epoch, unexported=history.unexported
         )
         removed: list[str] = []
-        with archive.exports_paused():
+        with history.exports_paused():
             if self._settings.is_shared and places.store is not None:
                 removed += self.collector.collect(replace(owned, store=places.store))
             private = replace(owned, prefix=f"{owned.prefix}{COMPACTED}", is_there=is_private)

@@ -21,7 +21,6 @@ from forebay.engines.memory_records import HeldRecords
 from forebay.engines.registry import ShardedEngine
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
 from forebay.errors import Closed, Conflict, Fenced, Full, Invalid, Moved, Unavailable, UnknownTopic
-from forebay.eviction import Evicted, Holding, Limits, plan
 from forebay.format.columns.rows import ColumnBytes, encode_row
 from forebay.format.control.frames import WindowEntry
 from forebay.format.frame.batch import Batch, batch_of
@@ -34,6 +33,7 @@ from forebay.sealed import Gathered
 from forebay.settings import Settings
 from forebay.shard import Owner, RecoveryDecision, ShardRef, Source, acquire
 from forebay.shard.deletes import DeleteBefore, DeleteKey, DeleteRange, Deletion
+from forebay.shard.limits import Evicted, Holding, Limits, plan
 from forebay.shard.ownership import Check, OwnerSession, reserve_in_state, wanted
 from forebay.topics import Durability, TopicSpec
 

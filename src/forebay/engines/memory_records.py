@@ -15,10 +15,10 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from forebay.eviction import Stretch
 from forebay.format.control.offsets import OffsetSet
 from forebay.format.frame.batch import Batch, batch_of
 from forebay.records import Gap, Reason
+from forebay.shard.limits import Stretch
 
 NO_TIME = -(2**63)
 FEW = 64

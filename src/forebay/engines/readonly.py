@@ -21,8 +21,7 @@ from forebay.sealed import UNREADABLE
 from forebay.settings import Settings
 from forebay.shard import RecoveryDecision, ShardContext, ShardRef, Source
 from forebay.shard.lookups import Lookups
-from forebay.shard.recorded import LOOK_SECONDS, Recorded
-from forebay.shard.tiers import Ended, Tiers, Visible
+from forebay.shard.tiers import LOOK_SECONDS, Ended, RecordedHistory, Tiers, Visible
 from forebay.wal.files import REPLACED, FileList
 from forebay.wal.readonly import ATTEMPTS, POLL_SECONDS, FollowedLog
 
@@ -30,7 +29,7 @@ from forebay.wal.readonly import ATTEMPTS, POLL_SECONDS, FollowedLog
 class _LocalFiles:
     """The local log of a shard as look-ups and reads begin with it; empty where another directory has the shard."""
 
-    def __init__(self, log: FollowedLog, past: Recorded) -> None:
+    def __init__(self, log: FollowedLog, past: RecordedHistory) -> None:
         self._log = log
         self._past = past
 
@@ -69,7 +68,13 @@ class FollowedShard:
     poll_seconds: float | None = POLL_SECONDS
 
     def __init__(
-        self, ref: ShardRef, log: FollowedLog, past: Recorded, *, clock: Clock, is_known: Callable[[ShardRef], bool]
+        self,
+        ref: ShardRef,
+        log: FollowedLog,
+        past: RecordedHistory,
+        *,
+        clock: Clock,
+        is_known: Callable[[ShardRef], bool],
     ) -> None:
         self.ref = ref
         self.durability = ref.spec.durability
@@ -253,7 +258,7 @@ class FollowingEngine(ShardedEngine[FollowedShard]):
     def _open(self, ref: ShardRef) -> FollowedShard:
         directory = f"{self._shards_root}/{ref.id}"
         log = FollowedLog(self._disk, self._clock, directory, self._settings.wal, self._is_owned)
-        past = Recorded(self._around.catalog(ref), self._around.places, self._around.holder, self._clock)
+        past = RecordedHistory(self._around.catalog(ref), self._around.places, self._around.holder, self._clock)
         return FollowedShard(ref, log, past, clock=self._clock, is_known=self._is_known)
 
     def _remove(self, ref: ShardRef, shard: FollowedShard | None) -> None:

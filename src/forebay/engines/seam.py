@@ -12,12 +12,12 @@ from typing import Protocol
 
 from forebay.appends.queue import Entry, Producing
 from forebay.appends.ticket import Ticket
-from forebay.eviction import Evicted, Holding
 from forebay.format.columns.rows import ColumnBytes
 from forebay.pages import Page
 from forebay.records import Offsets
 from forebay.shard import RecoveryDecision, ShardRef
 from forebay.shard.deletes import Deletion
+from forebay.shard.limits import Evicted, Holding
 from forebay.topics import Durability, TopicSpec
 
 PAGE_RECORDS = 10_000

@@ -363,7 +363,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
     def _close(self, shard: SegmentShard) -> None:
         try:
             shard.upkeep.close()
-            shard.archive.close()
+            shard.history.close()
         except (OSError, Fenced) as error:
             # The others must still be closed; what is missing here is found by the next recovery.
             logger.warning("%s: not closed in order: %s", shard.ref, error)
@@ -410,5 +410,5 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
     def _remove(self, ref: ShardRef, shard: SegmentShard | None) -> None:
         if shard is not None:
             shard.wal.close()
-            shard.archive.close()
+            shard.history.close()
         remove_files(self._disk, self.directory, ref.id)

@@ -17,8 +17,8 @@ from forebay.engines.seam import OwnedShard
 from forebay.errors import Moved
 from forebay.locks import Rank, RankedLock
 from forebay.shard import ShardContext, ShardRef
-from forebay.shard.recorded import Recorded
 from forebay.shard.recovery import known_in_history
+from forebay.shard.tiers import RecordedHistory
 from forebay.topics import Engine
 from forebay.wal.readonly import FollowedLog
 
@@ -42,7 +42,7 @@ class UnownedShard(FollowedShard):
     def __init__(
         self,
         ref: ShardRef,
-        past: Recorded,
+        past: RecordedHistory,
         around: ShardContext,
         *,
         disk: Disk,
@@ -132,7 +132,7 @@ class UnownedShards:
         shard = self.found(ref)
         if shard is None:
             self.leave(ref, None)
-            past = Recorded(self._around.catalog(ref), self._around.places, NO_HOLDER, self._clock)
+            past = RecordedHistory(self._around.catalog(ref), self._around.places, NO_HOLDER, self._clock)
             shard = self._shards[ref.id] = UnownedShard(
                 ref,
                 past,

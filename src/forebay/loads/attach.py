@@ -70,7 +70,7 @@ class Attaching:
         self.shard = shard
         self._around = around
         self._book = LoadBook(around.metadata, around.settings.metadata.prefix)
-        self._catalog = shard.archive.catalog
+        self._catalog = shard.history.catalog
         self._clock = clock
         self._pausing = shard.load_pause
 
@@ -96,7 +96,7 @@ class Attaching:
         try:
             start = bring_into_history(shard)
             self._record(load_id, manifest, start)
-            end = shard.archive.exported
+            end = shard.history.exported
             self._go_on()
         except BaseException:
             self._resume()
@@ -115,13 +115,13 @@ class Attaching:
             self._resume()
 
     def _record(self, load_id: str, manifest: LoadManifest, start: int) -> None:
-        """On return history has the load from `start` on, and our archive knows."""
-        archive = self.shard.archive
+        """On return history has the load from `start` on, and our history knows."""
+        history = self.shard.history
         for _ in range(ATTEMPTS):
             self._look_again()
             # Still in our epoch, so that no other owner has added to history.
             standing = self._standing(load_id)
-            if archive.exported > start:
+            if history.exported > start:
                 self._pausing.at_risk = None
                 return
             load = self._checked(load_id, standing)
@@ -140,7 +140,7 @@ class Attaching:
                 self._pausing.at_risk = before
                 raise
             if succeeded:
-                archive.note_end(end)
+                history.note_end(end)
                 self._pausing.at_risk = None
                 return
             # Refused itself; one that was sent before it may have landed.
@@ -158,7 +158,7 @@ class Attaching:
             # It may still land; if we try again, one of the two is refused.
             return
         # Looked at after that: what it compares has changed, so what has not landed by now never will.
-        self.shard.archive.note_end(self._catalog.frontier().next)
+        self.shard.history.note_end(self._catalog.frontier().next)
         self._pausing.at_risk = None
 
     def _standing(self, load_id: str) -> _Standing:
@@ -224,7 +224,7 @@ class Attaching:
 
     def _go_on(self) -> None:
         """Where history ends above the log, let the log go on there."""
-        end = self.shard.archive.exported
+        end = self.shard.history.exported
         if end > self.shard.wal.writer.next:
             self.shard.wal.skip_to_history(end)
 
@@ -239,7 +239,7 @@ class Attaching:
         if self._pausing.since is None:
             return 0.0
         seconds = self._clock.monotonic() - self._pausing.since
-        if self._pausing.at_risk is None and wal.writer.next >= self.shard.archive.exported:
+        if self._pausing.at_risk is None and wal.writer.next >= self.shard.history.exported:
             wal.queue.resume()
             self._pausing.since = None
             wal.counters.pauses += 1

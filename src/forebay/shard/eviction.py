@@ -1,6 +1,6 @@
 """The caps and the time to live of one shard: which records end, and which appends find no room.
 
-`forebay.eviction` decides; this says what the shard holds, and moves the floors. Bytes are counted once over all
+`forebay.shard.limits` decides; this says what the shard holds, and moves the floors. Bytes are counted once over all
 tiers and then kept up to date by the appends themselves: an append at a cap reads nothing under a lock.
 """
 
@@ -19,7 +19,6 @@ from forebay.appends.queue import Entry, Producing
 from forebay.appends.ticket import Ticket
 from forebay.appends.waiting import INSIDE, is_inside
 from forebay.errors import Full, Unavailable
-from forebay.eviction import Evicted, Holding, Limits, Stretch, plan
 from forebay.format.columns.rows import ColumnBytes
 from forebay.format.control.offsets import OffsetSet
 from forebay.format.frame.batch import Batch, batch_of
@@ -29,6 +28,7 @@ from forebay.locks import Rank, RankedLock, RankedRLock
 from forebay.records import Gap
 from forebay.sealed import SealedSegment
 from forebay.shard.deletes import Deletes
+from forebay.shard.limits import Evicted, Holding, Limits, Stretch, plan
 from forebay.shard.tiers import NoHistory, Tiers
 from forebay.wal.files import LogFile, SealedFile
 from forebay.wal.log import Wal

@@ -59,9 +59,9 @@ def finish_seal(
     `accept_damage` damaged ranges do not keep it from that.
     """
     next_offset = bring_into_history(shard, on_file, accept_damage=accept_damage)
-    archive = shard.archive
+    history = shard.history
     if around.places.store is not None:
-        archive.publish_local(on_file)
+        history.publish_local(on_file)
     check_coverage(shard, around, next_offset)
 
     def sealed(state: ShardState) -> ShardState:
@@ -100,8 +100,8 @@ def bring_into_history(shard: SegmentShard, on_file: OnFile | None = None, *, ac
     Appends are held, else more may have come meanwhile. Raises `DataLoss` at damage, unless `accept_damage`.
     """
     next_offset = _drained(shard, accept_damage=accept_damage)
-    archive = shard.archive
-    archive.catch_up(on_file, accept_damage=accept_damage)
+    history = shard.history
+    history.catch_up(on_file, accept_damage=accept_damage)
     _tell_of_holes(shard)
     return next_offset
 
@@ -121,7 +121,7 @@ def seal_files(shard: SegmentShard, *, accept_damage: bool) -> None:
     With `accept_damage` also those that are damaged since they were sealed, with their damage named.
     """
     if accept_damage:
-        shard.upkeep.unseal_damaged(shard.archive.exported)
+        shard.upkeep.unseal_damaged(shard.history.exported)
     shard.upkeep.seal_rotated(accept_damage=accept_damage)
     unsealed = [file.path for file in shard.upkeep.rotated()]
     if unsealed and shard.upkeep.stopped is not None:
@@ -137,8 +137,8 @@ def _tell_of_holes(shard: SegmentShard) -> None:
     if writer.opening_gap is not None:
         gaps.append(writer.opening_gap)
     for gap in gaps:
-        if shard.archive.exported < gap.stop:
-            shard.archive.close_gap(gap)
+        if shard.history.exported < gap.stop:
+            shard.history.close_gap(gap)
 
 
 def _check_target(shard: SegmentShard, around: ShardContext, target: str | None) -> None:
@@ -151,7 +151,7 @@ def _check_target(shard: SegmentShard, around: ShardContext, target: str | None)
 
 def check_coverage(shard: SegmentShard, around: ShardContext, end: int) -> None:
     """Every offset below `end` is in history, and the store has every object that the local files stand for."""
-    pieces = shard.archive.catalog.descriptors()
+    pieces = shard.history.catalog.descriptors()
     covered = pieces[-1].end if pieces else 0
     if covered != end:
         raise Corrupt(f"{shard.ref}: history ends at {covered} and the log at {end}: it is not sealed; run verify")
@@ -190,7 +190,7 @@ def export_tails(shards: Sequence[SegmentShard], clock: Clock, seconds_max: floa
             try:
                 shard.rotate()
                 seal_files(shard, accept_damage=False)
-                shard.archive.catch_up()
+                shard.history.catch_up()
             except Corrupt as error:
                 # Damage is this shard's alone; a store that does not answer would not answer the others either.
                 logger.warning("%s: its tail is not exported: %s", shard.ref, error)
@@ -213,8 +213,8 @@ def export_tails(shards: Sequence[SegmentShard], clock: Clock, seconds_max: floa
 
 def _has_tail(shard: SegmentShard) -> bool:
     wal = shard.wal
-    usable = not wal.closed and wal.failure is None and shard.archive.error is None
-    return usable and wal.writer.touched and wal.writer.next > shard.archive.exported
+    usable = not wal.closed and wal.failure is None and shard.history.error is None
+    return usable and wal.writer.touched and wal.writer.next > shard.history.exported
 
 
 class ClosedShard(NamedTuple):

@@ -17,17 +17,17 @@ from forebay.catalog import ShardCatalog
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.errors import Corrupt, DataLoss, Fenced, Unavailable, Unsupported
-from forebay.eviction import Evicted, Holding, Limits
 from forebay.format.columns.rows import ColumnBytes
 from forebay.format.control.offsets import OffsetSet
 from forebay.format.metadata.descriptor import ShardState, gap_descriptor
 from forebay.pages import Page
 from forebay.records import Gap, Offsets
 from forebay.settings import Settings, WalSettings
-from forebay.shard.archive import Archive, OwnedPast
 from forebay.shard.context import ShardContext, ShardRef, is_local
 from forebay.shard.deletes import DeleteBefore, DeleteKey, DeleteRange, Deletes, DeleteTag, Deletion
 from forebay.shard.eviction import Eviction
+from forebay.shard.history import OwnedHistory, ShardHistory
+from forebay.shard.limits import Evicted, Holding, Limits
 from forebay.shard.lookups import PAGE_RECORDS, Lookups, Sought
 from forebay.shard.ownership import reserve_in_state, tell_reserved, tell_unknown
 from forebay.shard.recovery import RecoveryDecision, Situation, Source, decide, known_in_history, known_in_log, told_of
@@ -69,7 +69,7 @@ class SegmentShard:
         decision: RecoveryDecision,
         epoch: int,
         *,
-        past: OwnedPast | NoHistory,
+        past: OwnedHistory | NoHistory,
         before: ShardState | None,
         settings: Settings,
     ) -> None:
@@ -89,18 +89,18 @@ class SegmentShard:
         self._retention = settings.retention
         limits = Limits.of(ref.spec, self._retention)
         self._eviction = Eviction(wal, self.deletes, limits, self._tiers, past.history)
-        self._archive: Archive | None = None
-        if isinstance(past, OwnedPast):
+        self._history: ShardHistory | None = None
+        if isinstance(past, OwnedHistory):
             disk, clock = wal.writer.disk, wal.writer.clock
-            self._archive = Archive(wal, past, self.deletes, settings, disk=disk, clock=clock)
-        self.upkeep = Upkeep(wal, sealer, self._archive.holds if self._archive else lambda start, stop: False)
+            self._history = ShardHistory(wal, past, self.deletes, settings, disk=disk, clock=clock)
+        self.upkeep = Upkeep(wal, sealer, self._history.holds if self._history else lambda start, stop: False)
 
     @property
-    def archive(self) -> Archive:
+    def history(self) -> ShardHistory:
         """The exports of the shard; `Unsupported` where it is a log alone."""
-        if self._archive is None:
+        if self._history is None:
             raise Unsupported(f"{self.ref} was opened as a log alone: it has no history")
-        return self._archive
+        return self._history
 
     # Appending
 
@@ -254,7 +254,7 @@ class SegmentShard:
         stopped = self.upkeep.stopped
         if stopped is not None:
             return str(stopped)
-        return self._archive.error if self._archive is not None else None
+        return self._history.error if self._history is not None else None
 
     @property
     def failure(self) -> str | None:
@@ -332,7 +332,7 @@ class SegmentShard:
             return cls(ref, wal, sealer, decision, epoch, past=NoHistory(), before=before, settings=Settings())
         # A gap that the catalog was told of reaches up to where the log begins.
         end = decision.next_offset if decision.source is Source.CATALOG else here.frontier
-        past = OwnedPast(around, ref, epoch, disk=disk, clock=clock, end=end)
+        past = OwnedHistory(around, ref, epoch, disk=disk, clock=clock, end=end)
         return cls(ref, wal, sealer, decision, epoch, past=past, before=before, settings=around.settings)
 
 

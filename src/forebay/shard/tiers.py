@@ -10,22 +10,30 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import cached_property
 from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from forebay.blobs import BlobChanged, BlobMissing
+from forebay.catalog import ShardCatalog
+from forebay.catalog.removals import RecordedRemovals
+from forebay.clock import Clock
 from forebay.errors import Corrupt, Unavailable
-from forebay.format.control.frames import NO_FLOOR, Floor
+from forebay.format.control.frames import NO_FLOOR, Floor, higher
 from forebay.format.control.offsets import WINDOW, OffsetSet
+from forebay.format.metadata.descriptor import ShardState
 from forebay.format.metadata.vectors import without
 from forebay.history import History, InHistory
 from forebay.pages import Page, Span, joined
-from forebay.records import Gap, Reason
+from forebay.records import OFFSET_MAX, Gap, Offsets, Reason
 from forebay.sealed import UNREADABLE, first_at_time
+from forebay.shard.context import Places
 from forebay.wal.files import READ_ATTEMPTS, Attempts, FileList, LogFile, SealedFile
 
 logger = logging.getLogger(__name__)
 
 PAGE_BYTES = 1024 * 1024
+LOOK_SECONDS = 0.2
+"""So long `RecordedHistory` goes by its last look."""
 TOLD_MAX = 64
 """So many flaws of local files are remembered, so that each is said once and not for every page."""
 
@@ -359,3 +367,75 @@ def _shown(page: Page, offset: int, start: int, deleted: OffsetSet) -> Page:
         batches += kept
         events += gone
     return Page(batches, joined(sorted(events)), page.next)
+
+
+class RecordedHistory:
+    """History beside its owner, seen from the data directory `holder`."""
+
+    def __init__(self, catalog: ShardCatalog, places: Places, holder: str, clock: Clock) -> None:
+        self._catalog = catalog
+        self._places = places
+        self._holder = holder
+        self._clock = clock
+        self._looked_at = float("-inf")
+        self._is_elsewhere = False
+        self.ended = NOTHING
+        """What ended in history, as of the last look."""
+        self._deletes = 0
+        self.reserved_end = 0
+        """No offset at or above was ever given out, as of the last look; the highest of all where a log alone knows."""
+
+    @cached_property
+    def history(self) -> History:
+        """What is catalogued."""
+        return History(self._catalog, self._places.segment)
+
+    @property
+    def exported(self) -> int:
+        """The end of history, as of a moment ago."""
+        self._look()
+        return self.history.end
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether another directory has the shard, as of a moment ago. Files here are what it was before, then.
+
+        What is not history of them, its new owner could not take over: it counts as lost everywhere.
+        """
+        self._look()
+        return self._is_elsewhere
+
+    def beside(self, local: Offsets) -> Offsets:
+        """The watermarks, where a local log says the rest: what another directory holds is seen by its history."""
+        end = self.exported
+        if self._is_elsewhere:
+            return local._replace(exported=end, next=end, durable=end)
+        return local._replace(exported=end, next=max(local.next, end), durable=max(local.durable, end))
+
+    def close(self) -> None:
+        """Give back what is held."""
+        if "history" in vars(self):
+            self.history.close()
+
+    def look(self) -> None:
+        """Look at everything that is recorded, now."""
+        stored = self._catalog.state()
+        self._is_elsewhere = stored is not None and stored.state.holder not in (None, self._holder)
+        if stored is not None:
+            self._take(stored.state)
+            self.reserved_end = OFFSET_MAX if stored.state.reserved_in_log else stored.state.reserved_end
+        self.history.refresh()
+        self._looked_at = self._clock.monotonic()
+
+    def _look(self) -> None:
+        if self._clock.monotonic() - self._looked_at >= LOOK_SECONDS:
+            self.look()
+
+    def _take(self, state: ShardState) -> None:
+        deleted = self.ended.deleted
+        if state.deletes != self._deletes:
+            deleted |= RecordedRemovals(self._catalog).deleted()
+            self._deletes = state.deletes
+        elif state.floor == self.ended.floor:
+            return
+        self.ended = Ended(deleted, higher(self.ended.floor, state.floor))

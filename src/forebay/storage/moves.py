@@ -89,14 +89,14 @@ class Moves:
                 engine.accept_unknown_producers(shard)
             rotated = shard.upkeep.rotated()
             if accept_damage:
-                shard.upkeep.unseal_damaged(shard.archive.exported)
+                shard.upkeep.unseal_damaged(shard.history.exported)
             shard.upkeep.seal_rotated(accept_damage=accept_damage)
             stopped = shard.upkeep.stopped
             try:
-                shard.archive.catch_up(on_file, accept_damage=accept_damage)
+                shard.history.catch_up(on_file, accept_damage=accept_damage)
             except Unavailable as error:
                 raise stopped or error from error
-            left = [file.path for file in rotated if file.start >= shard.archive.exported]
+            left = [file.path for file in rotated if file.start >= shard.history.exported]
             if left:
                 why = f"{ref}: {left[0]} could not be sealed yet; see the log for why, and try again"
                 raise stopped or Unavailable(why)

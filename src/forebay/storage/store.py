@@ -305,7 +305,7 @@ class Storage:
         ended = self._limits.apply(shard)
         files = 0
         if isinstance(shard, SegmentShard) and self._parts.archiving is not None:
-            files = self._parts.archiving.alone_with(shard, lambda shard: shard.archive.retain())
+            files = self._parts.archiving.alone_with(shard, lambda shard: shard.history.retain())
         return Retained(ended.evicted, ended.compacted, files)
 
     def copy_topic(

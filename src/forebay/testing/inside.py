@@ -39,11 +39,10 @@ from forebay.metadata.sqlite.database import Database as SqliteDatabase
 from forebay.metadata.sqlite.store import SqliteMetadata
 from forebay.progress import ProgressStore
 from forebay.shard import SegmentShard, ShardContext
-from forebay.shard.archive import Archive
 from forebay.shard.context import Places
 from forebay.shard.eviction import ByteCount
-from forebay.shard.recorded import Recorded
-from forebay.shard.tiers import Tiers
+from forebay.shard.history import ShardHistory
+from forebay.shard.tiers import RecordedHistory, Tiers
 from forebay.storage import Storage, Topic
 from forebay.storage.background.cleanup import CleanupWorker
 from forebay.storage.background.history import HistoryWorker
@@ -113,9 +112,9 @@ class InsideTopic:
         """The write-ahead log of a partition."""
         return self.segment(partition).wal
 
-    def history(self, partition: int = 0) -> Archive:
+    def history(self, partition: int = 0) -> ShardHistory:
         """What exports the log of a partition and removes local copies."""
-        return self.segment(partition).archive
+        return self.segment(partition).history
 
     def locks(self, partition: int = 0) -> dict[str, Callable[[], bool]]:
         """Every lock of a shard on engine `segment`, by name: whether any thread holds it."""
@@ -126,7 +125,7 @@ class InsideTopic:
             "limits": shard._eviction._passing.locked,
             "caps": lambda: is_held(shard._eviction._count.lock),
             "changing": lambda: is_held(shard.deletes._changing),
-            "working": shard.archive._working.locked,
+            "working": shard.history._working.locked,
         }
 
     def leave_queued(self) -> None:
@@ -331,7 +330,7 @@ class InsideFollowed:
         self._shard = shard
 
     @property
-    def past(self) -> Recorded:
+    def past(self) -> RecordedHistory:
         """What the metadata store has recorded of the shard."""
         return self._shard._past
 

@@ -89,7 +89,7 @@ def _fill(log: forebay.Storage) -> Filled:
     for partition in range(2):
         shard = inside(filled.topic).segment(partition)
         shard.upkeep.seal_rotated()
-        shard.archive.catch_up()
+        shard.history.catch_up()
     for partition, behind in ((0, 5_000), (0, 50_000_000), (1, 90_000_000)):
         timestamp = filled.rows[0]["timestamp"] + 80_000_000 - behind
         value, key = b"late", b"key-1"

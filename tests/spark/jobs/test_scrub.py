@@ -49,7 +49,7 @@ def test_files_of_a_directory_are_read_where_they_lie(spark: SparkSession, tmp_p
         for partition in range(2):
             shard = inside(filled.topic).segment(partition)
             shard.upkeep.seal_rotated()
-            shard.archive.catch_up()
+            shard.history.catch_up()
         with_owner = scrub.run(spark, Location.of(tmp_path / "data"))
 
     location = Location.of(tmp_path / "data")

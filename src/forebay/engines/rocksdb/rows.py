@@ -32,12 +32,12 @@ from forebay.engines.rocksdb.layout import (
     with_offset,
 )
 from forebay.engines.rocksdb.times import NO_TIME, Changes, Edges, candidates, put_blocks
-from forebay.eviction import Stretch
 from forebay.format.columns.rows import ColumnBytes
 from forebay.format.control.frames import WindowEntry
 from forebay.format.frame.batch import Batch
 from forebay.records import Gap, Reason
 from forebay.settings import WalSettings
+from forebay.shard.limits import Stretch
 
 ENTRY_RECORDS = 256
 ENTRY_BYTES = 32 * 1024

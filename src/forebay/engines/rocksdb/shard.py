@@ -26,7 +26,6 @@ from forebay.engines.rocksdb.removal import Making, Removal
 from forebay.engines.rocksdb.rows import Shelf, Stance, put_runs
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
 from forebay.errors import Closed, Corrupt, ForebayError, Full, Indeterminate, Unavailable
-from forebay.eviction import Evicted, Holding, Limits, plan
 from forebay.format.columns.rows import ColumnBytes
 from forebay.format.frame.batch import batch_of
 from forebay.locks import Rank, RankedCondition, RankedRLock
@@ -35,6 +34,7 @@ from forebay.records import Offsets
 from forebay.settings import RetentionSettings, WalSettings
 from forebay.shard import RecoveryDecision, ShardRef
 from forebay.shard.deletes import DeleteBefore, DeleteKey, DeleteTag, Deletion
+from forebay.shard.limits import Evicted, Holding, Limits, plan
 from forebay.topics import TopicSpec
 
 logger = logging.getLogger(__name__)

@@ -66,7 +66,7 @@ class HistoryWorker:
 
     def notice(self, shard: SegmentShard) -> None:
         """There may be something to export."""
-        if shard.ref.id not in self._behind and self._is_watched(shard) and shard.archive.is_behind:
+        if shard.ref.id not in self._behind and self._is_watched(shard) and shard.history.is_behind:
             self._behind[shard.ref.id] = shard
 
     def drop(self, shard_id: str) -> bool:
@@ -93,7 +93,7 @@ class HistoryWorker:
         while more and self.worker.goes_on():
             more = self._export_round()
             for shard in self._due(self._retain_at, self._settings.retention.check_interval_s):
-                self._safely(shard, lambda shard: shard.archive.retain())
+                self._safely(shard, lambda shard: shard.history.retain())
             self._sweep()
 
     def _is_watched(self, shard: SegmentShard) -> bool:
@@ -140,7 +140,7 @@ class HistoryWorker:
             return is_free and self._is_watched(shard) and self._guarded(shard, work)
 
     def _guarded(self, shard: SegmentShard, work: Callable[[SegmentShard], object]) -> bool:
-        known = shard.archive.error
+        known = shard.history.error
         try:
             return bool(work(shard))
         except Fenced as error:
@@ -151,7 +151,7 @@ class HistoryWorker:
             self._pause(shard, pause_s)
             # Said once: damage stays the same until the file is restored.
             level = logging.DEBUG if isinstance(error, Corrupt) and str(error) == known else logging.WARNING
-            logger.log(level, "%s: history ends at %d for now: %s", shard.ref, shard.archive.exported, error)
+            logger.log(level, "%s: history ends at %d for now: %s", shard.ref, shard.history.exported, error)
             self.worker.note_failure(error)
         except Exception as error:
             self._pause(shard, RETRY_SECONDS)
@@ -166,4 +166,4 @@ class HistoryWorker:
 
 
 def _step_if_due(now: float, shard: SegmentShard) -> bool:
-    return shard.archive.is_due(now) and shard.archive.step()
+    return shard.history.is_due(now) and shard.history.step()

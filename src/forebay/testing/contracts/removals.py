@@ -13,10 +13,10 @@ import pytest
 from forebay.appends.queue import record_bytes
 from forebay.engines.by_name import NewRecord
 from forebay.errors import Full, Invalid
-from forebay.eviction import Evicted
 from forebay.reading import Cursor
 from forebay.records import OFFSET_MAX, Gap, Reason, Record
 from forebay.shard import ShardRef
+from forebay.shard.limits import Evicted
 from forebay.testing.contracts.engines import NamedEngine, append_by, in_threads, steps_of
 from forebay.testing.contracts.lookups import LookupHome, keyed, offsets_of, paged, tagged
 

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArchiveStatus:
+class ExportStatus:
     """How far a shard's history is behind its log."""
 
     exported: int
@@ -57,7 +57,7 @@ class ArchiveStatus:
     """Why the last attempt failed, if it did."""
 
 
-class OwnedPast:
+class OwnedHistory:
     """The history of a shard as its owner reads and extends it: the catalog, where it ends, and pages of it."""
 
     def __init__(self, around: ShardContext, ref: ShardRef, epoch: int, *, disk: Disk, clock: Clock, end: int) -> None:
@@ -84,18 +84,18 @@ class OwnedPast:
         return RecordedRemovals(self.catalog).deleted()
 
 
-class Archive:
+class ShardHistory:
     """Exports the sealed files of one shard and removes local copies. The background worker steps it.
 
     A caller that asks for it now may do so beside the worker: one of them works at a time.
     """
 
     def __init__(
-        self, wal: Wal, past: OwnedPast, deletes: Deletes, settings: Settings, *, disk: Disk, clock: Clock
+        self, wal: Wal, past: OwnedHistory, deletes: Deletes, settings: Settings, *, disk: Disk, clock: Clock
     ) -> None:
         """What ended is recorded by `deletes` before it becomes history; what lies below its floors may go."""
         self.catalog = past.catalog
-        self.history = past.history
+        self.segments = past.history
         self._wal = wal
         self._deletes = deletes
         self._places = past.places
@@ -192,7 +192,7 @@ class Archive:
         Copies go when they are old or too many, and verified.
         """
         # What was replaced long ago is gone from the store.
-        self.history.renew()
+        self.segments.renew()
         ended = self._drop_ended()
         return ended + (self._drop_compacted() if self._store is None else self._drop_copies(self._store))
 
@@ -240,7 +240,7 @@ class Archive:
         with deferred(), self._working:
             pieces = self.catalog.descriptors()
             # Else it could be an older one that names the files.
-            self.history.renew()
+            self.segments.renew()
             sealed = [file for file in files if isinstance(file, SealedFile) and file.end > file.start]
             dropped = self._drop_while(
                 [file for file in sealed if not self._is_read(file)], lambda file: self._is_compacted(file, pieces)
@@ -271,10 +271,10 @@ class Archive:
         """The keys that local files which history lacks have, or will have, in the store."""
         return self._exporter.unexported(self._wal.files)
 
-    def status(self) -> ArchiveStatus:
+    def status(self) -> ExportStatus:
         """How far it has come."""
         exporter = self._exporter
-        return ArchiveStatus(
+        return ExportStatus(
             exported=exporter.exported,
             behind=exporter.lag(self._wal.files),
             objects=exporter.objects,
@@ -285,7 +285,7 @@ class Archive:
 
     def close(self) -> None:
         """Give back what readers held."""
-        self.history.close()
+        self.segments.close()
 
     def _publish_one(self, on_file: Callable[[Lag], None] | None = None) -> bool:
         """Publish the first piece that lies here alone; false if there is none."""
@@ -325,7 +325,7 @@ class Archive:
             if any(is_local(piece) for piece in pieces if piece.start < stop and piece.end > start):
                 return False
             while start < stop:
-                page = self.history.read(start, PAGE_BYTES)
+                page = self.segments.read(start, PAGE_BYTES)
                 if page.next == start or any(gap.reason is Reason.DAMAGED for gap in page.events):
                     return False
                 start = page.next

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import settings as effort
 
 from forebay.errors import Full
-from forebay.eviction import Evicted, Holding, Limits, Stretch, plan
 from forebay.records import Reason
+from forebay.shard.limits import Evicted, Holding, Limits, Stretch, plan
 
 
 class Piece(NamedTuple):
