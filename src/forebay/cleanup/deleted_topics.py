@@ -9,7 +9,8 @@ late, and files in other directories, go later, by the notes. Knows the metadata
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -36,7 +37,7 @@ from forebay.metadata import (
 from forebay.progress import ProgressStore
 from forebay.settings import Settings
 from forebay.shard import ShardRef, refs_of
-from forebay.topics import Engine, TopicSpec
+from forebay.topics import Engine, TopicSpec, shard_id
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,18 @@ class LateObjects(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     def is_over(self) -> bool:
         """Whether nothing is left to be looked for."""
         return not (self.swept_from or self.holders)
+
+    @property
+    def shard_ids(self) -> set[str]:
+        """The ids of its shards."""
+        return {shard_id(self.topic_id, number) for number in range(self.partitions)}
+
+
+class KeepsTopics(Protocol):
+    """An engine that keeps what it has of a topic elsewhere than in a directory per shard."""
+
+    def remove_topic(self, topic_id: str, partitions: int) -> None:
+        """On return nothing of the topic is left in it."""
 
 
 class DeletionNotes:
@@ -195,6 +208,24 @@ class Deletions:
                 objects.check_begun()
                 objects.clear_topic(late.topic_id, late.partitions)
                 self.notes.late_swept(late)
+
+    def clear_here(
+        self, late: LateObjects, engines: Sequence[KeepsTopics], local: Callable[[], Collection[str]]
+    ) -> None:
+        """Remove what this directory has of a topic that another one has deleted, and note that nothing is left.
+
+        `local` gives the ids of the shards that have files here or are open. While one of the topic is among them, it
+        stays noted that this directory may have something. Nothing is done if it is not noted at all.
+        """
+        if self._holder is None or self._holder not in late.holders:
+            return
+        for engine in engines:
+            engine.remove_topic(late.topic_id, late.partitions)
+        if self._objects is not None:
+            self._objects.check_begun()
+            self._objects.clear_topic(late.topic_id, late.partitions)
+        if late.shard_ids.isdisjoint(local()):
+            self.notes.late_removed(late, self._holder)
 
     def _finish(self, spec: TopicSpec) -> None:
         metadata, prefix = self._metadata, self._settings.metadata.prefix

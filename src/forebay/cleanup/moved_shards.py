@@ -8,17 +8,58 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from typing import Protocol
 
 from forebay.catalog import ShardCatalog
 from forebay.disk import Disk
 from forebay.format.files.segment import parse_segment_name
 from forebay.settings import WalSettings
+from forebay.shard import SegmentShard, ShardRef
 from forebay.shard.context import is_private
 from forebay.shard.history import compacted_into
 from forebay.wal.recovery.resume import ASIDE, set_aside
 from forebay.wal.recovery.survey import Survey, survey
 
 logger = logging.getLogger(__name__)
+
+
+class LocalShards(Protocol):
+    """What keeps shards in files of this directory."""
+
+    @property
+    def directory(self) -> str:
+        """Where each shard has a directory of its own."""
+
+    def shards(self) -> Sequence[SegmentShard]:
+        """The shards that this process owns and has open."""
+
+    def clear_moved(self, ref: ShardRef, *, wait: bool = True) -> None:
+        """Remove the files of a shard that another directory has now; see `clear_away`."""
+
+
+def clearing_of_moved(
+    local: LocalShards, disk: Disk, refs: Callable[[], Sequence[ShardRef]], deleted: Collection[str], *, wait: bool
+) -> Iterator[Callable[[], None]]:
+    """What is to be done for the files of shards that moved or were deleted, one piece of work at a time.
+
+    `refs` gives every shard that a topic defines, and is asked only if there are files; `deleted` are the ids of shards
+    whose deletion is recorded. One that is still open here stops appending at once. The caller does each piece as it
+    comes: one that fails keeps no other from being done. Without `wait`, a shard that another thread opens or gives up
+    is left for the next time. Called by a thread that holds no lock.
+    """
+    for shard in local.shards():
+        if shard.ref.id in deleted:
+            shard.wal.fence("its topic was deleted from another directory")
+    present = set(disk.list_directory(local.directory)) - {shard.ref.id for shard in local.shards()}
+    if not present:
+        return
+    known = {ref.id: ref for ref in refs()}
+    for name in present & known.keys():
+        yield partial(local.clear_moved, known[name], wait=wait)
+    for name in present & set(deleted):
+        yield partial(remove_files, disk, local.directory, name)
 
 
 def remove_files(disk: Disk, shards: str, shard_id: str) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import partial
 
 from forebay.cleanup.collector import named_by
-from forebay.cleanup.deleted_topics import Deletions, LateObjects
-from forebay.cleanup.moved_shards import remove_files
+from forebay.cleanup.deleted_topics import Deletions, KeepsTopics
+from forebay.cleanup.moved_shards import clearing_of_moved
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.engines import OwnedShard
@@ -20,7 +20,6 @@ from forebay.shard.context import is_private
 from forebay.storage.background.history import FIRST_SWEEP_SECONDS, LOOK_SECONDS
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions
-from forebay.topics import shard_id
 from forebay.workers import AtWork, Worker
 
 logger = logging.getLogger(__name__)
@@ -92,44 +91,25 @@ class CleanupWorker:
 
         Of a topic that another directory has deleted nothing is left; a shard of it that is still open here stops.
         """
-        engine = self._parts.owned
-        assert engine is not None
-        late = self._deletions.notes.late_objects()
-        gone = {shard_id(topic.topic_id, n) for topic in late for n in range(topic.partitions)}
-        for shard in engine.shards():
-            if shard.ref.id in gone:
-                shard.wal.fence("its topic was deleted from another directory")
-        open_here = {shard.ref.id for shard in engine.shards()}
-        present = set(self._disk.list_directory(engine.directory)) - open_here
-        if present:
-            known = {ref.id: ref for spec in self._definitions.all() for ref in refs_of(spec)}
-            for name in present & known.keys():
-                self._safely(partial(engine.clear_moved, known[name], wait=wait))
-            for name in present & gone:
-                self._safely(partial(remove_files, self._disk, engine.directory, name))
-        for topic in late:
-            if self._holder in topic.holders:
-                self._safely(partial(self._clear_deleted, topic))
-
-    def _clear_deleted(self, late: LateObjects) -> None:
-        """Of a topic that another directory has deleted, see that nothing is left here, and say so."""
         engine, rocksdb = self._parts.owned, self._parts.rocksdb
         assert engine is not None
-        self._parts.memory.remove_topic(late.topic_id, late.partitions)
-        if rocksdb is not None:
-            rocksdb.remove_topic(late.topic_id, late.partitions)
-        if self._parts.cleanup is not None:
-            self._parts.cleanup.check_begun()
-            self._parts.cleanup.clear_topic(late.topic_id, late.partitions)
-        names = {shard_id(late.topic_id, n) for n in range(late.partitions)}
-        if not names & {*self._disk.list_directory(engine.directory), *(shard.ref.id for shard in engine.shards())}:
-            self._deletions.notes.late_removed(late, self._holder)
+        late = self._deletions.notes.late_objects()
+        deleted = {shard for topic in late for shard in topic.shard_ids}
+        for piece in clearing_of_moved(engine, self._disk, self._defined, deleted, wait=wait):
+            self._safely(piece)
+        engines: list[KeepsTopics] = [self._parts.memory, *([rocksdb] if rocksdb is not None else [])]
+        for topic in late:
+            self._safely(partial(self._deletions.clear_here, topic, engines, self._local_shards))
 
-    @property
-    def _holder(self) -> str:
-        owner_session = self._parts.owner_session
-        assert owner_session is not None
-        return owner_session.holder
+    def _defined(self) -> list[ShardRef]:
+        """Every shard that a topic defines."""
+        return [ref for spec in self._definitions.all() for ref in refs_of(spec)]
+
+    def _local_shards(self) -> set[str]:
+        """The ids of shards on engine `segment` that have files here or are open."""
+        engine = self._parts.owned
+        assert engine is not None
+        return {*self._disk.list_directory(engine.directory), *(shard.ref.id for shard in engine.shards())}
 
     def _sweep(self) -> None:
         """Each of them, whatever becomes of the others: the next time is far off."""
@@ -157,7 +137,7 @@ class CleanupWorker:
             if stat.modified_ms < before_ms and "/loads/" not in stat.key:
                 found.setdefault(stat.key.partition("/")[0], set()).add(stat.key)
         present = {shard.ref.id for shard in engine.shards()}
-        for ref in [ref for spec in self._definitions.all() for ref in refs_of(spec) if ref.id in found]:
+        for ref in [ref for ref in self._defined() if ref.id in found]:
             self._safely(partial(self._sweep_shard, ref, found[ref.id], is_open=ref.id in present))
 
     def _sweep_shard(self, ref: ShardRef, found: set[str], *, is_open: bool) -> None:
