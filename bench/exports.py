@@ -21,6 +21,7 @@ from forebay.format.metadata.value import encode_value
 from forebay.history import History, Objects
 from forebay.metadata import Put, SqliteMetadata
 from forebay.settings import MIB, StoreSettings
+from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from tests.blobs import servers
 
@@ -79,7 +80,7 @@ def opened_catalog(path: Path, topic_id: str) -> Iterator[ShardCatalog]:
     try:
         state = ShardState(incarnation=topic_id, epoch=1, holder="bench", holder_since=1)
         metadata.transaction([], [Put(KEYS.state, encode_value(state))])
-        yield ShardCatalog(metadata, KEYS, topic_id)
+        yield ShardCatalog(metadata, KEYS, topic_id, clock=ManualClock())
     finally:
         metadata.close()
 

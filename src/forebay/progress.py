@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from forebay.catalog.transact import Done, Write, transact
+from forebay.clock import Clock
 from forebay.errors import Conflict, Invalid, UnknownTopic
 from forebay.format.metadata.keys import progress_key, topic_key
 from forebay.format.metadata.value import Unknown, decode_value, encode_value
@@ -64,9 +65,10 @@ class _Stored(NamedTuple):
 class ProgressStore:
     """Cursors of all readers. Safe for concurrent use by threads and processes."""
 
-    def __init__(self, store: MetadataStore, prefix: str) -> None:
+    def __init__(self, store: MetadataStore, prefix: str, clock: Clock) -> None:
         self._store = store
         self._prefix = prefix
+        self._clock = clock
 
     def get(self, name: ReaderName, partition: int, incarnation: str) -> Progress | None:
         """The cursor, if there is one for this incarnation of the topic."""
@@ -105,7 +107,7 @@ class ProgressStore:
             guards = self._guards(name, key, stored, progress, defined=defined)
             return Write(guards, [_put(key, stored, progress)], None)
 
-        transact(self._store, lambda: self._stored(key), change, what=_not_moved(name))
+        transact(self._store, lambda: self._stored(key), change, what=_not_moved(name), clock=self._clock)
 
     def move_from(
         self, name: ReaderName, partition: int, expected: int, progress: Progress, *, defined: bool = False
@@ -133,7 +135,7 @@ class ProgressStore:
             guards = self._guards(name, key, stored, progress, defined=defined)
             return Write(guards, [_put(key, stored, progress)], None)
 
-        transact(self._store, lambda: self._stored(key), change, what=_not_moved(name))
+        transact(self._store, lambda: self._stored(key), change, what=_not_moved(name), clock=self._clock)
 
     def places(self, reader: str | None = None) -> list[tuple[str, str, int]]:
         """Every (namespace, topic, partition) where this reader, or any, has a cursor."""
@@ -176,7 +178,8 @@ class ProgressStore:
             compares = [RevisionIs(entry.key, entry.mod_revision) for entry in entries]
             return Write(compares, [Delete(entry.key) for entry in entries], None) if entries else Done(None)
 
-        transact(self._store, read, change, what=f"not every cursor of {name.reader} is removed")
+        what = f"not every cursor of {name.reader} is removed"
+        transact(self._store, read, change, what=what, clock=self._clock)
 
     def _move(self, name: ReaderName, cursors: Mapping[int, Progress], *, defined: bool) -> dict[int, int]:
         for progress in cursors.values():
@@ -198,7 +201,7 @@ class ProgressStore:
                 puts.append(_put(key, stored, progress))
             return Write(compares, puts, standing) if puts else Done(standing)
 
-        return transact(self._store, read, change, what=_not_moved(name))
+        return transact(self._store, read, change, what=_not_moved(name), clock=self._clock)
 
     def _guards(
         self, name: ReaderName, key: str, stored: _Stored | None, wanted: Progress, *, defined: bool = False

@@ -17,6 +17,7 @@ from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.format.metadata.value import encode_value
 from forebay.metadata import Delete, MemoryMetadata, MetadataStore, Put
 from forebay.records import Reason
+from forebay.testing.clock import ManualClock
 from forebay.testing.metadata import Fault, FaultyMetadata
 from tests.ledger import Ledger
 
@@ -44,7 +45,7 @@ def hole(start: int, end: int) -> SegmentDescriptor:
 
 def catalog_of(store: MetadataStore, epoch: int = 1) -> ShardCatalog:
     store.transaction([], [Put(KEYS.state, encode_value(ShardState(incarnation=TOPIC, epoch=epoch)))])
-    return ShardCatalog(store, KEYS, TOPIC)
+    return ShardCatalog(store, KEYS, TOPIC, clock=ManualClock())
 
 
 def ranges(catalog: ShardCatalog) -> list[tuple[int, int]]:
@@ -135,7 +136,7 @@ def test_an_older_epoch_can_add_nothing_after_a_take_over() -> None:
 def test_another_incarnation_of_the_topic_can_add_nothing() -> None:
     store = MemoryMetadata()
     catalog_of(store)
-    stranger = ShardCatalog(store, KEYS, "ef" * 16)
+    stranger = ShardCatalog(store, KEYS, "ef" * 16, clock=ManualClock())
 
     with pytest.raises(Fenced):
         stranger.extend(1, [piece(0, 10)])
@@ -159,7 +160,9 @@ def test_one_descriptor_replaces_many_however_many_there_are() -> None:
     many = [piece(start, start + 1) for start in range(5_000)]
     manifest = msgspec.structs.replace(piece(0, 5_000, "manifest"), kind=DescriptorKind.MANIFEST)
     catalog_of(store)
-    catalog = ShardCatalog(store, KEYS, TOPIC, manifest=lambda _: [piece(0, 2_500, "a"), piece(2_500, 5_000, "b")])
+    catalog = ShardCatalog(
+        store, KEYS, TOPIC, manifest=lambda _: [piece(0, 2_500, "a"), piece(2_500, 5_000, "b")], clock=ManualClock()
+    )
     for first in range(0, 5_000, 50):
         catalog.extend(1, many[first : first + 50])
     before = catalog.frontier().cur.generation
@@ -238,7 +241,7 @@ def test_a_fault_at_any_step_leaves_no_hole_and_no_double(fault: Fault, method: 
         catalog_of(store).extend(1, [piece(0, 10)])
         faulty = FaultyMetadata(store)
         faulty.inject(fault, method=method, after=step)
-        catalog = ShardCatalog(faulty, KEYS, TOPIC)
+        catalog = ShardCatalog(faulty, KEYS, TOPIC, clock=ManualClock())
 
         for _ in range(3):
             with contextlib.suppress(Unavailable):
@@ -247,7 +250,7 @@ def test_a_fault_at_any_step_leaves_no_hole_and_no_double(fault: Fault, method: 
                 catalog.extend(1, [piece(30, 40)])
         faulty.land()
 
-        assert ranges(ShardCatalog(store, KEYS, TOPIC)) == [(0, 10), (10, 20), (20, 30), (30, 40)]
+        assert ranges(ShardCatalog(store, KEYS, TOPIC, clock=ManualClock())) == [(0, 10), (10, 20), (20, 30), (30, 40)]
         ledger.count("metadata faults", fault=fault.value, method=method)
 
 

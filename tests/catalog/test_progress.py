@@ -10,6 +10,7 @@ import pytest
 from forebay.errors import Invalid, Unavailable
 from forebay.metadata import Compare, MemoryMetadata, Operation, Outcome
 from forebay.progress import Progress, ProgressStore, ReaderName
+from forebay.testing.clock import ManualClock
 from forebay.testing.metadata import Fault, FaultyMetadata
 
 TOPIC, NEXT_TOPIC = "ab" * 16, "cd" * 16
@@ -22,15 +23,15 @@ def at(offset: int, *, incarnation: str = TOPIC, epoch: int = 1, note: str = "")
 
 def test_a_cursor_is_found_again_with_its_note() -> None:
     store = MemoryMetadata()
-    ProgressStore(store, "/forebay").ack_up_to(BILLING, {0: at(14, note="page 3")})
+    ProgressStore(store, "/forebay", ManualClock()).ack_up_to(BILLING, {0: at(14, note="page 3")})
 
-    found = ProgressStore(store, "/forebay").get(BILLING, 0, TOPIC)
+    found = ProgressStore(store, "/forebay", ManualClock()).get(BILLING, 0, TOPIC)
 
     assert found == at(14, note="page 3")
 
 
 def test_a_late_acknowledgement_does_not_move_a_cursor_back() -> None:
-    progress = ProgressStore(MemoryMetadata(), "/forebay")
+    progress = ProgressStore(MemoryMetadata(), "/forebay", ManualClock())
     progress.ack_up_to(BILLING, {0: at(14)})
 
     standing = progress.ack_up_to(BILLING, {0: at(9), 1: at(3)})
@@ -54,10 +55,10 @@ class Meeting(FaultyMetadata):
 @pytest.mark.parametrize("before", [None, 2])
 def test_an_acknowledgement_between_look_and_commit_is_not_undone(before: int | None) -> None:
     """I25: of two members that move a cursor at once, the one that was further wins."""
-    store = Meeting(lambda: ProgressStore(store.inner, "/forebay").ack_up_to(BILLING, {0: at(14)}))
+    store = Meeting(lambda: ProgressStore(store.inner, "/forebay", ManualClock()).ack_up_to(BILLING, {0: at(14)}))
     if before is not None:
-        ProgressStore(store.inner, "/forebay").ack_up_to(BILLING, {0: at(before)})
-    progress = ProgressStore(store, "/forebay")
+        ProgressStore(store.inner, "/forebay", ManualClock()).ack_up_to(BILLING, {0: at(before)})
+    progress = ProgressStore(store, "/forebay", ManualClock())
 
     assert progress.ack_up_to(BILLING, {0: at(9)}) == {0: 14}
 
@@ -65,7 +66,7 @@ def test_an_acknowledgement_between_look_and_commit_is_not_undone(before: int | 
 
 
 def test_a_reset_may_go_back() -> None:
-    progress = ProgressStore(MemoryMetadata(), "/forebay")
+    progress = ProgressStore(MemoryMetadata(), "/forebay", ManualClock())
     progress.ack_up_to(BILLING, {0: at(14)})
 
     progress.reset(BILLING, 0, at(2))
@@ -74,7 +75,7 @@ def test_a_reset_may_go_back() -> None:
 
 
 def test_a_topic_created_anew_starts_without_cursors() -> None:
-    progress = ProgressStore(MemoryMetadata(), "/forebay")
+    progress = ProgressStore(MemoryMetadata(), "/forebay", ManualClock())
     progress.ack_up_to(BILLING, {0: at(14)})
 
     assert progress.get(BILLING, 0, NEXT_TOPIC) is None
@@ -82,7 +83,7 @@ def test_a_topic_created_anew_starts_without_cursors() -> None:
 
 
 def test_of_a_deleted_topic_cursors_go_and_those_of_one_created_anew_stay() -> None:
-    progress = ProgressStore(MemoryMetadata(), "/forebay")
+    progress = ProgressStore(MemoryMetadata(), "/forebay", ManualClock())
     progress.ack_up_to(BILLING, {0: at(14), 1: at(3)})
     progress.ack_up_to(BILLING, {1: at(1, incarnation=NEXT_TOPIC)})
 
@@ -94,7 +95,7 @@ def test_of_a_deleted_topic_cursors_go_and_those_of_one_created_anew_stay() -> N
 
 
 def test_a_cursor_outlives_the_owner_it_was_read_from() -> None:
-    progress = ProgressStore(MemoryMetadata(), "/forebay")
+    progress = ProgressStore(MemoryMetadata(), "/forebay", ManualClock())
     progress.ack_up_to(BILLING, {0: at(14, epoch=1)})
 
     progress.ack_up_to(BILLING, {0: at(22, epoch=2)})
@@ -104,7 +105,7 @@ def test_a_cursor_outlives_the_owner_it_was_read_from() -> None:
 
 def test_many_partitions_are_moved_in_few_transactions() -> None:
     faulty = FaultyMetadata(MemoryMetadata())
-    progress = ProgressStore(faulty, "/forebay")
+    progress = ProgressStore(faulty, "/forebay", ManualClock())
 
     progress.ack_up_to(BILLING, {partition: at(partition + 1) for partition in range(120)})
 
@@ -115,7 +116,7 @@ def test_many_partitions_are_moved_in_few_transactions() -> None:
 @pytest.mark.parametrize("fault", list(Fault))
 def test_an_acknowledgement_whose_answer_was_lost_counts_once(fault: Fault) -> None:
     faulty = FaultyMetadata(MemoryMetadata())
-    progress = ProgressStore(faulty, "/forebay")
+    progress = ProgressStore(faulty, "/forebay", ManualClock())
     faulty.inject(fault)
 
     if fault is Fault.FAIL_BEFORE:
@@ -128,7 +129,7 @@ def test_an_acknowledgement_whose_answer_was_lost_counts_once(fault: Fault) -> N
 
 
 def test_racing_acknowledgements_end_at_the_highest() -> None:
-    progress = ProgressStore(MemoryMetadata(), "/forebay")
+    progress = ProgressStore(MemoryMetadata(), "/forebay", ManualClock())
 
     def acknowledge(first: int) -> None:
         for offset in range(first, 100, 4):
@@ -144,7 +145,7 @@ def test_racing_acknowledgements_end_at_the_highest() -> None:
 
 
 def test_readers_are_listed_and_forgotten() -> None:
-    progress = ProgressStore(MemoryMetadata(), "/forebay")
+    progress = ProgressStore(MemoryMetadata(), "/forebay", ManualClock())
     progress.ack_up_to(BILLING, {0: at(1), 1: at(1)})
     progress.ack_up_to(ReaderName.of("shop", "orders", "audit"), {0: at(1)})
     assert progress.readers("shop", "orders") == ["audit", "billing"]
@@ -161,7 +162,7 @@ def test_a_reader_name_that_is_none_is_refused(name: str) -> None:
 
 
 def test_an_impossible_cursor_is_refused() -> None:
-    progress = ProgressStore(MemoryMetadata(), "/forebay")
+    progress = ProgressStore(MemoryMetadata(), "/forebay", ManualClock())
 
     with pytest.raises(Invalid, match="-1"):
         progress.ack_up_to(BILLING, {0: at(-1)})

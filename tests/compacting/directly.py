@@ -23,6 +23,7 @@ from forebay.spark.jobs.reports import Report
 from forebay.spark.jobs.superseding import KeyUnit, looked_through
 from forebay.spark.location import Location
 from forebay.storage import Storage, Topic
+from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from tests.moves.rig import Land, keys_of, metadata_of
 from tests.spark.mixed import ENVIRONMENT, settings_file
@@ -92,7 +93,9 @@ def shown(topic: Topic) -> list[Row]:
 def catalog_of(log: Storage, topic: Topic, partition: int = 0) -> ShardCatalog:
     """The history of a partition as recorded, manifests opened."""
     places = inside(log).places
-    return ShardCatalog(metadata_of(log), keys_of(log, topic, partition), topic.spec.topic_id, places.manifest)
+    return ShardCatalog(
+        metadata_of(log), keys_of(log, topic, partition), topic.spec.topic_id, places.manifest, clock=ManualClock()
+    )
 
 
 def kinds_of(log: Storage, topic: Topic, partition: int = 0) -> list[DescriptorKind]:

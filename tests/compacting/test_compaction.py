@@ -24,6 +24,7 @@ from forebay.loads.prepare import LoadPlace, manifest_of, write_segment
 from forebay.metadata import Put
 from forebay.settings import ExportSettings, RetentionSettings
 from forebay.storage import Topic
+from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from forebay.wal.files import SealedFile
 from tests.compacting.directly import (
@@ -364,7 +365,7 @@ def test_load_of_many_segments_is_compacted_inside_its_manifest(tmp_path: Path) 
             assert made is not None
             segments.append((0, made))
         log.loads.offer(TOPIC, manifest_of("many", topic.spec.topic_id, segments), None)
-        book = LoadBook(rig.metadata_of(log), "/forebay")
+        book = LoadBook(rig.metadata_of(log), "/forebay", ManualClock())
         until(lambda: book.get("many").load.status is LoadStatus.COMMITTED)
         before = shown(topic)
         assert catalog_of(log, topic).pieces()[1].descriptor.kind is DescriptorKind.MANIFEST

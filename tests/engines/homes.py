@@ -16,6 +16,7 @@ from forebay.shard import SegmentShard, ShardRef
 from forebay.shard.context import Places
 from forebay.shard.ownership import OwnerSession
 from forebay.storage.directory import FORMAT, LogDirectory, Marker
+from forebay.testing.clock import ManualClock
 from forebay.topics import TopicName, TopicSpec
 
 E = TypeVar("E", bound=StorageEngine)
@@ -35,7 +36,7 @@ def spec_of(durability: str, partitions: int = 4) -> TopicSpec:
 
 def by_name(engine: E, metadata: MetadataStore) -> ByName[E]:
     """The operations by shard name, with the offsets of groups in this metadata store."""
-    return ByName(engine, ProgressStore(metadata, SETTINGS.metadata.prefix))
+    return ByName(engine, ProgressStore(metadata, SETTINGS.metadata.prefix, ManualClock()))
 
 
 class Owners:

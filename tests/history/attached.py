@@ -22,6 +22,7 @@ from forebay.shard.context import LOADS, LOCAL
 from forebay.storage.background.history import HistoryWorker
 from forebay.storage.definitions import Definitions
 from forebay.testing.catalogs import Fetch, check_history, references_are_complete
+from forebay.testing.clock import ManualClock
 from forebay.testing.crashes import CrashState
 from forebay.testing.disk import SimulatedDisk
 from forebay.testing.history import Begun, History, Outcome, Told, read_everything
@@ -101,10 +102,10 @@ class Land(Ground):
         return ShardKeys(NAME.namespace, NAME.topic, partition, "/forebay")
 
     def catalog(self, partition: int) -> ShardCatalog:
-        return ShardCatalog(self.inner, self.keys(partition), TOPIC_ID, self._manifest)
+        return ShardCatalog(self.inner, self.keys(partition), TOPIC_ID, self._manifest, clock=ManualClock())
 
     def load(self, load_id: str = LOAD) -> Load:
-        return LoadBook(self.inner, "/forebay").get(load_id).load
+        return LoadBook(self.inner, "/forebay", ManualClock()).get(load_id).load
 
     def acked(self) -> list[Acked]:
         """What callers heard of, earlier lives on this disk included."""

@@ -89,7 +89,7 @@ class House:
         self.shard.upkeep.seal_rotated()
 
     def catalog(self, metadata: MetadataStore | None = None) -> ShardCatalog:
-        return ShardCatalog(metadata or self.metadata, KEYS, TOPIC)
+        return ShardCatalog(metadata or self.metadata, KEYS, TOPIC, clock=ManualClock())
 
     def exporter(self, *, epoch: int | None = None, catalog: ShardCatalog | None = None) -> Exporter:
         origin = Origin(TOPIC, 0, epoch or self.epoch, "me", "directory")

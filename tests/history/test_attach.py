@@ -22,6 +22,7 @@ from forebay.shard.context import is_private
 from forebay.shard.seal import begin_seal, bring_into_history
 from forebay.storage.definitions import Definitions
 from forebay.testing.blobs import SimulatedBlobs
+from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from tests.history.attached import LOAD, Land, Node, broken, values
 from tests.ledger import Ledger
@@ -259,7 +260,7 @@ def test_a_time_look_up_never_leads_past_a_load_that_is_not_committed() -> None:
     assert shard.read(4).next == 4
     assert shard.offset_at_time(5_010) == 10
 
-    LoadBook(land.inner, "/forebay").give_up(LOAD)
+    LoadBook(land.inner, "/forebay", ManualClock()).give_up(LOAD)
     assert shard.offset_at_time(5_004) == 10
     second.settle()
     assert shard.offset_at_time(5_004) == 10
@@ -290,14 +291,14 @@ def test_a_load_that_is_given_up_leaves_holes_where_it_was_attached_and_nothing_
     if done == "all but the commit":
         with mock.patch.object(LoadBook, "commit", side_effect=Unavailable("not now")), pytest.raises(Unavailable):
             second.loads.attach(LOAD)
-        assert len(LoadBook(land.inner, "/forebay").attached(LOAD)) == 3
+        assert len(LoadBook(land.inner, "/forebay", ManualClock()).attached(LOAD)) == 3
 
     assert second.loads.abandon(LOAD).status is LoadStatus.ABANDONED
 
     attached = {"nothing": 0, "one owner": 2, "all but the commit": 3}[done]
     gaps = [piece.gap for partition in range(3) for piece in land.catalog(partition).descriptors() if piece.gap]
     assert [gap.reason for gap in gaps] == [Reason.SKIPPED] * attached
-    assert LoadBook(land.inner, "/forebay").pending() == {}
+    assert LoadBook(land.inner, "/forebay", ManualClock()).pending() == {}
     for node, partition in ((first, 0), (first, 1), (second, 2)):
         node.settle()
         node.append(partition)
@@ -346,14 +347,14 @@ def test_whoever_looks_finishes_what_was_given_up_and_left_half_way() -> None:
     land, first, second = _two_owners()
     first.offer(BROUGHT)
     first.loads.attach(LOAD)
-    LoadBook(land.inner, "/forebay").give_up(LOAD)
+    LoadBook(land.inner, "/forebay", ManualClock()).give_up(LOAD)
     assert [step for step in first.stream(1) if isinstance(step, Gap)] == [Gap(1, 12, Reason.SKIPPED)]
     assert [piece.load_id for piece in land.catalog(1).descriptors()] == [None, LOAD]
 
     second.settle()
 
     assert [piece.gap for piece in land.catalog(1).descriptors()] == [None, Gap(1, 12, Reason.SKIPPED)]
-    assert LoadBook(land.inner, "/forebay").pending() == {}
+    assert LoadBook(land.inner, "/forebay", ManualClock()).pending() == {}
     assert broken(land, first, BROUGHT, others={2: second}) == []
 
 

@@ -18,6 +18,7 @@ from forebay.loads.attach import ATTEMPTS
 from forebay.loads.book import LoadBook
 from forebay.testing.blobs import Fault, SimulatedBlobs, plan_faults
 from forebay.testing.catalogs import Ending, ending_of, runs_converge
+from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from forebay.testing.invariants import Violation
 from forebay.testing.metadata import Fault as MetadataFault
@@ -193,7 +194,7 @@ def test_appends_wait_while_it_is_not_known_whether_the_load_was_attached() -> N
 def test_appends_go_on_once_a_load_that_may_be_attached_is_given_up() -> None:
     land, node = _ready()
     _unsure(node, land)
-    LoadBook(land.inner, "/forebay").give_up(LOAD)
+    LoadBook(land.inner, "/forebay", ManualClock()).give_up(LOAD)
 
     node.settle()
 
@@ -207,7 +208,7 @@ def test_a_load_that_landed_and_was_then_given_up_leaves_its_offsets_empty() -> 
     land, node = _ready()
     _unsure(node, land)
     assert [outcome.succeeded for outcome in land.faulty.land()] == [True] + [False] * (ATTEMPTS - 1)
-    LoadBook(land.inner, "/forebay").give_up(LOAD)
+    LoadBook(land.inner, "/forebay", ManualClock()).give_up(LOAD)
 
     node.settle()
 

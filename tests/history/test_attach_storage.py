@@ -20,6 +20,7 @@ from forebay.loads.book import LoadBook
 from forebay.loads.prepare import LoadManifest, LoadPlace, manifest_of, write_segment
 from forebay.records import Record
 from forebay.storage import Storage, Topic
+from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from tests.ledger import Ledger
 from tests.moves import rig
@@ -98,7 +99,7 @@ def test_appends_and_a_follower_go_on_across_a_load(land: Land, how: str, ledger
                     assert [part.end - part.start for part in progress.attached] == [RECORDS] * 2
                 else:
                     log.loads.offer(TOPIC, manifest, None)
-                book = LoadBook(metadata_of(log), "/forebay")
+                book = LoadBook(metadata_of(log), "/forebay", ManualClock())
                 until(lambda: book.get("one").load.status is LoadStatus.COMMITTED)
                 behind = len(appender.acked) + 20
                 until(lambda: len(appender.acked) > behind)
@@ -198,6 +199,8 @@ def test_a_look_up_ends_at_a_load_that_is_not_committed_as_reading_does(tmp_path
 
             other.loads.attach("one")
             log.loads.attach("one")
-        until(lambda: LoadBook(metadata_of(log), "/forebay").get("one").load.status is LoadStatus.COMMITTED)
+        until(
+            lambda: LoadBook(metadata_of(log), "/forebay", ManualClock()).get("one").load.status is LoadStatus.COMMITTED
+        )
 
         assert [record.offset for record in topic.read_by_tag("t", partition=0)] == [0, behind]

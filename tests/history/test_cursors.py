@@ -13,6 +13,7 @@ from forebay.format.metadata.keys import topic_key
 from forebay.format.metadata.value import encode_value
 from forebay.metadata import MemoryMetadata, Put
 from forebay.progress import Progress, ProgressStore, ReaderName
+from forebay.testing.clock import ManualClock
 from forebay.testing.cursors import Acked, Cursor, Event, Found, Handed, Reset, cursors_hold
 from forebay.testing.history import read_everything
 from forebay.testing.metadata import Fault, FaultyMetadata
@@ -75,7 +76,7 @@ def _run(fault: Fault | None, method: str, step: int, lands_after: int) -> tuple
     faulty = FaultyMetadata(memory)
     if fault is not None:
         faulty.inject(fault, method=method, after=step)
-    first, second = (Desk(events, ProgressStore(store, PREFIX)) for store in (faulty, memory))
+    first, second = (Desk(events, ProgressStore(store, PREFIX, ManualClock())) for store in (faulty, memory))
     for number, action in enumerate(_schedule(first, second)):
         action()
         second.look()
@@ -101,7 +102,7 @@ def test_a_reset_that_lands_late_does_not_undo_what_was_acknowledged_since() -> 
     memory = MemoryMetadata()
     faulty = FaultyMetadata(memory)
     faulty.inject(Fault.TIME_OUT, after=1, count=100)
-    slow, quick = (Desk([], ProgressStore(store, PREFIX)) for store in (faulty, memory))
+    slow, quick = (Desk([], ProgressStore(store, PREFIX, ManualClock())) for store in (faulty, memory))
     slow.ack(14)
     slow.reset(2)
     quick.ack(20)
@@ -114,11 +115,11 @@ def test_a_reset_that_lands_late_does_not_undo_what_was_acknowledged_since() -> 
 def test_a_reader_forgotten_late_keeps_what_it_acknowledged_since() -> None:
     memory = MemoryMetadata()
     faulty = FaultyMetadata(memory)
-    quick = Desk([], ProgressStore(memory, PREFIX))
+    quick = Desk([], ProgressStore(memory, PREFIX, ManualClock()))
     quick.ack(14)
     faulty.inject(Fault.TIME_OUT, count=100)
     with pytest.raises((Indeterminate, Unavailable)):
-        ProgressStore(faulty, PREFIX).forget(BILLING, partitions=1)
+        ProgressStore(faulty, PREFIX, ManualClock()).forget(BILLING, partitions=1)
     quick.ack(20)
 
     faulty.land()
@@ -128,7 +129,7 @@ def test_a_reader_forgotten_late_keeps_what_it_acknowledged_since() -> None:
 
 def test_a_reader_of_a_deleted_topic_does_not_take_the_cursor_of_the_new_one() -> None:
     memory = MemoryMetadata()
-    progress = ProgressStore(memory, PREFIX)
+    progress = ProgressStore(memory, PREFIX, ManualClock())
     old = Desk([], progress)
     old.ack(14)
     spec = TopicSpec.create(TopicName("shop", "orders"), topic_id=NEXT_TOPIC, created_at=0)
@@ -145,7 +146,7 @@ def test_a_reader_of_a_deleted_topic_does_not_take_the_cursor_of_the_new_one() -
 def test_a_reader_goes_on_at_its_cursor_when_the_owner_has_changed() -> None:
     events: list[Event] = []
     house = House()
-    progress = ProgressStore(house.metadata, PREFIX)
+    progress = ProgressStore(house.metadata, PREFIX, ManualClock())
     house.append(22)
     before = Desk(events, progress, epoch=1)
     _hand_out(before, house, stop=22)

@@ -29,6 +29,7 @@ from forebay.testing.catalogs import (
     runs_converge,
     sweep_is_right,
 )
+from forebay.testing.clock import ManualClock
 from forebay.testing.crashes import CrashState, explore
 from forebay.testing.history import Outcome, Reading, read_everything
 from forebay.testing.invariants import Violation, names_follow_bytes
@@ -70,7 +71,7 @@ class Archive:
         self.rig = rig
         self.violations: list[Violation] = []
         self.metadata = RecordingMetadata(metadata, on_commit=self._committed)
-        self.catalog = ShardCatalog(self.metadata, KEYS, TOPIC_ID)
+        self.catalog = ShardCatalog(self.metadata, KEYS, TOPIC_ID, clock=ManualClock())
         self.store = DirectoryStore(STORE, disk=rig.disk, clock=rig.clock).open()
 
     def open(self) -> Archive:
@@ -246,7 +247,7 @@ def _metadata_of(notes: Iterable[Note]) -> MemoryMetadata:
 
 def _at_that_moment(state: CrashState, durability: Durability) -> list[Violation]:
     """I15 to I17 on what the crash left, before anyone repairs anything."""
-    catalog = ShardCatalog(_metadata_of(state.notes), KEYS, TOPIC_ID)
+    catalog = ShardCatalog(_metadata_of(state.notes), KEYS, TOPIC_ID, clock=ManualClock())
     files = state.files()
     history = history_of(durability, state.disk().trace.notes())
     fetch = from_files(files, STORE)

@@ -368,7 +368,7 @@ def test_the_object_of_a_manifest_is_not_swept() -> None:
         inner, kind=DescriptorKind.MANIFEST, object_key=f"{TOPIC}_0/manifest-1", content_hash="ef" * 16
     )
     house.store.put_if_absent(manifest.object_key, b"what it lists")
-    catalog = ShardCatalog(house.metadata, KEYS, TOPIC, manifest=lambda _: [inner])
+    catalog = ShardCatalog(house.metadata, KEYS, TOPIC, manifest=lambda _: [inner], clock=ManualClock())
     assert catalog.replace(catalog.pieces(), manifest)
     house.clock.jump(DAY_MS)
 

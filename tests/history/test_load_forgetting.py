@@ -12,6 +12,7 @@ from forebay.format.metadata.descriptor import LoadStatus, gap_descriptor
 from forebay.loads.book import LoadBook
 from forebay.metadata import Delete
 from forebay.records import Gap, Reason
+from forebay.testing.clock import ManualClock
 from tests.history.attached import LOAD, Land, Node, broken, values
 from tests.protocol.ground import TOPIC_ID
 
@@ -19,7 +20,7 @@ BROUGHT = {0: values(0, 10), 1: values(1, 3)}
 
 
 def _is_known(land: Land, load_id: str = LOAD) -> bool:
-    return LoadBook(land.inner, "/forebay").find(load_id) is not None
+    return LoadBook(land.inner, "/forebay", ManualClock()).find(load_id) is not None
 
 
 def _later(land: Land, node: Node) -> None:
@@ -94,7 +95,7 @@ def test_notes_of_a_load_that_nobody_finished_go_with_it(land: Land) -> None:
     node = land.node()
     node.offer(BROUGHT)
     node.shard(0)
-    book = LoadBook(land.inner, "/forebay")
+    book = LoadBook(land.inner, "/forebay", ManualClock())
     book.give_up(LOAD)
     assert book.pending() == {LOAD: {}}
     for _ in range(2):
@@ -107,7 +108,7 @@ def test_notes_of_a_load_that_nobody_finished_go_with_it(land: Land) -> None:
 def test_notes_of_a_load_that_nobody_knows_go_at_the_next_look(land: Land) -> None:
     node = land.node()
     node.offer(BROUGHT)
-    book = LoadBook(land.inner, "/forebay")
+    book = LoadBook(land.inner, "/forebay", ManualClock())
     book.end_unknown(LOAD)
     assert book.pending() == {LOAD: {}}, "known, and so not touched"
     land.inner.transaction([], [Delete(book.key(LOAD))])

@@ -7,6 +7,7 @@ import pytest
 from forebay.format.metadata.descriptor import LoadStatus
 from forebay.loads.book import LoadBook
 from forebay.loads.prepare import ready_to_offer
+from forebay.testing.clock import ManualClock
 from tests.history.attached import LOAD, Land, Node, broken, values
 
 BROUGHT = {0: values(0, 10), 1: values(1, 3)}
@@ -18,7 +19,7 @@ def _offer(node: Node, directory: str | None) -> None:
     load = ready_to_offer(
         node.loads.store(), node.land.spec, manifest, created_at=now, expires_at=None, directory=directory
     )
-    LoadBook(node.metadata, "/forebay").offer(LOAD, load)
+    LoadBook(node.metadata, "/forebay", ManualClock()).offer(LOAD, load)
 
 
 def _ended(land: Land, node: Node) -> None:

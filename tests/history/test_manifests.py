@@ -70,7 +70,7 @@ def swapped(blobs: SimulatedBlobs, descriptors: Sequence[SegmentDescriptor]) -> 
 
 def catalog_of(metadata: MetadataStore, blobs: SimulatedBlobs | None = None) -> ShardCatalog:
     metadata.transaction([], [Put(KEYS.state, encode_value(ShardState(incarnation=TOPIC, epoch=1)))])
-    return ShardCatalog(metadata, KEYS, TOPIC, manifest=ManifestReader(blobs or SimulatedBlobs()))
+    return ShardCatalog(metadata, KEYS, TOPIC, manifest=ManifestReader(blobs or SimulatedBlobs()), clock=ManualClock())
 
 
 def filled(catalog: ShardCatalog, count: int, sparse: tuple[SparseEntry, ...] = ()) -> list[SegmentDescriptor]:
@@ -254,7 +254,7 @@ def test_a_sweep_interrupted_anywhere_converges(fault: Fault, ledger: Ledger) ->
         catalog = catalog_of(metadata, blobs)
         added = filled(catalog, 400)
         faulty = FaultyMetadata(metadata)
-        weak = ShardCatalog(faulty, KEYS, TOPIC, manifest=ManifestReader(blobs))
+        weak = ShardCatalog(faulty, KEYS, TOPIC, manifest=ManifestReader(blobs), clock=ManualClock())
         faulty.inject(fault, after=steps)
         done = False
         with contextlib.suppress(Unavailable):
@@ -282,7 +282,7 @@ def test_what_is_added_while_a_sweep_runs_stays() -> None:
         late = piece(200, 210)
         meddled = Meddled(metadata, moment, partial(catalog.extend, 1, [late]))
 
-        assert ShardCatalog(meddled, KEYS, TOPIC).replace(catalog.pieces(), swapped(blobs, added))
+        assert ShardCatalog(meddled, KEYS, TOPIC, clock=ManualClock()).replace(catalog.pieces(), swapped(blobs, added))
 
         expected = [*added, late] if meddled.calls["range"] >= moment else added
         assert catalog.descriptors() == expected
@@ -298,7 +298,7 @@ def test_a_sweep_worked_out_for_a_topic_that_was_created_anew_meanwhile_removes_
         metadata.transaction([], [DeleteRange(KEYS.segments)])
         filled(catalog, 10)
 
-    removed = ShardCatalog(Meddled(metadata, 1, created_anew), KEYS, TOPIC).sweep_hidden()
+    removed = ShardCatalog(Meddled(metadata, 1, created_anew), KEYS, TOPIC, clock=ManualClock()).sweep_hidden()
 
     assert removed == 0
     assert [found.start for found in catalog.descriptors()] == list(range(0, 100, 10))
@@ -312,7 +312,7 @@ def test_whoever_reads_while_descriptors_are_swapped_and_swept_sees_all_of_histo
         swap = swapped(blobs, added)
         meddled = Meddled(metadata, moment, partial(catalog.replace, catalog.pieces(), swap))
 
-        found = ShardCatalog(meddled, KEYS, TOPIC, manifest=ManifestReader(blobs)).descriptors()
+        found = ShardCatalog(meddled, KEYS, TOPIC, manifest=ManifestReader(blobs), clock=ManualClock()).descriptors()
 
         assert found == added
 
@@ -332,7 +332,9 @@ def test_a_manifest_that_is_replaced_and_removed_while_it_is_opened_is_looked_fo
 
     meddled = Meddled(metadata, 1, replaced)
 
-    assert ShardCatalog(meddled, KEYS, TOPIC, manifest=ManifestReader(blobs)).descriptors() == added
+    assert (
+        ShardCatalog(meddled, KEYS, TOPIC, manifest=ManifestReader(blobs), clock=ManualClock()).descriptors() == added
+    )
 
 
 def test_a_swap_worked_out_before_another_one_in_its_middle_is_not_made() -> None:

@@ -16,6 +16,7 @@ from forebay.metadata import Compare, MemoryMetadata, MetadataStore, Operation, 
 from forebay.shard import Owner, Wanted, acquire
 from forebay.shard.ownership import change_state
 from forebay.shard.seal import bring_into_history
+from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from forebay.testing.metadata import Fault
 from forebay.testing.moves import RecordingMetadata
@@ -70,9 +71,9 @@ def _attached() -> tuple[Land, Node]:
 
 def test_a_load_that_is_given_up_while_it_is_committed_stays_given_up() -> None:
     land, node = _attached()
-    book = LoadBook(land.inner, "/forebay")
+    book = LoadBook(land.inner, "/forebay", ManualClock())
 
-    ended = LoadBook(Overtaken(land.inner, lambda: book.give_up(LOAD)), "/forebay").commit(LOAD)
+    ended = LoadBook(Overtaken(land.inner, lambda: book.give_up(LOAD)), "/forebay", ManualClock()).commit(LOAD)
 
     assert ended.status is land.load().status is LoadStatus.ABANDONED
     node.settle()
@@ -81,10 +82,10 @@ def test_a_load_that_is_given_up_while_it_is_committed_stays_given_up() -> None:
 
 def test_a_load_that_is_committed_while_it_is_given_up_stays_committed() -> None:
     land, node = _attached()
-    book = LoadBook(land.inner, "/forebay")
+    book = LoadBook(land.inner, "/forebay", ManualClock())
 
     with pytest.raises(Conflict, match="is committed"):
-        LoadBook(Overtaken(land.inner, lambda: book.commit(LOAD)), "/forebay").give_up(LOAD)
+        LoadBook(Overtaken(land.inner, lambda: book.commit(LOAD)), "/forebay", ManualClock()).give_up(LOAD)
 
     assert land.load().status is LoadStatus.COMMITTED
     assert broken(land, node, BROUGHT) == []
@@ -123,6 +124,6 @@ def test_an_owner_that_is_overtaken_while_it_drops_the_front_of_history_drops_no
     late = Overtaken(land.inner, lambda: acquire(land.inner, [Wanted(KEYS.state, TOPIC_ID)], other))
 
     with pytest.raises((Fenced, Unavailable)):
-        RecordedRemovals(ShardCatalog(late, KEYS, TOPIC_ID)).drop_below(epoch, 2)
+        RecordedRemovals(ShardCatalog(late, KEYS, TOPIC_ID, clock=ManualClock())).drop_below(epoch, 2)
 
     assert land.catalog(0).descriptors() == pieces

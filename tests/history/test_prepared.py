@@ -370,7 +370,7 @@ def test_descriptors_of_a_load_stand_one_behind_the_other_and_the_history_reads_
     metadata.transaction([], [Put(KEYS.state, encode_value(ShardState(incarnation=TOPIC, epoch=4)))])
     standing = LoadStanding(status=LoadStatus.COMMITTED, topic_id=TOPIC)
     metadata.transaction([], [Put(load_key("load-7"), encode_value(standing))])
-    catalog = ShardCatalog(metadata, KEYS, TOPIC)
+    catalog = ShardCatalog(metadata, KEYS, TOPIC, clock=ManualClock())
     first = descriptors_of(manifest, 1, 0, epoch=4, store="s", leader="me", created_at=9)
     second = descriptors_of(manifest, 0, 5, epoch=4, store="s", leader="me", created_at=9)
     catalog.extend(4, first)

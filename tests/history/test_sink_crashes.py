@@ -14,6 +14,7 @@ from forebay.format.metadata.keys import sink_key
 from forebay.format.metadata.value import decode_value
 from forebay.loads.book import LoadBook, SinkState
 from forebay.loads.prepare import Sink, ready_to_offer
+from forebay.testing.clock import ManualClock
 from forebay.testing.crashes import CrashState, explore
 from forebay.testing.invariants import Violation
 from forebay.topics import Durability
@@ -38,7 +39,7 @@ def _bring(node: Node, batch: int, load_id: str, per_segment: int) -> str | None
     place, now = node.loads.store(), node.land.clock.now_ms()
     sink = Sink(query_id="query", batch_id=batch)
     load = ready_to_offer(place, node.land.spec, manifest, created_at=now, expires_at=None, sink=sink)
-    return LoadBook(node.metadata, "/forebay").offer_batch(load_id, load)
+    return LoadBook(node.metadata, "/forebay", ManualClock()).offer_batch(load_id, load)
 
 
 def _run(node: Node, name: str, per_segment: int) -> str:

@@ -64,7 +64,7 @@ def metadata(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Metadat
 def _topic(metadata: MetadataStore, topic_id: str = IDS[0]) -> LoadBook:
     spec = TopicSpec.create(NAME, topic_id=topic_id, created_at=0, partitions=2)
     Definitions(metadata, "/forebay", ManualClock()).create(spec, exist_ok=True)
-    return LoadBook(metadata, "/forebay")
+    return LoadBook(metadata, "/forebay", ManualClock())
 
 
 def _load(batch: int, *, query: str = "q", topic_id: str = IDS[0], partitions: int = 2) -> Load:
@@ -83,7 +83,7 @@ def _load(batch: int, *, query: str = "q", topic_id: str = IDS[0], partitions: i
 
 def _attach(metadata: MetadataStore, load_id: str, *partitions: int) -> None:
     """What the owner of a partition writes down when it attaches its part; refused once the load is over."""
-    book = LoadBook(metadata, "/forebay")
+    book = LoadBook(metadata, "/forebay", ManualClock())
     stored = book.find(load_id)
     assert stored is not None
     if stored.load.status is LoadStatus.OFFERED:
@@ -93,9 +93,10 @@ def _attach(metadata: MetadataStore, load_id: str, *partitions: int) -> None:
 
 
 def _committed(metadata: MetadataStore) -> list[Load]:
-    prefix = LoadBook(metadata, "/forebay").key("")
+    prefix = LoadBook(metadata, "/forebay", ManualClock()).key("")
     loads = [
-        LoadBook(metadata, "/forebay").get(entry.key.removeprefix(prefix)).load for entry in metadata.range(prefix)
+        LoadBook(metadata, "/forebay", ManualClock()).get(entry.key.removeprefix(prefix)).load
+        for entry in metadata.range(prefix)
     ]
     return [load for load in loads if load.status is LoadStatus.COMMITTED]
 
@@ -134,7 +135,7 @@ def test_of_two_who_commit_a_load_at_once_both_are_told_that_it_is_committed(
 
     def sink_later(load: Load) -> StoredSink:
         monkeypatch.undo()
-        assert LoadBook(metadata, "/forebay").commit("one").status is LoadStatus.COMMITTED
+        assert LoadBook(metadata, "/forebay", ManualClock()).commit("one").status is LoadStatus.COMMITTED
         return sink(load)
 
     monkeypatch.setattr(book, "sink", sink_later)
@@ -259,7 +260,7 @@ def test_of_two_commits_of_a_batch_at_once_one_is_refused() -> None:
     book.offer("stray", _load(0))
     for load_id in ("one", "stray"):
         _attach(metadata, load_id, 0, 1)
-    late = LoadBook(Interrupted(metadata, lambda: book.commit("stray")), "/forebay")
+    late = LoadBook(Interrupted(metadata, lambda: book.commit("stray")), "/forebay", ManualClock())
 
     assert late.commit("one").status is LoadStatus.ABANDONED
 
@@ -269,7 +270,7 @@ def test_of_two_commits_of_a_batch_at_once_one_is_refused() -> None:
 def test_of_two_offers_of_a_batch_at_once_one_stands() -> None:
     metadata = MemoryMetadata()
     book = _topic(metadata)
-    late = LoadBook(Interrupted(metadata, lambda: book.offer_batch("first", _load(0))), "/forebay")
+    late = LoadBook(Interrupted(metadata, lambda: book.offer_batch("first", _load(0))), "/forebay", ManualClock())
 
     assert late.offer_batch("second", _load(0)) == "first"
 
@@ -285,7 +286,7 @@ class Driver:
         self._load_id = f"load-{next(ids)}"
 
     def step(self, action: str) -> None:
-        book = LoadBook(self.metadata, "/forebay")
+        book = LoadBook(self.metadata, "/forebay", ManualClock())
         if action == "offer":
             standing = book.offer_batch(self._load_id, _load(self.batch))
             if standing is None:
@@ -332,12 +333,12 @@ def test_two_drivers_of_one_query_bring_every_batch_once(steps: list[tuple[int, 
     done = _batches(faulty.inner)
     assert done == list(range(len(done)))
     assert len(done) >= goal
-    assert LoadBook(faulty, "/forebay").sink(_load(0)).state.batch_id == len(done) - 1
+    assert LoadBook(faulty, "/forebay", ManualClock()).sink(_load(0)).state.batch_id == len(done) - 1
 
 
 def test_metadata_that_fails_at_any_call_commits_the_batch_once(ledger: Ledger) -> None:
     def bring(metadata: MetadataStore) -> None:
-        book = LoadBook(metadata, "/forebay")
+        book = LoadBook(metadata, "/forebay", ManualClock())
         standing = book.offer_batch("one", _load(0))
         if standing is not None:
             _attach(metadata, standing, 0, 1)

@@ -16,6 +16,7 @@ from forebay.format.files.segment import parse_segment_name
 from forebay.format.metadata.descriptor import SegmentDescriptor, ShardState
 from forebay.format.metadata.value import decode_value
 from forebay.metadata import MetadataStore, SqliteMetadata
+from forebay.testing.clock import ManualClock
 from forebay.topics import TopicSpec
 from forebay.wal.files import FileList, SealedFile
 from forebay.wal.recovery.survey import indexed_files
@@ -49,7 +50,7 @@ class Exported:
             epoch = decode_value(_only(metadata, KEYS.state), ShardState)[0].epoch
             clock = SystemClock()
             with contextlib.closing(DirectoryStore(str(self.root), disk=disk, clock=clock).open()) as store:
-                catalog = ShardCatalog(metadata, KEYS, spec.topic_id)
+                catalog = ShardCatalog(metadata, KEYS, spec.topic_id, clock=ManualClock())
                 origin = Origin(spec.topic_id, 0, epoch, "tests", "directory")
                 exporter = Exporter(origin, catalog, store, disk=disk, clock=clock)
                 files = list(self._sealed(disk).values())
@@ -73,7 +74,7 @@ class Exported:
     def descriptors(self) -> list[SegmentDescriptor]:
         """The history as it is catalogued."""
         with self.metadata() as metadata:
-            return ShardCatalog(metadata, KEYS, "").descriptors()
+            return ShardCatalog(metadata, KEYS, "", clock=ManualClock()).descriptors()
 
     def object(self, place: int, suffix: str = ".seg") -> Path:
         """The object of one piece of history, or its index."""

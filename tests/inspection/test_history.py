@@ -18,6 +18,7 @@ from forebay.disk import SystemDisk
 from forebay.format.metadata.descriptor import Cur, DescriptorKind, Phase, SegmentDescriptor, ShardState
 from forebay.format.metadata.value import decode_value, encode_value
 from forebay.metadata import Delete, Operation, Put
+from forebay.testing.clock import ManualClock
 from tests.cli.rig import Outcome, changed, flip
 from tests.inspection.exported import KEYS, Exported, HistoryShell
 from tests.ledger import Ledger
@@ -257,7 +258,7 @@ def test_quick_looks_at_sizes_and_does_not_read(tmp_path: Path) -> None:
 
 def _rewrite(exported: Exported, place: int, change: Change) -> None:
     with exported.metadata() as metadata:
-        old = ShardCatalog(metadata, KEYS, "").pieces()[place].descriptor
+        old = ShardCatalog(metadata, KEYS, "", clock=ManualClock()).pieces()[place].descriptor
         metadata.transaction([], [Put(KEYS.segment(old.start), encode_value(change(old)))])
 
 

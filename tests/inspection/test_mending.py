@@ -335,7 +335,7 @@ def test_other_etags_of_what_a_manifest_lists_are_recorded_by_another_manifest(
 
     assert _wrong(house, house.disk) == [] and _repair(house, house.disk) == []
     reader = manifests.ManifestReader(house.store)
-    assert ShardCatalog(house.metadata, KEYS, TOPIC, reader).descriptors() == before
+    assert ShardCatalog(house.metadata, KEYS, TOPIC, reader, clock=ManualClock()).descriptors() == before
     assert [piece.descriptor.load_id for piece in house.catalog().pieces()] == ["of a load", None]
 
 

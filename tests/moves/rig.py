@@ -26,6 +26,7 @@ from forebay.settings import (
 )
 from forebay.shard import SegmentShard
 from forebay.storage import Storage, Topic
+from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from tests.blobs.servers import s3_settings
 
@@ -132,7 +133,9 @@ def state_of(log: Storage, topic: Topic, partition: int = 0) -> ShardState:
 
 def pieces_of(log: Storage, topic: Topic, partition: int = 0) -> list[SegmentDescriptor]:
     """What is catalogued of a partition."""
-    return ShardCatalog(metadata_of(log), keys_of(log, topic, partition), topic.spec.topic_id).descriptors()
+    return ShardCatalog(
+        metadata_of(log), keys_of(log, topic, partition), topic.spec.topic_id, clock=ManualClock()
+    ).descriptors()
 
 
 def clear_up(log: Storage) -> None:
@@ -145,7 +148,7 @@ class Consumer:
 
     def __init__(self, log: Storage, topic: Topic, name: str = "billing") -> None:
         self._topic = topic
-        self._store = ProgressStore(metadata_of(log), log.settings.metadata.prefix)
+        self._store = ProgressStore(metadata_of(log), log.settings.metadata.prefix, ManualClock())
         self._name = ReaderName.of(topic.spec.namespace, topic.spec.topic, name)
 
     @property

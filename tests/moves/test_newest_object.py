@@ -10,6 +10,7 @@ from forebay.catalog import ShardCatalog
 from forebay.format.metadata.descriptor import SegmentDescriptor
 from forebay.manifests import write
 from forebay.storage import Storage
+from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from tests.moves.rig import TOPIC, Land, id_of, keys_of, metadata_of
 
@@ -28,7 +29,9 @@ def _filled(land: Land) -> None:
 
 def _catalog(log: Storage) -> ShardCatalog:
     topic = log.topic(TOPIC)
-    return ShardCatalog(metadata_of(log), keys_of(log, topic), topic.spec.topic_id, inside(log).places.manifest)
+    return ShardCatalog(
+        metadata_of(log), keys_of(log, topic), topic.spec.topic_id, inside(log).places.manifest, clock=ManualClock()
+    )
 
 
 def _store(log: Storage, descriptor: SegmentDescriptor) -> BlobStore:

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from forebay.metadata import MetadataStore
 from forebay.progress import Progress, ProgressStore, ReaderName
 from forebay.shard import SegmentShard
+from forebay.testing.clock import ManualClock
 from forebay.testing.cursors import Acked, Cursor, Event, Found, Handed, cursors_hold
 from forebay.testing.disk import SimulatedDisk
 from forebay.testing.history import read_everything
@@ -29,7 +30,7 @@ class Consumer:
 
     def __init__(self, disk: SimulatedDisk, metadata: MetadataStore) -> None:
         self._disk = disk
-        self._store = ProgressStore(metadata, "/forebay")
+        self._store = ProgressStore(metadata, "/forebay", ManualClock())
         self.handed = 0
         """Up to where it was handed records last."""
 

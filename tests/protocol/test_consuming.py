@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from forebay.progress import Progress, ProgressStore, ReaderName
+from forebay.testing.clock import ManualClock
 from forebay.testing.invariants import names_of
 from tests.protocol.consuming import READER, missed_by_consumers
 from tests.protocol.ground import TOPIC_ID
@@ -22,7 +23,7 @@ def _moved() -> tuple[World, Node]:
 
 def _set_cursor(world: World, offset: int) -> None:
     name = ReaderName.of("shop", "orders", READER)
-    ProgressStore(world.inner, "/forebay").reset(name, 0, Progress(offset=offset, incarnation=TOPIC_ID))
+    ProgressStore(world.inner, "/forebay", ManualClock()).reset(name, 0, Progress(offset=offset, incarnation=TOPIC_ID))
 
 
 def _broken(world: World, node: Node) -> set[str]:

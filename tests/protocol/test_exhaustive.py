@@ -76,7 +76,7 @@ class Shard:
         self.name = name
         self.next = decision.next_offset
         self.exported = decision.next_offset
-        self.catalog = ShardCatalog(store, KEYS, TOPIC_ID)
+        self.catalog = ShardCatalog(store, KEYS, TOPIC_ID, clock=ManualClock())
         self.history = self.upkeep = self.wal = self
         self.files = SimpleNamespace(begins=decision.next_offset)
         self.writer = SimpleNamespace(next=self.next, opening_gap=None, active=None)
@@ -146,7 +146,7 @@ def _opened(store: MetadataStore, name: str, session: str, tries: int, tell: Tel
             [(before, epoch)] = acquire(store, [Wanted(KEYS.state, TOPIC_ID)], Owner(session, name))
         except Moved:
             continue
-        catalog = ShardCatalog(store, KEYS, TOPIC_ID)
+        catalog = ShardCatalog(store, KEYS, TOPIC_ID, clock=ManualClock())
         here = Situation(name, Durability.FSYNC, "", name, frontier=catalog.frontier().next, shared=True)
         decision = decide(Survey(directory="", window=ProducerWindow(1, 1)), before, here)
         if decision.gap is not None:
@@ -179,7 +179,7 @@ def judge(moment: Moment) -> Iterator[Violation]:
     for left, taken, _ in passed:
         if left.owner in moment.sessions - {taken.owner}:
             yield Violation("I19", f"epoch {taken.epoch} was taken from {left.owner}, which lives")
-    catalog = ShardCatalog(MemoryMetadata(moment.recorded.memory), KEYS, TOPIC_ID)
+    catalog = ShardCatalog(MemoryMetadata(moment.recorded.memory), KEYS, TOPIC_ID, clock=ManualClock())
     pieces, frontier = catalog.descriptors(), catalog.frontier().next
     yield from catalog_is_contiguous(pieces, frontier)
     began = {told.epoch: told.at for standing in moment.standings for told in standing.told if isinstance(told, Began)}

@@ -23,6 +23,7 @@ from forebay.shard.seal import withdraw_target
 from forebay.storage.background.cleanup import CleanupWorker
 from forebay.testing.blobs import SimulatedBlobs
 from forebay.testing.catalogs import Fetch
+from forebay.testing.clock import ManualClock
 from forebay.testing.crashes import CrashState
 from forebay.testing.disk import SimulatedDisk
 from forebay.testing.history import NOTE, Begun, Event, History, Outcome, Reading, Told, read_everything
@@ -122,7 +123,7 @@ class World(Ground):
 
     @property
     def catalog(self) -> ShardCatalog:
-        return ShardCatalog(self.inner, KEYS, TOPIC_ID)
+        return ShardCatalog(self.inner, KEYS, TOPIC_ID, clock=ManualClock())
 
     @property
     def state(self) -> ShardState | None:

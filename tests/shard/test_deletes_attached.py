@@ -9,6 +9,7 @@ from forebay.loads.book import LoadBook
 from forebay.records import Gap, Reason
 from forebay.shard import ShardContext, ShardRef
 from forebay.shard.eviction import weigh
+from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from tests.history.attached import LOAD, Land, Node, values
 
@@ -68,7 +69,7 @@ def test_bytes_of_a_load_count_once_it_is_committed_and_those_behind_it_always(*
     assert node.shard().holding().bytes == waiting == _weighed_anew(node)
 
     if not committed:
-        LoadBook(land.inner, "/forebay").give_up(LOAD)
+        LoadBook(land.inner, "/forebay", ManualClock()).give_up(LOAD)
     other.settle()
 
     held = node.shard().holding().bytes

@@ -17,6 +17,7 @@ from forebay.format.metadata.value import encode_value
 from forebay.metadata import MemoryMetadata, Put
 from forebay.shard import Owner, Wanted, acquire
 from forebay.shard.ownership import change_state
+from forebay.testing.clock import ManualClock
 from forebay.wal.recovery.resume import ASIDE
 from tests.protocol.ground import TOPIC_ID
 from tests.protocol.world import KEYS, MODES, Node, World
@@ -36,7 +37,7 @@ def test_the_deletion_of_a_topic_leaves_one_created_anew_alone() -> None:
     store = _created_anew()
     before = store.range("")
 
-    assert mark_deleting(store, KEYS.state, TOPIC_ID) is None
+    assert mark_deleting(store, KEYS.state, TOPIC_ID, ManualClock()) is None
     forget_shard(store, KEYS.state, TOPIC_ID)
 
     assert store.range("") == before
@@ -47,16 +48,16 @@ def test_an_owner_can_change_nothing_once_the_deletion_is_recorded() -> None:
     owner = Owner(store.session(10).id, "a")
     [(_, epoch)] = acquire(store, [Wanted(KEYS.state, TOPIC_ID)], owner)
 
-    state = mark_deleting(store, KEYS.state, TOPIC_ID)
+    state = mark_deleting(store, KEYS.state, TOPIC_ID, ManualClock())
 
     assert state is not None and (state.phase, state.owner) == (Phase.DELETING, None)
     with pytest.raises(Fenced):
         change_state(store, KEYS.state, epoch, lambda state: msgspec.structs.replace(state, reserved_end=9))
     with pytest.raises(Fenced):
-        ShardCatalog(store, KEYS, TOPIC_ID).owned(epoch)
+        ShardCatalog(store, KEYS, TOPIC_ID, clock=ManualClock()).owned(epoch)
     with pytest.raises(UnknownTopic):
         acquire(store, [Wanted(KEYS.state, TOPIC_ID)], owner)
-    assert mark_deleting(store, KEYS.state, TOPIC_ID) == state, "may be repeated"
+    assert mark_deleting(store, KEYS.state, TOPIC_ID, ManualClock()) == state, "may be repeated"
 
 
 def _one_file(mode: str) -> tuple[World, Node, str]:

@@ -20,6 +20,7 @@ from forebay.metadata.open_store import open_metadata
 from forebay.spark import opening, snapshot
 from forebay.spark.options import ReadOptions
 from forebay.spark.snapshot import ShardView, Viewer, load, look_again
+from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from tests.moves import rig
 from tests.spark.mixed import Mixed
@@ -157,7 +158,7 @@ _commit = LoadBook.commit
 
 def _end(mixed: Mixed, load_id: str, *, is_kept: bool) -> None:
     if is_kept:
-        _commit(LoadBook(inside(mixed.log).metadata, "/forebay"), load_id)
+        _commit(LoadBook(inside(mixed.log).metadata, "/forebay", ManualClock()), load_id)
     else:
         mixed.log.loads.abandon(load_id)
 
@@ -171,9 +172,9 @@ def test_a_load_that_ends_between_the_history_and_the_list_of_offers(
 
     def end_and_list(book: LoadBook) -> dict[str, dict[int, AttachedPart]]:
         if threading.get_ident() == here and left and left.pop():
-            _commit(LoadBook(inside(mixed.log).metadata, "/forebay"), load_id) if is_kept else mixed.log.loads.abandon(
-                load_id
-            )
+            _commit(
+                LoadBook(inside(mixed.log).metadata, "/forebay", ManualClock()), load_id
+            ) if is_kept else mixed.log.loads.abandon(load_id)
         return really(book)
 
     with _offered(mixed) as load_id, mock.patch.object(LoadBook, "pending", end_and_list):
@@ -191,9 +192,9 @@ def test_a_load_that_ends_between_the_list_of_offers_and_its_own_key(
 
     def end_and_ask(catalog: ShardCatalog, asked: str) -> LoadStatus:
         if threading.get_ident() == here and left and left.pop():
-            _commit(LoadBook(inside(mixed.log).metadata, "/forebay"), load_id) if is_kept else mixed.log.loads.abandon(
-                load_id
-            )
+            _commit(
+                LoadBook(inside(mixed.log).metadata, "/forebay", ManualClock()), load_id
+            ) if is_kept else mixed.log.loads.abandon(load_id)
         return really(catalog, asked)
 
     with _offered(mixed) as load_id, mock.patch.object(ShardCatalog, "load_status", end_and_ask):

@@ -16,6 +16,7 @@ import forebay
 from forebay.format.metadata.descriptor import LoadStatus
 from forebay.loads.book import LoadBook
 from forebay.partitioning import partition_of_key
+from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from tests.moves.rig import metadata_of
 from tests.spark.topics import SETTINGS
@@ -125,7 +126,7 @@ def test_a_load_that_is_not_attached_fails_the_write_and_leaves_nothing(spark: S
         with pytest.raises(PySparkException, match="was not attached within 1 s.*nothing was added"):
             write(frame, path, attachTimeout="1")
         loads = [e.key for e in metadata_of(log).range("/forebay/loads/")]
-        status = LoadBook(metadata_of(log), "/forebay").get(loads[0].rpartition("/")[2]).load.status
+        status = LoadBook(metadata_of(log), "/forebay", ManualClock()).get(loads[0].rpartition("/")[2]).load.status
         assert status is LoadStatus.ABANDONED
 
     assert records(path) == []

@@ -35,6 +35,7 @@ from forebay.spark.staging import Task, stage
 from forebay.spark.target import Target, WriteOptions, look
 from forebay.storage import Storage
 from forebay.storage.directory import LogDirectory
+from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from tests.ledger import Ledger
 from tests.moves.rig import state_of
@@ -118,14 +119,14 @@ def shown(place: Place, name: str = "a") -> list[bytes]:
 
 def _status(place: Place, load_id: str) -> LoadStatus | None:
     with opened(place.target().location) as found:
-        stored = LoadBook(found.metadata, found.settings.metadata.prefix).find(load_id)
+        stored = LoadBook(found.metadata, found.settings.metadata.prefix, ManualClock()).find(load_id)
     return stored.load.status if stored is not None else None
 
 
 def _pending(place: Place) -> dict[str, dict[int, AttachedPart]]:
     """The loads that somebody still has to see to."""
     with opened(place.target().location) as found:
-        return LoadBook(found.metadata, found.settings.metadata.prefix).pending()
+        return LoadBook(found.metadata, found.settings.metadata.prefix, ManualClock()).pending()
 
 
 def objects(place: Place) -> list[str]:

@@ -29,7 +29,7 @@ class Member:
     def __init__(self) -> None:
         metadata = MemoryMetadata()
         metadata.transaction([], [Put(topic_key("shop", "orders", prefix="/forebay"), encode_value(SPEC))])
-        self.store = ProgressStore(metadata, "/forebay")
+        self.store = ProgressStore(metadata, "/forebay", ManualClock())
         settings = ProgressSettings(flush_interval_ms=600_000, flush_records_min=1_000_000)
         self.cursors = Cursors(self.store, settings, ManualClock())
         self.cursors.worker.stop()

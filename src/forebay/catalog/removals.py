@@ -72,7 +72,7 @@ class RecordedRemovals:
             return Write(compares, puts, None)
 
         what = f"{self._keys}: a delete is not recorded in full"
-        transact(self._store, lambda: self._catalog.owned(epoch), change, what=what)
+        transact(self._store, lambda: self._catalog.owned(epoch), change, what=what, clock=self._catalog.clock)
 
     def drop_below(self, epoch: int, offset: int) -> int:
         """Take pieces that lie wholly below `offset` out of the catalog, oldest first, and their vectors; how many.
@@ -83,7 +83,11 @@ class RecordedRemovals:
         dropped = 0
         what = f"{self._keys}: not all of history below offset {offset} is dropped"
         while count := transact(
-            self._store, lambda: self._droppable(offset), lambda pieces: self._drop(epoch, pieces), what=what
+            self._store,
+            lambda: self._droppable(offset),
+            lambda pieces: self._drop(epoch, pieces),
+            what=what,
+            clock=self._catalog.clock,
         ):
             dropped += count
         self._drop_vectors(epoch, offset)

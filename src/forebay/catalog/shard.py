@@ -12,6 +12,7 @@ import msgspec
 from forebay.blobs import BlobChanged, BlobMissing
 from forebay.catalog.rules import never_backwards, no_gap, no_overlap
 from forebay.catalog.transact import Done, Write, transact
+from forebay.clock import Clock
 from forebay.errors import Conflict, Corrupt, Fenced, Indeterminate, Unavailable, UnsupportedFormat
 from forebay.format.metadata.descriptor import (
     Cur,
@@ -154,9 +155,18 @@ def arranged(found: Iterable[Piece]) -> tuple[list[Piece], list[tuple[Piece, Pie
 class ShardCatalog:
     """History of one shard. Stateless: every call asks the store. Safe for concurrent use."""
 
-    def __init__(self, store: MetadataStore, keys: ShardKeys, topic_id: str, manifest: Manifest | None = None) -> None:
+    def __init__(
+        self,
+        store: MetadataStore,
+        keys: ShardKeys,
+        topic_id: str,
+        manifest: Manifest | None = None,
+        *,
+        clock: Clock,
+    ) -> None:
         self.keys = keys
         self.store = store
+        self.clock = clock
         self._topic_id = topic_id
         self._manifest = manifest
 
@@ -253,7 +263,7 @@ class ShardCatalog:
             return Write(compares, puts, None)
 
         what = f"{self.keys}: history is not extended to offset {additions[-1].end}"
-        transact(self.store, lambda: (self.owned(epoch), self.frontier()), change, what=what)
+        transact(self.store, lambda: (self.owned(epoch), self.frontier()), change, what=what, clock=self.clock)
 
     def replace(self, old: Sequence[Piece], new: SegmentDescriptor, *, also: Sequence[Compare] = ()) -> bool:
         """Put one descriptor (a segment or a manifest) in the place of consecutive ones; false if they changed.
@@ -273,7 +283,7 @@ class ShardCatalog:
             return self._replaced(old[0], new, found.frontier, also) if there == list(old) else Done(False)
 
         what = f"{self.keys}: the segments of [{new.start}, {new.end}) are not replaced"
-        if not transact(self.store, self.standing, change, what=what):
+        if not transact(self.store, self.standing, change, what=what, clock=self.clock):
             return False
         # Readers pass over what is hidden: that some of it is left for the next sweep does no harm.
         with contextlib.suppress(Unavailable, Indeterminate):

@@ -234,7 +234,7 @@ class Deletions:
         states = []
         for ref, key in zip(refs, keys, strict=True):
             # First, so that no owner anywhere can add to what is being removed.
-            states.append(mark_deleting(metadata, key, spec.topic_id))
+            states.append(mark_deleting(metadata, key, spec.topic_id, self._clock))
             self._stop_work(ref)
         # Before the states that say it are gone.
         late = self._late(spec, [state for state in states if state is not None])
@@ -248,8 +248,8 @@ class Deletions:
             self._objects.clear_topic(spec.topic_id, spec.partitions)
         for key in keys:
             forget_shard(metadata, key, spec.topic_id)
-        LoadBook(metadata, prefix).forget_topic(spec.topic_id)
-        ProgressStore(metadata, prefix).forget_topic(spec.namespace, spec.topic, spec.topic_id)
+        LoadBook(metadata, prefix, self._clock).forget_topic(spec.topic_id)
+        ProgressStore(metadata, prefix, self._clock).forget_topic(spec.namespace, spec.topic, spec.topic_id)
         noted = {found.topic_id: found for found in self.notes.late_objects()} if late is None else {}
         self.notes.end_deletion(spec, late or noted.get(spec.topic_id))
         self._forget_topic(spec)
@@ -275,7 +275,7 @@ class Deletions:
         )
 
 
-def mark_deleting(metadata: MetadataStore, key: str, incarnation: str) -> ShardState | None:
+def mark_deleting(metadata: MetadataStore, key: str, incarnation: str, clock: Clock) -> ShardState | None:
     """On return no owner, present or future, can change this shard's history any more; its state, if it has one."""
 
     def deleting(stored: StoredState | None) -> Write[ShardState | None] | Done[ShardState | None]:
@@ -290,7 +290,7 @@ def mark_deleting(metadata: MetadataStore, key: str, incarnation: str) -> ShardS
         return Write([RevisionIs(key, stored.revision)], [put], state)
 
     what = f"{shard_of_state(key)}: its deletion is not recorded"
-    return transact(metadata, lambda: read_state(metadata, key), deleting, what=what)
+    return transact(metadata, lambda: read_state(metadata, key), deleting, what=what, clock=clock)
 
 
 def forget_shard(metadata: MetadataStore, key: str, incarnation: str) -> None:

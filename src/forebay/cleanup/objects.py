@@ -42,7 +42,7 @@ class ObjectCleanup:
         self._places = places
         self._clock = clock
         self._prefix = settings.metadata.prefix
-        self._book = LoadBook(metadata, self._prefix)
+        self._book = LoadBook(metadata, self._prefix, clock)
         self.collector = Collector(clock, settings.export.orphan_grace_s)
 
     def collect_owned(self, shard: SegmentShard) -> list[str]:
@@ -159,7 +159,7 @@ class ObjectCleanup:
 
     def _catalog(self, ref: ShardRef) -> ShardCatalog:
         keys = ShardKeys(ref.spec.namespace, ref.spec.topic, ref.partition, self._prefix)
-        return ShardCatalog(self._metadata, keys, ref.spec.topic_id, self._places.manifest)
+        return ShardCatalog(self._metadata, keys, ref.spec.topic_id, self._places.manifest, clock=self._clock)
 
     def _tabled(self, ref: ShardRef) -> Collection[str]:
         spec, shared = ref.spec, self._places.store if self._settings.is_shared else None

@@ -63,7 +63,7 @@ class ShardHistory(NamedTuple):
 
     @property
     def catalog(self) -> ShardCatalog:
-        return ShardCatalog(self.metadata, self.keys, self.topic_id)
+        return ShardCatalog(self.metadata, self.keys, self.topic_id, clock=self.stores.clock)
 
     def read(self) -> StoredHistory:
         """What is recorded now, in one consistent state."""

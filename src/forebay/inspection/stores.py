@@ -31,7 +31,7 @@ class Stores:
         self._here = local_name(directory.id)
         self._settings = settings
         self._disk = disk
-        self._clock = clock
+        self.clock = clock
         self._opened: dict[str, BlobStore | ForebayError] = {}
 
     def is_here(self, name: str) -> bool:
@@ -71,15 +71,15 @@ class Stores:
     def _open(self, name: str) -> BlobStore:
         settings = self._settings
         if name == loads_name(self._directory.id):
-            return DirectoryStore(f"{self._directory.path}/{LOADS_NAME}", disk=self._disk, clock=self._clock)
+            return DirectoryStore(f"{self._directory.path}/{LOADS_NAME}", disk=self._disk, clock=self.clock)
         known = settings.store.name if settings.is_shared else "directory"
         root = settings.store.root if settings.is_shared else settings.storage.handoff_root
         if name != known or not root:
             raise Unavailable(f"{name} is not the store of these settings: give those with which it was written")
         if name != "directory":
-            return open_store(settings.store, disk=self._disk, clock=self._clock)
+            return open_store(settings.store, disk=self._disk, clock=self.clock)
         # Not opened, which would make what is missing.
-        store = DirectoryStore(root, disk=self._disk, clock=self._clock)
+        store = DirectoryStore(root, disk=self._disk, clock=self.clock)
         if not store.is_begun():
             raise Unavailable(f"{root} is no store: mount it, or correct the settings that name it")
         return store

@@ -69,7 +69,7 @@ class Attaching:
     def __init__(self, shard: SegmentShard, around: ShardContext, clock: Clock) -> None:
         self.shard = shard
         self._around = around
-        self._book = LoadBook(around.metadata, around.settings.metadata.prefix)
+        self._book = LoadBook(around.metadata, around.settings.metadata.prefix, clock)
         self._catalog = shard.history.catalog
         self._clock = clock
         self._pausing = shard.load_pause

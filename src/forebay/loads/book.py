@@ -14,6 +14,7 @@ import msgspec
 
 from forebay.catalog import ShardCatalog
 from forebay.catalog.transact import Done, Write, transact
+from forebay.clock import Clock
 from forebay.errors import Conflict, Invalid, Unavailable, UnknownTopic
 from forebay.format.metadata.descriptor import LoadStatus, gap_descriptor
 from forebay.format.metadata.keys import attached_key, load_key, offer_key, offers_prefix, sink_key, topic_key
@@ -75,9 +76,10 @@ class StoredSink(NamedTuple):
 class LoadBook:
     """All loads of a metadata store. Stateless: every call asks the store. Safe for concurrent use."""
 
-    def __init__(self, metadata: MetadataStore, prefix: str) -> None:
+    def __init__(self, metadata: MetadataStore, prefix: str, clock: Clock) -> None:
         self._metadata = metadata
         self._prefix = prefix
+        self._clock = clock
 
     def key(self, load_id: str) -> str:
         """Where a load stands."""
@@ -144,7 +146,8 @@ class LoadBook:
                 raise Conflict(f"load {load_id} is {found.load.status} and brings something else: take another id")
             return Done(found.load)
 
-        return transact(self._metadata, lambda: self.find(load_id), change, what=f"load {load_id} is not offered")
+        what = f"load {load_id} is not offered"
+        return transact(self._metadata, lambda: self.find(load_id), change, what=what, clock=self._clock)
 
     def offer_batch(self, load_id: str, load: Load) -> str | None:
         """Offer what a batch of a streaming query brings, unless the topic has that batch by another: then `None`.
@@ -170,7 +173,8 @@ class LoadBook:
             compares, operations = self._offered(load_id, load)
             return Write([*compares, compare], [*operations, put], load_id)
 
-        return transact(self._metadata, lambda: self.sink(load), change, what=f"load {load_id} is not offered")
+        what = f"load {load_id} is not offered"
+        return transact(self._metadata, lambda: self.sink(load), change, what=what, clock=self._clock)
 
     def _offered(self, load_id: str, load: Load) -> tuple[list[Compare], list[Operation]]:
         """What a transaction that offers it compares and writes."""
@@ -237,7 +241,7 @@ class LoadBook:
             return Write(compares, operations, (committed, True))
 
         what = f"load {load_id} is not committed"
-        load, is_new = transact(self._metadata, lambda: self.get(load_id), change, what=what)
+        load, is_new = transact(self._metadata, lambda: self.get(load_id), change, what=what, clock=self._clock)
         if is_new:
             logger.info("load %s into %s/%s is committed", load_id, load.namespace, load.topic)
         return load
@@ -265,7 +269,8 @@ class LoadBook:
                 [RevisionIs(self.key(load_id), found.revision if found is not None else 0)], [put], (ended, True)
             )
 
-        load, is_new = transact(self._metadata, read, change, what=f"load {load_id} is not given up")
+        what = f"load {load_id} is not given up"
+        load, is_new = transact(self._metadata, read, change, what=what, clock=self._clock)
         if is_new:
             logger.warning("load %s into %s/%s is given up", load_id, load.namespace, load.topic)
         return load

@@ -73,7 +73,7 @@ class Loads:
         self._shards = shards
         self._own = own
         self._alone_with = alone_with
-        self._book = LoadBook(context.metadata, context.settings.metadata.prefix)
+        self._book = LoadBook(context.metadata, context.settings.metadata.prefix, clock)
         self._at_work = AtWork()
         """The loads and shards that a thread is at, for `step`, which may run in two threads."""
         self._retry_at: dict[str, float] = {}
@@ -249,7 +249,9 @@ class Loads:
 
     def _catalog(self, load: Load, partition: int) -> ShardCatalog:
         keys = ShardKeys(load.namespace, load.topic, partition, self._context.settings.metadata.prefix)
-        return ShardCatalog(self._context.metadata, keys, load.topic_id, self._context.places.manifest)
+        return ShardCatalog(
+            self._context.metadata, keys, load.topic_id, self._context.places.manifest, clock=self._clock
+        )
 
     def _wake(self, topic_id: str) -> None:
         for shard in self._shards():

@@ -89,6 +89,7 @@ class Places:
         """`is_named` says whether the catalog names objects in the store."""
         self.store = store
         self.store_name = store_name
+        self.clock = clock
         self.loads = DirectoryStore(directory.loads, disk=disk, clock=clock)
         """For bulk loads into this data directory; `open` it before anything is put there."""
         self.loads_name = loads_name(holder)
@@ -222,7 +223,8 @@ class ShardContext(NamedTuple):
 
     def catalog(self, ref: ShardRef) -> ShardCatalog:
         """The history of a shard as recorded."""
-        return ShardCatalog(self.metadata, self.keys(ref), ref.spec.topic_id, self.places.manifest)
+        places = self.places
+        return ShardCatalog(self.metadata, self.keys(ref), ref.spec.topic_id, places.manifest, clock=places.clock)
 
     def origin(self, ref: ShardRef, epoch: int) -> Origin:
         """As whose history files are catalogued."""

@@ -68,7 +68,7 @@ def deliver(target: Target, load_id: str, results: Sequence[TaskResult], sink: S
 def give_up(target: Target, load_id: str, results: Sequence[TaskResult]) -> None:
     """Nothing of it will ever be in the topic, if it is not already; what was staged is removed, now or later."""
     with opened(target.location, read_only=False) as found:
-        book = LoadBook(found.metadata, found.settings.metadata.prefix)
+        book = LoadBook(found.metadata, found.settings.metadata.prefix, found.clock)
         unknown_as = never_offered(target.spec, created_at=found.clock.now_ms())
         with contextlib.suppress(Conflict):
             # Written down even so: an offer whose answer was lost may be on its way.
@@ -107,7 +107,7 @@ class Delivery:
         self._target = target
         self._found = found
         self._clock = found.clock
-        self._book = LoadBook(found.metadata, found.settings.metadata.prefix)
+        self._book = LoadBook(found.metadata, found.settings.metadata.prefix, found.clock)
         self._place = load_store(found)
         self._deadline = self._clock.monotonic() + target.attach_seconds
         self._try_at = float("-inf")

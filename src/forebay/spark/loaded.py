@@ -66,7 +66,7 @@ class LoadsSeen:
         unknown = frozenset[str]() if self._is_closed else found.loads - self._over.keys()
         over = frozenset[str]()
         if unknown:
-            over = unknown - LoadBook(catalog.store, catalog.keys.prefix).pending().keys()
+            over = unknown - LoadBook(catalog.store, catalog.keys.prefix, catalog.clock).pending().keys()
             # Read again: a load that was given up leaves gaps in the history first and that list last. What is named
             # now, and was not on the list before, is therefore committed.
             found = history()

@@ -114,7 +114,7 @@ class Opened:
     def catalog(self, ref: ShardRef) -> ShardCatalog:
         """The history of a partition as recorded; manifests are opened."""
         keys = ShardKeys(ref.spec.namespace, ref.spec.topic, ref.partition, self.settings.metadata.prefix)
-        return ShardCatalog(self.metadata, keys, ref.spec.topic_id, self.manifest)
+        return ShardCatalog(self.metadata, keys, ref.spec.topic_id, self.manifest, clock=self.clock)
 
     def manifest(self, descriptor: SegmentDescriptor) -> Sequence[SegmentDescriptor]:
         """What a manifest of the catalog lists."""
@@ -191,7 +191,7 @@ class _NamedStores(Stores):
         except Unavailable:
             if self._also is None or name != self._also.name:
                 raise
-            return open_store(self._also, disk=self._disk, clock=self._clock)
+            return open_store(self._also, disk=self._disk, clock=self.clock)
 
 
 @contextlib.contextmanager

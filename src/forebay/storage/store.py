@@ -80,7 +80,7 @@ class Storage:
         self._guard = ForkGuard()
         self._deletions = _deletions_of(parts, settings, clock, self._drop, self._forget_topic)
         self._creations = Creations(parts, self._definitions, self._deletions, settings, clock)
-        store = ProgressStore(parts.metadata, settings.metadata.prefix)
+        store = ProgressStore(parts.metadata, settings.metadata.prefix, clock)
         self._cursors = Cursors(store, settings.progress, clock)
         self._moves = Moves(parts, self._definitions, self._shards, settings, self._forget, self._look_for_moved)
         self._loads = _loads_of(parts, self._definitions, self._shards, settings, clock)

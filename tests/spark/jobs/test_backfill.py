@@ -23,6 +23,7 @@ from forebay.spark.jobs.reports import Report
 from forebay.spark.jobs.sources import Files, Frame, Table
 from forebay.spark.location import Location
 from forebay.spark.opening import opened
+from forebay.testing.clock import ManualClock
 from tests.ledger import Ledger
 from tests.spark.topics import SETTINGS
 
@@ -41,7 +42,7 @@ def location(tmp_path: Path) -> Location:
 def _no_load_is_left_offered(location: Location) -> Iterator[None]:
     yield
     with opened(location) as found:
-        assert LoadBook(found.metadata, "/forebay").pending() == {}
+        assert LoadBook(found.metadata, "/forebay", ManualClock()).pending() == {}
 
 
 @pytest.fixture

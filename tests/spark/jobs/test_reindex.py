@@ -43,7 +43,7 @@ def _make_old(exported: Exported, place: int) -> bytes:
     plain = without_lookups(whole)
     path.write_bytes(plain)
     with exported.metadata() as metadata:
-        catalog = ShardCatalog(metadata, KEYS, "")
+        catalog = ShardCatalog(metadata, KEYS, "", clock=ManualClock())
         piece = catalog.pieces()[place]
         assert catalog.replace([piece], msgspec.structs.replace(piece.descriptor, index_bytes=len(plain)))
     return whole

@@ -19,6 +19,7 @@ from forebay.spark.jobs.reports import Report
 from forebay.spark.jobs.shards import refs_at
 from forebay.spark.location import Location
 from forebay.spark.opening import opened
+from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from tests.cli.rig import flip
 from tests.inspection.exported import KEYS, Exported
@@ -154,7 +155,7 @@ def test_what_the_owner_replaced_meanwhile_is_not_damaged(spark: SparkSession, e
         (shard,) = [scrub.shard_at(found, ref) for ref in refs_at(found, [])]
     old = exported.object(1)
     with exported.metadata() as metadata:
-        catalog = ShardCatalog(metadata, KEYS, "")
+        catalog = ShardCatalog(metadata, KEYS, "", clock=ManualClock())
         piece = catalog.pieces()[1]
         key = piece.descriptor.object_key.replace(".seg", "x.seg")
         assert catalog.replace([piece], msgspec.structs.replace(piece.descriptor, object_key=key))

@@ -138,7 +138,7 @@ class _Backfill:
         results: list[TaskResult] = [pickle.loads(row["result"]) for row in rows]
         deliver(self._target, load_id, results, sink)
         with opened(self._target.location) as found:
-            stored = LoadBook(found.metadata, found.settings.metadata.prefix).find(load_id)
+            stored = LoadBook(found.metadata, found.settings.metadata.prefix, found.clock).find(load_id)
         shards = stored.load.shards if stored is not None else ()
         self._landed.append(
             _Landed(

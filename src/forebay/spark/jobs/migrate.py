@@ -122,7 +122,7 @@ def _looked_at(found: Opened, ref: ShardRef) -> _Shard:
         raise Unavailable(f"{ref} is owned by session {state.owner} in directory {state.holder}: seal or close it")
     if state is not None and state.phase is Phase.DELETING:
         raise Conflict(f"{ref} is being deleted: leave its topic out")
-    pending = LoadBook(found.metadata, found.settings.metadata.prefix).pending()
+    pending = LoadBook(found.metadata, found.settings.metadata.prefix, found.clock).pending()
     pieces = catalog.pieces()
     waiting = [piece.descriptor.load_id for piece in pieces if piece.descriptor.load_id in pending]
     if waiting:
