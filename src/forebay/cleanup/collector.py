@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 LOADS: Final = "/loads/"
 """Objects of bulk loads have this in their keys, and behind it the id of the load."""
+EPOCH_MAX: Final = 2**63 - 1
+"""Later than every epoch: an owner that is still to come may claim whatever is there."""
 
 
 class Kept(enum.StrEnum):
@@ -230,6 +232,15 @@ class Collector:
             unneeded_s={key: now - at for key, at in since.items()},
         )
         return judge(listed, facts)
+
+    def may_go(self, listed: Iterable[Stat], named: Collection[str] = ()) -> list[Stat]:
+        """Those of the objects that their shard's owner may find unneeded: a first look before the shard is opened.
+
+        They are older than the grace and no bulk load's, and are not among `named`, which history names.
+        """
+        facts = Facts(old_before_ms=self._old_before_ms(), grace_s=self._grace_s, named=named, epoch=EPOCH_MAX)
+        by_key = {stat.key: stat for stat in listed}
+        return [by_key[key] for key, why in judge(by_key.values(), facts).items() if not why]
 
     def clear(self, store: BlobStore, prefix: str, *, at_once: bool) -> int:
         """Remove every object below a prefix whose topic was deleted, or has left the store; how many there were.

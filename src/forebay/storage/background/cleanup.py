@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
+from forebay.blobs import Stat
 from forebay.cleanup.collector import named_by
 from forebay.cleanup.deleted_topics import Deletions, KeepsTopics
 from forebay.cleanup.moved_shards import clearing_of_moved
@@ -126,28 +127,26 @@ class CleanupWorker:
 
         Only the directory that has a shard may do that, and while the shard is open: a seal may name it again.
         """
-        engine, places = self._parts.owned, self._parts.places
+        engine, places, cleanup = self._parts.owned, self._parts.places, self._parts.cleanup
         store = places.store if places is not None and not self._settings.is_shared else None
-        if engine is None or store is None:
+        if engine is None or cleanup is None or store is None:
             return
-        before_ms = self._clock.now_ms() - int(self._settings.export.orphan_grace_s * 1000)
-        found: dict[str, set[str]] = {}
-        for stat in store.list():
-            # What is a load's is no owner's to sweep.
-            if stat.modified_ms < before_ms and "/loads/" not in stat.key:
-                found.setdefault(stat.key.partition("/")[0], set()).add(stat.key)
+        found: dict[str, list[Stat]] = {}
+        for stat in cleanup.collector.may_go(store.list()):
+            found.setdefault(stat.key.partition("/")[0], []).append(stat)
         present = {shard.ref.id for shard in engine.shards()}
         for ref in [ref for ref in self._defined() if ref.id in found]:
             self._safely(partial(self._sweep_shard, ref, found[ref.id], is_open=ref.id in present))
 
-    def _sweep_shard(self, ref: ShardRef, found: set[str], *, is_open: bool) -> None:
-        """One of which nothing but history is found there is not opened for that."""
+    def _sweep_shard(self, ref: ShardRef, found: Sequence[Stat], *, is_open: bool) -> None:
+        """Collect what the shard has where topics are handed over. One of which history names it all is not opened."""
         engine, archiving, cleanup = self._parts.owned, self._parts.archiving, self._parts.cleanup
         assert engine is not None and archiving is not None and cleanup is not None
         if not is_open:
             if not engine.was_here(ref):
                 return
-            if found <= named_by(engine.catalog(ref), lambda piece: not is_private(piece)):
+            named = named_by(engine.catalog(ref), lambda piece: not is_private(piece))
+            if not cleanup.collector.may_go(found, named):
                 return
         shard = self._open_shard(ref)
         assert isinstance(shard, SegmentShard), "others are not handed over"
