@@ -11,10 +11,10 @@ import pytest
 
 from forebay.appends.queue import Paused
 from forebay.appends.ticket import Ticket
+from forebay.catalog.transact import ATTEMPTS
 from forebay.errors import ForebayError, Indeterminate
 from forebay.format.columns.rows import encode_rows
 from forebay.format.metadata.descriptor import LoadStatus
-from forebay.loads.attach import ATTEMPTS
 from forebay.loads.book import LoadBook
 from forebay.testing.blobs import Fault, SimulatedBlobs, plan_faults
 from forebay.testing.catalogs import Ending, ending_of, runs_converge

@@ -271,10 +271,7 @@ class ShardCatalog:
         Only the first is overwritten in the transaction, which compares `also` too; the others are hidden by it from
         then on and removed afterwards, so the size of the change does not matter. Harmless when repeated.
         """
-        first, last = old[0].descriptor, old[-1].descriptor
-        flaw = no_gap(first.start, [piece.descriptor for piece in old], last.end)
-        if flaw is not None or (new.start, new.end) != (first.start, last.end):
-            raise Conflict(f"{self.keys}: [{new.start}, {new.end}) does not replace what stands there: {flaw}")
+        self._check_replacement(old, new)
 
         def change(found: Standing) -> Write[bool] | Done[bool]:
             there = [piece for piece in found.pieces if new.start <= piece.descriptor.start < new.end]
@@ -283,12 +280,40 @@ class ShardCatalog:
             return self._replaced(old[0], new, found.frontier, also) if there == list(old) else Done(False)
 
         what = f"{self.keys}: the segments of [{new.start}, {new.end}) are not replaced"
-        if not transact(self.store, self.standing, change, what=what, clock=self.clock):
-            return False
-        # Readers pass over what is hidden: that some of it is left for the next sweep does no harm.
+        is_done = transact(self.store, self.standing, change, what=what, clock=self.clock)
+        if is_done:
+            self._sweep_soon()
+        return is_done
+
+    def take_out(self, load_id: str, gap: Callable[[SegmentDescriptor, SegmentDescriptor], SegmentDescriptor]) -> None:
+        """Put a gap in the place of everything that a bulk load brought. Harmless when repeated.
+
+        `gap` makes the descriptor from the first and the last one of the load.
+        """
+
+        def change(found: Standing) -> Write[bool] | Done[bool]:
+            named = [piece for piece in found.pieces if piece.descriptor.load_id == load_id]
+            if not named:
+                return Done(False)
+            new = gap(named[0].descriptor, named[-1].descriptor)
+            self._check_replacement(named, new)
+            return self._replaced(named[0], new, found.frontier, ())
+
+        what = f"{self.keys}: load {load_id} is not taken out of history"
+        if transact(self.store, self.standing, change, what=what, clock=self.clock):
+            self._sweep_soon()
+
+    def _check_replacement(self, old: Sequence[Piece], new: SegmentDescriptor) -> None:
+        """`Conflict` unless the descriptor covers exactly what these consecutive ones cover."""
+        first, last = old[0].descriptor, old[-1].descriptor
+        flaw = no_gap(first.start, [piece.descriptor for piece in old], last.end)
+        if flaw is not None or (new.start, new.end) != (first.start, last.end):
+            raise Conflict(f"{self.keys}: [{new.start}, {new.end}) does not replace what stands there: {flaw}")
+
+    def _sweep_soon(self) -> None:
+        """Remove what a replacement hides. Readers pass over what is left of it for the next sweep."""
         with contextlib.suppress(Unavailable, Indeterminate):
             self.sweep_hidden()
-        return True
 
     def sweep_hidden(self) -> int:
         """Remove descriptors that a replacement hides; how many. May be repeated and interrupted at will."""

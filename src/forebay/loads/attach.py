@@ -18,8 +18,9 @@ from forebay import manifests
 from forebay.appends.queue import Paused
 from forebay.blobs import BlobStore
 from forebay.catalog import Frontier, StoredState
+from forebay.catalog.transact import Done, Write, transact
 from forebay.clock import Clock
-from forebay.errors import Conflict, Corrupt, Fenced, Indeterminate, Moved, Unavailable
+from forebay.errors import Conflict, Corrupt, Fenced, Moved, Unavailable
 from forebay.format.files.segment import index_name
 from forebay.format.metadata.descriptor import Cur, LoadStatus, Phase, SegmentDescriptor
 from forebay.format.metadata.value import encode_value
@@ -32,7 +33,6 @@ from forebay.shard.segment import SegmentShard
 
 logger = logging.getLogger(__name__)
 
-ATTEMPTS = 8
 DESCRIPTORS_MAX = 90
 """More are listed in a manifest: a transaction takes no more."""
 DESCRIPTORS_BYTES_MAX = 400 * 1024
@@ -115,39 +115,39 @@ class Attaching:
             self._resume()
 
     def _record(self, load_id: str, manifest: LoadManifest, start: int) -> None:
-        """On return history has the load from `start` on, and our history knows."""
-        history = self.shard.history
-        for _ in range(ATTEMPTS):
+        """On return history has the load from `start` on, and the shard knows.
+
+        While it is not known whether a transaction has landed, `at_risk` says which, and appends go on waiting.
+        """
+        history, before = self.shard.history, self._pausing.at_risk
+
+        def read() -> _Standing:
             self._look_again()
             # Still in our epoch, so that no other owner has added to history.
-            standing = self._standing(load_id)
+            return self._standing(load_id)
+
+        def attached(standing: _Standing) -> Write[int] | Done[int]:
             if history.exported > start:
-                self._pausing.at_risk = None
-                return
+                return Done(history.exported)
             load = self._checked(load_id, standing)
             if standing.frontier.next != start:
                 raise Conflict(f"{self.shard.ref}: history ends at {standing.frontier.next}, the log at {start}")
             pieces = self._pieces(load_id, load, manifest, start)
-            end = pieces[-1].end
-            compares, operations = self.transaction_for(load_id, standing, pieces)
-            before, self._pausing.at_risk = self._pausing.at_risk, (load_id, standing.revisions)
-            try:
-                # Commit point: the log goes on behind these segments, here or wherever it is recovered.
-                succeeded = self._around.metadata.transaction(compares, operations).succeeded
-            except Indeterminate:
-                continue
-            except Unavailable:
+            # Before it is sent: an answer that is lost, and an interrupt, leave it so.
+            self._pausing.at_risk = (load_id, standing.revisions)
+            # Commit point: the log goes on behind these segments, here or wherever it is recovered.
+            return Write(*self.transaction_for(load_id, standing, pieces), pieces[-1].end)
+
+        what = f"{self.shard.ref}: load {load_id} is not attached"
+        try:
+            end = transact(self._around.metadata, read, attached, what=what, clock=self._clock)
+        except Unavailable as error:
+            if type(error) is Unavailable:
+                # Nothing was done by any attempt; one that was sent by an earlier call may still land.
                 self._pausing.at_risk = before
-                raise
-            if succeeded:
-                history.note_end(end)
-                self._pausing.at_risk = None
-                return
-            # Refused itself; one that was sent before it may have landed.
-            self._pausing.at_risk = before
-        if self._pausing.at_risk is not None:
-            raise Indeterminate(f"{self.shard.ref}: it is not known yet whether load {load_id} is attached")
-        raise Unavailable(f"{self.shard.ref}: it changed {ATTEMPTS} times while load {load_id} was being attached")
+            raise
+        history.note_end(end)
+        self._pausing.at_risk = None
 
     def _look_again(self) -> None:
         """See what has become of a transaction whose outcome was not known."""

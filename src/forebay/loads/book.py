@@ -15,8 +15,8 @@ import msgspec
 from forebay.catalog import ShardCatalog
 from forebay.catalog.transact import Done, Write, transact
 from forebay.clock import Clock
-from forebay.errors import Conflict, Invalid, Unavailable, UnknownTopic
-from forebay.format.metadata.descriptor import LoadStatus, gap_descriptor
+from forebay.errors import Conflict, Invalid, UnknownTopic
+from forebay.format.metadata.descriptor import LoadStatus, SegmentDescriptor, gap_descriptor
 from forebay.format.metadata.keys import attached_key, load_key, offer_key, offers_prefix, sink_key, topic_key
 from forebay.format.metadata.value import Unknown, decode_value, encode_value
 from forebay.loads.prepare import Load
@@ -27,7 +27,6 @@ from forebay.topics import TopicSpec
 
 logger = logging.getLogger(__name__)
 
-LOOKS = 8
 PAGE_KEYS = 100
 NEVER_OFFERED = ManifestRef(object_key="", bytes=0, content_hash="")
 
@@ -312,15 +311,12 @@ def _recorded(load: Load, load_id: str | None) -> SinkState:
 
 def leave_gaps(catalog: ShardCatalog, load_id: str, *, created_at: int) -> None:
     """On return nothing of a load that was given up is in this history: gaps of reason `skipped` stand there."""
-    for _ in range(LOOKS):
-        named = [piece for piece in catalog.pieces() if piece.descriptor.load_id == load_id]
-        if not named:
-            return
-        first, last = named[0].descriptor, named[-1].descriptor
+
+    def skipped(first: SegmentDescriptor, last: SegmentDescriptor) -> SegmentDescriptor:
         gap = Gap(first.start, last.end, Reason.SKIPPED)
-        skipped = gap_descriptor(gap, topic_id=first.topic_id, epoch=first.epoch, created_at=created_at)
-        catalog.replace(named, skipped)
-    raise Unavailable(f"{catalog.keys}: its history changed {LOOKS} times while load {load_id} was taken out of it")
+        return gap_descriptor(gap, topic_id=first.topic_id, epoch=first.epoch, created_at=created_at)
+
+    catalog.take_out(load_id, skipped)
 
 
 def never_offered(spec: TopicSpec | None, *, created_at: int) -> Load:
