@@ -107,14 +107,14 @@ class LookupSegmentHome(SegmentHome):
 
     def _opened(self, shard: SegmentShard) -> None:
         super()._opened(shard)
-        settle = shard.settle
+        acknowledge = shard.acknowledge
 
-        def settled(ticket: Ticket) -> int:
-            offset = settle(ticket)
+        def acknowledged(ticket: Ticket) -> int:
+            offset = acknowledge(ticket)
             self.settled(shard)
             return offset
 
-        shard.settle = settled  # type: ignore[method-assign]  # the owner of these tests is one thread
+        shard.acknowledge = acknowledged  # type: ignore[method-assign]  # the owner of these tests is one thread
 
     def settled(self, shard: SegmentShard) -> None:
         """What time would do to class `memory`: no thread is here for it."""

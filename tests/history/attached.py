@@ -163,7 +163,7 @@ class Node(Member):
         """Append and wait until it is durable, whatever the class; the offsets."""
         wal = self.shard(partition).wal
         values = tuple(b"log %d/%d" % (partition, wal.queue.next + place) for place in range(count))
-        first = wal.settle(stage(wal, values, None, self.land.clock.now_ms()))
+        first = wal.acknowledge(stage(wal, values, None, self.land.clock.now_ms()))
         wal.flush()
         for place, value in enumerate(values):
             self.land.disk.note(ACKED, Acked(partition, first + place, value))

@@ -80,7 +80,7 @@ class House:
         first = self.shard.offsets().next
         values = [b"value %d" % offset for offset in range(first, first + count)]
         columns = encode_columns(Columns(values=values, timestamps=[1_000 + o for o in range(first, first + count)]))
-        self.shard.settle(self.shard.stage_many(columns, None, Ticket()))
+        self.shard.acknowledge(self.shard.stage_many(columns, None, Ticket()))
         self.shard.commit()
         self.appended.update(enumerate(values, start=first))
 

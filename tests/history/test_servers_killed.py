@@ -75,7 +75,7 @@ class Large(House):
             offset = self.shard.offsets().next
             value = b"%d " % offset + bytes([offset % 251]) * VALUE_BYTES
             columns = encode_columns(Columns(values=[value], timestamps=[1_000 + offset]))
-            self.shard.settle(self.shard.stage_many(columns, None, Ticket()))
+            self.shard.acknowledge(self.shard.stage_many(columns, None, Ticket()))
             self.shard.commit()
             self.appended[offset] = value
 

@@ -73,7 +73,7 @@ def test_an_overtaken_owner_stops_for_ever_once_it_hears_of_it(attempt: str, led
 
     assert shard.wal.fenced is not None or shard.wal.closed
     with pytest.raises((Fenced, Closed)):
-        shard.wal.settle(stage(shard.wal, (b"late",), None, 0))
+        shard.wal.acknowledge(stage(shard.wal, (b"late",), None, 0))
     ledger.count("zombie writes")
 
 

@@ -191,7 +191,7 @@ class Node(Member):
         told = Told(attempt, Outcome.REFUSED)
         try:
             wal = self.shard.wal
-            offset = wal.settle(stage(wal, values, producing, world.clock.now_ms()))
+            offset = wal.acknowledge(stage(wal, values, producing, world.clock.now_ms()))
             told = Told(attempt, Outcome.ACKED, offset)
         except Indeterminate:
             told = Told(attempt, Outcome.INDETERMINATE)

@@ -57,7 +57,7 @@ class Capped(Model):
                 columns = Columns([value] * rows, [1] * rows, [key] * rows, [tag] * rows, [headers] * rows)
                 tickets.append(shard.stage_many(encode_columns(columns), None, Ticket()))
         for ticket in tickets:
-            first = shard.settle(ticket)
+            first = shard.acknowledge(ticket)
             self.records.update((first + place, b"") for place in range(ticket.count))
         shard.flush()
 
@@ -68,7 +68,7 @@ class Capped(Model):
             ticket = self.shard.stage_one(Entry(b"lost", None, None, (), 1, None, Ticket()), 20)
             wal.fail_file(wal.writer.active, OSError("the disk is away"))
             with pytest.raises(ForebayError):
-                self.shard.settle(ticket)
+                self.shard.acknowledge(ticket)
             assert wal.heal()
 
     def evict(self) -> None:
@@ -120,14 +120,14 @@ def test_an_append_at_a_cap_reads_no_tier(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Tiers, "cover", never)
     tickets += [shard.stage_one(_entry(b"2"), 17) for _ in range(2)]
     for ticket in tickets:
-        shard.settle(ticket)
+        shard.acknowledge(ticket)
     tickets = [shard.stage_one(_entry(b"3"), 17) for _ in range(2)]
     with pytest.raises(Full):
         shard.stage_one(_entry(b"4"), 17)
 
     monkeypatch.undo()
     for ticket in tickets:
-        shard.settle(ticket)
+        shard.acknowledge(ticket)
     assert shard.holding().bytes == held + 5 * 17
 
 
@@ -171,7 +171,7 @@ def test_a_count_between_publication_and_answer_counts_an_append_once(monkeypatc
         acknowledge(queue)
 
     monkeypatch.setattr(AppendQueue, "acknowledge", late)
-    shard.settle(shard.stage_one(_entry(b"1"), 17))
+    shard.acknowledge(shard.stage_one(_entry(b"1"), 17))
 
     assert counted == [17]
     assert shard.holding().bytes == 17
@@ -207,7 +207,7 @@ def _counted_through(model: Capped, interrupted: Interrupted) -> bool:
     def settle() -> None:
         for ticket in tickets:
             if ticket.count:
-                shard.settle(ticket)
+                shard.acknowledge(ticket)
 
     previous = sys.gettrace()
     for step in (stage, count.count, settle, shard.holding, stage, stage, settle):
@@ -250,4 +250,4 @@ def test_a_signal_that_comes_while_a_cap_is_checked_is_refused_the_log() -> None
         for work in (lambda: shard.stage_one(_entry(b"v"), 17), shard.holding):
             with pytest.raises(Unavailable, match="inside an append of the same log"):
                 work()
-    assert shard.settle(shard.stage_one(_entry(b"v"), 17)) == 0
+    assert shard.acknowledge(shard.stage_one(_entry(b"v"), 17)) == 0

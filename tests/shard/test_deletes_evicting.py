@@ -23,7 +23,7 @@ def _append(node: Node, count: int) -> list[int]:
     first = node.shard.offsets().next
     values = [b"x" * (offset * 7 % 31) for offset in range(first, first + count)]
     columns = encode_columns(Columns(values=values, timestamps=[1] * count))
-    node.shard.settle(node.shard.stage_many(columns, None, Ticket()))
+    node.shard.acknowledge(node.shard.stage_many(columns, None, Ticket()))
     node.shard.commit()
     return [record_bytes(value, None, None, ()) for value in values]
 

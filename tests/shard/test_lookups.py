@@ -92,7 +92,7 @@ class Library:
         wal = self.house.shard.wal
         first = wal.head
         ticket = wal.stage_many(columns_of(written, first), None, Ticket())
-        assert wal.settle(ticket) == first
+        assert wal.acknowledge(ticket) == first
         self.written.update(enumerate(written, first))
 
     def fill(self, files: int, appends: int = 12) -> None:
@@ -414,7 +414,7 @@ def test_a_cold_look_up_reads_a_hundredth_of_history_at_most(
     house, files = library.house, 20
     for file in range(files):
         for frame in range(24):
-            house.shard.settle(house.shard.stage_many(_customers(file * 24 + frame), None, Ticket()))
+            house.shard.acknowledge(house.shard.stage_many(_customers(file * 24 + frame), None, Ticket()))
         house.seal()
     house.export()
     library.drop(files)

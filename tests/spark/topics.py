@@ -143,7 +143,7 @@ def skip_offsets(path: Path, spec: TopicSpec, gap: Gap) -> None:
     start = Start(next_offset=gap.stop, gap=gap)
     wal = resume(facts, start, place, settings, disk=disk, clock=SystemClock(), durability=spec.durability)
     entry = Entry(b"behind", None, None, (), TIME, None, Ticket())
-    wal.settle(wal.stage_one(entry, 100))
+    wal.acknowledge(wal.stage_one(entry, 100))
     wal.close()
 
 

@@ -433,7 +433,7 @@ class _Refusing:
     def commit_within(self, seconds: float) -> None:
         self.helped += 1
 
-    def settle(self, ticket: Ticket) -> int:
+    def acknowledge(self, ticket: Ticket) -> int:
         return ticket.result()
 
 

@@ -52,7 +52,7 @@ def test_syncs_of_a_disk_topic_come_with_time_and_not_with_appends(tmp_path: Pat
     for _ in range(3):
         before = counters.fsyncs
         for _ in range(100):
-            shard.settle(shard.stage_one(_entry(), 17))
+            shard.acknowledge(shard.stage_one(_entry(), 17))
         maintenance.step()
         assert counters.fsyncs == before
 
@@ -70,7 +70,7 @@ def test_an_idle_shard_writes_a_mark_once_and_is_then_left_alone(tmp_path: Path)
     engine = home.open().engine
     shard = engine.open_shard(home.ref())
     maintenance.watch(shard)
-    shard.settle(shard.stage_one(_entry(), 17))
+    shard.acknowledge(shard.stage_one(_entry(), 17))
     active = shard.wal.writer.active
     assert active is not None
     assert active.marked < 1
@@ -100,7 +100,7 @@ def test_a_file_with_records_is_rotated_at_its_age_and_sealed(tmp_path: Path) ->
     sealing = SealWorker(clock, lambda shard: None)
     sealing.worker.stop()
     maintenance.replace_follow_up(lambda shard: sealing.ask(shard) if shard.upkeep.needs_mending else None)
-    shards[0].settle(shards[0].stage_one(_entry(), 17))
+    shards[0].acknowledge(shards[0].stage_one(_entry(), 17))
 
     clock.advance(61)
     maintenance.step()
@@ -120,7 +120,7 @@ def test_records_of_class_memory_are_written_after_the_flush_interval(tmp_path: 
     shard = engine.open_shard(home.ref())
     maintenance.watch(shard)
     for _ in range(3):
-        shard.settle(shard.stage_one(_entry(), 17))
+        shard.acknowledge(shard.stage_one(_entry(), 17))
     assert shard.wal.head == 1  # the first had to reserve offsets
     asked: list[SegmentShard] = []
     maintenance.replace_follow_up(lambda shard: asked.append(shard) if shard.upkeep.is_commit_due else None)
@@ -156,7 +156,7 @@ def test_a_shard_that_gets_work_while_it_is_let_go_comes_back(tmp_path: Path) ->
             busy = shard_upkeep.is_busy
             if not late:
                 late.append(True)
-                shard.settle(shard.stage_one(_entry(), 17))
+                shard.acknowledge(shard.stage_one(_entry(), 17))
             return busy
 
     shard_upkeep = shard.upkeep
@@ -251,7 +251,7 @@ def test_a_sync_that_fails_beside_nothing_to_sync_harms_no_shard(tmp_path: Path)
     maintenance = SyncWorker(disk, SystemClock(), str(tmp_path), RuntimeSettings(), lambda: None)
     engine = home.open().engine
     shard = engine.open_shard(home.ref())
-    shard.settle(shard.stage_one(_entry(), 17))
+    shard.acknowledge(shard.stage_one(_entry(), 17))
     shard.wal.flush()
 
     def refuse(kind: str, path: str) -> None:

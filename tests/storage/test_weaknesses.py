@@ -94,7 +94,7 @@ def test_a_shard_whose_state_cannot_be_read_is_not_begun_anew(method: str) -> No
         engine = home.open()
         engine.open_shard(home.ref())
         shard = engine.open_shard(home.ref())
-        first = shard.settle(shard.stage_one(_entry(b"v"), 17))
+        first = shard.acknowledge(shard.stage_one(_entry(b"v"), 17))
         engine.close()
         metadata = home.metadata
         assert isinstance(metadata, FaultyMetadata)
@@ -105,7 +105,7 @@ def test_a_shard_whose_state_cannot_be_read_is_not_begun_anew(method: str) -> No
             again.open_shard(home.ref())
 
         shard = again.open_shard(home.ref())
-        assert shard.settle(shard.stage_one(_entry(b"w"), 17)) > first
+        assert shard.acknowledge(shard.stage_one(_entry(b"w"), 17)) > first
         again.close()
 
 
@@ -154,7 +154,7 @@ def test_a_reader_of_an_fsync_topic_never_sees_what_a_crash_may_take() -> None:
     acked: list[int] = []
     disk.sync = looked  # type: ignore[method-assign,assignment]
     for number in range(20):
-        acked.append(shard.settle(shard.stage_one(_entry(b"%d" % number), 17)))
+        acked.append(shard.acknowledge(shard.stage_one(_entry(b"%d" % number), 17)))
         assert shard.read(0).next == len(acked)
 
     assert len(seen) >= 20

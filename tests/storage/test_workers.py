@@ -276,7 +276,7 @@ def test_a_shard_that_cannot_be_looked_after_does_not_end_the_syncs_of_others(
     shards = [engine.open_shard(home.ref(partition)) for partition in (0, 1)]
     for shard in shards:
         maintenance.watch(shard)
-        shard.settle(shard.stage_one(_entry(), 17))
+        shard.acknowledge(shard.stage_one(_entry(), 17))
     failures = [RuntimeError("a bug"), RuntimeError("a bug")]
 
     def kept(shard: SegmentShard) -> None:
@@ -298,7 +298,7 @@ def test_a_shard_given_up_while_ages_are_looked_at_does_not_come_back(tmp_path: 
     engine = home.open().engine
     shard = engine.open_shard(home.ref())
     maintenance.watch(shard)
-    shard.settle(shard.stage_one(_entry(), 17))
+    shard.acknowledge(shard.stage_one(_entry(), 17))
     found = shard.upkeep
 
     class Upkeep:

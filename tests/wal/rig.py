@@ -144,7 +144,7 @@ class Rig(Generic[D]):
         told = Told(attempt, Outcome.REFUSED)
         if isinstance(ticket, Ticket):
             try:
-                told = Told(attempt, Outcome.ACKED, self.wal.settle(ticket))
+                told = Told(attempt, Outcome.ACKED, self.wal.acknowledge(ticket))
             except Indeterminate:
                 told = Told(attempt, Outcome.INDETERMINATE)
             except ForebayError:

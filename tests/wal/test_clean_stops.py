@@ -116,7 +116,7 @@ def test_repeats_after_a_clean_stop_get_their_offset_and_older_ones_a_conflict(r
     assert sum(read_bytes.values()) < 20_000
 
     _, ticket = rig.stage(1, producing=(7, 5), size=SIZE)
-    assert not isinstance(ticket, Exception) and rig.wal.settle(ticket) == 250
+    assert not isinstance(ticket, Exception) and rig.wal.acknowledge(ticket) == 250
     assert isinstance(rig.stage(1, producing=(7, 0), size=SIZE)[1], Conflict)
     assert rig.wal.offsets().next == RECORDS
 

@@ -48,7 +48,7 @@ def test_a_lease_that_lapses_between_write_and_ack_leaves_the_append_undecided(d
     rig.lease = False
 
     with pytest.raises(Indeterminate, match="had to stop.*lease ended"):
-        rig.wal.settle(_ticket(rig))
+        rig.wal.acknowledge(_ticket(rig))
 
     assert rig.wal.fenced is not None and "lease" in rig.wal.fenced
     assert rig.wal.failure == rig.wal.fenced
@@ -78,7 +78,7 @@ def test_a_lease_that_lapses_inside_a_step_of_the_commit_leaves_the_append_undec
 
 def test_an_append_is_not_acknowledged_in_the_queue_either_once_the_lease_has_lapsed() -> None:
     rig = _begun(MEMORY)
-    rig.wal.settle(_ticket(rig))
+    rig.wal.acknowledge(_ticket(rig))
     rig.wal.commit()
     queued = _ticket(rig)
     assert rig.wal.is_held_queued(queued) and not queued.done
@@ -87,7 +87,7 @@ def test_an_append_is_not_acknowledged_in_the_queue_either_once_the_lease_has_la
     late = _ticket(rig)
     assert not rig.wal.is_held_queued(late)
     with pytest.raises(Indeterminate, match="had to stop.*lease ended"):
-        rig.wal.settle(late)
+        rig.wal.acknowledge(late)
 
     assert rig.wal.fenced is not None
     assert [value for _, value in rig.see().records] == [b"a0.0"]
@@ -166,7 +166,7 @@ def test_what_waits_when_the_log_is_fenced_from_outside_was_not_written() -> Non
 
     for ticket in waiting:
         with pytest.raises(Fenced, match="epoch 2 has the shard"):
-            rig.wal.settle(ticket)
+            rig.wal.acknowledge(ticket)
     assert rig.wal.fenced == "epoch 2 has the shard"
     assert len(rig.reading().records) == 1
 
@@ -194,7 +194,7 @@ def test_a_reservation_that_finds_another_owner_fences_before_a_byte_is_written(
     files = rig.disk.list_directory(rig.directory)
 
     with pytest.raises(Fenced, match="newer owner"):
-        rig.wal.settle(_ticket(rig))
+        rig.wal.acknowledge(_ticket(rig))
 
     assert rig.wal.fenced is not None
     assert rig.disk.list_directory(rig.directory) == files
@@ -262,7 +262,7 @@ def test_a_held_log_commits_what_is_queued_and_refuses_the_rest_with_the_given_e
     rig.wal.hold(HELD)
     with pytest.raises(Moved, match="moves to another owner"):
         stage(rig.wal, [b"later"], None, 0)
-    assert rig.wal.settle(queued) == 1
+    assert rig.wal.acknowledge(queued) == 1
     assert rig.wal.offsets().next == 2
 
     rig.wal.release()
@@ -276,7 +276,7 @@ def test_a_log_that_fails_while_it_is_held_stays_refused_when_it_is_let_go() -> 
     rig.wal.hold(HELD)
     fail_next(rig, "sync", 5)
     with pytest.raises(Indeterminate):
-        rig.wal.settle(queued)
+        rig.wal.acknowledge(queued)
 
     rig.wal.release()
     with pytest.raises(Unavailable, match="read-only"):
@@ -299,7 +299,7 @@ def _appender(rig: BareRig[SystemDisk], name: int, events: list[Event], ended: t
         told = Told(attempt, Outcome.REFUSED)
         events.append(Begun(attempt, values, str(name)))
         try:
-            told = Told(attempt, Outcome.ACKED, rig.wal.settle(stage(rig.wal, values, None, number)))
+            told = Told(attempt, Outcome.ACKED, rig.wal.acknowledge(stage(rig.wal, values, None, number)))
         except Indeterminate:
             told = Told(attempt, Outcome.INDETERMINATE)
         except (Moved, Fenced):

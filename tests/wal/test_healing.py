@@ -92,7 +92,7 @@ def test_appends_that_only_waited_when_the_log_failed_were_not_written() -> None
     rig.wal.fail_background_sync(failure.value)
 
     with pytest.raises(Unavailable):
-        rig.wal.settle(ticket)  # type: ignore[arg-type]
+        rig.wal.acknowledge(ticket)  # type: ignore[arg-type]
 
 
 def test_a_repeat_of_an_append_that_failed_is_taken_as_new_once_healed() -> None:
@@ -162,7 +162,7 @@ def test_the_error_of_a_failed_append_says_what_happened_and_what_to_do() -> Non
     fail_next(rig, "sync", errno.EIO)
 
     with pytest.raises(Indeterminate, match=r"shop/orders\[0\].*EIO.*read before you repeat it"):
-        rig.wal.settle(ticket)  # type: ignore[arg-type]
+        rig.wal.acknowledge(ticket)  # type: ignore[arg-type]
 
 
 class Signalling:

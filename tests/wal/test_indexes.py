@@ -48,7 +48,7 @@ def append(rig: Simulated, keys: list[bytes | None], tags: list[str | None] | No
     columns = Columns(
         values=values, timestamps=[len(key or b"") + 7 * rig.wal.head for key in keys], keys=keys, tags=tags
     )
-    rig.wal.settle(rig.wal.stage_many(encode_columns(columns), None, Ticket()))
+    rig.wal.acknowledge(rig.wal.stage_many(encode_columns(columns), None, Ticket()))
 
 
 def _sealed(rig: Simulated) -> SealedFile:

@@ -36,7 +36,7 @@ class Crowd:
         for number in range(APPENDS):
             attempt = name * APPENDS + number
             values = tuple(f"{name}.{number}.{place}".encode() for place in range(1 + number % 3))
-            offset = self.rig.wal.settle(stage(self.rig.wal, values, None, number))
+            offset = self.rig.wal.acknowledge(stage(self.rig.wal, values, None, number))
             self.events[name] += [Begun(attempt, values, str(name)), Told(attempt, Outcome.ACKED, offset)]
             if name == 0 and number % (APPENDS // 5) == 0:
                 self._rotate()
@@ -116,7 +116,7 @@ def test_a_reader_of_class_memory_sees_what_another_thread_is_writing(
         reader.join(0.2)  # Long enough for a read that does not wait; one that does goes on behind this commit.
         return write(*frames)  # type: ignore[arg-type]
 
-    wal.settle(stage(wal, (b"second",), None, 1))
+    wal.acknowledge(stage(wal, (b"second",), None, 1))
     with monkeypatch.context() as patch:
         patch.setattr(wal.writer, "write", slow)
         wal.commit()

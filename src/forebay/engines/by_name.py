@@ -78,7 +78,7 @@ class ByName(Generic[E_co]):
         shard = self._engine.open_shard(ref)
         value, timestamp, key, tag, headers = record
         entry = Entry(value, key, tag, headers, timestamp, None, Ticket())
-        return shard.settle(shard.stage_one(entry, record_bytes(value, key, tag, headers)))
+        return shard.acknowledge(shard.stage_one(entry, record_bytes(value, key, tag, headers)))
 
     def batch_write(self, ref: ShardRef, records: list[NewRecord]) -> list[int]:
         """Append many, all or none, at consecutive offsets; an empty list appends nothing."""
@@ -87,7 +87,7 @@ class ByName(Generic[E_co]):
         shard = self._engine.open_shard(ref)
         values, timestamps, keys, tags, headers = zip(*records, strict=True)
         columns = encode_columns(Columns(values=values, timestamps=timestamps, keys=keys, tags=tags, headers=headers))
-        first = shard.settle(shard.stage_many(columns, None, Ticket()))
+        first = shard.acknowledge(shard.stage_many(columns, None, Ticket()))
         return list(range(first, first + len(records)))
 
     def read_by_offset(

@@ -171,7 +171,7 @@ class MemoryShard:
                 self._held.drop_below(floor)
                 self._evict_floor, self._evict_reason = floor, Reason.CAP
 
-    def settle(self, ticket: Ticket) -> int:
+    def acknowledge(self, ticket: Ticket) -> int:
         """See `OwnedShard`."""
         return ticket.result()
 

@@ -102,7 +102,7 @@ class OwnedShard(ReadShard, Protocol):
     def stage_many(self, columns: ColumnBytes, producing: Producing | None, ticket: Ticket) -> Ticket:
         """Queue many records as one append: all or none of them, at consecutive offsets."""
 
-    def settle(self, ticket: Ticket) -> int:
+    def acknowledge(self, ticket: Ticket) -> int:
         """Return the first offset once the durability class of that append holds, else raise its error."""
 
     def is_held(self, ticket: Ticket) -> bool:

@@ -116,11 +116,11 @@ class SegmentShard:
             return self._eviction.stage_many(columns, producing, ticket)
         return self.wal.stage_many(columns, producing, ticket)
 
-    def settle(self, ticket: Ticket) -> int:
+    def acknowledge(self, ticket: Ticket) -> int:
         """See `OwnedShard`."""
         # Only class memory acknowledges in the queue: for the others that question would cost each append a call.
         if self.wal.policy.acks_in_queue:
-            return self.wal.settle(ticket)
+            return self.wal.acknowledge(ticket)
         return self.wal.group.wait(ticket)
 
     def commit(self) -> None:

@@ -73,7 +73,7 @@ class Appender:
             shard.stage_one(entry, size)
         except (QueueFull, Closed) as refused:
             shard = self._patiently(partition, shard, lambda shard: shard.stage_one(entry, size), refused)
-        return shard.settle(entry.ticket)
+        return shard.acknowledge(entry.ticket)
 
     def one_soon(self, partition: int, entry: Entry) -> OwnedShard:
         """Queue a record; `Unavailable` at once if there is no room."""
@@ -200,7 +200,7 @@ class Appender:
         failed = [refused] if refused is not None else []
         for partition, shard, ticket, count in staged:
             try:
-                first = shard.settle(ticket)
+                first = shard.acknowledge(ticket)
                 held.append(Held(partition, range(first, first + count)))
             except ForebayError as error:
                 failed.append(Failed(partition, error))

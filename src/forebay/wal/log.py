@@ -156,7 +156,7 @@ class Wal:
             self._note_queued()
         return ticket
 
-    def settle(self, ticket: Ticket) -> int:
+    def acknowledge(self, ticket: Ticket) -> int:
         """Wait until the durability class of an append holds; its first offset, or the error it failed with."""
         # As `is_held_queued`, without that call: an append of class memory is hardly more than a few of them.
         if self.policy.acks_in_queue and ticket.offset + ticket.count <= self.writer.reserved:

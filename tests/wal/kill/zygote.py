@@ -144,7 +144,7 @@ def _append(rig: Rig[FatalDisk], name: str) -> None:
         number += 1
         values = [f"{name}.{number}.{place}".encode() for place in range(1 + number % 3)]
         with contextlib.suppress(ForebayError):
-            offset = rig.wal.settle(stage(rig.wal, values, None, number))
+            offset = rig.wal.acknowledge(stage(rig.wal, values, None, number))
             say(f"ack {b','.join(values).decode()} {offset}")
 
 

@@ -144,7 +144,7 @@ class RocksShard:
         """See `OwnedShard`."""
         self._group.commit()
 
-    def settle(self, ticket: Ticket) -> int:
+    def acknowledge(self, ticket: Ticket) -> int:
         """See `OwnedShard`."""
         return self._group.wait(ticket)
 

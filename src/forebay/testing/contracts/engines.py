@@ -84,7 +84,7 @@ def stage_by(shard: OwnedShard, producer: int, sequence: int, value: bytes = b"v
 
 def append_by(shard: OwnedShard, producer: int, sequence: int, value: bytes = b"v") -> int:
     """Append one record of an idempotent producer."""
-    return shard.settle(stage_by(shard, producer, sequence, value))
+    return shard.acknowledge(stage_by(shard, producer, sequence, value))
 
 
 def in_threads(count: int, work: Callable[[int], None]) -> None:
@@ -347,7 +347,7 @@ class EngineContract:
             assert offsets == [sequence] * 8
 
         original, repeat = stage_by(shard, 7, 10), stage_by(shard, 7, 10)
-        assert shard.settle(repeat) == shard.settle(original) == 10
+        assert shard.acknowledge(repeat) == shard.acknowledge(original) == 10
         assert len(records_of(engine, ref)) == 11
 
     # Lives
