@@ -15,7 +15,7 @@ from forebay.errors import ForebayError, Indeterminate, Invalid, Unavailable, Un
 from forebay.settings import StoreSettings
 from forebay.testing.clock import ManualClock
 from forebay.testing.crashes import CrashState, explore
-from forebay.testing.damage import Damage
+from forebay.testing.damage import CrashDamage
 from forebay.testing.disk import SimulatedDisk
 from forebay.testing.faults import plan_faults
 from forebay.testing.trace import Note
@@ -67,10 +67,10 @@ def test_a_folder_left_by_a_killed_process_is_made_to_last_before_anything_in_it
     first = SimulatedDisk()
     opened(first).put_if_absent("a/b/one", SMALL)
 
-    for killed in explore(first.trace, damages=(Damage.KILLED,)):
+    for killed in explore(first.trace, damages=(CrashDamage.KILLED,)):
         disk = killed.disk()
         opened(disk, seed=1).put_if_absent("a/b/two", SMALL * 3)
-        for state in explore(disk.trace, [len(disk.trace)], damages=(Damage.OLD,)):
+        for state in explore(disk.trace, [len(disk.trace)], damages=(CrashDamage.OLD,)):
             ledger.count("crash states", scenario="directory store, second life", damage=state.damage.value)
             assert opened(state.disk(), seed=2).get_range("a/b/two", 0, 99) == SMALL * 3, (killed, state)
 

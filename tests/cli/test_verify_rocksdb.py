@@ -14,11 +14,11 @@ import pytest
 import forebay
 from forebay.disk import SystemDisk
 from forebay.engines.rocksdb import auditing
-from forebay.engines.rocksdb.database import Batch, Database
+from forebay.engines.rocksdb.database import RocksBatch, RocksDatabase
 from forebay.engines.rocksdb.layout import (
     Bounds,
-    Counters,
     Keys,
+    ShardCounters,
     encode_appended,
     encode_deleted,
     encode_gap,
@@ -74,10 +74,10 @@ def keys_of(shell: Shell) -> Keys:
     return Keys(spec.topic_id, 0)
 
 
-def rewritten(shell: Shell, change: Callable[[Batch, Keys], None]) -> None:
+def rewritten(shell: Shell, change: Callable[[RocksBatch, Keys], None]) -> None:
     """Change rows behind the back of the engine."""
     keys = keys_of(shell)
-    database = Database(str(shell.directory / "rocksdb"), SystemDisk())
+    database = RocksDatabase(str(shell.directory / "rocksdb"), SystemDisk())
     batch = database.batch()
     change(batch, keys)
     database.write(batch, sync=True)
@@ -119,56 +119,56 @@ def test_flipped_bytes_of_rows_are_noticed_and_nothing_is_changed(shell: Shell, 
     assert crashed.ok("verify").out.startswith("all sound")
 
 
-def _no_entry(batch: Batch, keys: Keys) -> None:
+def _no_entry(batch: RocksBatch, keys: Keys) -> None:
     batch.delete(keys.entry(130))
 
 
-def _two_entries(batch: Batch, keys: Keys) -> None:
+def _two_entries(batch: RocksBatch, keys: Keys) -> None:
     batch.put(keys.entry(135), encode_gap(140, Reason.LOST, before=0))
 
 
-def _foreign_records(batch: Batch, keys: Keys) -> None:
+def _foreign_records(batch: RocksBatch, keys: Keys) -> None:
     batch.put(keys.entry(130), bytes(24) + b"no frame")
 
 
-def _short_entry(batch: Batch, keys: Keys) -> None:
+def _short_entry(batch: RocksBatch, keys: Keys) -> None:
     batch.put(keys.entry(130), b"short")
 
 
-def _backward_gap(batch: Batch, keys: Keys) -> None:
+def _backward_gap(batch: RocksBatch, keys: Keys) -> None:
     batch.put(keys.entry(130), encode_gap(120, Reason.LOST, before=0))
 
 
-def _too_many_sizes(batch: Batch, keys: Keys) -> None:
+def _too_many_sizes(batch: RocksBatch, keys: Keys) -> None:
     stub = encode_deleted(np.ones(10, np.int64), appended_at=0, before=0)
     batch.put(keys.entry(130), stub + bytes(4))
 
 
-def _no_counters(batch: Batch, keys: Keys) -> None:
+def _no_counters(batch: RocksBatch, keys: Keys) -> None:
     batch.delete(keys.counters)
 
 
-def _short_counters(batch: Batch, keys: Keys) -> None:
+def _short_counters(batch: RocksBatch, keys: Keys) -> None:
     batch.put(keys.counters, b"\1short")
 
 
-def _high_counters(batch: Batch, keys: Keys) -> None:
-    batch.put(keys.counters, Counters(next=310, earliest=70, live=226).encode())
+def _high_counters(batch: RocksBatch, keys: Keys) -> None:
+    batch.put(keys.counters, ShardCounters(next=310, earliest=70, live=226).encode())
 
 
-def _high_floor(batch: Batch, keys: Keys) -> None:
-    batch.put(keys.counters, Counters(next=300, earliest=70, evict_floor=80).encode())
+def _high_floor(batch: RocksBatch, keys: Keys) -> None:
+    batch.put(keys.counters, ShardCounters(next=300, earliest=70, evict_floor=80).encode())
 
 
-def _short_bounds(batch: Batch, keys: Keys) -> None:
+def _short_bounds(batch: RocksBatch, keys: Keys) -> None:
     batch.put(keys.bounds, b"\1short")
 
 
-def _remembered(batch: Batch, keys: Keys) -> None:
+def _remembered(batch: RocksBatch, keys: Keys) -> None:
     batch.put(keys.appended(1, 0), encode_appended(5, 298))
 
 
-def _badly_remembered(batch: Batch, keys: Keys) -> None:
+def _badly_remembered(batch: RocksBatch, keys: Keys) -> None:
     batch.put(keys.appended(1, 0), b"short")
 
 
@@ -191,7 +191,7 @@ def _badly_remembered(batch: Batch, keys: Keys) -> None:
     ],
 )
 def test_what_is_wrong_with_records_is_named_and_a_backup_asked_for(
-    shell: Shell, change: Callable[[Batch, Keys], None], said: str, offsets: list[int] | None
+    shell: Shell, change: Callable[[RocksBatch, Keys], None], said: str, offsets: list[int] | None
 ) -> None:
     rewritten(shell, change)
 
@@ -204,41 +204,41 @@ def test_what_is_wrong_with_records_is_named_and_a_backup_asked_for(
     assert {finding["next_step"] for finding in found} == {"restore the directory rocksdb from a backup"}
 
 
-def _other_count(batch: Batch, keys: Keys) -> None:
-    batch.put(keys.counters, Counters(next=300, earliest=70, live=5, total=9_000, below=1_860).encode())
+def _other_count(batch: RocksBatch, keys: Keys) -> None:
+    batch.put(keys.counters, ShardCounters(next=300, earliest=70, live=5, total=9_000, below=1_860).encode())
 
 
-def _not_in_index(batch: Batch, keys: Keys) -> None:
+def _not_in_index(batch: RocksBatch, keys: Keys) -> None:
     batch.delete(with_offset(keys.of_key(b"k5"), 105))
     batch.delete(with_offset(keys.of_tag("t1"), 106))
 
 
-def _no_index(batch: Batch, keys: Keys) -> None:
+def _no_index(batch: RocksBatch, keys: Keys) -> None:
     for rows in keys.lookups:
         batch.delete_range(*rows)
 
 
-def _only_in_index(batch: Batch, keys: Keys) -> None:
+def _only_in_index(batch: RocksBatch, keys: Keys) -> None:
     batch.put(with_offset(keys.of_key(b"k7"), 107), b"")
 
 
-def _no_time(batch: Batch, keys: Keys) -> None:
+def _no_time(batch: RocksBatch, keys: Keys) -> None:
     batch.delete(keys.block(0, 2))
 
 
-def _old_time(batch: Batch, keys: Keys) -> None:
+def _old_time(batch: RocksBatch, keys: Keys) -> None:
     batch.put(keys.block(0, 2), encode_time(1_100))
 
 
-def _new_time(batch: Batch, keys: Keys) -> None:
+def _new_time(batch: RocksBatch, keys: Keys) -> None:
     batch.put(keys.block(0, 2), encode_time(5_000))
 
 
-def _old_time_at_the_floor(batch: Batch, keys: Keys) -> None:
+def _old_time_at_the_floor(batch: RocksBatch, keys: Keys) -> None:
     batch.put(keys.block(0, 1), encode_time(1_100))
 
 
-def _time_of_nothing(batch: Batch, keys: Keys) -> None:
+def _time_of_nothing(batch: RocksBatch, keys: Keys) -> None:
     batch.put(keys.block(1, 7), encode_time(1_000))
 
 
@@ -256,7 +256,7 @@ def _time_of_nothing(batch: Batch, keys: Keys) -> None:
     ],
 )
 def test_what_is_wrong_with_indexes_alone_is_told_apart(
-    shell: Shell, change: Callable[[Batch, Keys], None], said: str, offsets: list[int] | None
+    shell: Shell, change: Callable[[RocksBatch, Keys], None], said: str, offsets: list[int] | None
 ) -> None:
     rewritten(shell, change)
 

@@ -19,7 +19,7 @@ from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.inspection import verify
 from forebay.inspection.findings import Severity
 from forebay.spark.jobs.compaction import compact, written
-from forebay.spark.jobs.reports import Report
+from forebay.spark.jobs.reports import JobReport
 from forebay.spark.jobs.superseding import KeyUnit, looked_through
 from forebay.spark.location import Location
 from forebay.storage import Storage, Topic
@@ -76,7 +76,7 @@ def compacted(
     name: str | None = "one",
     meanwhile: Callable[[], object] = lambda: None,
     dry_run: bool = False,
-) -> Report:
+) -> JobReport:
     """Compact beside whoever owns the directory."""
     location = location_of(land, name)
     return compact(Here(location, meanwhile), location, topics, rules=rules, dry_run=dry_run)

@@ -12,7 +12,7 @@ import pytest
 from forebay.catalog import ShardCatalog
 from forebay.cleanup.collector import Collector
 from forebay.cleanup.tables import LISTED_MAX, TableObjects
-from forebay.compacting.passes import Holding, Passes, Unit
+from forebay.compacting.passes import Passes, ShardLease, Unit
 from forebay.format.files.segment import COMPACTED, index_name
 from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor, Status
 from forebay.metadata import Put, RevisionIs
@@ -133,7 +133,7 @@ def test_grace_begins_with_the_swap_however_long_the_writing_took() -> None:
 
     passes = Passes(compactor.compaction, compactor.target, slowly, compactor.look, WINDOW)
     taken = world.metadata.transaction([], [Put(LEASE, b"compactor")])
-    passes.run(Holding(RevisionIs(LEASE, taken.revision), lambda: None))
+    passes.run(ShardLease(RevisionIs(LEASE, taken.revision), lambda: None))
 
     assert passes.swapped == 1
     assert [piece.created_at for piece in world.catalog().descriptors()] == [world.house.clock.now_ms()]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from forebay.catalog.shard import Piece
 from forebay.compacting.passes import PASSES_MAX
-from forebay.compacting.planning import Entry, Known, Rewrite, Rules, plan, weight
+from forebay.compacting.planning import CatalogEntry, Known, Rewrite, Rules, plan, weight
 from forebay.format.metadata.descriptor import DescriptorKind, LoadStatus, SegmentDescriptor
 from forebay.format.parquet.file import TIME_MAX
 
@@ -33,8 +33,8 @@ def piece(kind: DescriptorKind, start: int, end: int, **more: object) -> Segment
     return SegmentDescriptor(kind=kind, topic_id="t", start=start, end=end, epoch=1, **{**fields, **more})  # type: ignore[arg-type]
 
 
-def entries(*pieces: SegmentDescriptor) -> list[Entry]:
-    return [Entry(Piece(descriptor, number + 1), [descriptor]) for number, descriptor in enumerate(pieces)]
+def entries(*pieces: SegmentDescriptor) -> list[CatalogEntry]:
+    return [CatalogEntry(Piece(descriptor, number + 1), [descriptor]) for number, descriptor in enumerate(pieces)]
 
 
 def row(*kinds: DescriptorKind, **more: object) -> list[SegmentDescriptor]:
@@ -108,7 +108,7 @@ def test_manifest_is_rewritten_as_a_whole() -> None:
     manifest = piece(MANIFEST, 0, 40, object_key="m")
     facts = Known(NOW, {}, lambda descriptor: 0)
 
-    (rewrite,) = plan([Entry(Piece(manifest, 1), inner)], RULES, facts)
+    (rewrite,) = plan([CatalogEntry(Piece(manifest, 1), inner)], RULES, facts)
 
     assert [piece.descriptor for piece in rewrite.pieces] == [manifest]
     assert [(len(part.sources), bool(part.why)) for part in rewrite.parts] == [(3, True), (1, False)]

@@ -9,10 +9,10 @@ from forebay.appends.producer_window import ProducerWindow
 from forebay.catalog import ShardCatalog
 from forebay.catalog.removals import RecordedRemovals
 from forebay.cleanup.collector import Collector
-from forebay.compacting.merging import Merge, Target, merge
-from forebay.compacting.passes import Holding, Passes, Unit
+from forebay.compacting.merging import Merge, SegmentTarget, merge
+from forebay.compacting.passes import Passes, ShardLease, Unit
 from forebay.compacting.planning import Rules
-from forebay.compacting.shard import Outlook, ShardCompaction
+from forebay.compacting.shard import CompactionOutlook, ShardCompaction
 from forebay.errors import Fenced
 from forebay.export import Exporter
 from forebay.format.control.frames import Floor
@@ -177,7 +177,7 @@ class Compactor:
         assert taken.succeeded
         self.held = RevisionIs(LEASE, taken.revision)
         passes = Passes(self.compaction, self.target, self.write, self.look, WINDOW)
-        passes.run(Holding(self.held, self._check))
+        passes.run(ShardLease(self.held, self._check))
         assert passes.failures == []
         self.session.close()
 
@@ -190,17 +190,17 @@ class Compactor:
         if not self.session.alive():
             raise Fenced("the lease was lost")
 
-    def look(self) -> Outlook:
+    def look(self) -> CompactionOutlook:
         return self.compaction.outlook(RULES, self._world.house.clock.now_ms())
 
-    def target(self) -> Target:
-        return Target(self._world.blobs, "directory", "compaction", self._world.house.clock.now_ms())
+    def target(self) -> SegmentTarget:
+        return SegmentTarget(self._world.blobs, "directory", "compaction", self._world.house.clock.now_ms())
 
     def write(self, units: Sequence[Unit]) -> Iterator[SegmentDescriptor | str]:
         for unit in units:
             assert unit.window == WINDOW
             yield self._merge(unit.task, deleted_by(unit.ended), self.target())
 
-    def _merge(self, task: Merge, ended: OffsetSet, target: Target) -> SegmentDescriptor:
+    def _merge(self, task: Merge, ended: OffsetSet, target: SegmentTarget) -> SegmentDescriptor:
         token = self._world.house.clock.random_bytes(8).hex()
         return merge(task, ended, self._objects, target, token=token, window=ProducerWindow(*WINDOW))

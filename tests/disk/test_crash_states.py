@@ -9,7 +9,7 @@ import pytest
 
 from forebay.disk import Disk, make_directories, replace_file, write_all
 from forebay.testing.crashes import CrashState, crash_states, explore
-from forebay.testing.damage import POWER, Damage
+from forebay.testing.damage import POWER, CrashDamage
 from forebay.testing.disk import SimulatedDisk, SimulatedFile
 from forebay.testing.trace import Note
 
@@ -37,7 +37,7 @@ def test_synced_bytes_survive_every_damage_to_what_came_after(disk: SimulatedDis
 
     states = list(crash_states(disk.trace, states_max=None))
 
-    assert {state.damage for state in states} == set(Damage)
+    assert {state.damage for state in states} == set(CrashDamage)
     assert all(state.files()["/d/a"].startswith(b"synced") for state in states)
     assert len({state.digest() for state in states}) > 20
 
@@ -47,18 +47,18 @@ def test_each_damage_does_what_its_name_says(disk: SimulatedDisk) -> None:
     file.write_at(b"abcd", 1)
     file.write_at(b"efgh", 5)
 
-    assert _contents(disk, Damage.OLD) == {b"S"}
-    assert _contents(disk, Damage.WHOLE) == {b"Sabcdefgh"}
-    assert _contents(disk, Damage.CUT) == {b"Sabcdefgh"[:end] for end in (1, 2, 3, 4, 5, 6, 7, 8)}
-    assert _contents(disk, Damage.HALF_ZERO) == {
+    assert _contents(disk, CrashDamage.OLD) == {b"S"}
+    assert _contents(disk, CrashDamage.WHOLE) == {b"Sabcdefgh"}
+    assert _contents(disk, CrashDamage.CUT) == {b"Sabcdefgh"[:end] for end in (1, 2, 3, 4, 5, 6, 7, 8)}
+    assert _contents(disk, CrashDamage.HALF_ZERO) == {
         b"Sabcdef\0\0",
         b"Sabcd\0\0gh",
         b"Sab\0\0efgh",
         b"S\0\0cdefgh",
     }
-    assert _contents(disk, Damage.ALL_ZERO) == {b"S\0\0\0\0\0\0\0\0", b"Sabcd\0\0\0\0", b"S\0\0\0\0efgh"}
-    assert _contents(disk, Damage.REORDERED) == {b"S\0\0\0\0efgh"}
-    garbled = _contents(disk, Damage.GARBLED)
+    assert _contents(disk, CrashDamage.ALL_ZERO) == {b"S\0\0\0\0\0\0\0\0", b"Sabcd\0\0\0\0", b"S\0\0\0\0efgh"}
+    assert _contents(disk, CrashDamage.REORDERED) == {b"S\0\0\0\0efgh"}
+    garbled = _contents(disk, CrashDamage.GARBLED)
     assert len(garbled) == 6
     assert all(len(content) == 9 and (content[:5] == b"Sabcd") != (content[5:] == b"efgh") for content in garbled)
 
@@ -67,7 +67,7 @@ def test_cuts_fall_on_and_off_the_boundaries_that_formats_use(disk: SimulatedDis
     file = _synced(disk, "/d/a", bytes(100))
     file.write_at(bytes(1000), 100)
 
-    lengths = {len(content) - 100 for content in _contents(disk, Damage.CUT)}
+    lengths = {len(content) - 100 for content in _contents(disk, CrashDamage.CUT)}
 
     assert {0, 1, 8, 12, 16, 17, 500, 496, 512 - 100, 1024 - 100, 992, 999} == lengths
 
@@ -76,7 +76,7 @@ def test_sectors_of_one_write_may_arrive_out_of_order(disk: SimulatedDisk) -> No
     file = _synced(disk, "/d/a", b"")
     file.write_at(b"1" * 512 + b"2" * 512 + b"3" * 100, 0)
 
-    assert _contents(disk, Damage.REORDERED) == {
+    assert _contents(disk, CrashDamage.REORDERED) == {
         bytes(512) + b"2" * 512 + b"3" * 100,
         bytes(1024) + b"3" * 100,
     }
@@ -88,9 +88,9 @@ def test_a_truncation_may_be_lost_alone_or_with_what_followed(disk: SimulatedDis
     assert _contents(disk, *POWER) == {b"abcdef", b"ab"}
 
     file.write_at(b"XY", 2)
-    assert _contents(disk, Damage.OLD) == {b"abcdef"}
-    assert _contents(disk, Damage.REORDERED) == {b"abXYef"}
-    assert _contents(disk, Damage.WHOLE) == {b"abXY"}
+    assert _contents(disk, CrashDamage.OLD) == {b"abcdef"}
+    assert _contents(disk, CrashDamage.REORDERED) == {b"abXYef"}
+    assert _contents(disk, CrashDamage.WHOLE) == {b"abXY"}
 
 
 def test_bytes_written_over_in_place_may_be_old_new_or_neither(disk: SimulatedDisk) -> None:
@@ -193,7 +193,7 @@ def test_make_directories_makes_names_that_last(disk: SimulatedDisk) -> None:
 def test_make_directories_lasts_also_when_an_earlier_one_was_killed_halfway(disk: SimulatedDisk) -> None:
     """A directory that a killed process had made but not synced exists, and would be lost with all its records."""
     disk.make_directory("/d/x")
-    after_kill = next(crash_states(disk.trace, damages=[Damage.KILLED])).disk()
+    after_kill = next(crash_states(disk.trace, damages=[CrashDamage.KILLED])).disk()
 
     make_directories(after_kill, "/d/x/y")
     _synced(after_kill, "/d/x/y/a", b"A")
@@ -215,7 +215,7 @@ def test_files_are_damaged_together_and_each_alone(disk: SimulatedDisk) -> None:
     for path in ("/d/a", "/d/b"):
         _synced(disk, path, b"-").write_at(b"+", 1)
 
-    old = {_describe(state) for state in crash_states(disk.trace, damages=[Damage.OLD])}
+    old = {_describe(state) for state in crash_states(disk.trace, damages=[CrashDamage.OLD])}
 
     assert old == {("/d/a=-", "/d/b=-"), ("/d/a=-", "/d/b=-+"), ("/d/a=-+", "/d/b=-")}
 
@@ -226,7 +226,7 @@ def test_after_a_kill_every_finished_write_is_there_and_the_one_in_flight_in_par
     before = len(disk.trace)
     file.write_at(b"2nd", 5)
 
-    killed = list(crash_states(disk.trace, at=before, damages=[Damage.KILLED]))
+    killed = list(crash_states(disk.trace, at=before, damages=[CrashDamage.KILLED]))
 
     assert [state.files() for state in killed] == [
         {"/d/a": b"first"},
@@ -238,7 +238,7 @@ def test_after_a_kill_every_finished_write_is_there_and_the_one_in_flight_in_par
 
 def test_after_a_kill_what_was_unsynced_is_unsynced_still(disk: SimulatedDisk) -> None:
     disk.create("/d/a").write_at(b"abc", 0)
-    second_life = next(crash_states(disk.trace, damages=[Damage.KILLED])).disk()
+    second_life = next(crash_states(disk.trace, damages=[CrashDamage.KILLED])).disk()
     assert second_life.open("/d/a").read_at(9, 0) == b"abc"
     assert {(), ("/d/a=",), ("/d/a=abc",)} <= _outcomes(second_life, POWER)
 
@@ -289,7 +289,7 @@ def test_the_system_may_drop_what_it_failed_to_sync_and_readers_see_it(disk: Sim
 
     assert file.read_at(99, 0) == b"synced" + bytes(7) + b"still to be synced"
     file.sync()
-    assert _contents(disk, *Damage) == {b"synced" + bytes(7) + b"still to be synced"}
+    assert _contents(disk, *CrashDamage) == {b"synced" + bytes(7) + b"still to be synced"}
 
 
 def test_notes_are_those_made_before_the_crash_and_go_on_into_the_next_life(disk: SimulatedDisk) -> None:
@@ -297,7 +297,7 @@ def test_notes_are_those_made_before_the_crash_and_go_on_into_the_next_life(disk
     disk.create("/d/a")
     disk.note("ack", 2)
 
-    for damages in (POWER, (Damage.KILLED,)):
+    for damages in (POWER, (CrashDamage.KILLED,)):
         state = next(crash_states(disk.trace, at=2, damages=damages))
         assert state.notes == (Note("ack", 1),)
 
@@ -312,7 +312,7 @@ def test_notes_are_those_made_before_the_crash_and_go_on_into_the_next_life(disk
 def test_locks_are_free_in_the_next_life(disk: SimulatedDisk) -> None:
     assert disk.lock("/d/lock") is not None
 
-    state = next(crash_states(disk.trace, damages=[Damage.KILLED]))
+    state = next(crash_states(disk.trace, damages=[CrashDamage.KILLED]))
 
     assert state.disk().lock("/d/lock") is not None
 
@@ -337,7 +337,7 @@ def test_one_seed_gives_the_same_states_and_a_bound_keeps_the_first(disk: Simula
         file.write_at(bytes([number]) * 40, number * 40)
         disk.create(f"/d/{number}")
 
-    def digests(states_max: int | None, seed: int) -> list[tuple[Damage, bytes]]:
+    def digests(states_max: int | None, seed: int) -> list[tuple[CrashDamage, bytes]]:
         states = crash_states(disk.trace, states_max=states_max, seed=seed)
         return [(state.damage, state.digest()) for state in states]
 
@@ -420,20 +420,20 @@ def _synced(disk: SimulatedDisk, path: str, content: bytes) -> SimulatedFile:
 
 def _with(disk: SimulatedDisk, step: Callable[[SimulatedDisk], None]) -> SimulatedDisk:
     """The same disk one step on, in another life so that this one stays as it is."""
-    other = next(crash_states(disk.trace, damages=[Damage.KILLED])).disk()
+    other = next(crash_states(disk.trace, damages=[CrashDamage.KILLED])).disk()
     step(other)
     return other
 
 
-def _contents(disk: SimulatedDisk, *damages: Damage) -> set[bytes]:
+def _contents(disk: SimulatedDisk, *damages: CrashDamage) -> set[bytes]:
     return {state.files()["/d/a"] for state in _all(disk, damages)}
 
 
-def _outcomes(disk: SimulatedDisk, damages: tuple[Damage, ...]) -> set[tuple[str, ...]]:
+def _outcomes(disk: SimulatedDisk, damages: tuple[CrashDamage, ...]) -> set[tuple[str, ...]]:
     return {_describe(state) for state in _all(disk, damages)}
 
 
-def _all(disk: SimulatedDisk, damages: tuple[Damage, ...]) -> Iterator[CrashState]:
+def _all(disk: SimulatedDisk, damages: tuple[CrashDamage, ...]) -> Iterator[CrashState]:
     return crash_states(disk.trace, damages=damages, states_max=None)
 
 

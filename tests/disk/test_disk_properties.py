@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from forebay.disk import Disk, SystemDisk
 from forebay.testing.crashes import crash_states, explore
-from forebay.testing.damage import POWER, Damage
+from forebay.testing.damage import POWER, CrashDamage
 from forebay.testing.disk import SimulatedDisk
 
 Step: TypeAlias = tuple[str, int, int, int]
@@ -47,7 +47,7 @@ def test_a_kill_leaves_what_the_process_saw(history: list[Step]) -> None:
     for step in history:
         _answer(disk, "/d", step)
 
-    (killed,) = crash_states(disk.trace, damages=[Damage.KILLED])
+    (killed,) = crash_states(disk.trace, damages=[CrashDamage.KILLED])
 
     assert _listing(killed.disk(), "/d") == _listing(disk, "/d")
 

@@ -34,7 +34,7 @@ def test_the_trace_holds_every_change_and_note_in_order(disk: SimulatedDisk) -> 
     data, inode, directory = 2, 3, 4
     assert disk.trace.operations == [
         trace.Create(inode, data, "a"),
-        trace.Write(inode, 0, b"abc"),
+        trace.TracedWrite(inode, 0, b"abc"),
         trace.Sync(inode),
         trace.Note("ack", 1),
         trace.Truncate(inode, 1),

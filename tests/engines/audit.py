@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from forebay.disk import SystemDisk
 from forebay.engines.rocksdb.auditing import ShardAudit
-from forebay.engines.rocksdb.database import Database, View
+from forebay.engines.rocksdb.database import RocksDatabase, View
 from forebay.engines.rocksdb.layout import (
-    Counters,
-    Entry,
+    EntryKind,
     Keys,
-    Kind,
+    ShardCounters,
+    StoredEntry,
     appended_in,
     decode_appended,
     decode_entry,
@@ -22,14 +22,14 @@ from forebay.shard import ShardRef
 
 def violations(path: str, ref: ShardRef) -> list[str]:
     """What is wrong with one shard of the database, which nobody has open."""
-    database = Database(path, SystemDisk())
+    database = RocksDatabase(path, SystemDisk())
     keys = Keys(ref.spec.topic_id, ref.partition)
     try:
         stored = database.get(keys.counters)
         if stored is None:
             return []
         with database.view() as view:
-            counters = Counters.decode(stored)
+            counters = ShardCounters.decode(stored)
             entries = [decode_entry(offset_in(key), value) for key, value in view.rows(*keys.entries)]
             return [
                 *_of_entries(entries, counters, keys),
@@ -42,13 +42,13 @@ def violations(path: str, ref: ShardRef) -> list[str]:
         database.close()
 
 
-def _as_verified(database: Database, keys: Keys) -> list[str]:
+def _as_verified(database: RocksDatabase, keys: Keys) -> list[str]:
     audit = ShardAudit(database, keys, lambda count: None)
     audit.run()
     return [f"verify: {flaw.what}" for flaw in audit.flaws]
 
 
-def _of_entries(entries: list[Entry], counters: Counters, keys: Keys) -> list[str]:
+def _of_entries(entries: list[StoredEntry], counters: ShardCounters, keys: Keys) -> list[str]:
     """Entries cover [earliest, next) without a hole and count what they say."""
     found = []
     at, before = counters.earliest, counters.below
@@ -58,7 +58,7 @@ def _of_entries(entries: list[Entry], counters: Counters, keys: Keys) -> list[st
         at, before = entry.end, entry.before + int(entry.sizes(keys.salt_crc).sum())
     if (at, before) != (counters.next, counters.total):
         found.append(f"entries end at {at} ({before}), counters say {counters.next} ({counters.total})")
-    live = sum(entry.end - entry.base for entry in entries if entry.kind is Kind.LIVE)
+    live = sum(entry.end - entry.base for entry in entries if entry.kind is EntryKind.LIVE)
     if live != counters.live:
         found.append(f"{live} records are live, counters say {counters.live}")
     if counters.evict_floor > counters.earliest:
@@ -66,10 +66,10 @@ def _of_entries(entries: list[Entry], counters: Counters, keys: Keys) -> list[st
     return found
 
 
-def _of_lookups(view: View, entries: list[Entry], keys: Keys) -> list[str]:
+def _of_lookups(view: View, entries: list[StoredEntry], keys: Keys) -> list[str]:
     """No index entry without its record, and no record without its index entries."""
     expected = {
-        key for entry in entries if entry.kind is Kind.LIVE for key in index_keys(keys, entry.batch(keys.salt_crc))
+        key for entry in entries if entry.kind is EntryKind.LIVE for key in index_keys(keys, entry.batch(keys.salt_crc))
     }
     stored = {
         key
@@ -81,11 +81,11 @@ def _of_lookups(view: View, entries: list[Entry], keys: Keys) -> list[str]:
     ]
 
 
-def _of_times(view: View, entries: list[Entry], counters: Counters, keys: Keys) -> list[str]:
+def _of_times(view: View, entries: list[StoredEntry], counters: ShardCounters, keys: Keys) -> list[str]:
     """Each full block has the newest time of its live records; one that `earliest` cuts may have a newer one."""
     times: dict[int, int] = {}
     for entry in entries:
-        if entry.kind is Kind.LIVE:
+        if entry.kind is EntryKind.LIVE:
             batch = entry.batch(keys.salt_crc)
             times.update(zip(range(batch.base, batch.end), batch.timestamps().tolist(), strict=True))
     stored = {(key[-9], offset_in(key)): decode_time(value) for key, value in view.rows(*keys.blocks)}
@@ -105,7 +105,7 @@ def _of_times(view: View, entries: list[Entry], counters: Counters, keys: Keys) 
     return found
 
 
-def _of_producers(view: View, counters: Counters, keys: Keys) -> list[str]:
+def _of_producers(view: View, counters: ShardCounters, keys: Keys) -> list[str]:
     """No producer is remembered for records that are not there."""
     found = []
     for key, value in view.rows(*keys.window):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from forebay.appends.queue import Entry
+from forebay.appends.queue import QueuedRecord
 from forebay.appends.ticket import Ticket
 from forebay.clock import SystemClock
 from forebay.engines import ByName, MemoryEngine
@@ -172,4 +172,4 @@ def test_a_closed_shard_says_so_though_its_session_has_ended_too(store: FaultyMe
     store.close()
 
     with pytest.raises(Closed, match=r"\[0\] is closed"):
-        shard.stage_one(Entry(b"1", None, None, (), 1, None, Ticket()), 1)
+        shard.stage_one(QueuedRecord(b"1", None, None, (), 1, None, Ticket()), 1)

@@ -12,13 +12,13 @@ import pytest
 import rocksdict
 
 from forebay.appends.producer_window import ProducerWindow
-from forebay.appends.queue import AppendQueue, Entry
+from forebay.appends.queue import AppendQueue, QueuedRecord
 from forebay.appends.ticket import Ticket
 from forebay.clock import SystemClock
 from forebay.disk import SystemDisk
 from forebay.engines import ByName, NewRecord
 from forebay.engines.rocksdb import RocksEngine
-from forebay.engines.rocksdb.database import Batch, Database, View
+from forebay.engines.rocksdb.database import RocksBatch, RocksDatabase, View
 from forebay.engines.rocksdb.layout import Keys
 from forebay.engines.rocksdb.shard import RocksShard
 from forebay.errors import Closed, Conflict, Corrupt, ForebayError, Unavailable
@@ -26,7 +26,7 @@ from forebay.format.control.frames import WindowEntry
 from forebay.records import Gap, Reason, Record
 from forebay.settings import Settings
 from forebay.shard import ShardRef
-from forebay.shard.deletes import DeleteRange
+from forebay.shard.deletes import RangeDelete
 from forebay.testing.contracts.engines import append_by, in_threads, steps_of
 from forebay.testing.contracts.lookups import keyed, offsets_of
 from forebay.testing.inside import inside
@@ -147,7 +147,7 @@ def test_two_engines_on_one_database_are_refused(tmp_path: Path) -> None:
     home = rocks_home(str(tmp_path / "rocksdb"), "disk")
     engine = home.open()
     engine.create_shard(home.ref())
-    database = Database(home.path, SystemDisk())
+    database = RocksDatabase(home.path, SystemDisk())
     with pytest.raises(Unavailable, match="lock"):
         database.get(b"key")
     engine.close()
@@ -172,7 +172,7 @@ def test_what_producers_did_outlives_the_engine_and_is_bounded(tmp_path: Path) -
             model.add(WindowEntry(producer, sequence, 1, 1, offset))
             assert append_by(shard, producer, sequence) == offset
         engine.close()
-        database = Database(home.path, SystemDisk())
+        database = RocksDatabase(home.path, SystemDisk())
         with database.view() as view:
             rows = list(view.rows(*Keys(ref.spec.topic_id, ref.partition).window))
         database.close()
@@ -186,11 +186,11 @@ def test_a_deleted_shard_leaves_nothing_in_the_database(tmp_path: Path) -> None:
         shard = engine.open_shard(home.ref(partition))
         engine.batch_write(home.ref(partition), [NewRecord(b"v", 1, b"k", "t")] * 200)
         append_by(shard, 7, 0)
-        shard.delete(DeleteRange(10, 20))
+        shard.delete(RangeDelete(10, 20))
     engine.delete_shard(home.ref(0))
     engine.close()
 
-    database = Database(home.path, SystemDisk())
+    database = RocksDatabase(home.path, SystemDisk())
     with database.view() as view:
         prefixes = {key[:20] for key, _ in view.rows(b"\0", b"\xff" * 32)}
     assert prefixes == {Keys(home.ref().spec.topic_id, 1).start}
@@ -256,14 +256,14 @@ def test_a_reservation_is_synced_with_the_records_it_is_for_and_class_fsync_alwa
     shard = engine.open_shard(ref)
     write, syncs = inside(engine.engine).database.write, list[bool]()
 
-    def watched(batch: Batch, *, sync: bool) -> None:
+    def watched(batch: RocksBatch, *, sync: bool) -> None:
         syncs.append(sync)
         write(batch, sync=sync)
 
     monkeypatch.setattr(inside(engine.engine).database, "write", watched)
     for _ in range(13):
         engine.write(ref, NewRecord(b"v", 1))
-    shard.delete(DeleteRange(0, 1))
+    shard.delete(RangeDelete(0, 1))
     engine.close()
 
     always = durability == "fsync"
@@ -294,7 +294,7 @@ def test_reading_and_closing_at_once_ends_in_answers_or_in_closed(tmp_path: Path
 
 
 def _staged(shard: RocksShard) -> Ticket:
-    return shard.stage_one(Entry(b"v", None, None, (), 1, None, Ticket()), 17)
+    return shard.stage_one(QueuedRecord(b"v", None, None, (), 1, None, Ticket()), 17)
 
 
 def test_an_append_beside_the_end_of_a_shard_is_written_before_it_or_refused(
@@ -334,7 +334,7 @@ def test_an_append_whose_answer_is_interrupted_twice_is_answered_by_the_next_com
     def strikes(*_: object) -> None:
         raise KeyboardInterrupt
 
-    def fails(_: Batch, *, sync: bool) -> None:
+    def fails(_: RocksBatch, *, sync: bool) -> None:
         raise OSError(5, "EIO")
 
     with monkeypatch.context() as patch:
@@ -373,7 +373,7 @@ def test_a_large_append_is_looked_up_by_small_entries(tmp_path: Path) -> None:
 
     assert offsets_of(keyed(engine, ref, b"k4321")) == [4321]
     engine.close()
-    database = Database(home.path, SystemDisk())
+    database = RocksDatabase(home.path, SystemDisk())
     with database.view() as view:
         sizes = [len(value) for _, value in view.rows(*Keys(ref.spec.topic_id, 0).entries)]
     assert max(sizes) < 64 * 1024
@@ -405,7 +405,7 @@ class _Refusing:
         return getattr(self._inner, name)
 
 
-def _batch(database: Database, key: bytes, value: bytes) -> Batch:
+def _batch(database: RocksDatabase, key: bytes, value: bytes) -> RocksBatch:
     """A batch that nothing refers to after its write: it would keep the database open."""
     batch = database.batch()
     batch.put(key, value)
@@ -417,7 +417,7 @@ def test_an_open_that_fails_at_any_step_leaves_the_database_free_for_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
     """The half-opened database stayed open: every later open found its lock held by this very process."""
-    database = Database(str(tmp_path / "rocksdb"), SystemDisk())
+    database = RocksDatabase(str(tmp_path / "rocksdb"), SystemDisk())
     made = rocksdict.Rdict
     if refused == "WriteOptions":
         monkeypatch.setattr(rocksdict, "WriteOptions", lambda: 1 / 0)
@@ -431,14 +431,14 @@ def test_an_open_that_fails_at_any_step_leaves_the_database_free_for_the_next(
     database.write(_batch(database, b"key", b"value"), sync=True)
     database.close()
 
-    again = Database(str(tmp_path / "rocksdb"), SystemDisk())
+    again = RocksDatabase(str(tmp_path / "rocksdb"), SystemDisk())
     assert again.get(b"key") == b"value"
     again.close()
 
 
 def test_errors_of_the_package_are_ours(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    database = Database(str(tmp_path / "file"), SystemDisk())
+    database = RocksDatabase(str(tmp_path / "file"), SystemDisk())
     with pytest.raises((ForebayError, OSError)):
         database.get(b"key")
     database.close()

@@ -12,9 +12,9 @@ from hypothesis import given
 from forebay.engines.rocksdb.layout import (
     ENTRY_HEAD,
     Bounds,
-    Counters,
+    EntryKind,
     Keys,
-    Kind,
+    ShardCounters,
     appended_in,
     decode_appended,
     decode_entry,
@@ -66,7 +66,7 @@ def test_keys(key: bytes, expected: str) -> None:
         (encode_appended(3, 258), "00000003" + "0000000000000102"),
         (Bounds(3, True, 258, "ab").encode(), "01" + "00000003" + "01" + "0000000000000102" + "6162"),
         (
-            Counters(7, 5, 4, Reason.TTL, 1, 99, 66).encode(),
+            ShardCounters(7, 5, 4, Reason.TTL, 1, 99, 66).encode(),
             "01" + "05" + "".join(f"{number:016x}" for number in (7, 5, 4, 1, 99, 66)),
         ),
         (
@@ -90,12 +90,12 @@ def test_what_is_stored_is_read_again() -> None:
     assert offset_in(KEYS.entry(2**63 - 1)) == 2**63 - 1
     for bounds in (Bounds(), Bounds(3, True, 258, "boot \N{SNOWMAN}")):
         assert Bounds.decode(bounds.encode()) == bounds
-    for counters in (Counters(), Counters(7, 5, 4, Reason.TTL, 1, 99, 66)):
-        assert Counters.decode(counters.encode()) == counters
+    for counters in (ShardCounters(), ShardCounters(7, 5, 4, Reason.TTL, 1, 99, 66)):
+        assert ShardCounters.decode(counters.encode()) == counters
     gap = decode_entry(5, encode_gap(2**40, Reason.LOST, before=2))
-    assert (gap.base, gap.end, gap.kind, gap.reason, gap.before) == (5, 2**40, Kind.GAP, Reason.LOST, 2)
+    assert (gap.base, gap.end, gap.kind, gap.reason, gap.before) == (5, 2**40, EntryKind.GAP, Reason.LOST, 2)
     gone = decode_entry(5, encode_deleted(np.array([16, 300]), appended_at=8, before=2))
-    assert (gone.base, gone.end, gone.kind, gone.appended_at) == (5, 7, Kind.DELETED, 8)
+    assert (gone.base, gone.end, gone.kind, gone.appended_at) == (5, 7, EntryKind.DELETED, 8)
     assert gone.sizes(0).tolist() == [16, 300]
 
 
@@ -104,7 +104,7 @@ def test_records_are_under_a_checksum_that_is_their_shards_own() -> None:
     value = encode_live(columns, KEYS.salt_crc, base=9, epoch=3, appended_at=8, before=2, zstd_level=None)
     entry = decode_entry(9, value)
 
-    assert (entry.base, entry.end, entry.kind, entry.before, entry.appended_at) == (9, 10, Kind.LIVE, 2, 8)
+    assert (entry.base, entry.end, entry.kind, entry.before, entry.appended_at) == (9, 10, EntryKind.LIVE, 2, 8)
     expected = batch_of(columns, base=9, epoch=3, appended_at=8)
     assert entry.batch(KEYS.salt_crc).records(0) == expected.records(0)
     assert entry.sizes(KEYS.salt_crc).tolist() == expected.sizes().tolist()
@@ -121,7 +121,7 @@ def test_a_newer_version_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedFormat, match="upgrade"):
         Bounds.decode(b"\x02" + Bounds().encode()[1:])
     with pytest.raises(UnsupportedFormat, match="upgrade"):
-        Counters.decode(b"\x02" + Counters().encode()[1:])
+        ShardCounters.decode(b"\x02" + ShardCounters().encode()[1:])
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300), st.integers(0, 2**63 - 1))

@@ -18,7 +18,7 @@ from forebay.format.columns.rows import (
     Column,
     ColumnBytes,
     Columns,
-    Parts,
+    PaddedBuffers,
     Row,
     encode_columns,
     encode_rows,
@@ -140,7 +140,7 @@ def test_extreme_times_survive(count: int) -> None:
 
 def test_column_larger_than_its_offsets_can_say_is_refused() -> None:
     with pytest.raises(Invalid, match="append fewer records"):
-        Parts().add_joined([], COLUMN_BYTES_MAX + 1)
+        PaddedBuffers().add_joined([], COLUMN_BYTES_MAX + 1)
 
 
 def test_flags_are_the_stored_numbers() -> None:

@@ -25,7 +25,7 @@ from forebay.testing.catalogs import Fetch, check_history, references_are_comple
 from forebay.testing.clock import ManualClock
 from forebay.testing.crashes import CrashState
 from forebay.testing.disk import SimulatedDisk
-from forebay.testing.history import Begun, History, Outcome, Told, read_everything
+from forebay.testing.history import AppendAnswered, AppendOutcome, Begun, ShardEvents, read_everything
 from forebay.testing.invariants import Violation
 from forebay.testing.moves import (
     Operations,
@@ -239,11 +239,11 @@ def broken(
     return found
 
 
-def _history(durability: Durability, acked: Iterable[tuple[int, bytes]]) -> History:
-    history = History(durability)
+def _history(durability: Durability, acked: Iterable[tuple[int, bytes]]) -> ShardEvents:
+    history = ShardEvents(durability)
     for attempt, (offset, value) in enumerate(acked):
         history.add(Begun(attempt, (value,)))
-        history.add(Told(attempt, Outcome.ACKED, offset))
+        history.add(AppendAnswered(attempt, AppendOutcome.ACKED, offset))
     return history
 
 

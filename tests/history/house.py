@@ -22,8 +22,8 @@ from forebay.settings import WalSettings
 from forebay.shard import SegmentShard, ShardRef
 from forebay.testing.clock import ManualClock
 from forebay.testing.disk import SimulatedDisk
-from forebay.testing.history import Begun, Outcome, Told
-from forebay.testing.history import History as Acked
+from forebay.testing.history import AppendAnswered, AppendOutcome, Begun
+from forebay.testing.history import ShardEvents as Acked
 from forebay.testing.moves import RecordingMetadata
 from forebay.topics import Durability, TopicName, TopicSpec
 
@@ -125,7 +125,7 @@ class House:
         acked = Acked(Durability.FSYNC)
         for offset, value in self.appended.items():
             acked.add(Begun(offset, (value,)))
-            acked.add(Told(offset, Outcome.ACKED, offset))
+            acked.add(AppendAnswered(offset, AppendOutcome.ACKED, offset))
         return acked
 
     def local_files(self) -> dict[str, bytes]:

@@ -14,7 +14,7 @@ from forebay.format.metadata.value import encode_value
 from forebay.metadata import MemoryMetadata, Put
 from forebay.progress import Progress, ProgressStore, ReaderName
 from forebay.testing.clock import ManualClock
-from forebay.testing.cursors import Acked, Cursor, Event, Found, Handed, Reset, cursors_hold
+from forebay.testing.cursors import Acked, Event, Found, Handed, Reset, StoredCursor, cursors_hold
 from forebay.testing.history import read_everything
 from forebay.testing.metadata import Fault, FaultyMetadata
 from forebay.topics import TopicName, TopicSpec
@@ -34,7 +34,7 @@ class Desk:
         self._store = store
         self._incarnation = incarnation
         self._epoch = epoch
-        self.cursor = Cursor(BILLING.reader, 0, incarnation)
+        self.cursor = StoredCursor(BILLING.reader, 0, incarnation)
 
     def _at(self, offset: int) -> Progress:
         return Progress(offset=offset, incarnation=self._incarnation, epoch=self._epoch)

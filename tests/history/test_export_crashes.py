@@ -31,7 +31,7 @@ from forebay.testing.catalogs import (
 )
 from forebay.testing.clock import ManualClock
 from forebay.testing.crashes import CrashState, explore
-from forebay.testing.history import Outcome, Reading, read_everything
+from forebay.testing.history import AppendOutcome, Reading, read_everything
 from forebay.testing.invariants import Violation, names_follow_bytes
 from forebay.testing.moves import (
     Operations,
@@ -264,7 +264,7 @@ def _recovered(state: CrashState, durability: Durability) -> Archive:
 def _export_and_go_on(state: CrashState, durability: Durability) -> list[Violation]:
     """Recover, append, export to the end, sweep a day later; then all of it once more."""
     archive = _recovered(state, durability)
-    assert archive.rig.append() is Outcome.ACKED
+    assert archive.rig.append() is AppendOutcome.ACKED
     archive.seal()
     archive.export()
     violations = [*archive.violations, *_history_holds(archive), *_sweep_holds(archive)]

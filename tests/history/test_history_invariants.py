@@ -26,7 +26,7 @@ from forebay.testing.catalogs import (
     runs_converge,
     sweep_is_right,
 )
-from forebay.testing.cursors import Acked, Cursor, Event, Found, Handed, Reset, cursors_hold
+from forebay.testing.cursors import Acked, Event, Found, Handed, Reset, StoredCursor, cursors_hold
 from forebay.testing.invariants import names_of
 from forebay.testing.moves import (
     Commit,
@@ -302,7 +302,7 @@ def test_a_move_that_goes_on_elsewhere_is_named_i21() -> None:
     assert [names_of(move_goes_on(handover)) for handover in bad] == [{"I21"}] * len(bad)
 
 
-ME: Final = Cursor("billing", 0, TOPIC)
+ME: Final = StoredCursor("billing", 0, TOPIC)
 
 
 def test_cursors_that_only_go_forward_break_nothing() -> None:

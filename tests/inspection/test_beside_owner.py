@@ -6,7 +6,7 @@ import pytest
 
 from forebay.format.metadata.descriptor import ShardState
 from forebay.inspection import shard as shard_room
-from forebay.inspection.directory import ShardPlace
+from forebay.inspection.directory import ExpectedShard
 from forebay.inspection.shard import verify_shard
 from forebay.topics import Durability
 from tests.wal.rig import DIRECTORY, ROOT, TOPIC_ID, Rig, Simulated, simulated, spec_of
@@ -45,7 +45,7 @@ def test_one_look_beside_a_busy_owner_finds_nothing_wrong(
     owner = Rig(simulated(), durability, seed=f"busy {every}").open()
     for turn in range(1, 8):
         _work(owner, turn)
-    place = ShardPlace(f"{TOPIC_ID}_0", "shop/orders[0]", DIRECTORY, spec_of(durability), 0)
+    place = ExpectedShard(f"{TOPIC_ID}_0", "shop/orders[0]", DIRECTORY, spec_of(durability), 0)
     state = ShardState(incarnation=TOPIC_ID, epoch=owner.epoch, holder=ROOT, holder_since=1)
 
     report = verify_shard(BusyDisk(owner, every=every), place, state, owned=True)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ import pytest
 
 from forebay.disk import Disk
 from forebay.format.metadata.descriptor import ShardState
-from forebay.inspection.directory import ShardPlace
+from forebay.inspection.directory import ExpectedShard
 from forebay.inspection.findings import Finding, Severity
 from forebay.inspection.repair import repair_shard
 from forebay.inspection.shard import verify_shard
@@ -37,8 +37,8 @@ CASES: Final = [
 ]
 
 
-def _place(durability: Durability) -> ShardPlace:
-    return ShardPlace(f"{TOPIC_ID}_0", "shop/orders[0]", DIRECTORY, spec_of(durability), 0)
+def _place(durability: Durability) -> ExpectedShard:
+    return ExpectedShard(f"{TOPIC_ID}_0", "shop/orders[0]", DIRECTORY, spec_of(durability), 0)
 
 
 def _state(epoch: int = 1000) -> ShardState:

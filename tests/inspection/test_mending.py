@@ -18,7 +18,7 @@ from forebay.errors import Unavailable
 from forebay.format.columns.rows import Columns, encode_columns
 from forebay.format.files.segment import index_name
 from forebay.format.index.sections import decode_index, encode_index
-from forebay.inspection.directory import ShardPlace
+from forebay.inspection.directory import ExpectedShard
 from forebay.inspection.mending import HistoryMending
 from forebay.inspection.recorded import ShardHistory
 from forebay.inspection.repair import repair_shard
@@ -44,7 +44,7 @@ ANYWHERE: Final = Settings(storage=StorageSettings(handoff_root="/store"))
 SPEC: Final = TopicSpec.create(TopicName("shop", "orders"), topic_id=TOPIC, created_at=0, durability="fsync")
 LOCAL: Final = f"{DIRECTORY}/{20:020d}-00000001.seg"
 STRIDE: Final = 1 if SOAK else 7
-PLACE: Final = ShardPlace(f"{TOPIC}_0", "shop/orders[0]", DIRECTORY, SPEC, 0)
+PLACE: Final = ExpectedShard(f"{TOPIC}_0", "shop/orders[0]", DIRECTORY, SPEC, 0)
 
 
 def _house(*, seed: int = 1) -> House:

@@ -7,7 +7,7 @@ from typing import Final
 
 from forebay.disk import Disk
 from forebay.format.files.segment import index_name
-from forebay.inspection.directory import ShardPlace
+from forebay.inspection.directory import ExpectedShard
 from forebay.inspection.recorded import ShardHistory
 from forebay.inspection.repair import repair_shard
 from forebay.inspection.shard import verify_shard
@@ -19,7 +19,7 @@ from tests.history.house import DIRECTORY, KEYS, SETTINGS, TOPIC, House, expecte
 from tests.wal.test_indexes import make_old
 
 SPEC: Final = TopicSpec.create(TopicName("shop", "orders"), topic_id=TOPIC, created_at=0, durability="fsync")
-PLACE: Final = ShardPlace(f"{TOPIC}_0", "shop/orders[0]", DIRECTORY, SPEC, 0)
+PLACE: Final = ExpectedShard(f"{TOPIC}_0", "shop/orders[0]", DIRECTORY, SPEC, 0)
 
 
 def _exported() -> House:

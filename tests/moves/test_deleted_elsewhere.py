@@ -10,7 +10,7 @@ import forebay
 from forebay import Unavailable
 from forebay.disk import SystemDisk
 from forebay.engines.rocksdb.auditing import stored_shards
-from forebay.engines.rocksdb.database import Database
+from forebay.engines.rocksdb.database import RocksDatabase
 from forebay.format.metadata.keys import late_key
 from forebay.inspection import verify
 from forebay.storage import Storage
@@ -46,7 +46,7 @@ class Country:
         """What is left of topics in the directory: files, and rows of the database."""
         directory = self.land.root / name
         found = [path.name for path in (directory / "shards").iterdir()]
-        database = Database(str(directory / "rocksdb"), SystemDisk(), read_only=True)
+        database = RocksDatabase(str(directory / "rocksdb"), SystemDisk(), read_only=True)
         if database.is_made:
             found += [topic_id for topic_id, _ in stored_shards(database)]
         database.close()

@@ -12,7 +12,7 @@ import pytest
 
 from forebay import DataLoss, Fenced, ForebayError, Gap, Indeterminate, Moved, Reason, Storage, Topic, Unavailable
 from forebay.clock import SystemClock
-from forebay.shard import Source
+from forebay.shard import NextSource
 from tests.ledger import Ledger
 from tests.metadata.etcd.cluster import Cluster, running
 from tests.moves import rig
@@ -76,7 +76,7 @@ def test_what_a_killed_owner_had_not_exported_is_a_named_gap(
         assert lost >= 40
         topic = taken_over(b)
         decision, gap = topic.recovery(), Gap(30, lost, Reason.LOST)
-        assert (decision.next_offset, decision.source, decision.gap) == (lost, Source.CATALOG, gap)
+        assert (decision.next_offset, decision.source, decision.gap) == (lost, NextSource.CATALOG, gap)
         assert topic.append(b"%d" % lost) == lost
         with pytest.raises(DataLoss, match=rf"\[30, {lost}\) lost"):
             list(topic.read())
@@ -112,7 +112,7 @@ def test_an_owner_that_comes_back_before_anyone_else_has_lost_nothing(
     ledger.count("kills", figure="owner that comes back")
     with land.open("A") as a:
         topic = taken_over(a)
-        assert (topic.recovery().source, topic.recovery().exact) == (Source.LOCAL, True)
+        assert (topic.recovery().source, topic.recovery().exact) == (NextSource.LOCAL, True)
         assert topic.append(b"40") == 40
         assert told(topic.read()) == numbers(0, 41)
 

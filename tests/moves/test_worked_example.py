@@ -8,7 +8,7 @@ import pytest
 
 from forebay import Conflict, Moved, Topic
 from forebay.format.metadata.descriptor import Phase
-from forebay.shard import Source
+from forebay.shard import NextSource
 from tests.ledger import Ledger
 from tests.moves.rig import (
     TOPIC,
@@ -50,7 +50,12 @@ def test_a_consumer_reads_one_stream_across_a_move(land: Land, ledger: Ledger) -
         taken = b.topic(TOPIC)
         assert produce(taken, 22, 30) == list(range(22, 30))
         decision = taken.recovery()
-        assert (decision.next_offset, decision.source, decision.exact, decision.gap) == (22, Source.SEALED, True, None)
+        assert (decision.next_offset, decision.source, decision.exact, decision.gap) == (
+            22,
+            NextSource.SEALED,
+            True,
+            None,
+        )
         offsets = taken.offsets()
         assert (offsets.earliest, offsets.exported, offsets.next) == (0, 22, 30)
         consumer = Consumer(b, taken)
@@ -201,6 +206,6 @@ def test_a_sealed_topic_survives_that_everyone_stops(land: Land) -> None:
         assert produce(b.topic(TOPIC), 22, 24) == [22, 23]
     with land.open("B") as b:
         topic = b.topic(TOPIC)
-        assert topic.recovery().source is Source.LOCAL
+        assert topic.recovery().source is NextSource.LOCAL
         assert produce(topic, 22, 26) == [22, 23, 24, 25]
         assert told(topic.read()) == numbers(0, 26)

@@ -26,7 +26,7 @@ from forebay.format.control.frames import State
 from forebay.format.frame.batch import RAW_BYTES_MAX
 from forebay.records import OFFSET_MAX, Bytes, Gap, Reason
 from forebay.testing.crashes import explore
-from forebay.testing.damage import Damage
+from forebay.testing.damage import CrashDamage
 from forebay.testing.disk import SimulatedDisk
 from forebay.testing.invariants import (
     Violation,
@@ -56,7 +56,7 @@ from tests.wal.scenarios import fail_next, inside_next
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than needed: a shared machine may be busy
 
 FSYNC, DISK = Durability.FSYNC, Durability.DISK
-DAMAGES: Final = (Damage.KILLED, Damage.OLD, Damage.CUT, Damage.WHOLE)
+DAMAGES: Final = (CrashDamage.KILLED, CrashDamage.OLD, CrashDamage.CUT, CrashDamage.WHOLE)
 
 
 def _run_crashing(durability: Durability, run: Callable[[Simulated], None]) -> list[Violation]:

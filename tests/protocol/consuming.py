@@ -9,7 +9,7 @@ from forebay.metadata import MetadataStore
 from forebay.progress import Progress, ProgressStore, ReaderName
 from forebay.shard import SegmentShard
 from forebay.testing.clock import ManualClock
-from forebay.testing.cursors import Acked, Cursor, Event, Found, Handed, cursors_hold
+from forebay.testing.cursors import Acked, Event, Found, Handed, StoredCursor, cursors_hold
 from forebay.testing.disk import SimulatedDisk
 from forebay.testing.history import read_everything
 from forebay.testing.invariants import Violation
@@ -81,8 +81,8 @@ def missed_by_consumers(
             yield Violation("I25", f"{record} of partition {partition} was never handed to a consumer")
 
 
-def _cursor(shard: SegmentShard) -> Cursor:
-    return Cursor(READER, shard.ref.partition, shard.ref.spec.topic_id)
+def _cursor(shard: SegmentShard) -> StoredCursor:
+    return StoredCursor(READER, shard.ref.partition, shard.ref.spec.topic_id)
 
 
 def _reader(shard: SegmentShard) -> ReaderName:

@@ -10,7 +10,7 @@ from forebay.format.metadata.descriptor import Phase, ShardState
 from forebay.records import Gap, Reason
 from forebay.shard import RecoveryDecision
 from forebay.testing.catalogs import check_history
-from forebay.testing.history import Crashed, History, Reading
+from forebay.testing.history import Crashed, Reading, ShardEvents
 from forebay.testing.invariants import Violation, check_log, recovery_is_stable
 from forebay.testing.moves import (
     Commit,
@@ -60,7 +60,7 @@ def passings(commits: Iterable[Commit]) -> list[Passing]:
     return found
 
 
-def excuse(history: History, passed: Iterable[Passing]) -> History:
+def excuse(history: ShardEvents, passed: Iterable[Passing]) -> ShardEvents:
     """Records that an unclean take-over left on the old owner's disk need not survive, and no others."""
     ranges = [passing.hole for passing in passed if passing.to_another]
     for append in history.acked:
@@ -99,7 +99,7 @@ def owners_followed(
     commits: list[Commit],
     passed: Iterable[Passing],
     reading: Reading,
-    history: History,
+    history: ShardEvents,
     openings: Mapping[int, RecoveryDecision],
 ) -> Iterator[Violation]:
     """I19 to I21."""
@@ -120,7 +120,7 @@ def seals_are_exact(commits: Iterable[Commit]) -> Iterator[Violation]:
             yield Violation("I21", f"sealed at {state.next_offset} with {state.reserved_end} reserved")
 
 
-def _handover(passing: Passing, decision: RecoveryDecision, reading: Reading, history: History) -> Handover:
+def _handover(passing: Passing, decision: RecoveryDecision, reading: Reading, history: ShardEvents) -> Handover:
     left, _, frontier = passing
     began = decision.next_offset
     gaps = tuple(Gap(*gap) for gap in reading.gaps if frontier <= gap.start and gap.stop <= began)

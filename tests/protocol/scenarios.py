@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from forebay.format.metadata.descriptor import Phase
 from forebay.shard import ShardRef
 from forebay.testing.catalogs import frames_of, keys_of
-from forebay.testing.history import Outcome
+from forebay.testing.history import AppendOutcome
 from forebay.testing.invariants import Violation
 from forebay.wal.recovery.resume import ASIDE
 from tests.protocol.ground import GRACE_S
@@ -77,7 +77,7 @@ def _sealed(world: World, name: str) -> list[Node]:
     if name == "a":
         return seal_and_pass(world, "a", "b")
     node = world.node("b")
-    if node.append() is Outcome.ACKED:
+    if node.append() is AppendOutcome.ACKED:
         return [node]
     # In mode local only the old owner can bring it to its end.
     return seal_and_pass(world, "a", "b")
@@ -229,7 +229,7 @@ def _come_back(_: World, nodes: list[Node]) -> None:
 
 def _came_back(world: World, name: str) -> list[Node]:
     node = world.node(name)
-    if node.append() is not Outcome.ACKED:
+    if node.append() is not AppendOutcome.ACKED:
         # In mode local, once A has it, only A can go on or give it up.
         return seal_and_pass(world, "a", "b")
     return [node]

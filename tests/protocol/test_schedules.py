@@ -20,7 +20,7 @@ from forebay.testing.blobs import Fault as BlobFault
 from forebay.testing.blobs import SimulatedBlobs
 from forebay.testing.catalogs import references_are_complete
 from forebay.testing.clock import ManualClock
-from forebay.testing.history import Outcome as Heard
+from forebay.testing.history import AppendOutcome as Heard
 from forebay.testing.invariants import Violation
 from forebay.testing.metadata import Fault as MetadataFault
 from forebay.testing.metadata import FaultyMetadata

@@ -26,7 +26,16 @@ from forebay.testing.catalogs import Fetch
 from forebay.testing.clock import ManualClock
 from forebay.testing.crashes import CrashState
 from forebay.testing.disk import SimulatedDisk
-from forebay.testing.history import NOTE, Begun, Event, History, Outcome, Reading, Told, read_everything
+from forebay.testing.history import (
+    NOTE,
+    AppendAnswered,
+    AppendOutcome,
+    Begun,
+    Event,
+    Reading,
+    ShardEvents,
+    read_everything,
+)
 from forebay.testing.invariants import Violation
 from forebay.testing.moves import Operations, commits_of, replayed
 from forebay.topics import Durability, TopicSpec
@@ -130,7 +139,7 @@ class World(Ground):
         stored = read_state(self.inner, KEYS.state)
         return stored.state if stored is not None else None
 
-    def history(self) -> History:
+    def history(self) -> ShardEvents:
         """What callers were told, earlier lives on this disk included."""
         return history_of(self.durability, self.disk.trace.notes())
 
@@ -182,19 +191,19 @@ class Node(Member):
         """The shard, acquired and recovered if it is not open yet."""
         return self.engine.open_shard(self.world.ref)
 
-    def append(self, count: int = 1, *, producing: tuple[int, int] | None = None) -> Outcome:
+    def append(self, count: int = 1, *, producing: tuple[int, int] | None = None) -> AppendOutcome:
         """Append and wait; what the caller heard is noted."""
         world = self.world
         attempt = world.next_attempt()
         values = tuple(value_of(attempt, place, producing, 0) for place in range(count))
         world.note(Begun(attempt, values, caller=self.name, producing=producing))
-        told = Told(attempt, Outcome.REFUSED)
+        told = AppendAnswered(attempt, AppendOutcome.REFUSED)
         try:
             wal = self.shard.wal
             offset = wal.acknowledge(stage(wal, values, producing, world.clock.now_ms()))
-            told = Told(attempt, Outcome.ACKED, offset)
+            told = AppendAnswered(attempt, AppendOutcome.ACKED, offset)
         except Indeterminate:
-            told = Told(attempt, Outcome.INDETERMINATE)
+            told = AppendAnswered(attempt, AppendOutcome.INDETERMINATE)
         except ForebayError:
             pass
         world.note(told)

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from forebay.appends.queue import AppendQueue, Entry, record_bytes
+from forebay.appends.queue import AppendQueue, QueuedRecord, record_bytes
 from forebay.appends.ticket import Ticket
 from forebay.errors import ForebayError, Full, Unavailable
 from forebay.format.columns.rows import Columns, encode_columns
@@ -50,7 +50,7 @@ class Capped(Model):
             headers: Headers = chance.choice(((), (("name", b"value"), ("none", None))))
             value = chance.choice((None, b"", b"v" * chance.randint(0, 300)))
             if chance.random() < 0.5:
-                entry = Entry(value, key, tag, headers, 1, None, Ticket())
+                entry = QueuedRecord(value, key, tag, headers, 1, None, Ticket())
                 tickets.append(shard.stage_one(entry, record_bytes(value, key, tag, headers)))
             else:
                 rows = chance.randint(1, 5)
@@ -65,7 +65,7 @@ class Capped(Model):
         """The log fails under an append that waits, and is healed."""
         wal = self.shard.wal
         if wal.writer.active is not None:
-            ticket = self.shard.stage_one(Entry(b"lost", None, None, (), 1, None, Ticket()), 20)
+            ticket = self.shard.stage_one(QueuedRecord(b"lost", None, None, (), 1, None, Ticket()), 20)
             wal.fail_file(wal.writer.active, OSError("the disk is away"))
             with pytest.raises(ForebayError):
                 self.shard.acknowledge(ticket)
@@ -101,8 +101,8 @@ def test_the_count_is_what_a_recount_gives(mode: str, seed: int, ledger: Ledger)
         ledger.count("byte counts", act=act)
 
 
-def _entry(value: bytes) -> Entry:
-    return Entry(value, None, None, (), 1, None, Ticket())
+def _entry(value: bytes) -> QueuedRecord:
+    return QueuedRecord(value, None, None, (), 1, None, Ticket())
 
 
 def test_an_append_at_a_cap_reads_no_tier(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from forebay.appends.producer_window import ProducerWindow
-from forebay.compacting.merging import Target, merge
+from forebay.compacting.merging import SegmentTarget, merge
 from forebay.compacting.planning import Rules
 from forebay.compacting.shard import ShardCompaction
 from forebay.format.metadata.descriptor import LoadStatus
@@ -130,7 +130,7 @@ class Model:
         store, name = (places.store, places.store_name) if shared else (places.loads.open(), places.loads_name)
         assert store is not None
         outlook = compaction.outlook(Rules(settle_ms=0, segments_min=2), land.clock.now_ms())
-        target = Target(store, name, "compaction", land.clock.now_ms())
+        target = SegmentTarget(store, name, "compaction", land.clock.now_ms())
         for rewrite in outlook.rewrites:
             made = [
                 merge(

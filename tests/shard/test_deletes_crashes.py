@@ -12,7 +12,7 @@ import pytest
 
 from forebay.records import Reason
 from forebay.testing.crashes import CrashState, explore
-from forebay.testing.damage import Damage
+from forebay.testing.damage import CrashDamage
 from forebay.testing.trace import Note
 from forebay.topics import Durability
 from tests.ledger import Ledger
@@ -71,7 +71,7 @@ def _expected(notes: tuple[Note, ...], durability: Durability) -> tuple[set[int]
             begun |= set(note.payload.offsets)
             if note.payload.acked:
                 promised |= set(note.payload.offsets)
-        elif note.kind == "crash" and durability is Durability.DISK and note.payload != Damage.KILLED.value:
+        elif note.kind == "crash" and durability is Durability.DISK and note.payload != CrashDamage.KILLED.value:
             promised.clear()
     return promised, begun
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from forebay.testing.history import NOTE, Outcome, Told
+from forebay.testing.history import NOTE, AppendAnswered, AppendOutcome
 from tests.protocol.world import MODES, Node, World
 
 
 def _offset_of_last(world: World) -> int:
-    told = [note.payload for note in world.disk.trace.notes() if note.kind == NOTE and isinstance(note.payload, Told)]
-    assert told[-1].outcome is Outcome.ACKED
+    told = [
+        note.payload
+        for note in world.disk.trace.notes()
+        if note.kind == NOTE and isinstance(note.payload, AppendAnswered)
+    ]
+    assert told[-1].outcome is AppendOutcome.ACKED
     return told[-1].offset
 
 

@@ -9,7 +9,7 @@ import pytest
 from forebay.errors import Conflict, ForebayError, UnknownTopic
 from forebay.format.metadata.descriptor import Phase, ShardState
 from forebay.records import Gap, Reason
-from forebay.shard import RecoveryDecision, Situation, Source, decide
+from forebay.shard import NextSource, RecoveryDecision, Situation, decide
 from forebay.topics import Durability
 
 ME, OTHER = "me", "another"
@@ -52,91 +52,95 @@ def lost(start: int, stop: int) -> Gap:
 SEALED = {"phase": Phase.SEALED, "next_offset": 22, "owner": None}
 
 ROWS = [
-    pytest.param(NO_LOG, state(**SEALED), here(frontier=22), (22, Source.SEALED, None, False), id="sealed, no log"),
+    pytest.param(NO_LOG, state(**SEALED), here(frontier=22), (22, NextSource.SEALED, None, False), id="sealed, no log"),
     pytest.param(
         Facts(end=22, epoch=3),
         state(**SEALED),
         here(frontier=22),
-        (22, Source.SEALED, None, False),
+        (22, NextSource.SEALED, None, False),
         id="sealed, own log",
     ),
     pytest.param(
         Facts(end=9, epoch=1),
         state(**SEALED, holder=OTHER, holder_since=2),
         here(frontier=22),
-        (22, Source.SEALED, None, True),
+        (22, NextSource.SEALED, None, True),
         id="sealed by another, old log",
     ),
     pytest.param(
         Facts(end=22, epoch=1),
         state(**SEALED, holder=OTHER, holder_since=2),
         here(frontier=22),
-        (22, Source.SEALED, None, True),
+        (22, NextSource.SEALED, None, True),
         id="sealed by another, a log that ends there by chance",
     ),
     pytest.param(
         Facts(end=9, epoch=3),
         state(**SEALED),
         here(frontier=22),
-        (22, Source.SEALED, None, False),
+        (22, NextSource.SEALED, None, False),
         id="sealed behind what was attached",
     ),
-    pytest.param(LOG, state(), here(frontier=10), (21, Source.LOCAL, None, False), id="open, mine, exact"),
+    pytest.param(LOG, state(), here(frontier=10), (21, NextSource.LOCAL, None, False), id="open, mine, exact"),
     pytest.param(
-        LOG, state(), here(Durability.MEMORY), (100, Source.LOCAL, lost(21, 100), False), id="open, mine, not exact"
+        LOG, state(), here(Durability.MEMORY), (100, NextSource.LOCAL, lost(21, 100), False), id="open, mine, not exact"
     ),
     pytest.param(
         LOG,
         state(reserved_end=300),
         here(Durability.MEMORY),
-        (300, Source.LOCAL, lost(21, 300), False),
+        (300, NextSource.LOCAL, lost(21, 300), False),
         id="open, mine, reserved in the store",
     ),
     pytest.param(
-        LOG, state(), here(frontier=30), (30, Source.CATALOG, None, False), id="open, mine, behind the catalog"
+        LOG, state(), here(frontier=30), (30, NextSource.CATALOG, None, False), id="open, mine, behind the catalog"
     ),
     pytest.param(
         LOG,
         state(),
         here(Durability.MEMORY, frontier=30),
-        (100, Source.CATALOG, lost(30, 100), False),
+        (100, NextSource.CATALOG, lost(30, 100), False),
         id="open, mine, behind the catalog, not exact",
     ),
     pytest.param(
         LOG,
         state(epoch=5, holder=OTHER, holder_since=4, reserved_end=90),
         here(frontier=40),
-        (90, Source.CATALOG, lost(40, 90), True),
+        (90, NextSource.CATALOG, lost(40, 90), True),
         id="open, another's, own old files",
     ),
     pytest.param(
         NO_LOG,
         state(holder=OTHER, reserved_end=90),
         here(frontier=90),
-        (90, Source.CATALOG, None, False),
+        (90, NextSource.CATALOG, None, False),
         id="open, another's, all exported",
     ),
-    pytest.param(NO_LOG, state(), here(), (0, Source.EMPTY, None, False), id="open, no log, nothing reserved"),
+    pytest.param(NO_LOG, state(), here(), (0, NextSource.EMPTY, None, False), id="open, no log, nothing reserved"),
     pytest.param(
-        NO_LOG, state(reserved_end=64), here(frontier=20), (64, Source.CATALOG, lost(20, 64), False), id="open, no log"
+        NO_LOG,
+        state(reserved_end=64),
+        here(frontier=20),
+        (64, NextSource.CATALOG, lost(20, 64), False),
+        id="open, no log",
     ),
     pytest.param(
-        LOG, state(phase=Phase.SEALING), here(frontier=10), (21, Source.LOCAL, None, False), id="sealing, as open"
+        LOG, state(phase=Phase.SEALING), here(frontier=10), (21, NextSource.LOCAL, None, False), id="sealing, as open"
     ),
     pytest.param(
         NO_LOG,
         state(next_offset=22),
         here(frontier=22, shared=False),
-        (22, Source.CATALOG, None, False),
+        (22, NextSource.CATALOG, None, False),
         id="local, taken after a seal and nothing written yet",
     ),
-    pytest.param(NO_LOG, None, here(), (0, Source.EMPTY, None, False), id="absent, none"),
+    pytest.param(NO_LOG, None, here(), (0, NextSource.EMPTY, None, False), id="absent, none"),
 ]
 
 
 @pytest.mark.parametrize(("facts", "before", "situation", "expected"), ROWS)
 def test_a_shard_goes_on_where_its_row_says(
-    facts: Facts, before: ShardState | None, situation: Situation, expected: tuple[int, Source, Gap | None, bool]
+    facts: Facts, before: ShardState | None, situation: Situation, expected: tuple[int, NextSource, Gap | None, bool]
 ) -> None:
     decision = decide(facts, before, situation)
 
@@ -208,11 +212,11 @@ def test_an_epoch_acquired_without_writing_still_counts_as_mine() -> None:
 
     decision = decide(written_in_epoch_3, acquired_twice_since, here())
 
-    assert decision.source is Source.LOCAL
+    assert decision.source is NextSource.LOCAL
 
 
 def test_a_decision_reads_as_a_sentence() -> None:
-    decision = RecoveryDecision(next_offset=100, source=Source.LOCAL, exact=False, gap=lost(21, 100), torn_bytes=7)
+    decision = RecoveryDecision(next_offset=100, source=NextSource.LOCAL, exact=False, gap=lost(21, 100), torn_bytes=7)
 
     assert str(decision) == (
         "next offset 100 by local continuity, tail not exact, gap [21, 100) lost, 7 torn bytes set aside"

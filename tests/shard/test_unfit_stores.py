@@ -7,7 +7,7 @@ import pytest
 from forebay.blobs import Capabilities
 from forebay.errors import Unsupported
 from forebay.testing.blobs import SimulatedBlobs
-from forebay.testing.history import Outcome
+from forebay.testing.history import AppendOutcome
 from tests.protocol.world import MODES, World
 
 
@@ -30,5 +30,5 @@ def test_a_store_that_lets_a_key_be_created_twice_gets_no_object(mode: str) -> N
             node.seal("b")
 
     assert blobs.contents == {}
-    assert node.append() is Outcome.ACKED
+    assert node.append() is AppendOutcome.ACKED
     assert node.reading().end == 4

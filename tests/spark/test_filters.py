@@ -39,7 +39,7 @@ from forebay.spark.location import Location
 from forebay.spark.narrowing import wanted_runs
 from forebay.spark.opening import opened
 from forebay.spark.options import ReadOptions
-from forebay.spark.pieces import Piece, PieceReader
+from forebay.spark.pieces import PieceReader, ScanPiece
 from forebay.spark.planning import Range
 from forebay.spark.scan import read_split
 from forebay.spark.snapshot import ShardView, Snapshot, load
@@ -265,7 +265,7 @@ def test_tasks_of_a_look_up_weigh_the_index() -> None:
         epoch=1,
         earliest=0,
         next=10**7,
-        pieces=(Piece(0, 10**7, 2**30, found),),
+        pieces=(ScanPiece(0, 10**7, 2**30, found),),
         deleted=OffsetSet(),
         generation=0,
     )

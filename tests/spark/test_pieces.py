@@ -9,7 +9,7 @@ from pathlib import Path
 from forebay.settings import RetentionSettings
 from forebay.spark.opening import opened
 from forebay.spark.options import ReadOptions
-from forebay.spark.pieces import Piece, PieceReader
+from forebay.spark.pieces import PieceReader, ScanPiece
 from forebay.spark.snapshot import look_again
 from tests.moves import rig
 from tests.spark.mixed import Mixed
@@ -26,7 +26,7 @@ def test_a_piece_of_the_log_whose_front_is_history_by_now_is_read_from_both(tmp_
 
     with opened(ReadOptions.parse(mixed.options).location) as found:
         again = partial(look_again, found, spec.topic_id, str(spec.name), 0)
-        reader = PieceReader(found, f"{spec.topic_id}_0", [Piece(0, 20, 0)], "it", again)
+        reader = PieceReader(found, f"{spec.topic_id}_0", [ScanPiece(0, 20, 0)], "it", again)
         with contextlib.closing(reader):
             at, seen = 0, list[int]()
             while at < 20 and (page := reader.read(at)).next > at:

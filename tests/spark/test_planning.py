@@ -12,11 +12,11 @@ from forebay.errors import Invalid
 from forebay.format.control.offsets import OffsetSet
 from forebay.spark.covers import covering
 from forebay.spark.options import FROM_EARLIEST, FROM_LATEST, Limit
-from forebay.spark.pieces import Piece
+from forebay.spark.pieces import ScanPiece
 from forebay.spark.planning import (
     MIB,
     TASK_BYTES_MAX,
-    Bounds,
+    PartitionBounds,
     Range,
     Size,
     resolve,
@@ -93,7 +93,7 @@ def test_nothing_to_read_makes_no_task() -> None:
 
 
 _NAME = "shop/orders"
-_BOUNDS = [Bounds(_NAME, 0, 10, 100), Bounds(_NAME, 1, 0, 0)]
+_BOUNDS = [PartitionBounds(_NAME, 0, 10, 100), PartitionBounds(_NAME, 1, 0, 0)]
 
 
 def _resolve(
@@ -164,7 +164,7 @@ def test_a_range_that_is_gone_altogether_is_empty() -> None:
 def test_pieces_cover_every_offset_once_whatever_is_found(
     start: int, count: int, found: list[tuple[int, int, int]]
 ) -> None:
-    given_pieces = [Piece(at, at + length, size, file="x") for at, length, size in found]
+    given_pieces = [ScanPiece(at, at + length, size, file="x") for at, length, size in found]
 
     pieces = list(covering(start, start + count, given_pieces))
 
@@ -180,7 +180,7 @@ def test_pieces_cover_every_offset_once_whatever_is_found(
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=30), st.integers(0, 300), st.integers(0, 300))
 def test_pieces_of_a_range_are_those_that_touch_it(lengths: list[int], one: int, other: int) -> None:
     ends = list(accumulate(lengths))
-    pieces = tuple(Piece(end - length, end, 0) for length, end in zip(lengths, ends, strict=True))
+    pieces = tuple(ScanPiece(end - length, end, 0) for length, end in zip(lengths, ends, strict=True))
     view = ShardView(
         topic=_NAME,
         topic_id="ab" * 16,

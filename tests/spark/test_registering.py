@@ -12,7 +12,7 @@ from forebay.cleanup.tables import TableObjects
 from forebay.errors import Conflict, Unsupported
 from forebay.spark import registering
 from forebay.spark.iceberg import find_table, identifier, look_up_table, open_catalog
-from forebay.spark.jobs.reports import Report
+from forebay.spark.jobs.reports import JobReport
 from forebay.spark.location import Location
 from forebay.spark.opening import opened
 from forebay.spark.registering import OFFSETS
@@ -32,7 +32,7 @@ def land(request: pytest.FixtureRequest, tmp_path: Path) -> Land:
     return local(tmp_path) if request.param == "local" else shared_fs(tmp_path)
 
 
-def registered(land: Land, *, kept_s: int | None = None, dry_run: bool = False) -> Report:
+def registered(land: Land, *, kept_s: int | None = None, dry_run: bool = False) -> JobReport:
     location = location_of(land)
     if kept_s is not None:
         overrides = (*location.overrides, ("table.snapshots_kept_s", str(kept_s)))

@@ -11,7 +11,7 @@ from forebay.errors import Unavailable
 from forebay.format.parquet import file as parquet
 from forebay.spark import scan
 from forebay.spark.filters import Condition, Filters
-from forebay.spark.narrowing import Run, wanted_runs
+from forebay.spark.narrowing import OffsetRun, wanted_runs
 from forebay.spark.options import ReadOptions
 from forebay.spark.pieces import PieceReader
 from forebay.spark.scan import read_split
@@ -38,7 +38,7 @@ def test_what_went_since_the_plan_is_named_in_every_run(tmp_path: Path, monkeypa
     splits = _planned(mixed, b"10", b"190")
     (old,) = (tmp_path / "store").rglob("*.parquet")
 
-    def compacted_again(reader: PieceReader, part: Part, filters: Filters) -> Iterator[Run]:
+    def compacted_again(reader: PieceReader, part: Part, filters: Filters) -> Iterator[OffsetRun]:
         runs = list(wanted_runs(reader, part, filters))
         assert len(runs) == 2, "the keys lie far from each other"
         reader.close_open()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.spark.streaming.admission import Backlog, Stretch, admitted, clipped
+from forebay.spark.streaming.admission import Backlog, WeighedRange, admitted, clipped
 from forebay.spark.streaming.offsets import Place
 
 pytestmark = pytest.mark.slow
@@ -19,7 +19,7 @@ def _backlog(draw: st.DrawFn, *, in_records: bool) -> Backlog:
     for count in draw(st.lists(st.integers(1, 300), max_size=4)):
         each = 1 if in_records else draw(st.integers(1, 50))
         weight = 0 if draw(st.booleans()) else count * each
-        stretches.append(Stretch(at, at + count, weight))
+        stretches.append(WeighedRange(at, at + count, weight))
         at += count
     return Backlog(start, stretches)
 
@@ -88,7 +88,7 @@ def test_small_partition_is_not_starved_beside_one_that_never_empties(limit: int
 
     for _ in range(400):
         backlogs = {
-            Place("a/b", number): Backlog(at, [Stretch(at, at + size, size)])
+            Place("a/b", number): Backlog(at, [WeighedRange(at, at + size, size)])
             for number, at in starts.items()
             for size in [10**9 if number == 0 else 3]
         }
@@ -101,15 +101,15 @@ def test_small_partition_is_not_starved_beside_one_that_never_empties(limit: int
 
 def test_holes_cost_nothing() -> None:
     place = Place("a/b", 0)
-    backlog = Backlog(0, [Stretch(0, 10, 10), Stretch(10, 70_000, 0), Stretch(70_000, 70_010, 10)])
+    backlog = Backlog(0, [WeighedRange(0, 10, 10), WeighedRange(10, 70_000, 0), WeighedRange(70_000, 70_010, 10)])
 
     assert admitted({place: backlog}, 10) == {place: 70_000}
     assert admitted({place: backlog}, 12) == {place: 70_002}
-    assert admitted({place: Backlog(0, [Stretch(0, 70_000, 0)])}, 1) == {place: 70_000}
+    assert admitted({place: Backlog(0, [WeighedRange(0, 70_000, 0)])}, 1) == {place: 70_000}
 
 
 def test_record_larger_than_the_limit_goes_through_alone() -> None:
-    backlogs = {Place("a/b", number): Backlog(0, [Stretch(0, 3, 3000)]) for number in range(2)}
+    backlogs = {Place("a/b", number): Backlog(0, [WeighedRange(0, 3, 3000)]) for number in range(2)}
 
     ends = admitted(backlogs, 10)
 
@@ -117,17 +117,19 @@ def test_record_larger_than_the_limit_goes_through_alone() -> None:
 
 
 def test_without_a_limit_all_is_taken() -> None:
-    backlogs = {Place("a/b", 0): Backlog(3, [Stretch(3, 9, 600)]), Place("a/b", 1): Backlog(5, [])}
+    backlogs = {Place("a/b", 0): Backlog(3, [WeighedRange(3, 9, 600)]), Place("a/b", 1): Backlog(5, [])}
 
     assert admitted(backlogs, None) == {Place("a/b", 0): 9, Place("a/b", 1): 5}
     assert admitted({}, 5) == {}
 
 
 def test_backlog_is_clipped_to_where_the_stream_stands() -> None:
-    stretches = [Stretch(0, 10, 100), Stretch(20, 30, 50), Stretch(30, 40, 10)]
+    stretches = [WeighedRange(0, 10, 100), WeighedRange(20, 30, 50), WeighedRange(30, 40, 10)]
 
     assert clipped(5, 35, stretches) == Backlog(
-        5, [Stretch(5, 10, 50), Stretch(10, 20, 0), Stretch(20, 30, 50), Stretch(30, 35, 5)]
+        5, [WeighedRange(5, 10, 50), WeighedRange(10, 20, 0), WeighedRange(20, 30, 50), WeighedRange(30, 35, 5)]
     )
-    assert clipped(40, 45, stretches) == Backlog(40, [Stretch(40, 45, 0)])
-    assert clipped(9, 10, [Stretch(0, 10, 3)]) == Backlog(9, [Stretch(9, 10, 1)])  # a record always weighs something
+    assert clipped(40, 45, stretches) == Backlog(40, [WeighedRange(40, 45, 0)])
+    assert clipped(9, 10, [WeighedRange(0, 10, 3)]) == Backlog(
+        9, [WeighedRange(9, 10, 1)]
+    )  # a record always weighs something

@@ -19,11 +19,11 @@ from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.records import Reason
 from forebay.spark.location import Location
 from forebay.spark.options import FROM_EARLIEST, FROM_LATEST, Limit, ReadOptions, Topics
-from forebay.spark.pieces import Piece
+from forebay.spark.pieces import ScanPiece
 from forebay.spark.planning import Range, resolve
 from forebay.spark.snapshot import ShardView, Snapshot, Split
 from forebay.spark.streaming.offsets import Place, Point, StreamOffsets
-from forebay.spark.streaming.stream import AWAY_SECONDS, LOOK_SECONDS, LOOK_SHARE, WAIT_SECONDS, Stream
+from forebay.spark.streaming.stream import AWAY_SECONDS, LOOK_SECONDS, LOOK_SHARE, WAIT_SECONDS, TopicStream
 from forebay.testing.clock import ManualClock
 from forebay.topics import TopicName
 
@@ -36,7 +36,7 @@ def _view(topic: str = "a/b", partition: int = 0, stop: int = 0, **changes: Any)
     """A partition of 100 bytes a record, in pieces of 50 records."""
     given: dict[str, Any] = {"topic_id": topic[0] * 32, "epoch": 1, "earliest": 0, **changes}
     edges = [*range(given["earliest"], stop, 50), stop]
-    pieces = [Piece(first, last, 100 * (last - first)) for first, last in pairwise(edges)]
+    pieces = [ScanPiece(first, last, 100 * (last - first)) for first, last in pairwise(edges)]
     return ShardView(
         topic=topic,
         partition=partition,
@@ -75,9 +75,9 @@ class Land:
         self.views = views
         self.clock.advance(LOOK_SECONDS)
 
-    def stream(self, **options: Any) -> Stream:
+    def stream(self, **options: Any) -> TopicStream:
         given: dict[str, Any] = {"starting": _EARLIEST, "topics": Topics(names=(TopicName("a", "b"),)), **options}
-        return Stream(ReadOptions(location=_LOCATION, **given), self, self.clock)
+        return TopicStream(ReadOptions(location=_LOCATION, **given), self, self.clock)
 
 
 def _ends(offsets: StreamOffsets) -> dict[str, int]:
@@ -235,7 +235,7 @@ def test_holes_do_not_count_as_records() -> None:
     hole = SegmentDescriptor(
         kind=DescriptorKind.GAP, topic_id="a" * 32, start=10, end=70_000, epoch=1, reason=int(Reason.SKIPPED)
     )
-    pieces = (Piece(0, 10, 1000), Piece(10, 70_000, 0, hole), Piece(70_000, 70_010, 1000))
+    pieces = (ScanPiece(0, 10, 1000), ScanPiece(10, 70_000, 0, hole), ScanPiece(70_000, 70_010, 1000))
     land = Land(_view(stop=70_010, pieces=pieces))
 
     for limit in ({"offsets_max": 15}, {"bytes_max": 1500}):

@@ -14,7 +14,7 @@ from forebay.errors import Invalid
 from forebay.partitioning import partition_of_key
 from forebay.records import Record
 from forebay.spark.incoming import Part, check_columns, parts_of
-from forebay.spark.staging import Staged, Task, stage
+from forebay.spark.staging import StagedSegment, Task, stage
 from forebay.testing.blobs import SimulatedBlobs
 from forebay.testing.clock import ManualClock
 from tests.history.loads import opened, walked
@@ -117,7 +117,7 @@ def _task(number: int = 0, partitions: int = 2, zstd_level: int | None = None) -
     )
 
 
-def _stored(blobs: SimulatedBlobs, staged: list[Staged]) -> dict[int, list[Record]]:
+def _stored(blobs: SimulatedBlobs, staged: list[StagedSegment]) -> dict[int, list[Record]]:
     found: dict[int, list[Record]] = defaultdict(list)
     for partition, segment in ((one.partition, one.segment) for one in staged):
         content, index = blobs.contents[segment.object_key], blobs.contents[segment.index_key]

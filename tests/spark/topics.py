@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import pyarrow as pa
 
 import forebay
-from forebay.appends.queue import Entry
+from forebay.appends.queue import QueuedRecord
 from forebay.appends.ticket import Ticket
 from forebay.clock import SystemClock
 from forebay.disk import SystemDisk
@@ -142,7 +142,7 @@ def skip_offsets(path: Path, spec: TopicSpec, gap: Gap) -> None:
     place = ShardPlace(directory, spec.topic_id, 0, facts.epoch, str(spec.name))
     start = Start(next_offset=gap.stop, gap=gap)
     wal = resume(facts, start, place, settings, disk=disk, clock=SystemClock(), durability=spec.durability)
-    entry = Entry(b"behind", None, None, (), TIME, None, Ticket())
+    entry = QueuedRecord(b"behind", None, None, (), TIME, None, Ticket())
     wal.acknowledge(wal.stage_one(entry, 100))
     wal.close()
 

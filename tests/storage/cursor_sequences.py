@@ -13,12 +13,12 @@ from forebay.progress import Progress, ProgressStore, ReaderName
 from forebay.settings import ProgressSettings
 from forebay.storage.cursors import Cursors
 from forebay.testing.clock import ManualClock
-from forebay.testing.cursors import Acked, Cursor, Event, Found, Reset, cursors_hold
+from forebay.testing.cursors import Acked, Event, Found, Reset, StoredCursor, cursors_hold
 from forebay.testing.invariants import Violation
 from forebay.topics import TopicSpec
 
 NAME: Final = ReaderName("shop", "orders", "billing")
-CURSOR: Final = Cursor("billing", 0, "0" * 32)
+CURSOR: Final = StoredCursor("billing", 0, "0" * 32)
 SPEC: Final = TopicSpec(namespace="shop", topic="orders", topic_id=CURSOR.incarnation, partitions=1)
 STEPS_MAX: Final = 3
 

@@ -12,7 +12,7 @@ import pytest
 
 import forebay
 from forebay import Ack, Closed, Conflict, Indeterminate, Invalid, Storage, Unavailable
-from forebay.appends.queue import Entry, Producing, QueueFull
+from forebay.appends.queue import Producing, QueuedRecord, QueueFull
 from forebay.appends.ticket import Ticket
 from forebay.format.columns.rows import ColumnBytes, Columns
 from forebay.partitioning import partition_of_key, partition_of_producer
@@ -417,7 +417,7 @@ class _Refusing:
         self.helped = 0
         self.taken = 0
 
-    def stage_one(self, entry: Entry, size: int) -> Ticket:
+    def stage_one(self, entry: QueuedRecord, size: int) -> Ticket:
         return self._stage(entry.ticket)
 
     def stage_many(self, columns: ColumnBytes, producing: Producing | None, ticket: Ticket) -> Ticket:
@@ -448,7 +448,7 @@ def _appended(appender: Appender, many: str) -> int:
     if many == "many":
         columns = Columns(values=[b"v"], timestamps=[1])
         return appender.together(0, columns, None, atomic=True)[0]
-    return appender.one(0, Entry(b"v", None, None, (), 1, None, Ticket()))
+    return appender.one(0, QueuedRecord(b"v", None, None, (), 1, None, Ticket()))
 
 
 FULL, GONE = QueueFull("3 records wait: the queue is full"), Closed("the shard is closed")

@@ -12,7 +12,7 @@ import pytest
 
 import forebay
 from forebay import Ack, Fenced, ForebayError, Full, Indeterminate, Storage, Topic, Unavailable
-from forebay.appends.queue import Entry
+from forebay.appends.queue import QueuedRecord
 from forebay.appends.ticket import Ticket
 from forebay.catalog import read_state
 from forebay.format.control.frames import Floor
@@ -365,7 +365,7 @@ def test_no_publication_is_passed_over_while_two_threads_wake_readers(tmp_path: 
         gates[0].set()
         threads[0].join(PATIENCE)
         with group.lock:
-            ticket = shard.stage_one(Entry(b"v", None, None, (), 0, None, Ticket()), 1)
+            ticket = shard.stage_one(QueuedRecord(b"v", None, None, (), 0, None, Ticket()), 1)
             inside(topic).commit_alone()
             gates[1].set()
             threads[1].join(PATIENCE)

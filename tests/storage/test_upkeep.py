@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from forebay import Settings, Storage, Unavailable
-from forebay.appends.queue import Entry
+from forebay.appends.queue import QueuedRecord
 from forebay.appends.ticket import Ticket
 from forebay.clock import SystemClock
 from forebay.settings import RuntimeSettings
@@ -283,8 +283,8 @@ def test_low_space_refuses_appends_and_goes_on_by_itself(tmp_path: Path) -> None
         assert values(topic.read()) == [b"before", b"after"]
 
 
-def _entry() -> Entry:
-    return Entry(b"v", None, None, (), 1, None, Ticket())
+def _entry() -> QueuedRecord:
+    return QueuedRecord(b"v", None, None, (), 1, None, Ticket())
 
 
 def test_a_rotation_gets_through_between_syncs_that_follow_one_another(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import forebay
 from forebay import EARLIEST, Closed, Storage, Unavailable, UnknownTopic
-from forebay.appends.queue import Entry
+from forebay.appends.queue import QueuedRecord
 from forebay.appends.ticket import Ticket
 from forebay.metadata import MemoryMetadata, SqliteMetadata
 from forebay.storage.definitions import Definitions
@@ -171,5 +171,5 @@ def test_the_metadata_owner_named_in_an_error_is_the_one_that_lives(tmp_path: Pa
         second.open().open_shard(second.ref())
 
 
-def _entry(value: bytes) -> Entry:
-    return Entry(value, None, None, (), 1, None, Ticket())
+def _entry(value: bytes) -> QueuedRecord:
+    return QueuedRecord(value, None, None, (), 1, None, Ticket())

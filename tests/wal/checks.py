@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from forebay.testing.crashes import CrashState
-from forebay.testing.history import Outcome, Told
+from forebay.testing.history import AppendAnswered, AppendOutcome
 from forebay.testing.invariants import Violation, check_log, no_crash_is_damage, readings_agree, recovery_is_stable
 from forebay.testing.trace import Note
 from forebay.topics import Durability
@@ -21,8 +21,8 @@ def recover_and_go_on(state: CrashState, durability: Durability) -> list[Violati
     violations += readings_agree(first, rig.reading(bytes_max=1))
     again = Rig(rig.disk, durability, epoch=rig.epoch).open()
     violations += recovery_is_stable(first, again.reading())
-    assert again.append() is Outcome.ACKED
-    assert again.append(2) is Outcome.ACKED
+    assert again.append() is AppendOutcome.ACKED
+    assert again.append(2) is AppendOutcome.ACKED
     _repeat(again)
     again.flush()
     violations += check_log(again.history(), again.see())
@@ -36,7 +36,7 @@ def _repeat(rig: Simulated) -> None:
     newest: dict[int, tuple[int, int]] = {}
     for append in rig.history().appends.values():
         producing = append.begun.producing
-        if producing is not None and append.outcome is Outcome.ACKED:
+        if producing is not None and append.outcome is AppendOutcome.ACKED:
             newest[producing[0]] = (producing[1], len(append.begun.values))
     for producer, (sequence, count) in newest.items():
         rig.append(count, producing=(producer, sequence))
@@ -51,5 +51,5 @@ def lost_owners_acknowledge_nothing(notes: Iterable[Note]) -> Iterator[Violation
     taken = False
     for note in notes:
         taken = taken or note.kind == TAKEN
-        if taken and isinstance(note.payload, Told) and note.payload.outcome is Outcome.ACKED:
+        if taken and isinstance(note.payload, AppendAnswered) and note.payload.outcome is AppendOutcome.ACKED:
             yield Violation("I20", f"append {note.payload.attempt} was acknowledged after another had the shard")

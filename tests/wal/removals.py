@@ -9,7 +9,7 @@ from forebay.errors import ForebayError
 from forebay.format.control.frames import NO_FLOOR, Floor
 from forebay.format.control.offsets import OffsetSet
 from forebay.records import Reason
-from forebay.testing.damage import Damage
+from forebay.testing.damage import CrashDamage
 from forebay.testing.invariants import Violation
 from forebay.testing.trace import Note
 from forebay.topics import Durability
@@ -85,7 +85,7 @@ def _promises(
     acked: list[Removal] = []
     for note in notes:
         if note.kind == "crash":
-            killed = note.payload == Damage.KILLED.value and durability is not Durability.MEMORY
+            killed = note.payload == CrashDamage.KILLED.value and durability is not Durability.MEMORY
             acked = [removal for removal in acked if removal.durable or killed]
         elif note.kind == NOTE and isinstance(note.payload, Removal):
             begun |= set(note.payload.offsets)

@@ -8,7 +8,7 @@ from typing import Final, Generic, Self, TypeVar
 from zlib import crc32
 
 from forebay.appends.producer_window import ProducerWindow
-from forebay.appends.queue import Entry, Producing
+from forebay.appends.queue import Producing, QueuedRecord
 from forebay.appends.ticket import Ticket
 from forebay.disk import Disk
 from forebay.errors import ForebayError, Indeterminate
@@ -20,19 +20,19 @@ from forebay.shard import SegmentShard, ShardRef
 from forebay.shard.tiers import NoHistory, Tiers
 from forebay.testing.clock import ManualClock
 from forebay.testing.crashes import CrashState
-from forebay.testing.damage import Damage
+from forebay.testing.damage import CrashDamage
 from forebay.testing.disk import SimulatedDisk
 from forebay.testing.history import (
     NOTE,
+    AppendAnswered,
+    AppendOutcome,
     Begun,
     Crashed,
     Event,
-    History,
-    Outcome,
     Reading,
-    Seen,
+    ReadSeen,
+    ShardEvents,
     Synced,
-    Told,
     read_everything,
 )
 from forebay.testing.trace import Note
@@ -117,12 +117,12 @@ class Rig(Generic[D]):
         if isinstance(self.disk, SimulatedDisk):
             self.disk.note(NOTE, event)
 
-    def append(self, count: int = 1, *, producing: tuple[int, int] | None = None, size: int = 0) -> Outcome:
+    def append(self, count: int = 1, *, producing: tuple[int, int] | None = None, size: int = 0) -> AppendOutcome:
         """Append and wait."""
         attempt, ticket = self.stage(count, producing=producing, size=size)
         return self.hear(attempt, ticket)
 
-    def group(self, *counts: int) -> list[Outcome]:
+    def group(self, *counts: int) -> list[AppendOutcome]:
         """Several appends, one commit."""
         staged = [self.stage(count) for count in counts]
         return [self.hear(attempt, ticket) for attempt, ticket in staged]
@@ -139,14 +139,14 @@ class Rig(Generic[D]):
         except ForebayError as error:
             return attempt, error
 
-    def hear(self, attempt: int, ticket: Ticket | ForebayError) -> Outcome:
+    def hear(self, attempt: int, ticket: Ticket | ForebayError) -> AppendOutcome:
         """Wait for the answer and note it."""
-        told = Told(attempt, Outcome.REFUSED)
+        told = AppendAnswered(attempt, AppendOutcome.REFUSED)
         if isinstance(ticket, Ticket):
             try:
-                told = Told(attempt, Outcome.ACKED, self.wal.acknowledge(ticket))
+                told = AppendAnswered(attempt, AppendOutcome.ACKED, self.wal.acknowledge(ticket))
             except Indeterminate:
-                told = Told(attempt, Outcome.INDETERMINATE)
+                told = AppendAnswered(attempt, AppendOutcome.INDETERMINATE)
             except ForebayError:
                 pass
         self.note(told)
@@ -164,7 +164,7 @@ class Rig(Generic[D]):
     def see(self) -> Reading:
         """Read everything, as some reader may at any time."""
         reading = self.reading()
-        self.note(Seen(tuple((offset, value) for offset, value in reading.records if value is not None)))
+        self.note(ReadSeen(tuple((offset, value) for offset, value in reading.records if value is not None)))
         return reading
 
     def read(self, offset: int, bytes_max: int = 1 << 20) -> Page:
@@ -175,7 +175,7 @@ class Rig(Generic[D]):
         """What is there now."""
         return read_everything(lambda offset: self.read(offset, bytes_max), self.wal.offsets().next)
 
-    def history(self) -> History:
+    def history(self) -> ShardEvents:
         """Everything noted so far, earlier lives on this disk included."""
         notes = self.disk.trace.notes() if isinstance(self.disk, SimulatedDisk) else ()
         return history_of(self.durability, notes)
@@ -250,19 +250,19 @@ def stage(wal: Wal, values: Sequence[bytes], producing: tuple[int, int] | None, 
     ticket = Ticket()
     who = Producing(*producing) if producing is not None else None
     if len(values) == 1:
-        return wal.stage_one(Entry(values[0], None, None, (), now_ms, who, ticket), len(values[0]) + 16)
+        return wal.stage_one(QueuedRecord(values[0], None, None, (), now_ms, who, ticket), len(values[0]) + 16)
     return wal.stage_many(encode_columns(Columns(values=values, timestamps=[now_ms] * len(values))), who, ticket)
 
 
-def history_of(durability: Durability, notes: Sequence[Note], *, extra: Sequence[Event] = ()) -> History:
+def history_of(durability: Durability, notes: Sequence[Note], *, extra: Sequence[Event] = ()) -> ShardEvents:
     """The history that the notes of a trace tell."""
     events: list[Event] = []
     for note in notes:
         if note.kind == NOTE:
             events.append(note.payload)  # type: ignore[arg-type]  # only `Rig.note` writes these
         elif note.kind == "crash":
-            events.append(Crashed(note.payload != Damage.KILLED.value))
-    return History(durability, [*events, *extra])
+            events.append(Crashed(note.payload != CrashDamage.KILLED.value))
+    return ShardEvents(durability, [*events, *extra])
 
 
 def after(

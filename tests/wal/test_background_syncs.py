@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from forebay.errors import ForebayError, Unavailable
-from forebay.testing.history import Outcome
+from forebay.testing.history import AppendOutcome
 from forebay.topics import Durability
 from forebay.wal.writer import BackgroundSync, SyncTarget
 from tests.wal.rig import Rig, Simulated, simulated
@@ -101,7 +101,7 @@ def test_what_promises_durability_goes_on_behind_a_sync_that_succeeds(
     rig, target = syncing(DISK)
     waiting = Waiting(rig, monkeypatch)
     waiting.begin(getattr(rig.wal, answer))
-    assert rig.append() is Outcome.ACKED  # class `disk` does not wait
+    assert rig.append() is AppendOutcome.ACKED  # class `disk` does not wait
     waiting.begin(getattr(rig.wal, answer))
 
     target.active.file.sync()
@@ -121,11 +121,11 @@ def test_an_append_of_class_fsync_is_not_acknowledged_if_a_sync_that_began_befor
 
     rig.wal.fail_background_sync(LOST)
 
-    assert waiting.end() == [Outcome.INDETERMINATE]
+    assert waiting.end() == [AppendOutcome.INDETERMINATE]
     assert (rig.wal.head, rig.wal.offsets().durable) == (2, 2)
     assert rig.wal.failure is not None and "EIO" in rig.wal.failure
     assert rig.wal.heal()
-    assert rig.append() is Outcome.ACKED
+    assert rig.append() is AppendOutcome.ACKED
     assert len(rig.reading().records) == 3
 
 
@@ -137,7 +137,7 @@ def test_an_append_of_class_fsync_is_acknowledged_behind_a_sync_that_succeeds(mo
     target.active.file.sync()
     rig.wal.end_background_sync(target)
 
-    assert waiting.end() == [Outcome.ACKED]
+    assert waiting.end() == [AppendOutcome.ACKED]
     assert rig.wal.offsets().durable == 3
 
 
@@ -171,13 +171,13 @@ def test_the_failure_of_a_sync_says_nothing_of_the_copy_that_replaced_its_file()
     rig.wal.fail_background_sync(LOST)
 
     assert rig.wal.failure is None
-    assert rig.append() is Outcome.ACKED
+    assert rig.append() is AppendOutcome.ACKED
 
 
 def test_a_sync_that_does_not_return_is_not_waited_for_without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forebay.wal.writer.SYNC_WAIT_SECONDS", 0.0)
     rig, _ = syncing(FSYNC)
 
-    assert rig.append() is Outcome.INDETERMINATE
+    assert rig.append() is AppendOutcome.INDETERMINATE
 
     assert rig.wal.failure is not None and "has not returned" in rig.wal.failure

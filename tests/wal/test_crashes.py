@@ -11,7 +11,7 @@ import pytest
 
 from forebay.errors import Unavailable
 from forebay.testing.crashes import CrashState, explore
-from forebay.testing.damage import Damage
+from forebay.testing.damage import CrashDamage
 from forebay.testing.invariants import (
     acks_follow_syncs,
     names_follow_bytes,
@@ -87,7 +87,7 @@ def test_what_a_restart_has_shown_survives_though_its_sync_had_failed(durability
         with pytest.raises(Unavailable, match="EIO"):
             killed.flush()
     assert killed.wal.failure is not None
-    disk.note("crash", Damage.KILLED.value)
+    disk.note("crash", CrashDamage.KILLED.value)
     begun = len(disk.trace)
 
     again = Rig(disk, durability, epoch=1).open()
@@ -114,7 +114,7 @@ def _recovering(state: CrashState, durability: Durability) -> Iterator[CrashStat
 
 def _torn(trace: Trace, prefixes: range) -> list[CrashState]:
     """A few crashes of each kind that leave something to repair."""
-    chosen: dict[Damage, list[CrashState]] = {}
+    chosen: dict[CrashDamage, list[CrashState]] = {}
     for state in explore(trace, prefixes, states_max=3, names_max=2):
         chosen.setdefault(state.damage, []).append(state)
     return [state for states in chosen.values() for state in states[:: max(1, len(states) // RECOVERIES)]]

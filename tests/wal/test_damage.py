@@ -10,7 +10,7 @@ import pytest
 
 from forebay.errors import ForebayError
 from forebay.testing.disk import ROOMY, SimulatedDisk
-from forebay.testing.history import Event, History, Reading, read_everything
+from forebay.testing.history import Event, Reading, ShardEvents, read_everything
 from forebay.testing.invariants import Violation, check_log, damage_is_reported, recovery_is_stable
 from forebay.testing.trace import Image, Trace
 from forebay.topics import Durability
@@ -109,7 +109,7 @@ def _damaged(content: bytes) -> Iterator[tuple[str, int, bytes]]:
 def judge(shard: Shard, changed: Mapping[int, bytes | None], durability: Durability) -> tuple[str, list[Violation]]:
     """Open and read twice; what was acknowledged and durable is there or named as damaged."""
     disk = shard.disk(changed)
-    history = History(durability, shard.events)
+    history = ShardEvents(durability, shard.events)
     try:
         rig = Rig(disk, durability, epoch=5).open()
         reading = reading_of(rig)

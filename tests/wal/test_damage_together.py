@@ -22,7 +22,7 @@ from forebay.format.files.segment import HEADER_BYTES, SegmentHeader, decode_hea
 from forebay.format.frame.head import Kind
 from forebay.format.frame.scan import scan_frames
 from forebay.sealed import FRAME_BYTES_LIMIT
-from forebay.testing.history import History
+from forebay.testing.history import ShardEvents
 from forebay.testing.invariants import Violation, check_log, damage_is_reported, nothing_fabricated
 from forebay.topics import Durability
 from tests.ledger import Ledger
@@ -190,7 +190,7 @@ def judge_together(one: Past, faults: Sequence[Fault], durability: Durability) -
     unproven = [frame for frame in one.frames[NEWEST] if frame.kind == Kind.DATA and frame.end > proven]
     if not any(_is_hit(frame, fault) for frame in unproven for fault in faults if fault.file == NEWEST):
         return judge(one.shard, changed, durability)
-    history = History(durability, one.shard.events)
+    history = ShardEvents(durability, one.shard.events)
     try:
         rig = Rig(one.shard.disk(changed), durability, epoch=5).open()
         reading = reading_of(rig)

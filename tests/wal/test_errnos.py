@@ -11,9 +11,9 @@ import pytest
 
 from forebay.errors import ForebayError
 from forebay.testing.crashes import crash_states
-from forebay.testing.damage import Damage
+from forebay.testing.damage import CrashDamage
 from forebay.testing.faults import PlannedFault, plan_faults
-from forebay.testing.history import Outcome, Troubled
+from forebay.testing.history import AppendOutcome, Troubled
 from forebay.testing.invariants import Violation, check_log, healthy_or_read_only
 from forebay.topics import Durability
 from tests.ledger import Ledger
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # far more than neede
 
 STRIDE: Final = 1 if SOAK else 2
 """In a normal run every second fault that lasts; each fault that strikes once is always tried."""
-CRASHES: Final = (Damage.KILLED, Damage.OLD, Damage.WHOLE)
+CRASHES: Final = (CrashDamage.KILLED, CrashDamage.OLD, CrashDamage.WHOLE)
 
 
 def _write(rig: Simulated) -> None:
@@ -141,7 +141,7 @@ def _live_through(life: Callable[[Simulated], None], durability: Durability, fau
     if rig.wal.closed:
         rig.open()
     rig.shard.upkeep.maintain()
-    works = rig.append() is Outcome.ACKED
+    works = rig.append() is AppendOutcome.ACKED
     violations += healthy_or_read_only(rig.wal.failure, appends_work=works)
     if not works:
         violations.append(Violation("I28", f"not healed: {rig.wal.failure}"))

@@ -9,7 +9,7 @@ import pytest
 from forebay.errors import Unavailable
 from forebay.records import Gap, Reason
 from forebay.testing.crashes import crash_states, explore
-from forebay.testing.damage import Damage
+from forebay.testing.damage import CrashDamage
 from forebay.testing.invariants import check_log, promises_follow_syncs
 from forebay.topics import Durability
 from forebay.wal.readonly import FollowedLog
@@ -34,7 +34,7 @@ def failed(durability: Durability) -> Simulated:
 
 def kill(rig: Simulated) -> Simulated:
     """The next process, in the same life of the machine."""
-    rig.disk.note("crash", Damage.KILLED.value)
+    rig.disk.note("crash", CrashDamage.KILLED.value)
     return Rig(rig.disk, rig.durability, epoch=rig.epoch).open()
 
 
@@ -101,7 +101,7 @@ def test_a_background_sync_that_failed_promises_nothing_of_that_file(rounds: int
         rig.clock.advance(2)
 
     assert list(promises_follow_syncs(rig.disk.trace)) == []
-    for state in explore(rig.disk.trace, damages=[Damage.OLD, Damage.CUT], states_max=2, names_max=2):
+    for state in explore(rig.disk.trace, damages=[CrashDamage.OLD, CrashDamage.CUT], states_max=2, names_max=2):
         assert recover_and_go_on(state, Durability.DISK) == []
 
 
@@ -116,7 +116,7 @@ def test_the_mark_of_an_idle_log_becomes_durable_too(durability: Durability) -> 
     active = rig.wal.writer.active
     assert active is not None and active.marked == 1
 
-    (state,) = crash_states(rig.disk.trace, damages=[Damage.OLD], states_max=1)
+    (state,) = crash_states(rig.disk.trace, damages=[CrashDamage.OLD], states_max=1)
 
     assert state.files()[active.path] == active.file.read_at(active.position, 0)
 
@@ -128,11 +128,11 @@ def test_what_a_recovery_has_shown_survives_the_next_power_loss(durability: Dura
     rig.append()
     rig.append()
 
-    for state in explore(rig.disk.trace, damages=[Damage.KILLED], states_max=1):
+    for state in explore(rig.disk.trace, damages=[CrashDamage.KILLED], states_max=1):
         again = after(state, durability).open()
         again.see()
         again.promise()
-        for lost in crash_states(again.disk.trace, damages=[Damage.OLD], states_max=1):
+        for lost in crash_states(again.disk.trace, damages=[CrashDamage.OLD], states_max=1):
             assert recover_and_go_on(lost, durability) == []
 
 

@@ -12,10 +12,10 @@ import pytest
 from forebay.appends.ticket import Ticket
 from forebay.disk.system import SystemDisk
 from forebay.errors import Closed, Fenced, ForebayError, Indeterminate, Moved, Unavailable
-from forebay.testing.history import Begun, Event, History, Outcome, Told
+from forebay.testing.history import AppendAnswered, AppendOutcome, Begun, Event, ShardEvents
 from forebay.testing.invariants import check_log
 from forebay.topics import Durability
-from forebay.wal.log import LogState, Phase
+from forebay.wal.log import LogPhase, LogState
 from forebay.wal.recovery.resume import Start
 from tests.wal.checks import TAKEN, lost_owners_acknowledge_nothing
 from tests.wal.rig import SMALL, Bare, BareRig, Rig, simulated, stage
@@ -53,7 +53,7 @@ def test_a_lease_that_lapses_between_write_and_ack_leaves_the_append_undecided(d
     assert rig.wal.fenced is not None and "lease" in rig.wal.fenced
     assert rig.wal.failure == rig.wal.fenced
     assert heard == [rig.wal.fenced]
-    assert rig.append() is Outcome.REFUSED
+    assert rig.append() is AppendOutcome.REFUSED
     assert [value for _, value in rig.see().records] == [b"a0.0"]
     assert rig.wal.wait(1, timeout=0) is False
 
@@ -71,7 +71,7 @@ def test_a_lease_that_lapses_inside_a_step_of_the_commit_leaves_the_append_undec
 
     inside_next(rig.disk, step, taken_over)
 
-    assert rig.append() is Outcome.INDETERMINATE
+    assert rig.append() is AppendOutcome.INDETERMINATE
     assert list(lost_owners_acknowledge_nothing(rig.disk.trace.notes())) == []
     assert [value for _, value in rig.see().records] == [b"a0.0"]
 
@@ -130,9 +130,9 @@ def test_a_fenced_log_never_takes_appends_again() -> None:
     rig.wal.fence("a newer epoch")
 
     with pytest.raises(AssertionError, match="FENCED cannot become OPEN"):
-        rig.wal._become(Phase.OPEN, None, None)
+        rig.wal._become(LogPhase.OPEN, None, None)
     assert rig.wal.heal() is False
-    assert rig.wal.state == LogState(Phase.FENCED, "a newer epoch", is_fenced=True)
+    assert rig.wal.state == LogState(LogPhase.FENCED, "a newer epoch", is_fenced=True)
 
 
 def test_closing_a_fenced_log_writes_nothing_and_gives_files_back() -> None:
@@ -175,7 +175,7 @@ def test_a_log_that_failed_may_be_fenced_too_and_does_not_heal_then() -> None:
     rig = _begun(FSYNC)
     rig.append()
     fail_next(rig, "sync", 5)
-    assert rig.append() is Outcome.INDETERMINATE
+    assert rig.append() is AppendOutcome.INDETERMINATE
 
     rig.wal.fence("epoch 2 has the shard")
 
@@ -210,10 +210,10 @@ def test_a_reservation_out_of_reach_refuses_and_fences_nothing() -> None:
         return answer
 
     rig = _begun(FSYNC, reserve=reserve)
-    assert rig.append(8) is Outcome.ACKED
-    assert rig.append() is Outcome.REFUSED
+    assert rig.append(8) is AppendOutcome.ACKED
+    assert rig.append() is AppendOutcome.REFUSED
     assert rig.wal.failure is None
-    assert rig.append() is Outcome.ACKED
+    assert rig.append() is AppendOutcome.ACKED
     assert check_log(rig.history(), rig.reading()) == []
 
 
@@ -250,7 +250,7 @@ def test_what_the_state_has_reserved_counts_and_not_what_the_log_once_noted() ->
     again = BareRig(rig.disk, DISK, epoch=1).begin(reserve=lambda end: end, reserved_end=40)
 
     assert again.wal.writer.reserved_end == 40
-    assert again.append(60) is Outcome.ACKED
+    assert again.append(60) is AppendOutcome.ACKED
     assert again.wal.writer.reserved_end >= 63
 
 
@@ -266,7 +266,7 @@ def test_a_held_log_commits_what_is_queued_and_refuses_the_rest_with_the_given_e
     assert rig.wal.offsets().next == 2
 
     rig.wal.release()
-    assert rig.append() is Outcome.ACKED
+    assert rig.append() is AppendOutcome.ACKED
 
 
 def test_a_log_that_fails_while_it_is_held_stays_refused_when_it_is_let_go() -> None:
@@ -287,7 +287,7 @@ def test_a_log_that_fails_while_it_is_held_stays_refused_when_it_is_let_go() -> 
     with pytest.raises(Moved):
         stage(rig.wal, [b"later"], None, 0)
     rig.wal.release()
-    assert rig.append() is Outcome.ACKED
+    assert rig.append() is AppendOutcome.ACKED
 
 
 def _appender(rig: BareRig[SystemDisk], name: int, events: list[Event], ended: threading.Event) -> None:
@@ -296,12 +296,14 @@ def _appender(rig: BareRig[SystemDisk], name: int, events: list[Event], ended: t
     while not ended.is_set():
         attempt, values = name * 1_000_000 + number, (f"{name}.{number}".encode(),)
         number += 1
-        told = Told(attempt, Outcome.REFUSED)
+        told = AppendAnswered(attempt, AppendOutcome.REFUSED)
         events.append(Begun(attempt, values, str(name)))
         try:
-            told = Told(attempt, Outcome.ACKED, rig.wal.acknowledge(stage(rig.wal, values, None, number)))
+            told = AppendAnswered(
+                attempt, AppendOutcome.ACKED, rig.wal.acknowledge(stage(rig.wal, values, None, number))
+            )
         except Indeterminate:
-            told = Told(attempt, Outcome.INDETERMINATE)
+            told = AppendAnswered(attempt, AppendOutcome.INDETERMINATE)
         except (Moved, Fenced):
             ended.wait(0.0002)
         events.append(told)
@@ -332,9 +334,9 @@ def test_holding_and_fencing_among_threads_loses_and_invents_nothing(tmp_path: P
         for appender in appenders:
             appender.result()
 
-    history = History(DISK, [event for told in events for event in told])
+    history = ShardEvents(DISK, [event for told in events for event in told])
     assert check_log(history, rig.reading()) == []
-    assert history.acked and history.with_outcome(Outcome.REFUSED)
+    assert history.acked and history.with_outcome(AppendOutcome.REFUSED)
 
 
 def test_a_new_owner_begins_with_the_window_it_was_given_and_an_old_one_with_its_own() -> None:
@@ -345,8 +347,8 @@ def test_a_new_owner_begins_with_the_window_it_was_given_and_an_old_one_with_its
 
     taken = BareRig(simulated(), FSYNC, epoch=1).begin(Start(next_offset=2), window=window)
 
-    assert taken.append(2, producing=(7, 0)) is Outcome.ACKED
+    assert taken.append(2, producing=(7, 0)) is AppendOutcome.ACKED
     assert taken.wal.offsets().next == 2
-    assert taken.append(producing=(7, 1)) is Outcome.ACKED
+    assert taken.append(producing=(7, 1)) is AppendOutcome.ACKED
     again = BareRig(taken.disk, FSYNC, epoch=2).begin(window=Rig(simulated(), FSYNC).open().wal.writer.window)
     assert again.wal.writer.window.last_sequence(7) == 1

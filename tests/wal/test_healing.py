@@ -10,7 +10,7 @@ import pytest
 
 from forebay.errors import Indeterminate, Unavailable
 from forebay.records import Gap, Reason
-from forebay.testing.history import Outcome, Troubled
+from forebay.testing.history import AppendOutcome, Troubled
 from forebay.testing.invariants import check_log
 from forebay.topics import Durability
 from forebay.wal.scan import LogScan
@@ -39,7 +39,7 @@ def test_pages_that_the_system_dropped_come_back_from_the_cache() -> None:
 
     assert rig.wal.heal()
 
-    assert rig.append() is Outcome.ACKED
+    assert rig.append() is AppendOutcome.ACKED
     again = Rig(rig.disk, DISK, epoch=1).open()
     assert check_log(rig.history(), again.reading()) == []
     assert [offset for offset, _ in again.reading().records] == list(range(7))
@@ -69,13 +69,13 @@ def test_a_failed_append_is_indeterminate_and_gone_once_the_log_has_healed() -> 
     rig.append()
     fail_next(rig, "sync", errno.EIO)
 
-    assert rig.append() is Outcome.INDETERMINATE
-    assert rig.append() is Outcome.REFUSED
+    assert rig.append() is AppendOutcome.INDETERMINATE
+    assert rig.append() is AppendOutcome.REFUSED
     assert rig.wal.failure is not None and "EIO" in rig.wal.failure
     rig.shard.upkeep.maintain()
 
     assert [value for _, value in rig.reading().records] == [b"a0.0"]
-    assert rig.append() is Outcome.ACKED
+    assert rig.append() is AppendOutcome.ACKED
     assert check_log(rig.history(), rig.reading()) == []
 
 
@@ -99,11 +99,11 @@ def test_a_repeat_of_an_append_that_failed_is_taken_as_new_once_healed() -> None
     rig = Rig(simulated(), FSYNC).open()
     rig.append(producing=(1, 0))
     fail_next(rig, "write", errno.EIO, taken=60)
-    assert rig.append(producing=(1, 1)) is Outcome.INDETERMINATE
+    assert rig.append(producing=(1, 1)) is AppendOutcome.INDETERMINATE
     rig.shard.upkeep.maintain()
 
-    assert rig.append(producing=(1, 1)) is Outcome.ACKED
-    assert rig.append(producing=(1, 0)) is Outcome.ACKED
+    assert rig.append(producing=(1, 1)) is AppendOutcome.ACKED
+    assert rig.append(producing=(1, 0)) is AppendOutcome.ACKED
     assert check_log(rig.history(), rig.reading()) == []
 
 
@@ -129,11 +129,11 @@ def test_a_full_disk_refuses_appends_before_it_is_full_and_takes_them_again() ->
     rig.disk.free = 5_000
     rig.clock.advance(1)
 
-    assert rig.append() is Outcome.REFUSED
+    assert rig.append() is AppendOutcome.REFUSED
     assert rig.wal.failure is None
-    assert rig.append(2) is Outcome.REFUSED
+    assert rig.append(2) is AppendOutcome.REFUSED
     rig.disk.free = 1 << 30
-    assert rig.append() is Outcome.ACKED
+    assert rig.append() is AppendOutcome.ACKED
     assert check_log(rig.history(), rig.reading()) == []
 
 
@@ -185,7 +185,7 @@ def test_the_file_of_a_log_that_heals_is_not_sealed_meanwhile(monkeypatch: pytes
     rig = Rig(simulated(), DISK).open()
     rig.append()
     fail_next(rig, "write", errno.EIO, taken=60)
-    assert rig.append() is Outcome.INDETERMINATE
+    assert rig.append() is AppendOutcome.INDETERMINATE
     restart = rig.wal.writer.restart_after_failure
     sealing = threading.Thread(target=rig.shard.upkeep.seal_rotated)
 
@@ -203,5 +203,5 @@ def test_the_file_of_a_log_that_heals_is_not_sealed_meanwhile(monkeypatch: pytes
 
     assert rig.wal.files.all[-1] is rig.wal.writer.active
     assert [name for name in rig.disk.list_directory(rig.directory) if name.endswith(".idx")] == []
-    assert rig.append() is Outcome.ACKED
+    assert rig.append() is AppendOutcome.ACKED
     assert check_log(rig.history(), rig.reading()) == []

@@ -11,13 +11,13 @@ from typing import Any, Final
 
 import pytest
 
-from forebay.appends.queue import Entry
+from forebay.appends.queue import QueuedRecord
 from forebay.appends.ticket import Ticket
 from forebay.errors import Unavailable
 from forebay.storage.acks import Ack
 from forebay.testing.crashes import crash_states
-from forebay.testing.damage import Damage
-from forebay.testing.history import Outcome, Troubled
+from forebay.testing.damage import CrashDamage
+from forebay.testing.history import AppendOutcome, Troubled
 from forebay.testing.invariants import Violation, check_log, healthy_or_read_only
 from forebay.topics import Durability
 from tests.ledger import Ledger
@@ -108,14 +108,14 @@ def _commit_through(
     rig.clock.advance(2)
     rig.shard.upkeep.maintain()
     works = [rig.append(), rig.append(3, producing=(1, 0)), rig.append(producing=(2, 0)), rig.append(producing=(1, 1))]
-    healthy = works == [Outcome.ACKED] * 4
+    healthy = works == [AppendOutcome.ACKED] * 4
     violations += healthy_or_read_only(rig.wal.failure, appends_work=healthy)
     return [*violations, *check_log(rig.history(), rig.see()), *_after_crashes(rig, durability)]
 
 
 def _after_crashes(rig: Simulated, durability: Durability) -> list[Violation]:
     violations: list[Violation] = []
-    for state in crash_states(rig.disk.trace, damages=(Damage.KILLED, Damage.OLD), states_max=1, names_max=2):
+    for state in crash_states(rig.disk.trace, damages=(CrashDamage.KILLED, CrashDamage.OLD), states_max=1, names_max=2):
         again = after(state, durability).open()
         violations += check_log(again.history(), again.reading())
     return violations
@@ -160,17 +160,17 @@ def test_ctrl_c_in_a_commit_reaches_the_caller_and_the_log_recovers_by_itself() 
     with pytest.raises(KeyboardInterrupt):
         _traced_at(rig, "write_all", KeyboardInterrupt)
 
-    assert rig.hear(attempt, ticket) is Outcome.INDETERMINATE
+    assert rig.hear(attempt, ticket) is AppendOutcome.INDETERMINATE
     assert "KeyboardInterrupt" in str(rig.wal.failure)
     with pytest.raises(Unavailable, match="read-only"):
         rig.wal.queue.stage_one(_entry(), 1)
     rig.shard.upkeep.maintain()
     assert rig.wal.failure is None
-    assert rig.append() is Outcome.ACKED
+    assert rig.append() is AppendOutcome.ACKED
 
 
-def _entry() -> Entry:
-    return Entry(b"x", None, None, (), 0, None, Ticket())
+def _entry() -> QueuedRecord:
+    return QueuedRecord(b"x", None, None, (), 0, None, Ticket())
 
 
 def _traced_at(rig: Simulated, function: str, error: type[BaseException]) -> None:

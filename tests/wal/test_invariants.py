@@ -10,15 +10,15 @@ from forebay.records import Gap, Reason
 from forebay.testing.disk import SimulatedDisk
 from forebay.testing.history import (
     NOTE,
+    AppendAnswered,
+    AppendOutcome,
     Begun,
     Crashed,
     Event,
-    History,
-    Outcome,
     Reading,
-    Seen,
+    ReadSeen,
+    ShardEvents,
     Synced,
-    Told,
 )
 from forebay.testing.invariants import (
     acks_follow_syncs,
@@ -35,14 +35,14 @@ from forebay.testing.invariants import (
 from forebay.topics import Durability
 
 FSYNC, DISK, MEMORY = Durability.FSYNC, Durability.DISK, Durability.MEMORY
-ACKED, REFUSED, INDETERMINATE = Outcome.ACKED, Outcome.REFUSED, Outcome.INDETERMINATE
+ACKED, REFUSED, INDETERMINATE = AppendOutcome.ACKED, AppendOutcome.REFUSED, AppendOutcome.INDETERMINATE
 THREE: Final[list[Event]] = [
     Begun(0, (b"a",)),
-    Told(0, ACKED, 0),
+    AppendAnswered(0, ACKED, 0),
     Begun(1, (b"b", b"c")),
-    Told(1, ACKED, 1),
+    AppendAnswered(1, ACKED, 1),
     Begun(2, (b"d",)),
-    Told(2, ACKED, 3),
+    AppendAnswered(2, ACKED, 3),
 ]
 
 
@@ -58,7 +58,7 @@ WHOLE: Final = _reading((0, b"a"), (1, b"b"), (2, b"c"), (3, b"d"))
 
 @pytest.mark.parametrize("durability", [FSYNC, DISK, MEMORY])
 def test_a_true_history_breaks_nothing(durability: Durability) -> None:
-    assert check_log(History(durability, THREE), WHOLE) == []
+    assert check_log(ShardEvents(durability, THREE), WHOLE) == []
 
 
 BAD: Final[dict[str, tuple[Durability, list[Event], Reading, str]]] = {
@@ -74,17 +74,17 @@ BAD: Final[dict[str, tuple[Durability, list[Event], Reading, str]]] = {
     "fabricated": (FSYNC, THREE, _reading(*WHOLE.records, (4, b"x")), "I3"),  # type: ignore[arg-type]
     "in part": (
         FSYNC,
-        [Begun(0, (b"a", b"b")), Told(0, INDETERMINATE)],
+        [Begun(0, (b"a", b"b")), AppendAnswered(0, INDETERMINATE)],
         _reading((0, b"a"), Gap(1, 2, Reason.LOST)),
         "I3",
     ),
-    "one offset, two records": (FSYNC, [*THREE, Begun(3, (b"e",)), Told(3, ACKED, 3)], WHOLE, "I4"),
+    "one offset, two records": (FSYNC, [*THREE, Begun(3, (b"e",)), AppendAnswered(3, ACKED, 3)], WHOLE, "I4"),
     "given out again": (DISK, [*THREE, Crashed(power=True)], _reading((0, b"a")), "I4"),
-    "seen as another": (FSYNC, [*THREE, Seen(((0, b"z"),))], WHOLE, "I4"),
+    "seen as another": (FSYNC, [*THREE, ReadSeen(((0, b"z"),))], WHOLE, "I4"),
     "moved": (FSYNC, THREE, _reading((0, b"a"), (1, b"b"), (2, b"d"), (3, b"c")), "I4"),
     "reordered": (
         FSYNC,
-        [Begun(0, (b"a",), "t"), Told(0, ACKED, 1), Begun(1, (b"b",), "t"), Told(1, ACKED, 0)],
+        [Begun(0, (b"a",), "t"), AppendAnswered(0, ACKED, 1), Begun(1, (b"b",), "t"), AppendAnswered(1, ACKED, 0)],
         _reading((0, b"b"), (1, b"a")),
         "I5",
     ),
@@ -92,17 +92,22 @@ BAD: Final[dict[str, tuple[Durability, list[Event], Reading, str]]] = {
     "next goes back": (FSYNC, [], _reading(Gap(0, 4, Reason.LOST), next_offset=2), "I5"),
     "ends early": (FSYNC, [], _reading(end=3), "I6"),
     "skipped": (FSYNC, THREE, _reading((0, b"a"), (3, b"d")), "I7"),
-    "seen and gone": (FSYNC, [Begun(0, (b"a",)), Seen(((0, b"a"),))], _reading(next_offset=1), "I9"),
-    "refused and there": (FSYNC, [Begun(0, (b"a",)), Told(0, REFUSED)], _reading((0, b"a")), "I10"),
+    "seen and gone": (FSYNC, [Begun(0, (b"a",)), ReadSeen(((0, b"a"),))], _reading(next_offset=1), "I9"),
+    "refused and there": (FSYNC, [Begun(0, (b"a",)), AppendAnswered(0, REFUSED)], _reading((0, b"a")), "I10"),
     "indeterminate and twice there": (
         FSYNC,
-        [Begun(0, (b"a",)), Told(0, INDETERMINATE)],
+        [Begun(0, (b"a",)), AppendAnswered(0, INDETERMINATE)],
         _reading((0, b"a"), (1, b"a")),
         "I10",
     ),
     "repeat at another offset": (
         FSYNC,
-        [Begun(0, (b"a",), "", (1, 0)), Told(0, ACKED, 0), Begun(1, (b"a",), "", (1, 0)), Told(1, ACKED, 1)],
+        [
+            Begun(0, (b"a",), "", (1, 0)),
+            AppendAnswered(0, ACKED, 0),
+            Begun(1, (b"a",), "", (1, 0)),
+            AppendAnswered(1, ACKED, 1),
+        ],
         _reading((0, b"a"), (1, b"a")),
         "I26",
     ),
@@ -113,24 +118,24 @@ BAD: Final[dict[str, tuple[Durability, list[Event], Reading, str]]] = {
 def test_a_bad_history_is_named(name: str) -> None:
     durability, events, reading, invariant = BAD[name]
 
-    assert invariant in names_of(check_log(History(durability, events), reading))
+    assert invariant in names_of(check_log(ShardEvents(durability, events), reading))
 
 
 def test_a_suffix_that_was_never_synced_may_be_gone_after_a_power_cut() -> None:
-    history = History(DISK, [*THREE, Crashed(power=True)])
+    history = ShardEvents(DISK, [*THREE, Crashed(power=True)])
 
     assert check_log(history, _reading((0, b"a"), (1, b"b"), (2, b"c"), next_offset=8)) == []
 
 
 def test_class_memory_promises_nothing_across_a_crash_but_its_offsets() -> None:
-    history = History(MEMORY, [*THREE, Crashed(power=False)])
+    history = ShardEvents(MEMORY, [*THREE, Crashed(power=False)])
 
     assert check_log(history, _reading(next_offset=8)) == []
     assert names_of(check_log(history, _reading(next_offset=2))) == {"I4"}
 
 
 def test_damage_must_be_reported_and_never_served() -> None:
-    history = History(FSYNC, THREE)
+    history = ShardEvents(FSYNC, THREE)
     reported = _reading((0, b"a"), Gap(1, 3, Reason.DAMAGED), (3, b"d"))
     cut = _reading((0, b"a"), next_offset=4)
     served = _reading((0, b"a"), (1, b"!"), (2, b"c"), (3, b"d"))
@@ -157,19 +162,19 @@ def test_an_ack_before_its_sync_is_named() -> None:
     file = disk.create("/d/a.seg")
     disk.sync_directory("/d")
     file.write_at(b"x", 0)
-    disk.note(NOTE, Told(0, ACKED, 0))
+    disk.note(NOTE, AppendAnswered(0, ACKED, 0))
     assert names_of(acks_follow_syncs(disk.trace)) == {"I13"}
 
     file.sync()
     count = len(list(acks_follow_syncs(disk.trace)))
-    disk.note(NOTE, Told(1, ACKED, 1))
+    disk.note(NOTE, AppendAnswered(1, ACKED, 1))
     assert len(list(acks_follow_syncs(disk.trace))) == count
 
 
 def test_an_ack_before_its_name_is_synced_is_named() -> None:
     disk = SimulatedDisk(directories=["/d"])
     disk.create("/d/a.seg").sync()
-    disk.note(NOTE, Told(0, ACKED, 0))
+    disk.note(NOTE, AppendAnswered(0, ACKED, 0))
 
     assert names_of(acks_follow_syncs(disk.trace)) == {"I13"}
 
@@ -184,7 +189,7 @@ def test_a_rename_without_its_syncs_is_named(forgotten: str) -> None:
     disk.rename("/d/a.tmp", "/d/a")
     if forgotten != "directory":
         disk.sync_directory("/d")
-    disk.note(NOTE, Told(0, ACKED, 0))
+    disk.note(NOTE, AppendAnswered(0, ACKED, 0))
 
     assert names_of(names_follow_bytes(disk.trace)) == {"I14"}
 

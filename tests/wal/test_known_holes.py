@@ -11,8 +11,8 @@ import pytest
 from forebay.records import Gap, Reason
 from forebay.settings import WalSettings
 from forebay.testing.crashes import crash_states
-from forebay.testing.damage import Damage
-from forebay.testing.history import Outcome, Reading
+from forebay.testing.damage import CrashDamage
+from forebay.testing.history import AppendOutcome, Reading
 from forebay.testing.invariants import bounded, check_log
 from forebay.testing.trace import Sync
 from forebay.topics import Durability
@@ -123,7 +123,7 @@ def test_a_reservation_is_not_lost_by_a_rotation() -> None:
 
     rig.wal.rotate()
 
-    state = next(crash_states(rig.disk.trace, damages=(Damage.OLD,)))
+    state = next(crash_states(rig.disk.trace, damages=(CrashDamage.OLD,)))
     again = after(state, DISK).open()
     assert again.wal.offsets().next >= reserved
 
@@ -134,7 +134,7 @@ def test_a_lost_tail_is_never_read_silently() -> None:
     rig.append(2)
     rig.flush()
     rig.append(2)
-    state = next(crash_states(rig.disk.trace, damages=(Damage.OLD,)))
+    state = next(crash_states(rig.disk.trace, damages=(CrashDamage.OLD,)))
 
     again = after(state, DISK).open()
     again.append()
@@ -209,7 +209,7 @@ def test_a_waker_that_fails_fails_nobody_else() -> None:
 
     rig.wal.tail.wakers.add(fail)
 
-    assert rig.append() is Outcome.ACKED
+    assert rig.append() is AppendOutcome.ACKED
     assert rig.wal.failure is None
 
 
@@ -299,7 +299,7 @@ def test_replies_of_merged_writes_are_never_mixed_up() -> None:
 
     outcomes = rig.group(1, 3, 1, 2)
 
-    assert outcomes == [Outcome.ACKED] * 4
+    assert outcomes == [AppendOutcome.ACKED] * 4
     assert check_log(rig.history(), rig.reading()) == []
 
 
@@ -313,7 +313,7 @@ def test_an_acknowledgement_callback_that_fails_fails_no_other_append() -> None:
 
     first.callback = fail  # type: ignore[union-attr]
 
-    assert rig.hear(attempt, second) is Outcome.ACKED
+    assert rig.hear(attempt, second) is AppendOutcome.ACKED
     assert rig.wal.failure is None
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.appends.producer_window import ProducerWindow
-from forebay.appends.queue import AppendQueue, Entry, Producing, QueueFull
+from forebay.appends.queue import AppendQueue, Producing, QueuedRecord, QueueFull
 from forebay.appends.ticket import Ticket
 from forebay.errors import Closed, Conflict
 from forebay.format.columns.rows import Columns, encode_columns
@@ -77,8 +77,8 @@ def _queue(**settings: int) -> AppendQueue:
     return AppendQueue(5, ProducerWindow(10, 10), msgspec.structs.replace(SMALL, **settings))
 
 
-def _entry(producing: Producing | None = None) -> Entry:
-    return Entry(b"v", None, None, (), 0, producing, Ticket())
+def _entry(producing: Producing | None = None) -> QueuedRecord:
+    return QueuedRecord(b"v", None, None, (), 0, producing, Ticket())
 
 
 def _stage(queue: AppendQueue, producing: Producing | None = None) -> Ticket:

@@ -16,7 +16,7 @@ from forebay.pages import Page
 from forebay.records import Gap, Reason
 from forebay.shard.tiers import LocalLog
 from forebay.testing.crashes import explore
-from forebay.testing.history import Outcome
+from forebay.testing.history import AppendOutcome
 from forebay.topics import Durability
 from forebay.wal.files import SealedFile
 from forebay.wal.readonly import FollowedLog
@@ -200,7 +200,7 @@ def _judge(rig: Bare, records: list[tuple[int, bytes | None]], covered_end: int)
     reading = rig.reading_from(begins)
     assert not reading.gaps
     assert reading.records[: len(records) - begins] == records[begins:]
-    assert rig.append() is Outcome.ACKED
+    assert rig.append() is AppendOutcome.ACKED
     names = rig.disk.list_directory(DIRECTORY)
     segments = {name.removesuffix(".seg") for name in names if name.endswith(".seg")}
     assert {name.removesuffix(".idx") for name in names if name.endswith(".idx")} <= segments

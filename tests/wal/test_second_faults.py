@@ -11,10 +11,10 @@ import pytest
 from forebay.appends.queue import AppendQueue
 from forebay.appends.ticket import Ticket
 from forebay.errors import Fenced, Indeterminate
-from forebay.testing.history import Outcome, Troubled
+from forebay.testing.history import AppendOutcome, Troubled
 from forebay.testing.invariants import check_log
 from forebay.topics import Durability
-from forebay.wal.log import Phase, Wal
+from forebay.wal.log import LogPhase, Wal
 from forebay.wal.tail import LiveFile
 from forebay.wal.writer import ActiveFile
 from tests.wal.rig import BareRig, Rig, Simulated, simulated
@@ -59,11 +59,11 @@ def test_an_append_whose_failing_is_interrupted_is_answered_by_the_next_commit(
     rig.wal.commit()
 
     assert ticket.done and isinstance(ticket.error, Indeterminate)
-    assert rig.wal.state.phase is Phase.FAILED
-    assert rig.hear(attempt, ticket) is Outcome.INDETERMINATE
+    assert rig.wal.state.phase is LogPhase.FAILED
+    assert rig.hear(attempt, ticket) is AppendOutcome.INDETERMINATE
     rig.note(Troubled())
     assert rig.wal.heal()
-    assert rig.append() is Outcome.ACKED
+    assert rig.append() is AppendOutcome.ACKED
     assert check_log(rig.history(), rig.reading()) == []
 
 
@@ -80,7 +80,7 @@ def test_a_step_behind_an_interrupted_failing_does_not_trust_the_file(monkeypatc
     with rig.wal.committing:
         assert rig.wal.attempt(rig.wal.writer.sync) is not None
 
-    assert rig.wal.state.phase is Phase.FAILED
+    assert rig.wal.state.phase is LogPhase.FAILED
     rig.flush()  # the records are in a copy of the file now
     assert rig.wal.offsets().durable == 1
 
@@ -97,9 +97,9 @@ def test_an_append_whose_acknowledging_is_interrupted_twice_is_acknowledged(monk
     rig.wal.commit()
 
     assert ticket.done and ticket.result() == 1
-    assert rig.hear(attempt, ticket) is Outcome.ACKED
-    assert rig.wal.state.phase is Phase.OPEN
-    assert rig.append() is Outcome.ACKED
+    assert rig.hear(attempt, ticket) is AppendOutcome.ACKED
+    assert rig.wal.state.phase is LogPhase.OPEN
+    assert rig.append() is AppendOutcome.ACKED
     assert check_log(rig.history(), rig.reading()) == []
 
 
@@ -136,9 +136,9 @@ def test_ctrl_c_while_other_processes_are_shown_a_commit_leaves_the_log_writable
         with pytest.raises(KeyboardInterrupt):
             rig.wal.commit()
 
-    assert rig.wal.state.phase is Phase.OPEN
-    assert rig.hear(attempt, ticket) is Outcome.ACKED
-    assert rig.append() is Outcome.ACKED
+    assert rig.wal.state.phase is LogPhase.OPEN
+    assert rig.hear(attempt, ticket) is AppendOutcome.ACKED
+    assert rig.append() is AppendOutcome.ACKED
     assert [offset for offset, _ in rig.reading().records] == [0, 1, 2]
 
 
@@ -157,7 +157,7 @@ def test_what_was_not_published_is_not_read_from_memory_where_the_log_says_that_
     rig.note(Troubled())
     assert rig.wal.heal()
 
-    assert rig.append(3, producing=(1, 0)) is Outcome.ACKED
+    assert rig.append(3, producing=(1, 0)) is AppendOutcome.ACKED
 
     assert check_log(rig.history(), rig.see()) == []
     assert [offset for offset, _ in rig.reading().records] == [0, 4, 5, 6]

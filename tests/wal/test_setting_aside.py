@@ -11,7 +11,7 @@ from forebay.format.metadata.descriptor import ShardState
 from forebay.records import Gap, Reason
 from forebay.shard import RecoveryDecision, Situation, decide
 from forebay.testing.crashes import CrashState, explore
-from forebay.testing.history import Outcome
+from forebay.testing.history import AppendOutcome
 from forebay.testing.invariants import names_follow_bytes
 from forebay.topics import Durability
 from forebay.wal.recovery.resume import ASIDE, Start, set_aside
@@ -70,7 +70,7 @@ def test_a_take_over_keeps_the_old_files_apart_and_begins_at_the_reserved_end() 
     assert [name for name in kept if name in ("live", "checkpoint")] == ["checkpoint", "live"]
     assert len([name for name in kept if name.endswith(".idx")]) == 3
     assert rig.disk.list_directory(DIRECTORY) == [ASIDE]
-    assert rig.append() is Outcome.ACKED
+    assert rig.append() is AppendOutcome.ACKED
     assert rig.wal.files.begins == FRONTIER
     assert rig.reading_from(FRONTIER).steps == (Gap(FRONTIER, RESERVED, Reason.LOST), (RESERVED, b"a0.0"))
     assert rig.wal.writer.window.last_sequence(1) is None
@@ -123,7 +123,7 @@ def _judge(
         decision = _decide(facts, recorded)
         assert (decision.next_offset, decision.gap) == (first.next_offset, first.gap), str(state)
         _take_over(rig, recorded)
-        assert rig.append() is Outcome.ACKED
+        assert rig.append() is AppendOutcome.ACKED
         assert rig.reading_from(FRONTIER).records == [(RESERVED, b"a0.0")]
         assert not any(name.endswith(".idx") for name in rig.disk.list_directory(DIRECTORY))
     aside = f"{DIRECTORY}/{ASIDE}"
@@ -143,7 +143,7 @@ def test_an_index_without_its_segment_is_a_leftover_and_the_shard_is_empty() -> 
     assert len(facts.leftovers) == 5  # three indexes, live, checkpoint
     again = BareRig(rig.disk, FSYNC, epoch=1).begin(Start(next_offset=10), facts=facts)
     assert rig.disk.list_directory(DIRECTORY) == []
-    assert again.append() is Outcome.ACKED
+    assert again.append() is AppendOutcome.ACKED
     assert again.surveyed().begins == again.wal.files.begins == 10
 
 

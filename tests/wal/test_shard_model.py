@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from forebay.errors import Conflict
 from forebay.testing.crashes import crash_states
-from forebay.testing.damage import Damage
-from forebay.testing.history import Outcome
+from forebay.testing.damage import CrashDamage
+from forebay.testing.history import AppendOutcome
 from forebay.testing.invariants import check_log, readings_agree
 from forebay.topics import Durability
 from tests.support.soak import SOAK
@@ -34,25 +34,25 @@ class ShardModel(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 6), size=st.sampled_from([0, 0, 40, 700]))
     def append(self, count: int, size: int) -> None:
-        assert self.rig.append(count, size=size) is Outcome.ACKED
+        assert self.rig.append(count, size=size) is AppendOutcome.ACKED
 
     @rule(counts=st.lists(st.integers(1, 3), min_size=2, max_size=4))
     def append_together(self, counts: list[int]) -> None:
-        assert set(self.rig.group(*counts)) == {Outcome.ACKED}
+        assert set(self.rig.group(*counts)) == {AppendOutcome.ACKED}
 
     @rule(producer=st.integers(1, PRODUCERS))
     def produce(self, producer: int) -> None:
         sequence = self._known(producer)
         # A sequence always stands for the same records, also when a crash took it and it is sent again.
         outcome = self.rig.append(1 + sequence % 2, producing=(producer, sequence))
-        assert outcome is Outcome.ACKED
+        assert outcome is AppendOutcome.ACKED
         self.sequences[producer] = sequence + 1
 
     @rule(producer=st.integers(1, PRODUCERS), back=st.integers(1, 3))
     def repeat(self, producer: int, back: int) -> None:
         last = self._known(producer)
         appends = self.rig.history().appends.values()
-        originals = {a.begun.producing: a for a in appends if a.begun.producing and a.outcome is Outcome.ACKED}
+        originals = {a.begun.producing: a for a in appends if a.begun.producing and a.outcome is AppendOutcome.ACKED}
         original = originals.get((producer, last - back))
         if original is not None:
             self.rig.append(len(original.begun.values), producing=(producer, last - back))
@@ -109,8 +109,8 @@ class ShardModel(RuleBasedStateMachine):
         assert self.rig.shard.decision.clean or not touched
         assert list(readings_agree(before, self.rig.reading())) == []
 
-    @rule(data=st.data(), damage=st.sampled_from(list(Damage)))
-    def crash(self, data: Any, damage: Damage) -> None:
+    @rule(data=st.data(), damage=st.sampled_from(list(CrashDamage)))
+    def crash(self, data: Any, damage: CrashDamage) -> None:
         trace = self.rig.disk.trace
         states = list(crash_states(trace, damages=(damage,), states_max=6, names_max=3))
         if states:

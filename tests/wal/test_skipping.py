@@ -15,7 +15,7 @@ from forebay.records import Gap, Reason
 from forebay.shard import Situation, decide
 from forebay.shard.tiers import NoHistory, Tiers
 from forebay.testing.crashes import explore
-from forebay.testing.history import Outcome, Reading
+from forebay.testing.history import AppendOutcome, Reading
 from forebay.testing.invariants import names_follow_bytes, stream_is_gapless
 from forebay.topics import Durability
 from forebay.wal.files import SealedFile
@@ -62,7 +62,7 @@ def test_appends_go_on_behind_it_and_readers_are_told_where_the_rest_is(durabili
     _skip(rig, 50)
 
     assert rig.wal.head == rig.wal.offsets().next == rig.wal.queue.first == 50
-    assert rig.append(2) is Outcome.ACKED
+    assert rig.append(2) is AppendOutcome.ACKED
     reading = rig.reading()
     assert reading.gaps == [Gap(before, 50, Reason.HISTORY)]
     assert _offsets(reading) == [*range(before), 50, 51]
@@ -131,7 +131,7 @@ def test_nothing_moves_when_no_file_can_be_begun_and_it_may_be_repeated() -> Non
     rig.wal.skip_to_history(50)
     rig.wal.release()
 
-    assert rig.append() is Outcome.ACKED
+    assert rig.append() is AppendOutcome.ACKED
     assert rig.reading().gaps == [Gap(3, 50, Reason.HISTORY)]
 
 
@@ -161,7 +161,7 @@ def test_a_hole_that_opens_a_file_never_swallows_what_history_holds() -> None:
     assert stop > 50
 
     for rounds in range(2):
-        assert again.append() is Outcome.ACKED
+        assert again.append() is AppendOutcome.ACKED
         again.wal.flush()
         assert again.reading().gaps == [Gap(3, 50, Reason.HISTORY), Gap(50, stop, Reason.LOST)], rounds
 
@@ -195,7 +195,7 @@ def test_no_crash_around_it_hides_or_doubles_an_offset(durability: Durability, r
 def _judge(rig: Bare, state: str) -> None:
     for _ in range(2):
         assert rig.wal.offsets().next >= 50, state
-        assert rig.append() is Outcome.ACKED
+        assert rig.append() is AppendOutcome.ACKED
         rig.flush()
         reading = rig.see()
         assert list(stream_is_gapless(reading)) == [], state

@@ -12,7 +12,7 @@ import pytest
 
 from forebay.disk.system import SystemDisk
 from forebay.errors import Unavailable
-from forebay.testing.history import Begun, Event, History, Outcome, Reading, Told
+from forebay.testing.history import AppendAnswered, AppendOutcome, Begun, Event, Reading, ShardEvents
 from forebay.testing.invariants import check_log, stream_is_gapless
 from forebay.topics import Durability
 from tests.ledger import Ledger
@@ -37,7 +37,10 @@ class Crowd:
             attempt = name * APPENDS + number
             values = tuple(f"{name}.{number}.{place}".encode() for place in range(1 + number % 3))
             offset = self.rig.wal.acknowledge(stage(self.rig.wal, values, None, number))
-            self.events[name] += [Begun(attempt, values, str(name)), Told(attempt, Outcome.ACKED, offset)]
+            self.events[name] += [
+                Begun(attempt, values, str(name)),
+                AppendAnswered(attempt, AppendOutcome.ACKED, offset),
+            ]
             if name == 0 and number % (APPENDS // 5) == 0:
                 self._rotate()
 
@@ -84,7 +87,7 @@ def test_appenders_readers_and_upkeep_do_not_disturb_each_other(
         crowd.ended.set()
         upkeep.result()
 
-    history = History(durability, [event for events in crowd.events for event in events])
+    history = ShardEvents(durability, [event for events in crowd.events for event in events])
     rig.shard.upkeep.close()
     again = Rig(SystemDisk(), durability, epoch=rig.epoch, settings=SMALL, directory=rig.directory).open()
     for reading in (*readings, again.reading()):

@@ -48,7 +48,7 @@ class Producing(NamedTuple):
     sequence: int
 
 
-class Entry(NamedTuple):
+class QueuedRecord(NamedTuple):
     """A single record in the queue."""
 
     value: bytes | None
@@ -73,7 +73,7 @@ class PendingFrame:
         ticket: Ticket | None = None,
     ) -> None:
         self.base = base
-        self.entries: list[Entry] = []
+        self.entries: list[QueuedRecord] = []
         self.columns = columns
         self.producing = producing
         self.produced = producing is not None
@@ -147,7 +147,7 @@ class AppendQueue:
     def bytes(self) -> int:
         return self._bytes
 
-    def stage_one(self, entry: Entry, size: int) -> Ticket:
+    def stage_one(self, entry: QueuedRecord, size: int) -> Ticket:
         """Queue one record. On return it has its offset (`ticket.offset`); nothing is written yet.
 
         A repeat of an append still on its way is answered together with it; one of an acknowledged append
@@ -271,7 +271,7 @@ class AppendQueue:
         ):
             raise QueueFull(f"{waiting} records ({self._bytes} bytes) wait to be written: the queue is full; try again")
 
-    def _enter(self, entry: Entry, size: int) -> Ticket:
+    def _enter(self, entry: QueuedRecord, size: int) -> Ticket:
         frame = self._frames[-1]
         if frame.columns is not None or frame.size + size > self._settings.batch_bytes_max:
             frame = PendingFrame(frame.end)
@@ -293,11 +293,13 @@ class AppendQueue:
         self._bytes += columns.size
         return ticket
 
-    def _enter_producing(self, producing: Producing, ticket: Ticket, content: Entry | ColumnBytes, size: int) -> Ticket:
+    def _enter_producing(
+        self, producing: Producing, ticket: Ticket, content: QueuedRecord | ColumnBytes, size: int
+    ) -> Ticket:
         queued = self._queued.setdefault(producing.producer, {})
         try:
             queued[producing.sequence] = ticket
-            if isinstance(content, Entry):
+            if isinstance(content, QueuedRecord):
                 return self._enter(content, size)
             return self._enter_columns(content, producing, ticket)
         except BaseException:

@@ -6,7 +6,7 @@ import enum
 from typing import NamedTuple
 
 
-class Verdict(enum.StrEnum):
+class AnswerKind(enum.StrEnum):
     """What an answer means."""
 
     OK = "ok"
@@ -19,5 +19,5 @@ class Answer(NamedTuple):
     """One question answered."""
 
     check: str
-    verdict: Verdict
+    verdict: AnswerKind
     answer: str

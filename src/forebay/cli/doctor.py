@@ -23,7 +23,7 @@ def doctor(run: Invocation, *, as_json: Annotated[bool, typer.Option("--json", h
     Writes and removes small files to see how long a sync takes and whether the store keeps its promises. Ends with
     code 1 if something will not work as it is.
     """
-    from forebay.cli.answers import Verdict
+    from forebay.cli.answers import AnswerKind
     from forebay.cli.probes import examine
 
     answers = list(examine(run))
@@ -32,4 +32,4 @@ def doctor(run: Invocation, *, as_json: Annotated[bool, typer.Option("--json", h
             say_json({"check": answer.check, "verdict": answer.verdict, "answer": answer.answer})
         else:
             say(f"{answer.verdict:8} {answer.check:14} {answer.answer}")
-    return PROBLEM if any(answer.verdict is Verdict.PROBLEM for answer in answers) else 0
+    return PROBLEM if any(answer.verdict is AnswerKind.PROBLEM for answer in answers) else 0

@@ -27,7 +27,7 @@ from forebay.cli.spark_options import (
 from forebay.cli.terminal import Meter, meter, say
 
 if TYPE_CHECKING:
-    from forebay.spark.jobs.reports import Report
+    from forebay.spark.jobs.reports import JobReport
     from forebay.spark.location import Location
     from forebay.spark.session import Session
 
@@ -64,7 +64,7 @@ class Job:
         ):
             yield spark, shown
 
-    def answer(self, report: Report) -> int:
+    def answer(self, report: JobReport) -> int:
         """Write the report; the exit code that it stands for."""
         return say_report(report, as_json=self.as_json)
 
@@ -90,7 +90,7 @@ def job_command(app: typer.Typer, name: str, *, examples: Sequence[str]) -> Call
     return register
 
 
-def say_report(report: Report, *, as_json: bool) -> int:
+def say_report(report: JobReport, *, as_json: bool) -> int:
     """Write the report; the exit code that it stands for."""
     from forebay.inspection.findings import REACH, Severity
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from forebay import __version__
-from forebay.cli.answers import Answer, Verdict
+from forebay.cli.answers import Answer, AnswerKind
 from forebay.cli.invocation import Invocation
 from forebay.cli.shared_probes import examine_metadata, examine_store
 from forebay.cli.terminal import readable_bytes, readable_time
@@ -56,8 +56,8 @@ def _versions() -> Iterator[Answer]:
         except importlib.metadata.PackageNotFoundError:
             found.append(f"{package} absent")
     system = f"{platform.system()} {platform.release()}"
-    yield Answer("versions", Verdict.OK, f"forebay {__version__}, Python {platform.python_version()}, {system}")
-    yield Answer("packages", Verdict.OK, ", ".join(found))
+    yield Answer("versions", AnswerKind.OK, f"forebay {__version__}, Python {platform.python_version()}, {system}")
+    yield Answer("packages", AnswerKind.OK, ", ".join(found))
 
 
 def probe_java() -> Answer:
@@ -66,11 +66,11 @@ def probe_java() -> Answer:
         found = usable_java(os.environ)
     except Unavailable as error:
         needed = importlib.util.find_spec("pyspark") is not None
-        return Answer("java", Verdict.WARNING if needed else Verdict.NOTE, str(error))
+        return Answer("java", AnswerKind.WARNING if needed else AnswerKind.NOTE, str(error))
     text = f"Java {found.version} in {found.home} ({found.source})"
     if found.passed_over:
-        return Answer("java", Verdict.NOTE, f"{text}; passed over for Spark: {'; '.join(found.passed_over)}")
-    return Answer("java", Verdict.OK, text)
+        return Answer("java", AnswerKind.NOTE, f"{text}; passed over for Spark: {'; '.join(found.passed_over)}")
+    return Answer("java", AnswerKind.OK, text)
 
 
 def probe_limits(descriptors_max: int) -> Answer:
@@ -79,11 +79,11 @@ def probe_limits(descriptors_max: int) -> Answer:
     needed = kept + 64
     text = f"{soft} open files allowed (ulimit -n; up to {hard}), about {needed} used at most"
     if soft != resource.RLIM_INFINITY and soft < needed:
-        return Answer("limits", Verdict.PROBLEM, f"{text}: raise it")
+        return Answer("limits", AnswerKind.PROBLEM, f"{text}: raise it")
     if kept < descriptors_max:
         text += f"; runtime.descriptors_max is {descriptors_max}, and half of the limit counts instead: raise the limit"
-        return Answer("limits", Verdict.WARNING, text)
-    return Answer("limits", Verdict.OK, text)
+        return Answer("limits", AnswerKind.WARNING, text)
+    return Answer("limits", AnswerKind.OK, text)
 
 
 def _nearest(path: str) -> str:
@@ -98,12 +98,14 @@ def probe_file_system(place: str) -> Answer:
     kind, device = mount_of(place)
     text = f"{kind} on {device}, holds {place}"
     if kind.startswith(VOLATILE):
-        return Answer("file system", Verdict.WARNING, f"{text}: in memory, nothing outlives a restart of the machine")
+        return Answer(
+            "file system", AnswerKind.WARNING, f"{text}: in memory, nothing outlives a restart of the machine"
+        )
     if kind.startswith(NETWORK):
         return Answer(
-            "file system", Verdict.WARNING, f"{text}: locks and syncs over a network may not hold; use a local disk"
+            "file system", AnswerKind.WARNING, f"{text}: locks and syncs over a network may not hold; use a local disk"
         )
-    return Answer("file system", Verdict.OK, text)
+    return Answer("file system", AnswerKind.OK, text)
 
 
 def mount_of(place: str) -> tuple[str, str]:
@@ -124,11 +126,15 @@ def _free_space(run: Invocation, place: str) -> Answer:
     text = f"{readable_bytes(free)} free"
     if free < least:
         return Answer(
-            "space", Verdict.PROBLEM, f"{text}: appends are refused below wal.free_bytes_min, {readable_bytes(least)}"
+            "space",
+            AnswerKind.PROBLEM,
+            f"{text}: appends are refused below wal.free_bytes_min, {readable_bytes(least)}",
         )
     if free < 10 * least:
-        return Answer("space", Verdict.WARNING, f"{text}; appends stop at wal.free_bytes_min, {readable_bytes(least)}")
-    return Answer("space", Verdict.OK, text)
+        return Answer(
+            "space", AnswerKind.WARNING, f"{text}; appends stop at wal.free_bytes_min, {readable_bytes(least)}"
+        )
+    return Answer("space", AnswerKind.OK, text)
 
 
 def _disk_and_clock(run: Invocation, place: str) -> Iterator[Answer]:
@@ -138,7 +144,7 @@ def _disk_and_clock(run: Invocation, place: str) -> Iterator[Answer]:
     try:
         file = run.disk.create(path)
     except OSError as error:
-        yield Answer("disk", Verdict.PROBLEM, f"{place} cannot be written: {error.strerror or error}")
+        yield Answer("disk", AnswerKind.PROBLEM, f"{place} cannot be written: {error.strerror or error}")
         yield probe_clock(clock.now_ms(), None)
         return
     took = []
@@ -160,50 +166,50 @@ def _syncs(took: list[float]) -> Answer:
     median, worst = statistics.median(took), max(took)
     text = f"a sync of 4 KiB takes {median:.2f} ms (median of {len(took)}, at most {worst:.2f} ms)"
     if median > SLOW_SYNC_MS:
-        return Answer("disk", Verdict.WARNING, f"{text}: appends of class fsync wait that long")
+        return Answer("disk", AnswerKind.WARNING, f"{text}: appends of class fsync wait that long")
     if worst < 0.02:
-        return Answer("disk", Verdict.WARNING, f"{text}: too quick to be true for a disk; is it one that forgets?")
-    return Answer("disk", Verdict.OK, text)
+        return Answer("disk", AnswerKind.WARNING, f"{text}: too quick to be true for a disk; is it one that forgets?")
+    return Answer("disk", AnswerKind.OK, text)
 
 
 def probe_clock(now: int, written: int | None) -> Answer:
     text = readable_time(now)
     if now < CLOCK_FLOOR_MS:
-        return Answer("clock", Verdict.PROBLEM, f"{text}: the clock was never set, timestamps will be wrong")
+        return Answer("clock", AnswerKind.PROBLEM, f"{text}: the clock was never set, timestamps will be wrong")
     if written is not None and abs(now - written) > SKEW_MS:
-        return Answer("clock", Verdict.WARNING, f"{text}, but the file system says {readable_time(written)}")
-    return Answer("clock", Verdict.OK, text)
+        return Answer("clock", AnswerKind.WARNING, f"{text}, but the file system says {readable_time(written)}")
+    return Answer("clock", AnswerKind.OK, text)
 
 
 def _directory(run: Invocation) -> Iterator[Answer]:
     path = run.directory
     if not os.path.exists(path):
-        yield Answer("directory", Verdict.NOTE, f'{path} does not exist yet: "forebay topic create" makes it')
+        yield Answer("directory", AnswerKind.NOTE, f'{path} does not exist yet: "forebay topic create" makes it')
         return
     try:
         directory = LogDirectory.look(path, run.disk)
         if run.disk.exists(f"{directory.path}/{LOCK}") and is_owned(directory.path, run.disk):
-            yield Answer("lock", Verdict.NOTE, f"{path} is open in another process: others may read")
+            yield Answer("lock", AnswerKind.NOTE, f"{path} is open in another process: others may read")
         else:
-            yield Answer("lock", Verdict.OK, f"{path} is not open in any process")
+            yield Answer("lock", AnswerKind.OK, f"{path} is not open in any process")
         found = look(path, run.settings, run.disk, SystemClock())
     except ForebayError as error:
-        yield Answer("directory", Verdict.PROBLEM, str(error))
+        yield Answer("directory", AnswerKind.PROBLEM, str(error))
         return
     except OSError as error:
-        yield Answer("directory", Verdict.PROBLEM, f"{path} cannot be read: {error}")
+        yield Answer("directory", AnswerKind.PROBLEM, f"{path} cannot be read: {error}")
         return
-    yield Answer("directory", Verdict.OK, f"{path}: {len(found.topics)} topics, id {found.id} ({MARKER})")
+    yield Answer("directory", AnswerKind.OK, f"{path}: {len(found.topics)} topics, id {found.id} ({MARKER})")
     yield from _orphans(run, found)
 
 
 def _orphans(run: Invocation, found: Inspected) -> Iterator[Answer]:
     strangers = found.strangers(run.disk)
     if not strangers:
-        yield Answer("orphans", Verdict.OK, "every shard directory belongs to a topic")
+        yield Answer("orphans", AnswerKind.OK, "every shard directory belongs to a topic")
     for stranger in strangers:
         text = f"{stranger.directory} belongs to no topic: restore the metadata that knows it, or move it away"
-        yield Answer("orphans", Verdict.WARNING, text)
+        yield Answer("orphans", AnswerKind.WARNING, text)
     for spec in found.deleting:
         text = f"the deletion of {spec.name} has begun and not ended: the next opening ends it"
-        yield Answer("deletions", Verdict.NOTE, text)
+        yield Answer("deletions", AnswerKind.NOTE, text)

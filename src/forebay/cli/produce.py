@@ -12,8 +12,8 @@ import typer
 from forebay.cli.commands import command
 from forebay.cli.failures import complain
 from forebay.cli.invocation import Invocation
-from forebay.cli.records import Defaults, InputFormat, NewRecord, read_records
-from forebay.cli.sending import Limits, Sender, Tally, groups_of
+from forebay.cli.records import Defaults, InputFormat, InputRecord, read_records
+from forebay.cli.sending import RecordLimits, Sender, SentTally, groups_of
 from forebay.cli.terminal import meter, readable_bytes, say_json
 from forebay.errors import ForebayError, Invalid
 
@@ -84,12 +84,12 @@ def produce(
         tag=tag,
         partition=partition,
     )
-    tally = Tally(SystemClock())
+    tally = SentTally(SystemClock())
     try:
         with run.writer() as log, meter(f"produce {name}", in_bytes=False) as shown:
             topic = log.topic(name)
             sender = Sender(topic, run.interruptions, shown, tally, rate=rate, producer=producer)
-            limits = Limits(topic.partitions, run.settings.wal.frame_bytes_max)
+            limits = RecordLimits(topic.partitions, run.settings.wal.frame_bytes_max)
             records = (limits.checked(record) for record in _records(inputs or ["-"], input_format, defaults))
             tally.start()
             for group in groups_of(records, sender.batch_of(batch), limits.batch_bytes):
@@ -126,7 +126,7 @@ def _as_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def _report(tally: Tally, *, as_json: bool) -> None:
+def _report(tally: SentTally, *, as_json: bool) -> None:
     seconds = tally.seconds
     rate = tally.records / seconds if seconds > 0 else 0.0
     if as_json:
@@ -138,7 +138,7 @@ def _report(tally: Tally, *, as_json: bool) -> None:
     complain(f"{tally.records} records, {size} in {seconds:.2f} s ({rate:.0f}/s){': ' if places else ''}{places}")
 
 
-def _records(inputs: Sequence[str], input_format: InputFormat, defaults: Defaults) -> Iterator[NewRecord | None]:
+def _records(inputs: Sequence[str], input_format: InputFormat, defaults: Defaults) -> Iterator[InputRecord | None]:
     for path in inputs:
         shown = "stdin" if path == "-" else path
         with _opened(path) as stream:
@@ -148,14 +148,14 @@ def _records(inputs: Sequence[str], input_format: InputFormat, defaults: Default
                 yield from read_records(lines_of(stream, shown), shown, input_format, defaults)
 
 
-def _whole_file(stream: BinaryIO, shown: str, defaults: Defaults) -> NewRecord:
+def _whole_file(stream: BinaryIO, shown: str, defaults: Defaults) -> InputRecord:
     try:
         content = stream.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise Invalid(f"{shown} cannot be read: {error.strerror or error}") from error
     if len(content) > FILE_BYTES_MAX:
         raise Invalid(f"{shown} has more than {FILE_BYTES_MAX} bytes: too large for one record")
-    return NewRecord(shown, content, defaults.key, defaults.tag, (), None, defaults.partition)
+    return InputRecord(shown, content, defaults.key, defaults.tag, (), None, defaults.partition)
 
 
 def lines_of(stream: BinaryIO, shown: str) -> Iterator[bytes | None]:

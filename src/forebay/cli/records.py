@@ -26,7 +26,7 @@ class InputFormat(enum.StrEnum):
     FILE = "file"
 
 
-class NewRecord(NamedTuple):
+class InputRecord(NamedTuple):
     """One record to be appended, and where it came from."""
 
     source: str
@@ -55,12 +55,12 @@ class Defaults:
 
 def read_records(
     lines: Iterable[bytes | None], source: str, input_format: InputFormat, defaults: Defaults
-) -> Iterator[NewRecord | None]:
+) -> Iterator[InputRecord | None]:
     """The records of a stream of lines. A bad line raises `Invalid` that names it; those before it have been given.
 
     `None` stands where more lines have to be waited for.
     """
-    parse: Callable[[bytes, str, Defaults], NewRecord]
+    parse: Callable[[bytes, str, Defaults], InputRecord]
     parse = parse_json if input_format is InputFormat.JSON else parse_line
     number = 0
     for line in lines:
@@ -72,7 +72,7 @@ def read_records(
             yield parse(line, f"{source} line {number}", defaults)
 
 
-def parse_line(line: bytes, where: str, defaults: Defaults) -> NewRecord:
+def parse_line(line: bytes, where: str, defaults: Defaults) -> InputRecord:
     """A line is a value, or a key and a value if there is a separator."""
     key, value = defaults.key, line
     if defaults.key_separator is not None:
@@ -82,10 +82,10 @@ def parse_line(line: bytes, where: str, defaults: Defaults) -> NewRecord:
             raise Invalid(
                 f"{where} has no key separator {shown!r}: write key{shown}value, or leave --key-separator out"
             )
-    return NewRecord(where, value, key, defaults.tag, (), None, defaults.partition)
+    return InputRecord(where, value, key, defaults.tag, (), None, defaults.partition)
 
 
-def parse_json(line: bytes, where: str, defaults: Defaults) -> NewRecord:
+def parse_json(line: bytes, where: str, defaults: Defaults) -> InputRecord:
     """A JSON object with value or value_b64, and what else a record has."""
     try:
         fields = json.loads(line)
@@ -104,7 +104,7 @@ def parse_json(line: bytes, where: str, defaults: Defaults) -> NewRecord:
     tag, timestamp = fields.get("tag", defaults.tag), fields.get("timestamp")
     if tag is not None and not isinstance(tag, str):
         raise Invalid(f'{where}: "tag" is a text')
-    return NewRecord(
+    return InputRecord(
         where,
         _bytes(fields, "value", where),
         _bytes(fields, "key", where) if has_key else defaults.key,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from forebay.cli.interruptions import Interruptions
-from forebay.cli.records import NewRecord
+from forebay.cli.records import InputRecord
 from forebay.cli.terminal import Meter
 from forebay.errors import Indeterminate, Invalid, Unavailable
 
@@ -21,7 +21,7 @@ ATTEMPTS = 3
 RETRY_SECONDS = 0.2
 
 
-class Tally:
+class SentTally:
     """What has been appended so far. `offsets` are `[first, end)` by partition."""
 
     def __init__(self, clock: Clock) -> None:
@@ -41,7 +41,7 @@ class Tally:
         return self.clock.monotonic() - self.started if self.started is not None else 0.0
 
 
-class Limits(NamedTuple):
+class RecordLimits(NamedTuple):
     """What a record must keep to."""
 
     partitions: int
@@ -52,7 +52,7 @@ class Limits(NamedTuple):
         """How much may be appended at once, so that no append is too large for its frame."""
         return min(BATCH_BYTES, self.frame_bytes_max // 2)
 
-    def checked(self, record: NewRecord | None) -> NewRecord | None:
+    def checked(self, record: InputRecord | None) -> InputRecord | None:
         """The record, or `Invalid` that says where it came from: before anything of its batch is appended."""
         from forebay.storage.arguments import checked_headers, checked_tag, checked_timestamp
 
@@ -70,7 +70,7 @@ class Limits(NamedTuple):
             raise Invalid(f"{record.source}: {error}") from error
         return record
 
-    def _check_size(self, record: NewRecord) -> None:
+    def _check_size(self, record: InputRecord) -> None:
         from forebay.appends.queue import record_bytes
         from forebay.storage.append import FRAME_ROOM
 
@@ -79,12 +79,12 @@ class Limits(NamedTuple):
             raise Invalid(f"a record of {size} bytes; the limit is wal.frame_bytes_max ({self.frame_bytes_max})")
 
 
-def groups_of(records: Iterable[NewRecord | None], count_max: int, bytes_max: int) -> Iterator[list[NewRecord]]:
+def groups_of(records: Iterable[InputRecord | None], count_max: int, bytes_max: int) -> Iterator[list[InputRecord]]:
     """Records in groups to be appended at once: what is at hand, up to the limits.
 
     Where reading fails, what was read before comes out first.
     """
-    group: list[NewRecord] = []
+    group: list[InputRecord] = []
     size = 0
     try:
         for record in records:
@@ -110,7 +110,7 @@ class Sender:
         topic: Topic,
         interruptions: Interruptions,
         shown: Meter,
-        tally: Tally,
+        tally: SentTally,
         *,
         rate: float | None,
         producer: int | None,
@@ -132,7 +132,7 @@ class Sender:
         """How many records to append at once, so that a rate is kept evenly."""
         return count if self._rate is None else max(1, min(count, int(self._rate * BURST_SECONDS)))
 
-    def send(self, group: Sequence[NewRecord]) -> None:
+    def send(self, group: Sequence[InputRecord]) -> None:
         """Append the group. Each partition's part is appended whole or not at all, and counted when it holds."""
         self._pace(len(group))
         for partition, records in self._parts(group).items():
@@ -149,9 +149,9 @@ class Sender:
             self._clock.sleep(self._due - now)
         self._due = max(self._due, now) + count / self._rate
 
-    def _parts(self, group: Sequence[NewRecord]) -> dict[int, list[NewRecord]]:
+    def _parts(self, group: Sequence[InputRecord]) -> dict[int, list[InputRecord]]:
         """The records of each partition, in order. Keyless ones of one group stay together."""
-        parts: dict[int, list[NewRecord]] = {}
+        parts: dict[int, list[InputRecord]] = {}
         keyless: int | None = None
         for record in group:
             if record.partition is None and record.key is None:
@@ -163,7 +163,7 @@ class Sender:
             parts.setdefault(chosen, []).append(record)
         return parts
 
-    def _append(self, partition: int, records: Sequence[NewRecord]) -> int:
+    def _append(self, partition: int, records: Sequence[InputRecord]) -> int:
         """The offset of the first record. As an idempotent producer, an append in doubt is repeated."""
         if self._producer is None:
             return self._append_once(partition, records, None)
@@ -182,7 +182,7 @@ class Sender:
                 return first
         raise AssertionError
 
-    def _append_once(self, partition: int, records: Sequence[NewRecord], sequence: int | None) -> int:
+    def _append_once(self, partition: int, records: Sequence[InputRecord], sequence: int | None) -> int:
         now = self._clock.now_ms()
         offsets = self._topic.append_many(
             [record.value for record in records],
@@ -196,7 +196,7 @@ class Sender:
         )
         return offsets[0]
 
-    def _count(self, partition: int, records: Sequence[NewRecord], first: int) -> None:
+    def _count(self, partition: int, records: Sequence[InputRecord], first: int) -> None:
         tally = self._tally
         tally.records += len(records)
         tally.bytes += sum(record.size for record in records)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from forebay.blobs import BlobStore, DirectoryStore, open_store
-from forebay.cli.answers import Answer, Verdict
+from forebay.cli.answers import Answer, AnswerKind
 from forebay.cli.invocation import Invocation
 from forebay.clock import SystemClock
 from forebay.errors import ForebayError
@@ -32,7 +32,7 @@ def examine_metadata(run: Invocation) -> Iterator[Answer]:
     if shared is None:
         return
     if metadata.backend == "sqlite" and not os.path.exists(shared):
-        yield Answer("metadata", Verdict.NOTE, f"{shared} does not exist yet: the first use makes it")
+        yield Answer("metadata", AnswerKind.NOTE, f"{shared} does not exist yet: the first use makes it")
         return
     clock = SystemClock()
     path = metadata.path or os.path.join(run.directory, METADATA)
@@ -42,9 +42,11 @@ def examine_metadata(run: Invocation) -> Iterator[Answer]:
             revision = store.revision()
         took = (clock.monotonic() - begun) * 1000
     except ForebayError as error:
-        yield Answer("metadata", Verdict.PROBLEM, f"{shared} does not answer: {error}")
+        yield Answer("metadata", AnswerKind.PROBLEM, f"{shared} does not answer: {error}")
     else:
-        yield Answer("metadata", Verdict.OK, f"{metadata.backend} at {shared}: revision {revision}, in {took:.0f} ms")
+        yield Answer(
+            "metadata", AnswerKind.OK, f"{metadata.backend} at {shared}: revision {revision}, in {took:.0f} ms"
+        )
 
 
 def examine_store(run: Invocation) -> Iterator[Answer]:
@@ -54,7 +56,7 @@ def examine_store(run: Invocation) -> Iterator[Answer]:
         return
     if place.is_directory and not os.path.isdir(place.root):
         text = f"{place.root} ({place.setting}) does not exist: mount it, or let the first use make it"
-        yield Answer("store", Verdict.WARNING, text)
+        yield Answer("store", AnswerKind.WARNING, text)
         return
     clock = SystemClock()
     begun = clock.monotonic()
@@ -62,12 +64,12 @@ def examine_store(run: Invocation) -> Iterator[Answer]:
         with contextlib.closing(_store(run, place)) as store:
             able = store.probe(seconds_max=PROBE_SECONDS_MAX)
     except ForebayError as error:
-        yield Answer("store", Verdict.PROBLEM, str(error))
+        yield Answer("store", AnswerKind.PROBLEM, str(error))
         return
     for note in able.notes:
-        yield Answer("store", Verdict.WARNING, f"{able.store}: {note}")
+        yield Answer("store", AnswerKind.WARNING, f"{able.store}: {note}")
     tried = "creating twice was refused" + (", links, renames and syncs work" if place.is_directory else "")
-    yield Answer("store", Verdict.OK, f"{able.store}: {tried}, in {(clock.monotonic() - begun) * 1000:.0f} ms")
+    yield Answer("store", AnswerKind.OK, f"{able.store}: {tried}, in {(clock.monotonic() - begun) * 1000:.0f} ms")
 
 
 def _place(run: Invocation) -> _Place | None:

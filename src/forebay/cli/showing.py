@@ -16,7 +16,7 @@ from forebay.errors import ForebayError
 if TYPE_CHECKING:
     from forebay.disk import Disk
     from forebay.format.metadata.descriptor import ShardState
-    from forebay.inspection import Inspected, ShardPlace
+    from forebay.inspection import ExpectedShard, Inspected
     from forebay.storage import Storage
     from forebay.topics import TopicSpec
 
@@ -101,7 +101,7 @@ def _store_failure(run: Invocation, found: Inspected) -> str | None:
     return None
 
 
-def _shard_item(run: Invocation, log: Storage, found: Inspected, place: ShardPlace) -> dict[str, Any]:
+def _shard_item(run: Invocation, log: Storage, found: Inspected, place: ExpectedShard) -> dict[str, Any]:
     from forebay.cli.holding import frontier_of
     from forebay.inspection import outlook
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from forebay.disk import Disk
-    from forebay.inspection import Inspected, ShardPlace
+    from forebay.inspection import ExpectedShard, Inspected
 
 
 class Tier(enum.StrEnum):
@@ -28,7 +28,7 @@ class Tier(enum.StrEnum):
     """The database of engine `rocksdb`, of all its topics."""
 
 
-class Piece(NamedTuple):
+class TierPiece(NamedTuple):
     """Bytes in one place. Without offsets it is not known which records they are."""
 
     tier: Tier
@@ -38,22 +38,22 @@ class Piece(NamedTuple):
     stop: int = 0
 
 
-def pieces_of(found: Inspected, place: ShardPlace, disk: Disk) -> Iterator[Piece]:
+def pieces_of(found: Inspected, place: ExpectedShard, disk: Disk) -> Iterator[TierPiece]:
     """Everything that a shard has, as far as this directory and the catalog know."""
     if disk.exists(place.directory):
         yield from _files(place.directory, disk)
     yield from _objects(found, place)
 
 
-def database_bytes(found: Inspected, disk: Disk) -> Piece | None:
+def database_bytes(found: Inspected, disk: Disk) -> TierPiece | None:
     """The database, if there is one."""
     from forebay.storage.building import ROCKSDB
 
     path = f"{found.path}/{ROCKSDB}"
-    return Piece(Tier.DATABASE, path, _below(path, disk)) if disk.exists(path) else None
+    return TierPiece(Tier.DATABASE, path, _below(path, disk)) if disk.exists(path) else None
 
 
-def _files(directory: str, disk: Disk) -> Iterator[Piece]:
+def _files(directory: str, disk: Disk) -> Iterator[TierPiece]:
     from forebay.format.files.segment import parse_segment_name
     from forebay.records import OFFSET_MAX
     from forebay.wal.recovery.resume import ASIDE
@@ -67,18 +67,18 @@ def _files(directory: str, disk: Disk) -> Iterator[Piece]:
     for name in names:
         path = f"{directory}/{name}"
         if name == ASIDE:
-            yield Piece(Tier.ASIDE, path, _below(path, disk))
+            yield TierPiece(Tier.ASIDE, path, _below(path, disk))
             continue
         segment = name.removesuffix(".idx") + ".seg" if name.endswith(".idx") else name
         tier = Tier.SEALED if segment in sealed else Tier.LOG
         start = starts.get(name)
         if start is None:
-            yield Piece(tier, path, _size(path, disk))
+            yield TierPiece(tier, path, _size(path, disk))
         else:
-            yield Piece(tier, path, _size(path, disk), start, stops.get(name, OFFSET_MAX))
+            yield TierPiece(tier, path, _size(path, disk), start, stops.get(name, OFFSET_MAX))
 
 
-def _objects(found: Inspected, place: ShardPlace) -> Iterator[Piece]:
+def _objects(found: Inspected, place: ExpectedShard) -> Iterator[TierPiece]:
     from forebay.catalog import ShardKeys
     from forebay.inspection.recorded import recorded
     from forebay.shard.context import is_local
@@ -90,7 +90,7 @@ def _objects(found: Inspected, place: ShardPlace) -> Iterator[Piece]:
         if descriptor.gap is None and not is_local(descriptor):
             where = f"{descriptor.store}:{descriptor.object_key}"
             size = descriptor.bytes + descriptor.index_bytes
-            yield Piece(Tier.HISTORY, where, size, descriptor.start, descriptor.end)
+            yield TierPiece(Tier.HISTORY, where, size, descriptor.start, descriptor.end)
 
 
 def _below(path: str, disk: Disk) -> int:

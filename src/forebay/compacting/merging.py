@@ -66,7 +66,7 @@ class Merge(msgspec.Struct, frozen=True, kw_only=True):
         return f"{shard}/{COMPACTED}{self.start:020d}-{token}{PARQUET_SUFFIX}"
 
 
-class Target(NamedTuple):
+class SegmentTarget(NamedTuple):
     """Where a new segment is put, and what its descriptor says of that."""
 
     store: BlobStore
@@ -76,7 +76,7 @@ class Target(NamedTuple):
 
 
 def merge(
-    task: Merge, ended: OffsetSet, sources: Sources, target: Target, *, token: str, window: ProducerWindow
+    task: Merge, ended: OffsetSet, sources: Sources, target: SegmentTarget, *, token: str, window: ProducerWindow
 ) -> SegmentDescriptor:
     """Write the segments as one, without the records of `ended`; what the catalog will say of it.
 

@@ -10,9 +10,9 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from forebay.compacting.merging import Merge, Target
+from forebay.compacting.merging import Merge, SegmentTarget
 from forebay.compacting.planning import Rewrite
-from forebay.compacting.shard import Outlook, ShardCompaction
+from forebay.compacting.shard import CompactionOutlook, ShardCompaction
 from forebay.format.metadata.descriptor import SegmentDescriptor
 from forebay.format.metadata.vectors import DeletionVector, vectors_of
 from forebay.metadata import Compare
@@ -36,7 +36,7 @@ Write: TypeAlias = Callable[[Sequence[Unit]], Iterator[SegmentDescriptor | str]]
 """Writes every unit: the descriptor of each, in their order, or why there is none."""
 
 
-class Holding(NamedTuple):
+class ShardLease(NamedTuple):
     """The lease of the shard."""
 
     held: Compare
@@ -59,9 +59,9 @@ class Passes:
     def __init__(
         self,
         compaction: ShardCompaction,
-        target: Callable[[], Target],
+        target: Callable[[], SegmentTarget],
         write: Write,
-        look: Callable[[], Outlook],
+        look: Callable[[], CompactionOutlook],
         window: tuple[int, int],
     ) -> None:
         """`window` says how many producers, and appends of each, must be recognised as repeats."""
@@ -73,7 +73,7 @@ class Passes:
         self.failures: list[Failure] = []
         self.swapped = 0
 
-    def run(self, holding: Holding) -> None:
+    def run(self, holding: ShardLease) -> None:
         """On return nothing more is to be done, but for what `failures` names and what came meanwhile."""
         for _ in range(PASSES_MAX):
             # Under the lease: nobody else rewrites from here on, though history may grow, and records end.
@@ -84,7 +84,7 @@ class Passes:
                 return
             self._pass(holding, outlook, wanted)
 
-    def _pass(self, holding: Holding, outlook: Outlook, wanted: Sequence[Rewrite]) -> None:
+    def _pass(self, holding: ShardLease, outlook: CompactionOutlook, wanted: Sequence[Rewrite]) -> None:
         target = self._target()
         units = [self._units(rewrite, outlook, target) for rewrite in wanted]
         written = self._write([unit for group in units for unit in group])
@@ -98,7 +98,7 @@ class Passes:
             holding.check()
             self.swapped += self._compaction.finish(rewrite, made, self._target(), holding.held)
 
-    def _units(self, rewrite: Rewrite, outlook: Outlook, target: Target) -> list[Unit]:
+    def _units(self, rewrite: Rewrite, outlook: CompactionOutlook, target: SegmentTarget) -> list[Unit]:
         return [
             Unit(
                 task,

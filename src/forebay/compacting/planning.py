@@ -36,7 +36,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     dead_share: float = 0.0
 
 
-class Entry(NamedTuple):
+class CatalogEntry(NamedTuple):
     """A piece of the catalog and what it stands for: itself, or what its manifest lists."""
 
     piece: Piece
@@ -54,7 +54,7 @@ class Known(NamedTuple):
     readable: Callable[[SegmentDescriptor], bool] = lambda descriptor: True
 
 
-class Part(NamedTuple):
+class PlannedRun(NamedTuple):
     """Consecutive segments and gaps: made into one if `why` says so, else left as they are."""
 
     sources: tuple[SegmentDescriptor, ...]
@@ -70,7 +70,7 @@ class Rewrite(NamedTuple):
     """Pieces of the catalog in whose place something new is put, all at once."""
 
     pieces: tuple[Piece, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[PlannedRun, ...]
 
     @property
     def start(self) -> int:
@@ -86,7 +86,7 @@ def weight(descriptor: SegmentDescriptor) -> int:
     return descriptor.source_bytes or descriptor.bytes
 
 
-def plan(entries: Iterable[Entry], rules: Rules, known: Known) -> list[Rewrite]:
+def plan(entries: Iterable[CatalogEntry], rules: Rules, known: Known) -> list[Rewrite]:
     """What is worth rewriting, in the order of offsets."""
     found: list[Rewrite] = []
     for run in _runs(entries, rules, known):
@@ -104,9 +104,9 @@ def plan(entries: Iterable[Entry], rules: Rules, known: Known) -> list[Rewrite]:
     return found
 
 
-def _runs(entries: Iterable[Entry], rules: Rules, known: Known) -> Iterator[list[Entry]]:
+def _runs(entries: Iterable[CatalogEntry], rules: Rules, known: Known) -> Iterator[list[CatalogEntry]]:
     """Entries that follow each other and may be touched; a manifest is a run of its own."""
-    run: list[Entry] = []
+    run: list[CatalogEntry] = []
     for entry in entries:
         is_manifest = entry.piece.descriptor.kind is DescriptorKind.MANIFEST
         may = all(_may_touch(descriptor, rules, known) for descriptor in (entry.piece.descriptor, *entry.opened))
@@ -133,7 +133,7 @@ def _may_touch(descriptor: SegmentDescriptor, rules: Rules, known: Known) -> boo
     return fits and (descriptor.kind not in SEGMENTS or known.readable(descriptor))
 
 
-def _parts(descriptors: Sequence[SegmentDescriptor], rules: Rules, known: Known) -> Iterator[Part]:
+def _parts(descriptors: Sequence[SegmentDescriptor], rules: Rules, known: Known) -> Iterator[PlannedRun]:
     """The same descriptors, cut into parts."""
     waiting: list[SegmentDescriptor] = []
     size = 0
@@ -141,7 +141,7 @@ def _parts(descriptors: Sequence[SegmentDescriptor], rules: Rules, known: Known)
         if _is_done(descriptor, rules, known):
             yield from _judged(waiting, rules, known)
             waiting, size = [], 0
-            yield Part((descriptor,))
+            yield PlannedRun((descriptor,))
             continue
         waiting.append(descriptor)
         size += weight(descriptor)
@@ -164,17 +164,17 @@ def _is_dirty(descriptor: SegmentDescriptor, rules: Rules, known: Known) -> bool
     return dead > rules.dead_share * descriptor.records
 
 
-def _judged(waiting: Sequence[SegmentDescriptor], rules: Rules, known: Known) -> Iterator[Part]:
+def _judged(waiting: Sequence[SegmentDescriptor], rules: Rules, known: Known) -> Iterator[PlannedRun]:
     """One part if it is worth it; large segments in front, to which little would be added, are left out of it."""
     rest = list(waiting)
     while len(rest) > 1 and not _is_dirty(rest[0], rules, known):
         if rest[0].kind is DescriptorKind.GAP or weight(rest[0]) <= DOMINANT * sum(map(weight, rest[1:])):
             break
-        yield Part((rest.pop(0),))
+        yield PlannedRun((rest.pop(0),))
     while rest and rest[0].kind is DescriptorKind.GAP:
-        yield Part((rest.pop(0),))
+        yield PlannedRun((rest.pop(0),))
     if rest:
-        yield Part(tuple(rest), _why(rest, rules, known))
+        yield PlannedRun(tuple(rest), _why(rest, rules, known))
 
 
 def _why(sources: Sequence[SegmentDescriptor], rules: Rules, known: Known) -> str:

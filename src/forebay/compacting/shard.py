@@ -13,8 +13,8 @@ import msgspec
 
 from forebay.catalog import Frontier, ShardCatalog
 from forebay.catalog.removals import RecordedRemovals
-from forebay.compacting.merging import Merge, Sources, Target, dead_in
-from forebay.compacting.planning import Entry, Known, Rewrite, Rules, plan
+from forebay.compacting.merging import Merge, SegmentTarget, Sources, dead_in
+from forebay.compacting.planning import CatalogEntry, Known, Rewrite, Rules, plan
 from forebay.compacting.swapping import swap
 from forebay.errors import Unavailable
 from forebay.format.control.offsets import OffsetSet
@@ -22,7 +22,7 @@ from forebay.format.metadata.descriptor import DescriptorKind, LoadStatus, Segme
 from forebay.metadata import Compare
 
 
-class Outlook(NamedTuple):
+class CompactionOutlook(NamedTuple):
     """A shard's history at one moment, and what is worth rewriting in it."""
 
     rewrites: list[Rewrite]
@@ -78,13 +78,13 @@ class ShardCompaction:
         deleted = RecordedRemovals(self._catalog).deleted() if stored.state.deletes else OffsetSet()
         return deleted, stored.state.earliest
 
-    def outlook(self, rules: Rules, now_ms: int, superseded: OffsetSet | None = None) -> Outlook:
+    def outlook(self, rules: Rules, now_ms: int, superseded: OffsetSet | None = None) -> CompactionOutlook:
         """What is to be done. The catalog is read before the deletes: so no delete is missed that was there then."""
         seen = self._catalog.frontier()
         pieces = self._catalog.pieces()
         deleted, earliest = self.ended()
         ended = deleted if superseded is None else deleted | superseded
-        entries = [Entry(piece, self._opened(piece.descriptor)) for piece in pieces]
+        entries = [CatalogEntry(piece, self._opened(piece.descriptor)) for piece in pieces]
         inner = [descriptor for entry in entries for descriptor in entry.opened]
         dead: dict[str, int] = {}
 
@@ -94,7 +94,7 @@ class ShardCompaction:
             return dead[descriptor.object_key]
 
         known = Known(now_ms, self._loads(inner, seen), dead_of, earliest, self._readable)
-        return Outlook(
+        return CompactionOutlook(
             plan(entries, rules, known),
             ended,
             earliest,
@@ -104,7 +104,7 @@ class ShardCompaction:
             born=next((piece.start for piece in reversed(inner) if piece.is_born), None),
         )
 
-    def merges(self, rewrite: Rewrite, outlook: Outlook) -> list[Merge]:
+    def merges(self, rewrite: Rewrite, outlook: CompactionOutlook) -> list[Merge]:
         """What has to be written for a rewrite, in order."""
         partition = self._catalog.keys.partition
         return [
@@ -119,7 +119,7 @@ class ShardCompaction:
             if part.why
         ]
 
-    def finish(self, rewrite: Rewrite, made: Sequence[SegmentDescriptor], target: Target, held: Compare) -> bool:
+    def finish(self, rewrite: Rewrite, made: Sequence[SegmentDescriptor], target: SegmentTarget, held: Compare) -> bool:
         """Put what was made in the place of what it was made from; false if that has changed meanwhile.
 
         `held` says that the lease is still the one under which it was made. What was replaced is kept for a grace

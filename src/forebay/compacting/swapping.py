@@ -12,7 +12,7 @@ from forebay import manifests
 from forebay.blobs import BlobStore
 from forebay.catalog import ShardCatalog
 from forebay.catalog.shard import Piece
-from forebay.compacting.merging import Target
+from forebay.compacting.merging import SegmentTarget
 from forebay.errors import Corrupt
 from forebay.format.files.segment import COMPACTED, index_name
 from forebay.format.metadata.descriptor import SegmentDescriptor
@@ -24,7 +24,7 @@ def swap(
     catalog: ShardCatalog,
     old: Sequence[Piece],
     new: Sequence[SegmentDescriptor],
-    target: Target,
+    target: SegmentTarget,
     *,
     partition: int,
     made: Collection[str],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Generic, NamedTuple, TypeVar
 
-from forebay.appends.queue import Entry, record_bytes
+from forebay.appends.queue import QueuedRecord, record_bytes
 from forebay.appends.ticket import Ticket
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS, OwnedShard, StorageEngine
 from forebay.errors import Invalid
@@ -17,7 +17,7 @@ from forebay.pages import Page
 from forebay.progress import Progress, ProgressStore, ReaderName
 from forebay.records import Headers, Offsets, check_offset
 from forebay.shard import ShardRef
-from forebay.shard.deletes import DeleteBefore, DeleteKey, DeleteRange, DeleteTag
+from forebay.shard.deletes import DeleteBefore, DeleteKey, DeleteTag, RangeDelete
 
 E_co = TypeVar("E_co", bound=StorageEngine, covariant=True)
 
@@ -77,7 +77,7 @@ class ByName(Generic[E_co]):
         """Append one record; its offset, once the durability class of the topic holds."""
         shard = self._engine.open_shard(ref)
         value, timestamp, key, tag, headers = record
-        entry = Entry(value, key, tag, headers, timestamp, None, Ticket())
+        entry = QueuedRecord(value, key, tag, headers, timestamp, None, Ticket())
         return shard.acknowledge(shard.stage_one(entry, record_bytes(value, key, tag, headers)))
 
     def batch_write(self, ref: ShardRef, records: list[NewRecord]) -> list[int]:
@@ -136,7 +136,7 @@ class ByName(Generic[E_co]):
         check_offset(stop)
         if stop < start:
             raise Invalid(f"the range [{start}, {stop}) ends before it begins")
-        return self._engine.open_shard(ref).delete(DeleteRange(start, stop))
+        return self._engine.open_shard(ref).delete(RangeDelete(start, stop))
 
     def delete_by_key(self, ref: ShardRef, key: bytes) -> int:
         """End all records of the key; how many there were."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from forebay.appends.callbacks import wake_all
 from forebay.appends.producer_window import ProducerWindow
-from forebay.appends.queue import Entry, Producing
+from forebay.appends.queue import Producing, QueuedRecord
 from forebay.appends.ticket import Ticket
 from forebay.appends.waiting import INSIDE, is_inside
 from forebay.catalog import read_state
@@ -31,8 +31,8 @@ from forebay.pages import Page, joined, tombstone
 from forebay.records import Gap, Offsets, Reason
 from forebay.sealed import Gathered
 from forebay.settings import Settings
-from forebay.shard import Owner, RecoveryDecision, ShardRef, Source, acquire
-from forebay.shard.deletes import DeleteBefore, DeleteKey, DeleteRange, Deletion
+from forebay.shard import NextSource, Owner, RecoveryDecision, ShardRef, acquire
+from forebay.shard.deletes import DeleteBefore, DeleteKey, Deletion, RangeDelete
 from forebay.shard.limits import Evicted, Holding, Limits, plan
 from forebay.shard.ownership import Check, OwnerSession, reserve_in_state, wanted
 from forebay.topics import Durability, TopicSpec
@@ -85,7 +85,7 @@ class MemoryShard:
         """Which owner in turn this is."""
         return self._owned.epoch
 
-    def stage_one(self, entry: Entry, size: int) -> Ticket:
+    def stage_one(self, entry: QueuedRecord, size: int) -> Ticket:
         """See `OwnedShard`."""
         return self.stage_many(encode_row(entry[:5]), entry.producing, entry.ticket)
 
@@ -260,7 +260,7 @@ class MemoryShard:
             if isinstance(what, DeleteBefore):
                 offset = min(what.offset, head)
                 return self._held.drop_below(offset) if offset > self._held.earliest else 0
-            if isinstance(what, DeleteRange):
+            if isinstance(what, RangeDelete):
                 return self._held.delete(self._held.within(what.start, min(what.stop, head)))
             found = self._held.of_key(what.key) if isinstance(what, DeleteKey) else self._held.of_tag(what.tag)
             return self._held.delete(offset for offset in found if offset < head)
@@ -331,7 +331,7 @@ class MemoryShard:
 
 def _decision(start: int) -> RecoveryDecision:
     gap = Gap(0, start, Reason.LOST) if start else None
-    source = Source.CATALOG if start else Source.EMPTY
+    source = NextSource.CATALOG if start else NextSource.EMPTY
     return RecoveryDecision(next_offset=start, source=source, exact=not start, gap=gap)
 
 

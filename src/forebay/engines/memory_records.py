@@ -27,7 +27,7 @@ FEW = 64
 K = TypeVar("K", bytes, str)
 
 
-class Held:
+class HeldAppend:
     """What was appended at once. `batch` is `None` once all of it is deleted."""
 
     __slots__ = ("_sizes", "base", "batch", "bytes", "deleted", "end", "size", "top")
@@ -69,7 +69,7 @@ class HeldRecords:
         """What all of it takes in memory."""
         self.bytes = 0
         """What all of it counts for."""
-        self._held: list[Held] = []
+        self._held: list[HeldAppend] = []
         self._bases: list[int] = []
         self._times: list[int] = []
         """When each of `_held` was appended."""
@@ -81,7 +81,7 @@ class HeldRecords:
 
     def append(self, batch: Batch, size: int) -> None:
         """Take in the next records."""
-        held = Held(batch.base, batch, size, batch.sizes())
+        held = HeldAppend(batch.base, batch, size, batch.sizes())
         for offset, key in enumerate(batch.keys() or (), batch.base):
             if key is not None:
                 self._keys[key].append(offset)
@@ -204,10 +204,10 @@ class HeldRecords:
             place += 1
         return self._bases[place]
 
-    def _at(self, offset: int) -> Held:
+    def _at(self, offset: int) -> HeldAppend:
         return self._held[bisect_right(self._bases, offset) - 1]
 
-    def _runs(self, held: Held) -> Iterator[tuple[int, int, bool]]:
+    def _runs(self, held: HeldAppend) -> Iterator[tuple[int, int, bool]]:
         """Start, stop, and whether they are live, of the runs of records of one append."""
         count = held.end - held.base
         if held.deleted in (0, count):
@@ -219,7 +219,11 @@ class HeldRecords:
             yield held.base + start, held.base + stop, not gone[start]
 
     def _delete_in(
-        self, held: Held, offsets: list[int], keys: defaultdict[bytes, list[int]], tags: defaultdict[str, list[int]]
+        self,
+        held: HeldAppend,
+        offsets: list[int],
+        keys: defaultdict[bytes, list[int]],
+        tags: defaultdict[str, list[int]],
     ) -> None:
         """End records of one append; their keys and tags are added to `keys` and `tags`."""
         batch = held.batch
@@ -249,9 +253,9 @@ class HeldRecords:
         self._bases[place : place + 1] = [front.base, rest.base]
         self._times[place : place + 1] = [self._times[place]] * 2
 
-    def _part(self, held: Held, start: int, stop: int) -> Held:
+    def _part(self, held: HeldAppend, start: int, stop: int) -> HeldAppend:
         batch = held.batch.slice(start, stop) if held.batch is not None else None
-        part = Held(start, batch, 0, held.sizes[start - held.base : stop - held.base])
+        part = HeldAppend(start, batch, 0, held.sizes[start - held.base : stop - held.base])
         part.deleted = self._deleted.count_in(start, stop)
         if part.batch is not None and part.deleted == stop - start:
             part.empty()
@@ -259,7 +263,7 @@ class HeldRecords:
             part.top = _newest(part.batch, self._deleted.mask(start, stop - start))
         return part
 
-    def _forget_below(self, offset: int, dropped: list[Held]) -> None:
+    def _forget_below(self, offset: int, dropped: list[HeldAppend]) -> None:
         batches = [held.batch for held in dropped if held.batch is not None]
         for key in {key for batch in batches for key in batch.keys() or () if key is not None}:
             _cut_front(self._keys, key, offset)

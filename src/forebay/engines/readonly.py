@@ -19,7 +19,7 @@ from forebay.pages import Page
 from forebay.records import Offsets
 from forebay.sealed import UNREADABLE
 from forebay.settings import Settings
-from forebay.shard import RecoveryDecision, ShardContext, ShardRef, Source
+from forebay.shard import NextSource, RecoveryDecision, ShardContext, ShardRef
 from forebay.shard.lookups import Lookups
 from forebay.shard.tiers import LOOK_SECONDS, Ended, RecordedHistory, Tiers, Visible
 from forebay.wal.files import REPLACED, FileList
@@ -94,7 +94,7 @@ class FollowedShard:
     @property
     def decision(self) -> RecoveryDecision:
         """Nothing was recovered here; the next offset is what is published, or the end of history where a holder is."""
-        source = Source.CATALOG if self._past.is_elsewhere else Source.LOCAL
+        source = NextSource.CATALOG if self._past.is_elsewhere else NextSource.LOCAL
         return RecoveryDecision(next_offset=self.offsets().next, source=source, exact=True)
 
     def last_sequence(self, producer: int) -> int | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from forebay.appends.queue import Entry, Producing
+from forebay.appends.queue import Producing, QueuedRecord
 from forebay.appends.ticket import Ticket
 from forebay.format.columns.rows import ColumnBytes
 from forebay.pages import Page
@@ -96,7 +96,7 @@ class ReadShard(Protocol):
 class OwnedShard(ReadShard, Protocol):
     """One shard that this process owns: what a reader may do, and appends, deletes and eviction."""
 
-    def stage_one(self, entry: Entry, size: int) -> Ticket:
+    def stage_one(self, entry: QueuedRecord, size: int) -> Ticket:
         """Queue one record: it has its offset on return, nothing more holds yet."""
 
     def stage_many(self, columns: ColumnBytes, producing: Producing | None, ticket: Ticket) -> Ticket:

@@ -4,7 +4,7 @@ Knows the log, the formats, the disk and the metadata store; knows no terminal a
 and dumping change nothing and may run beside the owner; repairing holds the directory's lock.
 """
 
-from forebay.inspection.directory import Inspected, ShardPlace
+from forebay.inspection.directory import ExpectedShard, Inspected
 from forebay.inspection.dump import dump, dump_catalog, dump_metadata
 from forebay.inspection.findings import Finding, Report, Severity
 from forebay.inspection.outlook import Outlook, outlook
@@ -20,7 +20,7 @@ __all__ = [
     "Outlook",
     "Report",
     "Severity",
-    "ShardPlace",
+    "ExpectedShard",
     "Step",
     "dump",
     "dump_catalog",

@@ -17,7 +17,7 @@ from forebay.disk import Disk
 from forebay.errors import ForebayError
 from forebay.format.files.segment import parse_segment_name
 from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
-from forebay.inspection.directory import ShardPlace
+from forebay.inspection.directory import ExpectedShard
 from forebay.inspection.findings import REACH, Finding, Report, Severity
 from forebay.inspection.objects import RESTORE_OBJECT, ObjectCopy, ObjectExam
 from forebay.inspection.recorded import METADATA, ShardHistory, StoredHistory, judge, summary
@@ -54,7 +54,7 @@ class HistoryExam:
     def __init__(
         self,
         disk: Disk,
-        place: ShardPlace,
+        place: ExpectedShard,
         history: ShardHistory,
         found: StoredHistory,
         report: Report,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from forebay.catalog import read_state
 from forebay.disk import Disk
 from forebay.engines.rocksdb.auditing import ShardAudit, stored_shards
-from forebay.engines.rocksdb.database import Database
+from forebay.engines.rocksdb.database import RocksDatabase
 from forebay.engines.rocksdb.layout import Keys
 from forebay.errors import Corrupt, ForebayError, Unsupported, UnsupportedFormat
 from forebay.format.metadata.descriptor import Phase, ShardState
@@ -109,7 +109,7 @@ class DatabaseExam:
         on_bytes: Callable[[int], None],
     ) -> None:
         self._path = f"{found.path}/{ROCKSDB}"
-        self._database = Database(self._path, disk, read_only=True)
+        self._database = RocksDatabase(self._path, disk, read_only=True)
         self._found = found
         self._store = store
         self._topic = topic

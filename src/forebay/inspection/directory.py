@@ -22,7 +22,7 @@ from forebay.storage.directory import CLAIM, CLAIMING, LOCK, LogDirectory, is_ow
 from forebay.topics import Engine, TopicSpec, shard_id
 
 
-class ShardPlace(NamedTuple):
+class ExpectedShard(NamedTuple):
     """A shard that should be there: whose it is and where its files lie. `partition` is -1 if nobody's."""
 
     id: str
@@ -84,10 +84,10 @@ class Inspected:
             yield self.entries[place]
             place += 1
 
-    def places(self) -> list[ShardPlace]:
+    def places(self) -> list[ExpectedShard]:
         """The shards of all topics that keep files, by topic and partition."""
         return [
-            ShardPlace(
+            ExpectedShard(
                 shard_id(spec.topic_id, partition),
                 f"{spec.name}[{partition}]",
                 f"{self.shards}/{shard_id(spec.topic_id, partition)}",
@@ -99,13 +99,13 @@ class Inspected:
             for partition in range(spec.partitions)
         ]
 
-    def strangers(self, disk: Disk) -> list[ShardPlace]:
+    def strangers(self, disk: Disk) -> list[ExpectedShard]:
         """Directories below `shards` that belong to no topic, and to none whose deletion has begun."""
         root = self.shards
         names = disk.list_directory(root) if disk.exists(root) else []
         known = {place.id for place in self.places()}
         return [
-            ShardPlace(name, name, f"{root}/{name}", None, -1)
+            ExpectedShard(name, name, f"{root}/{name}", None, -1)
             for name in names
             if name not in known and name not in (CLAIM, CLAIMING) and name.partition("_")[0] not in self.leaving
         ]

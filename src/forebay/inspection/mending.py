@@ -22,7 +22,7 @@ from forebay.format.frame.head import Verdict
 from forebay.format.index import sections as index_format
 from forebay.format.metadata.descriptor import DescriptorKind
 from forebay.inspection.copies import HistoryExam, LocalFiles
-from forebay.inspection.directory import ShardPlace
+from forebay.inspection.directory import ExpectedShard
 from forebay.inspection.findings import Report
 from forebay.inspection.listed import ListedEtags
 from forebay.inspection.objects import ObjectCopy, catalogued_index
@@ -51,7 +51,7 @@ class _Work(NamedTuple):
 class HistoryMending:
     """The mending of one shard, which nobody else may have open here."""
 
-    def __init__(self, place: ShardPlace, history: ShardHistory, *, disk: Disk, on_bytes: Progress | None) -> None:
+    def __init__(self, place: ExpectedShard, history: ShardHistory, *, disk: Disk, on_bytes: Progress | None) -> None:
         self._place = place
         self._history = history
         self._disk = disk

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from forebay.catalog import ShardKeys
 from forebay.disk import Disk
 from forebay.errors import ForebayError
-from forebay.inspection.directory import Inspected, ShardPlace
+from forebay.inspection.directory import ExpectedShard, Inspected
 from forebay.inspection.recorded import recorded
 from forebay.settings import WalSettings
 from forebay.shard import RecoveryDecision, Situation, decide
@@ -29,7 +29,7 @@ class Outlook:
     bytes: int
 
 
-def outlook(found: Inspected, place: ShardPlace, settings: WalSettings, disk: Disk) -> Outlook:
+def outlook(found: Inspected, place: ExpectedShard, settings: WalSettings, disk: Disk) -> Outlook:
     """The decision for a shard. If somebody owns the directory there is none to take: both are `None`."""
     files, size = footprint(disk, place.directory)
     if found.owned or place.spec is None:

@@ -13,7 +13,7 @@ from forebay.format.metadata.descriptor import Cur, Phase, SegmentDescriptor, Sh
 from forebay.format.metadata.keys import shard_prefix
 from forebay.format.metadata.value import decode_value
 from forebay.format.metadata.vectors import decode_vector
-from forebay.inspection.directory import BadEntry, ShardPlace
+from forebay.inspection.directory import BadEntry, ExpectedShard
 from forebay.inspection.findings import UPGRADE, HistorySummary, Report, Severity
 from forebay.inspection.stores import Stores
 from forebay.metadata import Entry, MetadataStore
@@ -54,7 +54,7 @@ class ShardHistory(NamedTuple):
     topic_id: str
 
     @classmethod
-    def of(cls, place: ShardPlace, metadata: MetadataStore, stores: Stores, prefix: str) -> ShardHistory | None:
+    def of(cls, place: ExpectedShard, metadata: MetadataStore, stores: Stores, prefix: str) -> ShardHistory | None:
         """The history of a shard; `None` where no topic has it."""
         if place.spec is None:
             return None
@@ -75,7 +75,7 @@ class ShardHistory(NamedTuple):
         return self.metadata.range(shard_prefix(keys.namespace, keys.topic, keys.partition, prefix=keys.prefix))
 
 
-def summary(found: StoredHistory, place: ShardPlace, history: ShardHistory) -> HistorySummary:
+def summary(found: StoredHistory, place: ExpectedShard, history: ShardHistory) -> HistorySummary:
     """How the shard stands."""
     state = found.state or ShardState(incarnation="")
     is_owned = state.owner is not None and history.metadata.session_alive(state.owner)
@@ -120,7 +120,7 @@ def recorded(entries: list[Entry], keys: ShardKeys) -> StoredHistory:
     return found
 
 
-def judge(found: StoredHistory, place: ShardPlace, report: Report, *, floor: int) -> None:
+def judge(found: StoredHistory, place: ExpectedShard, report: Report, *, floor: int) -> None:
     """Hold what is recorded against the rules of a history. Nothing below `floor` is missed."""
 
     def wrong(what: str, offsets: tuple[int, int] | None) -> None:

@@ -21,7 +21,7 @@ from forebay.format.files.checkpoint import Checkpoint, CheckpointFile, decode_c
 from forebay.format.files.segment import HEADER_BYTES, decode_header, index_name, parse_segment_name, segment_name
 from forebay.format.frame.head import Verdict
 from forebay.format.index import sections as index_format
-from forebay.inspection.directory import ShardPlace, inspected, metadata_of
+from forebay.inspection.directory import ExpectedShard, inspected, metadata_of
 from forebay.inspection.findings import Report, Severity
 from forebay.inspection.mending import HistoryMending, Mended
 from forebay.inspection.recorded import ShardHistory
@@ -74,7 +74,7 @@ def repair(
 
 
 def repair_shard(
-    place: ShardPlace,
+    place: ExpectedShard,
     settings: WalSettings,
     *,
     disk: Disk,
@@ -98,7 +98,7 @@ class _ShardRepair:
     """The repair of one shard."""
 
     def __init__(
-        self, place: ShardPlace, settings: WalSettings, disk: Disk, clock: Clock, healed: Mapping[str, bytes]
+        self, place: ExpectedShard, settings: WalSettings, disk: Disk, clock: Clock, healed: Mapping[str, bytes]
     ) -> None:
         self._healed = healed
         """Segments that other steps of the plan will have mended, each with what its index will hold."""

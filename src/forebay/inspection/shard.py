@@ -18,7 +18,7 @@ from forebay.format.files.segment import INDEX_SUFFIX, SEGMENT_SUFFIX, index_nam
 from forebay.format.frame.head import Verdict
 from forebay.format.metadata.descriptor import Phase, ShardState
 from forebay.inspection.copies import HistoryExam, LocalFiles
-from forebay.inspection.directory import ShardPlace
+from forebay.inspection.directory import ExpectedShard
 from forebay.inspection.findings import UPGRADE, Report, Severity
 from forebay.inspection.recorded import METADATA, ShardHistory, StoredHistory
 from forebay.inspection.segments import REPAIR, RESTORE, Examined, SegmentExam
@@ -35,7 +35,7 @@ Progress = Callable[[int], None]
 
 def verify_shard(
     disk: Disk,
-    place: ShardPlace,
+    place: ExpectedShard,
     state: ShardState | None,
     *,
     owned: bool,
@@ -70,7 +70,7 @@ class ShardExam:
     def __init__(
         self,
         disk: Disk,
-        place: ShardPlace,
+        place: ExpectedShard,
         state: ShardState | None,
         report: Report,
         *,

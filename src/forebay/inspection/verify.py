@@ -14,7 +14,7 @@ from forebay.format.files.segment import parse_segment_name
 from forebay.format.metadata.descriptor import SegmentDescriptor
 from forebay.format.metadata.value import decode_value
 from forebay.inspection.database import database_bytes, verify_database
-from forebay.inspection.directory import Inspected, ShardPlace, inspected, metadata_of
+from forebay.inspection.directory import ExpectedShard, Inspected, inspected, metadata_of
 from forebay.inspection.findings import UPGRADE, Report, Severity
 from forebay.inspection.recorded import METADATA, ShardHistory
 from forebay.inspection.shard import Progress, verify_shard
@@ -100,7 +100,7 @@ def verify(
     return report
 
 
-def _chosen(found: Inspected, disk: Disk, topic: TopicName | None) -> list[ShardPlace]:
+def _chosen(found: Inspected, disk: Disk, topic: TopicName | None) -> list[ExpectedShard]:
     places = found.places()
     if topic is not None:
         return [place for place in places if place.spec is not None and place.spec.name == topic]

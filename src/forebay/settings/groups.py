@@ -12,12 +12,12 @@ from msgspec import Meta
 
 from forebay.errors import Invalid
 from forebay.settings.places import directory_at, store_at
-from forebay.settings.setting import GIB, KIB, MIB, SECRET, TIB, Group, Setting, settings_of, within
+from forebay.settings.setting import GIB, KIB, MIB, SECRET, TIB, Setting, SettingsGroup, settings_of, within
 
 _ENDPOINT = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 
 
-class WalSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class WalSettings(SettingsGroup, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The write-ahead log of one shard."""
 
     group: ClassVar[str] = "wal"
@@ -89,7 +89,7 @@ class WalSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True):
             )
 
 
-class MemorySettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class MemorySettings(SettingsGroup, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The memory engine (class `ephemeral`)."""
 
     group: ClassVar[str] = "memory"
@@ -99,7 +99,7 @@ class MemorySettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     ] = 256 * MIB
 
 
-class MetadataSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class MetadataSettings(SettingsGroup, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The metadata store: topics, shard states, the catalog, cursors."""
 
     group: ClassVar[str] = "metadata"
@@ -170,7 +170,7 @@ class MetadataSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=T
                 raise Invalid(f"metadata.{one} and metadata.{other} go together: give both or neither")
 
 
-class StorageSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class StorageSettings(SettingsGroup, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Where the history of topics is kept, and so who can go on with them."""
 
     group: ClassVar[str] = "storage"
@@ -200,7 +200,7 @@ class StorageSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             msgspec.structs.force_setattr(self, "handoff_root", directory_at("storage.handoff_root", self.handoff_root))
 
 
-class ExportSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ExportSettings(SettingsGroup, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The way of sealed files into the store, in the background."""
 
     group: ClassVar[str] = "export"
@@ -228,7 +228,7 @@ class ExportSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     ] = 86_400
 
 
-class RetentionSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class RetentionSettings(SettingsGroup, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Local copies of what is in the store, never the only copy: not for mode `local`, where there is no other.
 
     And how often the limits of topics, which end records for good, are applied.
@@ -262,7 +262,7 @@ class RetentionSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=
     ] = 50
 
 
-class StoreSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class StoreSettings(SettingsGroup, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The store of sealed segments: a directory, or a bucket of an object store."""
 
     group: ClassVar[str] = "store"
@@ -321,7 +321,7 @@ class StoreSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True
             )
 
 
-class TableSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class TableSettings(SettingsGroup, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The Iceberg catalog that Spark jobs register compacted history and lakes in. A log needs none of it."""
 
     group: ClassVar[str] = "table"
@@ -360,7 +360,7 @@ class TableSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True
     ] = 86_400
 
 
-class ProgressSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ProgressSettings(SettingsGroup, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Commits of consumer groups that are acknowledged before they are durable."""
 
     group: ClassVar[str] = "progress"
@@ -373,7 +373,7 @@ class ProgressSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=T
     ] = 10_000
 
 
-class RuntimeSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class RuntimeSettings(SettingsGroup, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What all shards of one process share."""
 
     group: ClassVar[str] = "runtime"
@@ -394,7 +394,7 @@ class RuntimeSettings(Group, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ] = 64
 
 
-GROUPS: Mapping[str, type[Group]] = MappingProxyType(
+GROUPS: Mapping[str, type[SettingsGroup]] = MappingProxyType(
     {
         kind.group: kind
         for kind in (

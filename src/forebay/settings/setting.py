@@ -34,7 +34,7 @@ def within(low: int, high: int, meaning: str) -> Meta:
     return Meta(ge=low, le=high, description=meaning)
 
 
-class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class SettingsGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One group of settings. Being made at all means that every field is in range."""
 
     group: ClassVar[str] = ""
@@ -124,7 +124,7 @@ class Setting:
 
 
 @functools.cache
-def settings_of(kind: type[Group]) -> tuple[Setting, ...]:
+def settings_of(kind: type[SettingsGroup]) -> tuple[Setting, ...]:
     """The settings of one group, in the order of their declaration."""
     hints = get_type_hints(kind, include_extras=True)
     found = []

@@ -5,7 +5,7 @@ Knows the log and the metadata store; knows nothing of topics beyond their defin
 
 from forebay.shard.context import ShardContext, ShardRef, refs_of
 from forebay.shard.ownership import Owner, Wanted, acquire
-from forebay.shard.recovery import RecoveryDecision, Situation, Source, decide
+from forebay.shard.recovery import NextSource, RecoveryDecision, Situation, decide
 from forebay.shard.segment import SegmentShard
 
 __all__ = [
@@ -14,7 +14,7 @@ __all__ = [
     "SegmentShard",
     "ShardRef",
     "Situation",
-    "Source",
+    "NextSource",
     "ShardContext",
     "Wanted",
     "acquire",

@@ -27,7 +27,7 @@ from forebay.wal.log import Wal
 from forebay.wal.removals import Removals
 
 
-class DeleteRange(NamedTuple):
+class RangeDelete(NamedTuple):
     """Delete the records with offsets in `[start, stop)`."""
 
     start: int
@@ -52,7 +52,7 @@ class DeleteBefore(NamedTuple):
     offset: int
 
 
-Deletion: TypeAlias = DeleteRange | DeleteKey | DeleteTag | DeleteBefore
+Deletion: TypeAlias = RangeDelete | DeleteKey | DeleteTag | DeleteBefore
 
 
 class PastRemovals(Protocol):

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.appends.callbacks import deferred
-from forebay.appends.queue import Entry, Producing
+from forebay.appends.queue import Producing, QueuedRecord
 from forebay.appends.ticket import Ticket
 from forebay.appends.waiting import INSIDE, is_inside
 from forebay.errors import Full, Unavailable
@@ -268,7 +268,7 @@ class Eviction:
         held = self._count.published(head) if sizes else 0
         return Holding(floor.evict_floor, floor.earliest, head, count, held)
 
-    def stage_one(self, entry: Entry, size: int) -> Ticket:
+    def stage_one(self, entry: QueuedRecord, size: int) -> Ticket:
         """As the log does, unless there is no room: `Full` then."""
         return self._stage(1, size, entry.producing, lambda: self._wal.stage_one(entry, size))
 

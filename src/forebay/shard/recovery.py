@@ -38,7 +38,7 @@ from forebay.wal.walk import ControlFrame, DataFrames, Unreadable, walk
 logger = logging.getLogger(__name__)
 
 
-class Source(enum.StrEnum):
+class NextSource(enum.StrEnum):
     """What the next offset follows from."""
 
     EMPTY = "empty"
@@ -86,7 +86,7 @@ class RecoveryDecision:
     """How a shard was opened: its next offset, why, and what was found on the way."""
 
     next_offset: int
-    source: Source
+    source: NextSource
     exact: bool
     """The log's end is known to the record; no gap was needed."""
     clean: bool = False
@@ -163,7 +163,7 @@ def decide(facts: LogFacts, state: ShardState | None, here: Situation) -> Recove
     """The decision for a shard whose recorded state, before it was acquired now, is `state`."""
     refuse_contradiction(facts, state, here.name)
     if state is None:
-        return RecoveryDecision(next_offset=0, source=Source.EMPTY, exact=True)
+        return RecoveryDecision(next_offset=0, source=NextSource.EMPTY, exact=True)
     if state.phase is Phase.DELETING:
         raise UnknownTopic(f"{here.name} is being deleted")
     if state.phase is Phase.SEALED:
@@ -194,7 +194,7 @@ def _after_seal(facts: LogFacts, state: ShardState, here: Situation) -> Recovery
     kept = not facts.is_empty and _is_mine(facts, state, here.holder)
     return RecoveryDecision(
         next_offset=state.next_offset,
-        source=Source.SEALED,
+        source=NextSource.SEALED,
         exact=True,
         continued_at=facts.end if kept and facts.end < state.next_offset else None,
         set_aside=not facts.is_empty and not kept,
@@ -222,7 +222,7 @@ def _without_log(state: ShardState, here: Situation) -> RecoveryDecision:
             "going on without it could give an offset out twice"
         )
     if max(here.frontier, state.reserved_end) == 0:
-        return RecoveryDecision(next_offset=0, source=Source.EMPTY, exact=True)
+        return RecoveryDecision(next_offset=0, source=NextSource.EMPTY, exact=True)
     return _behind(here.frontier, state.reserved_end, set_aside=False)
 
 
@@ -231,7 +231,7 @@ def _behind(frontier: int, reserved_end: int, *, set_aside: bool) -> RecoveryDec
     next_offset = max(frontier, reserved_end)
     gap = Gap(frontier, next_offset, Reason.LOST) if next_offset > frontier else None
     return RecoveryDecision(
-        next_offset=next_offset, source=Source.CATALOG, exact=gap is None, gap=gap, set_aside=set_aside
+        next_offset=next_offset, source=NextSource.CATALOG, exact=gap is None, gap=gap, set_aside=set_aside
     )
 
 
@@ -253,7 +253,7 @@ def _continue_log(facts: LogFacts, state: ShardState, here: Situation) -> Recove
     gap = Gap(facts.end, next_offset, Reason.LOST) if next_offset > facts.end else None
     return RecoveryDecision(
         next_offset=next_offset,
-        source=Source.LOCAL,
+        source=NextSource.LOCAL,
         exact=exact,
         clean=facts.clean,
         gap=gap,

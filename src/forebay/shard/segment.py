@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from forebay.appends.producer_window import ProducerWindow
-from forebay.appends.queue import Entry, Producing
+from forebay.appends.queue import Producing, QueuedRecord
 from forebay.appends.ticket import Ticket
 from forebay.catalog import ShardCatalog
 from forebay.clock import Clock
@@ -24,13 +24,21 @@ from forebay.pages import Page
 from forebay.records import Gap, Offsets
 from forebay.settings import Settings, WalSettings
 from forebay.shard.context import ShardContext, ShardRef, is_local
-from forebay.shard.deletes import DeleteBefore, DeleteKey, DeleteRange, Deletes, DeleteTag, Deletion
+from forebay.shard.deletes import DeleteBefore, DeleteKey, Deletes, DeleteTag, Deletion, RangeDelete
 from forebay.shard.eviction import Eviction
 from forebay.shard.history import OwnedHistory, ShardHistory
 from forebay.shard.limits import Evicted, Holding, Limits
 from forebay.shard.lookups import PAGE_RECORDS, Lookups, Sought
 from forebay.shard.ownership import reserve_in_state, tell_reserved, tell_unknown
-from forebay.shard.recovery import RecoveryDecision, Situation, Source, decide, known_in_history, known_in_log, told_of
+from forebay.shard.recovery import (
+    NextSource,
+    RecoveryDecision,
+    Situation,
+    decide,
+    known_in_history,
+    known_in_log,
+    told_of,
+)
 from forebay.shard.tiers import NOTHING, PAGE_BYTES, NoHistory, Tiers, Visible
 from forebay.topics import TopicSpec, parse_compression
 from forebay.wal.log import Wal
@@ -104,7 +112,7 @@ class SegmentShard:
 
     # Appending
 
-    def stage_one(self, entry: Entry, size: int) -> Ticket:
+    def stage_one(self, entry: QueuedRecord, size: int) -> Ticket:
         """See `OwnedShard`; `Full` where the topic refuses appends at its caps."""
         if self._eviction.limits.rejects:
             return self._eviction.stage_one(entry, size)
@@ -224,7 +232,7 @@ class SegmentShard:
         On return it holds by the durability class of the topic. What is not there is no error.
         """
         match what:
-            case DeleteRange(start, stop):
+            case RangeDelete(start, stop):
                 return self.deletes.delete_range(start, stop)
             case DeleteBefore(offset):
                 return self.deletes.delete_before(offset)
@@ -331,7 +339,7 @@ class SegmentShard:
         if around is None:
             return cls(ref, wal, sealer, decision, epoch, past=NoHistory(), before=before, settings=Settings())
         # A gap that the catalog was told of reaches up to where the log begins.
-        end = decision.next_offset if decision.source is Source.CATALOG else here.frontier
+        end = decision.next_offset if decision.source is NextSource.CATALOG else here.frontier
         past = OwnedHistory(around, ref, epoch, disk=disk, clock=clock, end=end)
         return cls(ref, wal, sealer, decision, epoch, past=past, before=before, settings=around.settings)
 
@@ -394,7 +402,7 @@ def _local_gap(
 ) -> Gap | None:
     """The gap that the local log itself records. A gap that history must record is recorded there first."""
     gap = decision.gap
-    if catalog is None or gap is None or decision.source is not Source.CATALOG:
+    if catalog is None or gap is None or decision.source is not NextSource.CATALOG:
         return gap
     # In history at once: a reader must not wait for the next record to learn of it.
     told = gap_descriptor(gap, topic_id=ref.spec.topic_id, epoch=epoch, created_at=clock.now_ms())

@@ -262,7 +262,7 @@ class Tiers:
         return page.clipped(covered[0].start) if covered and covered[0].start > offset else page
 
 
-class Stream(Protocol):
+class StoredStream(Protocol):
     """All that is stored, whether it ended or not."""
 
     def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page:
@@ -288,7 +288,7 @@ NOTHING: Final = Ended(OffsetSet(), NO_FLOOR)
 class Visible:
     """What readers of a shard are shown. Safe for concurrent use."""
 
-    def __init__(self, stream: Stream, head: Callable[[], int]) -> None:
+    def __init__(self, stream: StoredStream, head: Callable[[], int]) -> None:
         self._stream = stream
         self._head = head
         self.ended = NOTHING

@@ -12,7 +12,7 @@ import msgspec
 
 from forebay.disk import Disk
 from forebay.format.metadata.descriptor import SegmentDescriptor
-from forebay.spark.pieces import Piece, skipped
+from forebay.spark.pieces import ScanPiece, skipped
 from forebay.wal.files import SealedFile
 from forebay.wal.readonly import FollowedLog
 
@@ -24,11 +24,11 @@ class Cover:
         self._disk = disk
         self._sizes: dict[str, int] = {}
         self._history: Sequence[SegmentDescriptor] | None = None
-        self._kept: tuple[object, tuple[Piece, ...]] = None, ()
+        self._kept: tuple[object, tuple[ScanPiece, ...]] = None, ()
 
     def pieces(
         self, start: int, stop: int, history: Sequence[SegmentDescriptor], given_up: Set[str], log: FollowedLog | None
-    ) -> tuple[Piece, ...]:
+    ) -> tuple[ScanPiece, ...]:
         """Pieces for all of `[start, stop)`: history first, without the loads that were given up, then the log.
 
         `history` is another list when it has changed.
@@ -40,14 +40,14 @@ class Cover:
             self._kept = key, tuple(covering(start, middle, (_piece(found, given_up) for found in history)))
         return self._kept[1] + tuple(covering(middle, stop, self._files(log, middle)))
 
-    def _files(self, log: FollowedLog | None, start: int) -> Iterator[Piece]:
+    def _files(self, log: FollowedLog | None, start: int) -> Iterator[ScanPiece]:
         for file in log.files.all if log is not None else ():
             if file.end <= start:
                 continue
             if isinstance(file, SealedFile):
-                yield Piece(file.start, file.end, self._bytes(file.path), file=file.path)
+                yield ScanPiece(file.start, file.end, self._bytes(file.path), file=file.path)
             else:
-                yield Piece(file.start, file.end, file.limit)
+                yield ScanPiece(file.start, file.end, file.limit)
 
     def _bytes(self, path: str) -> int:
         if path not in self._sizes:
@@ -59,22 +59,22 @@ class Cover:
         return self._sizes[path]
 
 
-def _piece(found: SegmentDescriptor, given_up: Set[str]) -> Piece:
+def _piece(found: SegmentDescriptor, given_up: Set[str]) -> ScanPiece:
     is_hole = found.load_id is not None and found.load_id in given_up
     descriptor = skipped(found) if is_hole else msgspec.structs.replace(found, sparse=())
-    return Piece(found.start, found.end, descriptor.bytes, descriptor)
+    return ScanPiece(found.start, found.end, descriptor.bytes, descriptor)
 
 
-def covering(start: int, stop: int, pieces: Iterable[Piece]) -> Iterator[Piece]:
+def covering(start: int, stop: int, pieces: Iterable[ScanPiece]) -> Iterator[ScanPiece]:
     """Pieces for all of `[start, stop)` without overlap: of those given the earlier ones first, else the log itself."""
     at = start
     for piece in pieces:
         if piece.stop <= at or max(at, piece.start) >= stop:
             continue
         if piece.start > at:
-            yield Piece(at, piece.start, 0)
+            yield ScanPiece(at, piece.start, 0)
         low, high = max(at, piece.start), min(stop, piece.stop)
         yield piece._replace(start=low, stop=high, bytes=piece.bytes * (high - low) // (piece.stop - piece.start))
         at = high
     if at < stop:
-        yield Piece(at, stop, 0)
+        yield ScanPiece(at, stop, 0)

@@ -24,7 +24,7 @@ from forebay.loads.forget import finish_given_up
 from forebay.loads.prepare import Load, LoadStore, Sink, manifest_of, ready_to_offer
 from forebay.shard import ShardRef
 from forebay.spark.opening import Opened, opened
-from forebay.spark.staging import Staged
+from forebay.spark.staging import StagedSegment
 from forebay.spark.target import Target
 from forebay.storage import Storage
 from forebay.storage.directory import is_owned
@@ -46,7 +46,7 @@ class TaskResult:
 
     load_id: str
     number: int
-    staged: tuple[Staged, ...]
+    staged: tuple[StagedSegment, ...]
 
 
 def load_store(found: Opened) -> LoadStore:

@@ -16,7 +16,7 @@ from forebay.loads.book import LoadBook
 T = TypeVar("T")
 
 
-class History(NamedTuple):
+class FoundHistory(NamedTuple):
     """The history of a partition as found: where it stands, and the loads that it names."""
 
     generation: int
@@ -28,7 +28,7 @@ class _Looked(NamedTuple):
     """A partition that this look has passed."""
 
     catalog: ShardCatalog
-    history: History
+    history: FoundHistory
 
 
 class LoadsSeen:
@@ -57,7 +57,9 @@ class LoadsSeen:
             seen = look()
         return seen
 
-    def settle(self, catalog: ShardCatalog, history: Callable[[], History]) -> tuple[History, Mapping[str, LoadStatus]]:
+    def settle(
+        self, catalog: ShardCatalog, history: Callable[[], FoundHistory]
+    ) -> tuple[FoundHistory, Mapping[str, LoadStatus]]:
         """The history of a partition, and how far each load is that it names.
 
         `history` reads it, or finds it unchanged at the cost of one look at its end.

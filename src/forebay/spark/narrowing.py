@@ -18,7 +18,7 @@ from forebay.spark.pieces import PAGE_BYTES, PieceReader
 from forebay.spark.snapshot import Part
 
 
-class Run(NamedTuple):
+class OffsetRun(NamedTuple):
     """Offsets `[start, stop)` to be looked at, in about so many bytes; `is_columnar` if a Parquet segment has them."""
 
     start: int
@@ -27,14 +27,14 @@ class Run(NamedTuple):
     is_columnar: bool = False
 
 
-def wanted_runs(reader: PieceReader, part: Part, filters: Filters) -> Iterator[Run]:
+def wanted_runs(reader: PieceReader, part: Part, filters: Filters) -> Iterator[OffsetRun]:
     """What of the part the filters may let through, in order; holes are among it. None mixes frames and columns."""
     if not filters.narrows:
         yield from _everything(part)
         return
     for piece in part.pieces:
         low, high = max(piece.start, part.start), min(piece.stop, part.stop)
-        runs = [Run(low, high, PAGE_BYTES)]
+        runs = [OffsetRun(low, high, PAGE_BYTES)]
         # One that is gone is found where it lies now when it is read: all of it is looked at.
         with contextlib.suppress(BlobMissing, BlobChanged, FileNotFoundError):
             segment = reader.segment(piece) if piece.gap is None else None
@@ -44,18 +44,18 @@ def wanted_runs(reader: PieceReader, part: Part, filters: Filters) -> Iterator[R
         yield from runs
 
 
-def _everything(part: Part) -> list[Run]:
-    found: list[Run] = []
+def _everything(part: Part) -> list[OffsetRun]:
+    found: list[OffsetRun] = []
     for piece in part.pieces:
         low, high = max(piece.start, part.start), min(piece.stop, part.stop)
         if found and not found[-1].is_columnar and not piece.is_columnar:
             found[-1] = found[-1]._replace(stop=high)
         else:
-            found.append(Run(low, high, PAGE_BYTES, piece.is_columnar))
+            found.append(OffsetRun(low, high, PAGE_BYTES, piece.is_columnar))
     return found
 
 
-def _runs(segment: SealedSegment, low: int, high: int, filters: Filters) -> list[Run]:
+def _runs(segment: SealedSegment, low: int, high: int, filters: Filters) -> list[OffsetRun]:
     """The frames of `[low, high)` that may have what is sought, and the holes between frames."""
     entries, gaps = segment.index().entries, segment.index().gaps
     starts = entries["offset"]
@@ -70,14 +70,14 @@ def _runs(segment: SealedSegment, low: int, high: int, filters: Filters) -> list
                 found[np.searchsorted(starts, offsets, side="right") - 1] = True
         wanted &= found
     places = np.flatnonzero(wanted).tolist()
-    runs = [Run(int(starts[place]), int(stops[place]), int(entries["length"][place])) for place in places]
-    runs += [Run(gap.start, gap.stop, 0) for gap in gaps if gap.stop > low and gap.start < high]
-    merged: list[Run] = []
+    runs = [OffsetRun(int(starts[place]), int(stops[place]), int(entries["length"][place])) for place in places]
+    runs += [OffsetRun(gap.start, gap.stop, 0) for gap in gaps if gap.stop > low and gap.start < high]
+    merged: list[OffsetRun] = []
     for run in sorted(runs):
         start, stop = max(low, run.start), min(high, run.stop)
         if merged and start <= merged[-1].stop:
             before = merged[-1]
-            merged[-1] = Run(before.start, max(stop, before.stop), before.bytes + run.bytes)
+            merged[-1] = OffsetRun(before.start, max(stop, before.stop), before.bytes + run.bytes)
         else:
-            merged.append(Run(start, stop, run.bytes))
+            merged.append(OffsetRun(start, stop, run.bytes))
     return [run._replace(bytes=max(1, min(run.bytes, PAGE_BYTES))) for run in merged]

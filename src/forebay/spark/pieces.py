@@ -31,7 +31,7 @@ PAGE_BYTES = 4 * 1024 * 1024
 GONE = (errno.ENOENT, errno.ESTALE, errno.EBADF)
 
 
-class Piece(NamedTuple):
+class ScanPiece(NamedTuple):
     """Offsets `[start, stop)` and who has them: a descriptor of history, or the local log. Plain values alone."""
 
     start: int
@@ -53,7 +53,7 @@ class Piece(NamedTuple):
         return self.descriptor is not None and self.descriptor.kind is DescriptorKind.PARQUET
 
 
-Again: TypeAlias = Callable[[int, int], Sequence[Piece]]
+Again: TypeAlias = Callable[[int, int], Sequence[ScanPiece]]
 """Looks for offsets once more: where they lie now, or the holes that they became."""
 
 
@@ -64,7 +64,7 @@ class _Gone(Exception):
 class PieceReader:
     """Pages of one partition over its pieces, as stored: what ended is in them. For one thread; `close` it."""
 
-    def __init__(self, opened: Opened, shard: str, pieces: Sequence[Piece], name: str, again: Again) -> None:
+    def __init__(self, opened: Opened, shard: str, pieces: Sequence[ScanPiece], name: str, again: Again) -> None:
         self.later: set[int] = set()
         """Where pieces begin that were not found where it was planned, and lie elsewhere by now."""
         self._opened = opened
@@ -73,9 +73,9 @@ class PieceReader:
         self._name = name
         self._look_again = again
         self._log: FollowedLog | None = None
-        self._segment: tuple[Piece, SealedSegment] | None = None
+        self._segment: tuple[ScanPiece, SealedSegment] | None = None
 
-    def piece_at(self, offset: int) -> Piece | None:
+    def piece_at(self, offset: int) -> ScanPiece | None:
         """The piece that has this offset."""
         place = bisect_right(self._pieces, offset, key=lambda piece: piece.start) - 1
         found = self._pieces[place] if place >= 0 else None
@@ -98,7 +98,7 @@ class PieceReader:
                 raise
             return self._instead(piece, offset, bytes_max, error)
 
-    def segment(self, piece: Piece) -> SealedSegment | None:
+    def segment(self, piece: ScanPiece) -> SealedSegment | None:
         """The sealed segment behind a piece; `None` if it is to be read from the log."""
         if self._segment is not None and self._segment[0] == piece:
             return self._segment[1]
@@ -139,7 +139,7 @@ class PieceReader:
         if log is not None:
             log.close()
 
-    def _read(self, piece: Piece, offset: int, bytes_max: int) -> Page:
+    def _read(self, piece: ScanPiece, offset: int, bytes_max: int) -> Page:
         segment = self.segment(piece)
         if segment is not None:
             return segment.read(offset, bytes_max)
@@ -151,19 +151,19 @@ class PieceReader:
             raise _Gone(f"no file of the log has offset {offset}")
         return page
 
-    def _open(self, piece: Piece) -> SealedSegment | None:
+    def _open(self, piece: ScanPiece) -> SealedSegment | None:
         if piece.descriptor is not None:
             return self._opened.places.segment(piece.descriptor)
         if piece.file is not None:
             return SealedFile(self._opened.disk, piece.file, piece.start, piece.stop)
         return None
 
-    def _instead(self, piece: Piece, offset: int, bytes_max: int, error: Exception) -> Page:
+    def _instead(self, piece: ScanPiece, offset: int, bytes_max: int, error: Exception) -> Page:
         """What a piece that is gone had, from where it lies now."""
         self.close_open()
         if piece.descriptor is None and piece.file is not None:
             # Sealed anew: the log finds out which file has these offsets now.
-            now: Sequence[Piece] = [piece._replace(start=offset, bytes=0, file=None)]
+            now: Sequence[ScanPiece] = [piece._replace(start=offset, bytes=0, file=None)]
         else:
             now = self._look_again(offset, piece.stop)
             is_found = now and now[0].start <= offset and now[0].descriptor != piece.descriptor

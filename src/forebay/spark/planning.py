@@ -25,7 +25,7 @@ TASKS_MANY: Final = 64
 """From here on tasks grow instead of becoming more, up to `TASK_BYTES_MAX`."""
 
 
-class Bounds(NamedTuple):
+class PartitionBounds(NamedTuple):
     """What a partition of a topic holds at the moment of looking: `[earliest, next)`."""
 
     topic: str
@@ -62,7 +62,9 @@ class _Piece(NamedTuple):
     weight: int
 
 
-def resolve(bounds: Sequence[Bounds], starting: Limit, ending: Limit, *, fail_on_data_loss: bool) -> list[Range]:
+def resolve(
+    bounds: Sequence[PartitionBounds], starting: Limit, ending: Limit, *, fail_on_data_loss: bool
+) -> list[Range]:
     """The offsets to read of each partition, fixed; partitions without any are left out.
 
     Raises `Invalid` for offsets that a topic does not have. Those that it no longer has are skipped and
@@ -84,7 +86,7 @@ def resolve(bounds: Sequence[Bounds], starting: Limit, ending: Limit, *, fail_on
     return ranges
 
 
-def check_partitions(bounds: Sequence[Bounds], limit: Limit) -> None:
+def check_partitions(bounds: Sequence[PartitionBounds], limit: Limit) -> None:
     """`Invalid` if a limit that names partitions leaves one out, or names one that is not there."""
     if limit.by_topic is None:
         return
@@ -109,7 +111,7 @@ def _listed(partitions: Sequence[int]) -> str:
     return f"partition {shown}{' and more' if len(partitions) > 10 else ''}"
 
 
-def _start(bound: Bounds, wanted: int, option: str, *, fail_on_data_loss: bool) -> int:
+def _start(bound: PartitionBounds, wanted: int, option: str, *, fail_on_data_loss: bool) -> int:
     if wanted == FROM_EARLIEST:
         return bound.earliest
     if wanted < bound.earliest:
@@ -121,7 +123,7 @@ def _start(bound: Bounds, wanted: int, option: str, *, fail_on_data_loss: bool) 
     return wanted
 
 
-def _stop(bound: Bounds, wanted: int, option: str) -> int:
+def _stop(bound: PartitionBounds, wanted: int, option: str) -> int:
     if wanted == FROM_LATEST:
         return bound.next
     if wanted > bound.next:

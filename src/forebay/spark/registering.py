@@ -23,7 +23,7 @@ from forebay.shard import refs_of
 from forebay.spark.addresses import address_of, key_of
 from forebay.spark.iceberg import find_table, identifier, look_up_table, open_catalog
 from forebay.spark.jobs.leases import Lease, leased
-from forebay.spark.jobs.reports import Part, Report
+from forebay.spark.jobs.reports import JobReport, Part
 from forebay.spark.location import Location
 from forebay.spark.opening import Opened, opened
 from forebay.spark.upkeep import expire, named_files, properties_of
@@ -54,7 +54,7 @@ class _Change(NamedTuple):
         return bool(self.added or self.removed)
 
 
-def run(location: Location, topic: str, *, dry_run: bool = False) -> Report:
+def run(location: Location, topic: str, *, dry_run: bool = False) -> JobReport:
     """Let the table of a topic name its compacted history as it is now; old snapshots are expired.
 
     The table has the name of the topic in the catalog of the settings (`table.…`), and is made if it is not there.
@@ -167,7 +167,7 @@ def _keys(found: Opened, addresses: Iterable[str]) -> set[str]:
     return {key for address in addresses if (key := key_of(found, address)) is not None}
 
 
-def _report(name: TopicName, change: _Change, expired: int, *, dry_run: bool, seconds: float) -> Report:
+def _report(name: TopicName, change: _Change, expired: int, *, dry_run: bool, seconds: float) -> JobReport:
     pieces = [piece for found in change.wanted.values() for _, piece in found]
     parts = tuple(
         Part(
@@ -188,7 +188,7 @@ def _report(name: TopicName, change: _Change, expired: int, *, dry_run: bool, se
         "snapshots expired": expired,
     }
     done = f"{len(change.added)} files added, {len(change.removed)} removed" if change.is_needed else "nothing to do"
-    return Report(
+    return JobReport(
         job="register",
         summary=f"table {'.'.join(identifier(name))} names {len(pieces)} Parquet files: {done}",
         dry_run=dry_run,

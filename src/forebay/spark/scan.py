@@ -27,9 +27,9 @@ from forebay.reading import in_order
 from forebay.records import Gap, Reason
 from forebay.spark.columns import record_batch, stored_batch, stored_columns
 from forebay.spark.joining import coalesced, joined
-from forebay.spark.narrowing import Run, wanted_runs
+from forebay.spark.narrowing import OffsetRun, wanted_runs
 from forebay.spark.opening import Opened, opened
-from forebay.spark.pieces import Piece, PieceReader
+from forebay.spark.pieces import PieceReader, ScanPiece
 from forebay.spark.snapshot import Part, Split, look_again
 
 logger = logging.getLogger(__name__)
@@ -81,10 +81,10 @@ class _PartRead:
             at = run.stop
         self._explained += part.stop - at
 
-    def _framed(self, run: Run) -> Iterator[pa.RecordBatch | None]:
+    def _framed(self, run: OffsetRun) -> Iterator[pa.RecordBatch | None]:
         return (self._shown(batch) for batch in coalesced(self._records(run)))
 
-    def _columnar(self, run: Run) -> Iterator[pa.RecordBatch | None]:
+    def _columnar(self, run: OffsetRun) -> Iterator[pa.RecordBatch | None]:
         """What passes of a Parquet segment: its columns are handed on as they are, a row group at a time."""
         start, stop = run.start, run.stop
         piece = self._reader.piece_at(start)
@@ -108,7 +108,7 @@ class _PartRead:
             # Page by page it is told what is damaged, and found again what lies elsewhere by now.
             yield from self._framed(run._replace(start=at))
 
-    def _note_holes(self, piece: Piece, gaps: Sequence[Gap], start: int, stop: int, rows: int) -> None:
+    def _note_holes(self, piece: ScanPiece, gaps: Sequence[Gap], start: int, stop: int, rows: int) -> None:
         """Account for `[start, stop)` of a Parquet segment, which has so many rows of it."""
         named = [gap._replace(start=max(gap.start, start), stop=min(gap.stop, stop)) for gap in sorted(gaps)]
         named = [gap for gap in named if gap.start < gap.stop]
@@ -133,7 +133,7 @@ class _PartRead:
         shown = stored_batch(rows, split.columns, topic=part.topic, partition=part.partition)
         return shown if mask is None else shown.filter(pa.array(mask))
 
-    def _records(self, run: Run) -> Iterator[Batch]:
+    def _records(self, run: OffsetRun) -> Iterator[Batch]:
         """Everything stored in the run; what ended is in it."""
         at = run.start
         while at < run.stop:
@@ -151,7 +151,7 @@ class _PartRead:
                     yield found
                 at = last
 
-    def _page(self, at: int, run: Run) -> Page:
+    def _page(self, at: int, run: OffsetRun) -> Page:
         page = self._reader.read(at, run.bytes)
         if page.next == at:
             # As when its owner has just come and has not published yet.
@@ -163,7 +163,7 @@ class _PartRead:
             page = self._reader.read(at, run.bytes)
         return page.clipped(run.stop)
 
-    def _missing(self, gap: Gap, piece: Piece) -> None:
+    def _missing(self, gap: Gap, piece: ScanPiece) -> None:
         """Take note of offsets without a record; fail for those that had one, unless told to go on."""
         part = self._part
         self._explained += gap.stop - gap.start

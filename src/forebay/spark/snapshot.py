@@ -23,12 +23,12 @@ from forebay.records import Gap, Reason
 from forebay.shard import ShardRef, refs_of
 from forebay.spark.covers import Cover
 from forebay.spark.filters import NO_FILTERS, Filters
-from forebay.spark.loaded import History, LoadsSeen
+from forebay.spark.loaded import FoundHistory, LoadsSeen
 from forebay.spark.location import Location
 from forebay.spark.opening import Opened
 from forebay.spark.options import FROM_LATEST, Limit, ReadOptions, Topics
-from forebay.spark.pieces import Piece, PieceReader
-from forebay.spark.planning import Bounds, Range, Size, check_partitions, joined, resolve, split
+from forebay.spark.pieces import PieceReader, ScanPiece
+from forebay.spark.planning import PartitionBounds, Range, Size, check_partitions, joined, resolve, split
 from forebay.topics import Engine, TopicSpec, shard_id
 from forebay.wal.readonly import FollowedLog
 
@@ -47,7 +47,7 @@ class ShardView:
     epoch: int
     earliest: int
     next: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ScanPiece, ...]
     deleted: OffsetSet
     generation: int
     """Of the catalog: another one has other pieces."""
@@ -60,11 +60,11 @@ class ShardView:
         return shard_id(self.topic_id, self.partition)
 
     @property
-    def bounds(self) -> Bounds:
+    def bounds(self) -> PartitionBounds:
         """What it holds."""
-        return Bounds(self.topic, self.partition, self.earliest, self.next)
+        return PartitionBounds(self.topic, self.partition, self.earliest, self.next)
 
-    def pieces_of(self, start: int, stop: int) -> tuple[Piece, ...]:
+    def pieces_of(self, start: int, stop: int) -> tuple[ScanPiece, ...]:
         """The pieces that have offsets of `[start, stop)`."""
         first = bisect_right(self.pieces, start, key=lambda piece: piece.stop)
         last = bisect_left(self.pieces, stop, key=lambda piece: piece.start)
@@ -82,7 +82,7 @@ class Snapshot:
     shards: tuple[ShardView, ...]
 
     @property
-    def bounds(self) -> list[Bounds]:
+    def bounds(self) -> list[PartitionBounds]:
         """What each partition holds."""
         return [view.bounds for view in self.shards]
 
@@ -97,7 +97,7 @@ class Part:
     is_durable: bool
     start: int
     stop: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ScanPiece, ...]
     deleted: OffsetSet
 
     @property
@@ -187,7 +187,7 @@ def _kept(view: ShardView, wanted: Range, filters: Filters) -> Iterator[Range]:
             yield Range(wanted.shard, start, stop)
 
 
-def _size(piece: Piece, filters: Filters) -> Size:
+def _size(piece: ScanPiece, filters: Filters) -> Size:
     """What a piece weighs: its bytes, or those of its index where that tells which of them are needed."""
     weight = piece.bytes
     if filters.by_postings and piece.descriptor is not None:
@@ -269,7 +269,7 @@ class Viewer:
         self._opened.close()
 
     def _at_time(self, view: ShardView, timestamp: int) -> int:
-        def now(start: int, stop: int) -> Sequence[Piece]:
+        def now(start: int, stop: int) -> Sequence[ScanPiece]:
             return look_again(self._opened, view.topic_id, view.topic, view.partition, start, stop)
 
         reader = PieceReader(self._opened, view.shard, view.pieces, str(view), now)
@@ -283,7 +283,7 @@ class Viewer:
         return self._shards[ref.id]
 
 
-def look_again(opened: Opened, topic_id: str, topic: str, partition: int, start: int, stop: int) -> Sequence[Piece]:
+def look_again(opened: Opened, topic_id: str, topic: str, partition: int, start: int, stop: int) -> Sequence[ScanPiece]:
     """Where offsets of a partition lie now, holes for those that ended by a floor; nothing where the topic is gone."""
     specs = [spec for spec in opened.definitions.all() if spec.topic_id == topic_id and str(spec.name) == topic]
     if not specs:
@@ -297,13 +297,13 @@ def look_again(opened: Opened, topic_id: str, topic: str, partition: int, start:
     ]
 
 
-def _fallen(view: ShardView) -> Iterator[Piece]:
+def _fallen(view: ShardView) -> Iterator[ScanPiece]:
     """What lies below the floors, as holes."""
     evicted = min(view.floor.evict_floor, view.earliest)
     for gap in (Gap(0, evicted, view.floor.reason or Reason.CAP), Gap(evicted, view.earliest, Reason.DELETED)):
         if gap.start < gap.stop:
             hole = gap_descriptor(gap, topic_id=view.topic_id, epoch=view.epoch, created_at=0)
-            yield Piece(gap.start, gap.stop, 0, hole)
+            yield ScanPiece(gap.start, gap.stop, 0, hole)
 
 
 def _refuse_private(spec: TopicSpec) -> None:
@@ -336,7 +336,7 @@ class ViewedShard:
         self._removals = RecordedRemovals(self._catalog)
         self._deleted = OffsetSet()
         self._deletes = 0
-        self._history: History | None = None
+        self._history: FoundHistory | None = None
         self._descriptors: list[SegmentDescriptor] = []
         self._cover = Cover(opened.disk)
 
@@ -390,11 +390,11 @@ class ViewedShard:
         stored = self._catalog.state()
         return stored.state if stored is not None and stored.state.incarnation == self._ref.spec.topic_id else None
 
-    def _catalogued(self) -> History:
+    def _catalogued(self) -> FoundHistory:
         """Bring the descriptors up to date."""
         cur = self._catalog.frontier().cur
         if self._history is None or (cur.generation, cur.next) != (self._history.generation, self._history.next):
             self._descriptors = self._catalog.descriptors()
             named = frozenset(each.load_id for each in self._descriptors if each.load_id is not None)
-            self._history = History(cur.generation, cur.next, named)
+            self._history = FoundHistory(cur.generation, cur.next, named)
         return self._history

@@ -35,7 +35,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class StagedSegment:
     """One finished segment, and the partition that it is for."""
 
     partition: int
@@ -44,7 +44,7 @@ class Staged:
 
 def stage(
     store: BlobStore, task: Task, batches: Iterable[pa.RecordBatch], *, clock: Clock, bytes_max: int = WAITING_BYTES_MAX
-) -> list[Staged]:
+) -> list[StagedSegment]:
     """Write the rows; on return every segment is durable. Those of one partition stand in the order of their rows.
 
     Rows without partition and key go to one partition batch by batch, to the next one with the next batch; where
@@ -69,7 +69,7 @@ class _Staging:
         self._now_ms = clock.now_ms()
         self._waiting: dict[int, list[pa.RecordBatch]] = {}
         self._sizes: dict[int, int] = {}
-        self._staged: list[Staged] = []
+        self._staged: list[StagedSegment] = []
 
     def add(self, partition: int, rows: pa.RecordBatch) -> None:
         size = rows.nbytes
@@ -80,7 +80,7 @@ class _Staging:
     def write_fullest(self) -> None:
         self._write(max(self._sizes, key=lambda partition: self._sizes[partition]))
 
-    def finish(self) -> list[Staged]:
+    def finish(self) -> list[StagedSegment]:
         for partition in sorted(self._waiting):
             self._write(partition)
         return self._staged
@@ -98,4 +98,4 @@ class _Staging:
             zstd_level=task.zstd_level,
         )
         assert segment is not None, "a partition that waits has rows"
-        self._staged.append(Staged(partition, segment))
+        self._staged.append(StagedSegment(partition, segment))

@@ -28,7 +28,7 @@ from forebay.spark.filters import Condition, Filters
 from forebay.spark.frames import chosen_options
 from forebay.spark.opening import Opened, opened
 from forebay.spark.options import FROM_EARLIEST, ReadOptions
-from forebay.spark.pieces import Piece
+from forebay.spark.pieces import ScanPiece
 from forebay.spark.snapshot import ShardView, Snapshot, Viewer
 from forebay.topics import TopicName
 
@@ -180,7 +180,7 @@ def native_of(view: ShardView, found: Opened, *, fail_on_data_loss: bool) -> Nat
     )
 
 
-def _native_address(piece: Piece, found: Opened) -> str | None:
+def _native_address(piece: ScanPiece, found: Opened) -> str | None:
     """Where Spark finds a piece by itself: a whole Parquet file."""
     descriptor = piece.descriptor
     if descriptor is None or descriptor.kind is not DescriptorKind.PARQUET or piece.stop != descriptor.end:
@@ -189,7 +189,7 @@ def _native_address(piece: Piece, found: Opened) -> str | None:
     return address if address is not None and address.startswith(FILE) else None
 
 
-def _refuse_loss(view: ShardView, piece: Piece, found: Opened) -> None:
+def _refuse_loss(view: ShardView, piece: ScanPiece, found: Opened) -> None:
     for gap in _gaps(piece, found):
         lost = gap.stop - gap.start - view.deleted.count_in(gap.start, gap.stop)
         if gap.stop > view.earliest and lost and gap.reason in (Reason.LOST, Reason.DAMAGED):
@@ -199,7 +199,7 @@ def _refuse_loss(view: ShardView, piece: Piece, found: Opened) -> None:
             )
 
 
-def _gaps(piece: Piece, found: Opened) -> Sequence[Gap]:
+def _gaps(piece: ScanPiece, found: Opened) -> Sequence[Gap]:
     """The holes that a piece names; one with a record for every offset is not opened for that."""
     descriptor = piece.descriptor
     assert descriptor is not None

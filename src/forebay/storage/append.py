@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from forebay.appends.queue import Entry, Producing, QueueFull, record_bytes
+from forebay.appends.queue import Producing, QueuedRecord, QueueFull, record_bytes
 from forebay.appends.ticket import Ticket
 from forebay.clock import Clock
 from forebay.engines import OwnedShard
@@ -63,7 +63,7 @@ class Appender:
         self._shard = shard
         self._bytes_max = settings.frame_bytes_max - FRAME_ROOM
 
-    def one(self, partition: int, entry: Entry) -> int:
+    def one(self, partition: int, entry: QueuedRecord) -> int:
         """Append a record; its offset once its durability class holds."""
         shard = self._shard(partition)
         size = record_bytes(*entry[:4])
@@ -75,7 +75,7 @@ class Appender:
             shard = self._patiently(partition, shard, lambda shard: shard.stage_one(entry, size), refused)
         return shard.acknowledge(entry.ticket)
 
-    def one_soon(self, partition: int, entry: Entry) -> OwnedShard:
+    def one_soon(self, partition: int, entry: QueuedRecord) -> OwnedShard:
         """Queue a record; `Unavailable` at once if there is no room."""
         shard = self._shard(partition)
         size = record_bytes(*entry[:4])
@@ -88,7 +88,7 @@ class Appender:
             shard.stage_one(entry, size)
         return shard
 
-    def one_in(self, shard: OwnedShard, entry: Entry) -> bool:
+    def one_in(self, shard: OwnedShard, entry: QueuedRecord) -> bool:
         """Queue a record in this shard; false if the shard is closed. `Unavailable` at once if there is no room."""
         size = record_bytes(*entry[:4])
         if size > self._bytes_max:

@@ -33,7 +33,7 @@ Shown: TypeAlias = Callable[[Batch, int], Sequence[T]]
 """What a caller gets for a batch of a partition: its records, or one Arrow batch."""
 
 
-class Source(Protocol[T_co]):
+class PageSource(Protocol[T_co]):
     """Where a stream gets its pages from."""
 
     def next_page(self) -> Iterator[T_co] | None:
@@ -49,7 +49,7 @@ class Stream(Generic[T]):
     For one thread at a time. Holds no more than one page, of which it makes the rows of one batch at a time.
     """
 
-    def __init__(self, source: Source[T]) -> None:
+    def __init__(self, source: PageSource[T]) -> None:
         self._source = source
         self._guard = ForkGuard()
         self._rows: Iterator[T] = iter(())
@@ -98,7 +98,7 @@ class Bounded(Generic[T]):
         self._shown = shown
 
     def next_page(self) -> Iterator[T] | None:
-        """See `Source`."""
+        """See `PageSource`."""
         while self._parts:
             cursor, end = self._parts[0]
             batches = cursor.pull(end)
@@ -108,7 +108,7 @@ class Bounded(Generic[T]):
         return None
 
     def close(self) -> None:
-        """See `Source`."""
+        """See `PageSource`."""
         self._parts.clear()
 
 
@@ -141,7 +141,7 @@ class LookupPages:
         """What was found and not given yet, with its partition."""
 
     def next_page(self) -> Iterator[Record] | None:
-        """See `Source`."""
+        """See `PageSource`."""
         while (self._found or self._spans) and self._left != 0:
             if not self._found:
                 self._look()
@@ -176,7 +176,7 @@ class LookupPages:
             self._spans.clear()
 
     def close(self) -> None:
-        """See `Source`."""
+        """See `PageSource`."""
         self._spans.clear()
         self._found.clear()
 
@@ -250,7 +250,7 @@ class Waiting(Generic[T]):
         following.listen(self._woken.set)
 
     def next_page(self) -> Iterator[T] | None:
-        """See `Source`."""
+        """See `PageSource`."""
         began = self._clock.monotonic()
         while not self._closed and (self._stop is None or not self._stop.is_set()):
             self._woken.clear()
@@ -268,7 +268,7 @@ class Waiting(Generic[T]):
         return None
 
     def close(self) -> None:
-        """See `Source`."""
+        """See `PageSource`."""
         self._closed = True
         self._leave()
 

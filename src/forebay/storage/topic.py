@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from forebay.appends.queue import Entry, Producing
+from forebay.appends.queue import Producing, QueuedRecord
 from forebay.appends.ticket import Ticket
 from forebay.clock import Clock
 from forebay.engines import OwnedShard, ReadShard
@@ -21,7 +21,7 @@ from forebay.reading import Cursor, OnGap, report_gap
 from forebay.records import EARLIEST, LATEST, Offsets, Position, Record, check_offset
 from forebay.settings import WalSettings
 from forebay.shard import RecoveryDecision, SegmentShard
-from forebay.shard.deletes import DeleteBefore, DeleteKey, DeleteRange, DeleteTag, Deletion
+from forebay.shard.deletes import DeleteBefore, DeleteKey, DeleteTag, Deletion, RangeDelete
 from forebay.storage.acks import Ack
 from forebay.storage.append import Appender
 from forebay.storage.arguments import (
@@ -186,7 +186,7 @@ class Topic:
         partition: int | None,
         producer: int | None,
         sequence: int | None,
-    ) -> tuple[int, Ack, Entry]:
+    ) -> tuple[int, Ack, QueuedRecord]:
         """A record that can be queued, with its acknowledgement, and the partition it goes to."""
         producing = None if producer is None and sequence is None else checked_producing(producer, sequence)
         if partition is not None:
@@ -485,7 +485,7 @@ class Topic:
         check_offset(stop)
         if stop < start:
             raise Invalid(f"the range [{start}, {stop}) ends before it begins")
-        return self._delete([self._only(partition)], DeleteRange(start, stop))
+        return self._delete([self._only(partition)], RangeDelete(start, stop))
 
     def delete_before(self, offset: int, partition: int | None = None) -> int:
         """Delete everything below `offset` in a partition, which then begins there; how many records there were."""
@@ -545,9 +545,9 @@ class Topic:
         timestamp: int | None,
         producing: Producing | None,
         ticket: Ticket,
-    ) -> Entry:
+    ) -> QueuedRecord:
         return _NEW(
-            Entry,
+            QueuedRecord,
             (
                 value if type(value) is bytes else checked_bytes("value", value),
                 key if key is None or type(key) is bytes else checked_bytes("key", key),

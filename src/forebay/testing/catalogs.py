@@ -30,7 +30,7 @@ from forebay.format.frame.scan import scan_frames
 from forebay.format.metadata.descriptor import DescriptorKind, Phase, SegmentDescriptor, ShardState
 from forebay.records import OFFSET_MAX, Reason
 from forebay.sealed import FRAME_BYTES_LIMIT, SealedIndex, decoded_index
-from forebay.testing.history import History
+from forebay.testing.history import ShardEvents
 from forebay.testing.invariants import Violation
 
 Fetch: TypeAlias = Callable[[SegmentDescriptor, str], bytes | None]
@@ -59,7 +59,7 @@ def from_files(files: Mapping[str, bytes], root: str) -> Fetch:
 
 
 def check_history(
-    history: History, pieces: Pieces, frontier: int, fetch: Fetch, files: Mapping[str, bytes], *, floor: int = 0
+    history: ShardEvents, pieces: Pieces, frontier: int, fetch: Fetch, files: Mapping[str, bytes], *, floor: int = 0
 ) -> list[Violation]:
     """Every promise about a history at rest: I15 to I17. `files` are those of the shard's local logs."""
     return [
@@ -98,7 +98,7 @@ def objects_are_whole(pieces: Pieces, fetch: Fetch) -> Iterator[Violation]:
 
 
 def every_record_has_a_copy(
-    history: History, pieces: Pieces, fetch: Fetch, files: Mapping[str, bytes], *, floor: int = 0
+    history: ShardEvents, pieces: Pieces, fetch: Fetch, files: Mapping[str, bytes], *, floor: int = 0
 ) -> Iterator[Violation]:
     """I17: whatever must survive is in a local log file or in a catalogued object, as it was acknowledged."""
     contents = [content for name, content in files.items() if name.endswith(SEGMENT_SUFFIX)]

@@ -20,10 +20,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
-from forebay.testing.damage import Damage, DamagedFile, cuts
+from forebay.testing.damage import CrashDamage, DamagedFile, cuts
 from forebay.testing.disk import ROOMY, SimulatedDisk
-from forebay.testing.durability import Durability, NameChange, Names, reachable, replay
-from forebay.testing.trace import ROOT, Image, Note, Trace, Write
+from forebay.testing.durability import DiskState, NameChange, Names, reachable, replay
+from forebay.testing.trace import ROOT, Image, Note, Trace, TracedWrite
 
 T = TypeVar("T")
 Outcomes: TypeAlias = Mapping[int, Iterable[bytes]]
@@ -39,14 +39,14 @@ NAMES_MAX = 16
 class CrashState:
     """The disk after one crash: `prefix` operations of the trace had been made, `notes` had been noted."""
 
-    damage: Damage
+    damage: CrashDamage
     prefix: int
     notes: tuple[Note, ...]
     detail: str
     image: Image
     paths: Sequence[tuple[str, int]]
     trace: Trace
-    in_flight: Write | None
+    in_flight: TracedWrite | None
     next_inode: int
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class CrashState:
 
     def disk(self, *, free: int = ROOMY) -> SimulatedDisk:
         """A fresh disk in this state, with a process that has just begun: no handles, no locks."""
-        history = self._killed() if self.damage is Damage.KILLED else self._rebooted()
+        history = self._killed() if self.damage is CrashDamage.KILLED else self._rebooted()
         return SimulatedDisk.restored(self.image, history, free=free, next_inode=self.next_inode)
 
     def files(self) -> dict[str, bytes]:
@@ -87,7 +87,7 @@ def crash_states(
     trace: Trace,
     at: int | None = None,
     *,
-    damages: Sequence[Damage] = tuple(Damage),
+    damages: Sequence[CrashDamage] = tuple(CrashDamage),
     states_max: int | None = STATES_MAX,
     names_max: int = NAMES_MAX,
     seed: int = 0,
@@ -98,7 +98,7 @@ def crash_states(
     give the same states.
     """
     at = len(trace) if at is None else at
-    model = Durability(trace.start)
+    model = DiskState(trace.start)
     for operation in trace.operations[:at]:
         model.apply(operation)
     yield from _Crash(trace, at, model, names_max, seed).states(damages, states_max)
@@ -108,20 +108,20 @@ def explore(
     trace: Trace,
     prefixes: Iterable[int] | None = None,
     *,
-    damages: Sequence[Damage] = tuple(Damage),
+    damages: Sequence[CrashDamage] = tuple(CrashDamage),
     states_max: int | None = STATES_MAX,
     names_max: int = NAMES_MAX,
     seed: int = 0,
 ) -> Iterator[CrashState]:
     """The crash states of every prefix (default: of the present life), but none twice with the same notes."""
-    model, applied = Durability(trace.start), 0
+    model, applied = DiskState(trace.start), 0
     seen: set[tuple[bool, int, bytes]] = set()
     for at in sorted(set(trace.prefixes() if prefixes is None else prefixes)):
         for operation in trace.operations[applied:at]:
             model.apply(operation)
         applied = at
         for state in _Crash(trace, at, model, names_max, seed).states(damages, states_max):
-            key = (state.damage is Damage.KILLED, len(state.notes), state.digest())
+            key = (state.damage is CrashDamage.KILLED, len(state.notes), state.digest())
             if key not in seen:
                 seen.add(key)
                 yield state
@@ -130,7 +130,7 @@ def explore(
 class _Names:
     """The names after a crash, if of the pending changes only some had happened."""
 
-    def __init__(self, model: Durability, happened: Sequence[NameChange]) -> None:
+    def __init__(self, model: DiskState, happened: Sequence[NameChange]) -> None:
         names = model.names_after(happened)
         self.paths = sorted(reachable(names))
         inodes = {inode for _, inode in self.paths}
@@ -142,7 +142,7 @@ class _Names:
 class _Crash:
     """All crashes after one prefix of a trace."""
 
-    def __init__(self, trace: Trace, at: int, model: Durability, names_max: int, seed: int) -> None:
+    def __init__(self, trace: Trace, at: int, model: DiskState, names_max: int, seed: int) -> None:
         self._trace = trace
         self._at = at
         self._notes = trace.notes(at)
@@ -158,10 +158,10 @@ class _Crash:
             if ledger.changes
         }
 
-    def states(self, damages: Sequence[Damage], states_max: int | None) -> Iterator[CrashState]:
+    def states(self, damages: Sequence[CrashDamage], states_max: int | None) -> Iterator[CrashState]:
         for damage in damages:
             seen: set[bytes] = set()
-            for state in self._killed() if damage is Damage.KILLED else self._powerless(damage):
+            for state in self._killed() if damage is CrashDamage.KILLED else self._powerless(damage):
                 if len(seen) == states_max:
                     break
                 digest = state.digest()
@@ -171,16 +171,16 @@ class _Crash:
 
     def _killed(self) -> Iterator[CrashState]:
         contents = self._settled | {inode: file.whole for inode, file in self._open.items()}
-        yield self._state(Damage.KILLED, self._live, contents, "nothing in flight")
+        yield self._state(CrashDamage.KILLED, self._live, contents, "nothing in flight")
         flying = self._trace.operations[self._at] if self._at < len(self._trace) else None
-        if isinstance(flying, Write):
+        if isinstance(flying, TracedWrite):
             for length in cuts(flying):
                 part = flying._replace(data=flying.data[:length])
                 partly = contents | {flying.inode: replay(contents[flying.inode], [part])}
                 detail = f"{length} of {len(flying.data)} bytes in flight"
-                yield self._state(Damage.KILLED, self._live, partly, detail, in_flight=part)
+                yield self._state(CrashDamage.KILLED, self._live, partly, detail, in_flight=part)
 
-    def _powerless(self, damage: Damage) -> Iterator[CrashState]:
+    def _powerless(self, damage: CrashDamage) -> Iterator[CrashState]:
         """Every second state has all names, so that a bound leaves room for damage to bytes and to names."""
         outcomes = {
             inode: _Remembered(file.outcomes(damage, random.Random(f"{self._seed}:{damage.name}:{inode}")))
@@ -188,18 +188,18 @@ class _Crash:
         }
         every, *others = (self._of_names(damage, names, outcomes) for names in self._names)
         # With all names and all bytes it is as after a kill: where there is room for one, it shall be another.
-        is_known = damage is Damage.WHOLE or not self._open.keys() & set(self._live.files)
+        is_known = damage is CrashDamage.WHOLE or not self._open.keys() & set(self._live.files)
         # From prefix to prefix another one comes first: none of the changes, or a later one without those before it.
         turned = deque(others)
         turned.rotate(self._at)
         return _in_turn([_in_turn(turned), every] if is_known else [every, _in_turn(turned)])
 
-    def _of_names(self, damage: Damage, names: _Names, outcomes: Outcomes) -> Iterator[CrashState]:
+    def _of_names(self, damage: CrashDamage, names: _Names, outcomes: Outcomes) -> Iterator[CrashState]:
         """With these names: all open files damaged, or one of them with the others whole or old."""
         victims = [inode for inode in names.files if inode in self._open]
         if not victims:
             untouched = [self._state(damage, names, self._settled, f"{names.detail}, no bytes at risk")]
-            return iter(untouched if damage is Damage.OLD else [])
+            return iter(untouched if damage is CrashDamage.OLD else [])
         whole = {inode: self._open[inode].whole for inode in victims}
         old = {inode: self._open[inode].old for inode in victims}
         ways = [self._damaged(damage, names, victims, outcomes, whole)]
@@ -208,7 +208,7 @@ class _Crash:
         return _in_turn(ways)
 
     def _damaged(
-        self, damage: Damage, names: _Names, victims: Sequence[int], outcomes: Outcomes, rest: Mapping[int, bytes]
+        self, damage: CrashDamage, names: _Names, victims: Sequence[int], outcomes: Outcomes, rest: Mapping[int, bytes]
     ) -> Iterator[CrashState]:
         detail = f"{names.detail}, inodes {victims} damaged"
         unhurt = [rest[inode] for inode in victims]
@@ -218,7 +218,12 @@ class _Crash:
             )
 
     def _state(
-        self, damage: Damage, names: _Names, contents: Mapping[int, bytes], detail: str, in_flight: Write | None = None
+        self,
+        damage: CrashDamage,
+        names: _Names,
+        contents: Mapping[int, bytes],
+        detail: str,
+        in_flight: TracedWrite | None = None,
     ) -> CrashState:
         return CrashState(
             damage=damage,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from forebay.testing.invariants import Violation
 
 
-class Cursor(NamedTuple):
+class StoredCursor(NamedTuple):
     """One reader's place in one partition of one incarnation of a topic."""
 
     reader: str
@@ -23,7 +23,7 @@ class Cursor(NamedTuple):
 class Handed(NamedTuple):
     """The records `[start, stop)`, holes included, were handed to the reader."""
 
-    cursor: Cursor
+    cursor: StoredCursor
     start: int
     stop: int
 
@@ -31,7 +31,7 @@ class Handed(NamedTuple):
 class Acked(NamedTuple):
     """The reader acknowledged everything below `wanted` and heard that it stands at `stands`; `None`: an error."""
 
-    cursor: Cursor
+    cursor: StoredCursor
     wanted: int
     stands: int | None
 
@@ -39,14 +39,14 @@ class Acked(NamedTuple):
 class Found(NamedTuple):
     """Somebody looked where the cursor stands; 0 if there is none."""
 
-    cursor: Cursor
+    cursor: StoredCursor
     offset: int
 
 
 class Reset(NamedTuple):
     """The cursor was set to a place on request; `done` if the answer came."""
 
-    cursor: Cursor
+    cursor: StoredCursor
     offset: int
     done: bool
 
@@ -66,7 +66,7 @@ class _Known:
 
 def cursors_hold(events: Iterable[Event]) -> Iterator[Violation]:
     """I25, over everything that readers asked and heard, in the order in which the answers came."""
-    known: dict[Cursor, _Known] = {}
+    known: dict[StoredCursor, _Known] = {}
     for event in events:
         place = known.setdefault(event.cursor, _Known())
         match event:
@@ -89,7 +89,7 @@ def cursors_hold(events: Iterable[Event]) -> Iterator[Violation]:
                 place.handed = None if place.handed is None else max(place.handed, offset)
 
 
-def _looked(cursor: Cursor, place: _Known, offset: int) -> Iterator[Violation]:
+def _looked(cursor: StoredCursor, place: _Known, offset: int) -> Iterator[Violation]:
     if offset < place.lowest:
         yield Violation("I25", f"{cursor} stood at {place.lowest} and went back to {offset}")
     if offset > place.highest:

@@ -10,13 +10,13 @@ import enum
 import random  # noqa: TID251  # seeded by the caller: the same states again
 from collections.abc import Callable, Iterator, Sequence
 
-from forebay.testing.durability import ByteChange, ByteOperation, Standing, replay
-from forebay.testing.trace import Write
+from forebay.testing.durability import ByteChange, ByteOperation, WriteStanding, replay
+from forebay.testing.trace import TracedWrite
 
 SECTOR = 512
 
 
-class Damage(enum.Enum):
+class CrashDamage(enum.Enum):
     """How the unsynced part of the disk came out of the crash. The value is what a table prints."""
 
     KILLED = "kill -9"
@@ -37,7 +37,7 @@ class Damage(enum.Enum):
     """A later change arrived without an earlier one."""
 
 
-POWER = tuple(damage for damage in Damage if damage is not Damage.KILLED)
+POWER = tuple(damage for damage in CrashDamage if damage is not CrashDamage.KILLED)
 
 
 class DamagedFile:
@@ -46,27 +46,27 @@ class DamagedFile:
     def __init__(self, durable: bytes, changes: Sequence[ByteChange]) -> None:
         self._durable = durable
         self._operations = [change.operation for change in changes]
-        self._open = [index for index, change in enumerate(changes) if change.standing is not Standing.SETTLED]
+        self._open = [index for index, change in enumerate(changes) if change.standing is not WriteStanding.SETTLED]
         self.old = self._only(set())
         self.whole = replay(durable, self._operations)
 
-    def outcomes(self, damage: Damage, chance: random.Random) -> Iterator[bytes]:
+    def outcomes(self, damage: CrashDamage, chance: random.Random) -> Iterator[bytes]:
         """What the file may hold after this damage, the most telling first; some may be equal."""
         order = self._in_telling_order(chance)
         match damage:
-            case Damage.OLD:
+            case CrashDamage.OLD:
                 yield self.old
-            case Damage.WHOLE | Damage.KILLED:
+            case CrashDamage.WHOLE | CrashDamage.KILLED:
                 yield self.whole
-            case Damage.CUT:
+            case CrashDamage.CUT:
                 yield from self._cut(order)
-            case Damage.HALF_ZERO:
+            case CrashDamage.HALF_ZERO:
                 yield from self._each_write(order, _half_zero)
-            case Damage.ALL_ZERO:
+            case CrashDamage.ALL_ZERO:
                 yield from self._all_zero(order)
-            case Damage.GARBLED:
+            case CrashDamage.GARBLED:
                 yield from self._each_write(order, lambda data: _garbled(data, chance))
-            case Damage.REORDERED:
+            case CrashDamage.REORDERED:
                 yield from self._reordered(order, chance)
 
     def _cut(self, order: list[int]) -> Iterator[bytes]:
@@ -74,7 +74,7 @@ class DamagedFile:
             before = {earlier for earlier in self._open if earlier < index}
             operation = self._operations[index]
             yield self._only(before)
-            if isinstance(operation, Write):
+            if isinstance(operation, TracedWrite):
                 for length in cuts(operation):
                     yield self._only(before | {index}, {index: operation._replace(data=operation.data[:length])})
 
@@ -91,7 +91,7 @@ class DamagedFile:
             operation = self._operations[index]
             if index != self._open[-1]:
                 yield self._only(set(self._open) - {index})
-            if isinstance(operation, Write):
+            if isinstance(operation, TracedWrite):
                 for later in _later_sectors(operation):
                     yield self._only(set(self._open), {index: later})
         for _ in range(len(self._open) - 2):
@@ -102,7 +102,7 @@ class DamagedFile:
         """The file with one write after the other damaged and all the rest there."""
         for index in order:
             operation = self._operations[index]
-            if isinstance(operation, Write):
+            if isinstance(operation, TracedWrite):
                 for data in damaged(operation.data):
                     yield self._only(set(self._open), {index: operation._replace(data=data)})
 
@@ -128,7 +128,7 @@ class DamagedFile:
         )
 
 
-def cuts(write: Write) -> list[int]:
+def cuts(write: TracedWrite) -> list[int]:
     """Lengths at which a write may break off: in and behind a 16-byte header, on and off 8 bytes, at a sector."""
     length = len(write.data)
     sector = SECTOR - write.position % SECTOR
@@ -152,10 +152,10 @@ def _garbled(data: bytes, chance: random.Random) -> Iterator[bytes]:
 
 
 def _zeros(operation: ByteOperation) -> ByteOperation:
-    return operation._replace(data=bytes(len(operation.data))) if isinstance(operation, Write) else operation
+    return operation._replace(data=bytes(len(operation.data))) if isinstance(operation, TracedWrite) else operation
 
 
-def _later_sectors(write: Write) -> Iterator[Write]:
+def _later_sectors(write: TracedWrite) -> Iterator[TracedWrite]:
     """The write without its first sector, and with its last sector alone."""
     first = SECTOR - write.position % SECTOR
     last = (write.position + len(write.data) - 1) // SECTOR * SECTOR - write.position

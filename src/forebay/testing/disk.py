@@ -14,7 +14,7 @@ from typing import TypeVar
 from forebay.records import Bytes
 from forebay.testing import trace
 from forebay.testing.clock import STARTED_MS
-from forebay.testing.durability import Durability
+from forebay.testing.durability import DiskState
 from forebay.testing.faults import Call, Fault, Faults, Match, PlannedFault
 from forebay.testing.trace import ROOT, Image, Note, Operation, Trace
 from forebay.testing.volume import Content, Volume
@@ -262,7 +262,7 @@ class SimulatedDisk:
         with self.mutex:
             content = self.volume.find_file(path)
             self.record(trace.Discard(content.inode))
-            model = Durability(self.trace.start)
+            model = DiskState(self.trace.start)
             for operation in self.trace.operations:
                 model.apply(operation)
             content.data = model.files[content.inode].live()

@@ -18,13 +18,13 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeAlias
 
 from forebay.testing import trace
-from forebay.testing.trace import ROOT, Image, Operation, Truncate, Write
+from forebay.testing.trace import ROOT, Image, Operation, TracedWrite, Truncate
 
-ByteOperation: TypeAlias = Write | Truncate
+ByteOperation: TypeAlias = TracedWrite | Truncate
 Names: TypeAlias = dict[int, dict[str, int]]
 
 
-class Standing(enum.Enum):
+class WriteStanding(enum.Enum):
     """How far a change of bytes has come."""
 
     PENDING = enum.auto()
@@ -34,7 +34,7 @@ class Standing(enum.Enum):
 
 class ByteChange(NamedTuple):
     operation: ByteOperation
-    standing: Standing
+    standing: WriteStanding
 
 
 class FileLedger:
@@ -45,37 +45,37 @@ class FileLedger:
         self.changes: list[ByteChange] = []
 
     def change(self, operation: ByteOperation) -> None:
-        self.changes.append(ByteChange(operation, Standing.PENDING))
+        self.changes.append(ByteChange(operation, WriteStanding.PENDING))
 
     def sync(self) -> None:
-        self._turn(Standing.SETTLED)
-        while self.changes and self.changes[0].standing is Standing.SETTLED:
+        self._turn(WriteStanding.SETTLED)
+        while self.changes and self.changes[0].standing is WriteStanding.SETTLED:
             self._settle_first()
 
     def fail_sync(self) -> None:
-        self._turn(Standing.DOUBTFUL)
+        self._turn(WriteStanding.DOUBTFUL)
 
     def discard(self) -> None:
-        self.changes = [change for change in self.changes if change.standing is not Standing.DOUBTFUL]
+        self.changes = [change for change in self.changes if change.standing is not WriteStanding.DOUBTFUL]
 
     def live(self) -> bytes:
         """What a process reads."""
         return replay(self.durable, (change.operation for change in self.changes)) if self.changes else self.durable
 
-    def _turn(self, standing: Standing) -> None:
+    def _turn(self, standing: WriteStanding) -> None:
         self.changes = [
-            ByteChange(change.operation, standing) if change.standing is Standing.PENDING else change
+            ByteChange(change.operation, standing) if change.standing is WriteStanding.PENDING else change
             for change in self.changes
         ]
 
     def _settle_first(self) -> None:
         settled = [change.operation for change in self.changes]
-        count = next((i for i, change in enumerate(self.changes) if change.standing is not Standing.SETTLED), None)
+        count = next((i for i, change in enumerate(self.changes) if change.standing is not WriteStanding.SETTLED), None)
         self.durable = replay(self.durable, settled[:count])
         self.changes = [] if count is None else self.changes[count:]
 
 
-class Entry(NamedTuple):
+class NameEntry(NamedTuple):
     """A name in a directory and what it leads to from then on; `None`: nothing."""
 
     directory: int
@@ -91,7 +91,9 @@ class NameChange:
 
     __slots__ = ("entries", "requires", "source")
 
-    def __init__(self, *entries: Entry, source: Entry | None = None, requires: NameChange | None = None) -> None:
+    def __init__(
+        self, *entries: NameEntry, source: NameEntry | None = None, requires: NameChange | None = None
+    ) -> None:
         self.entries = list(entries)
         self.source = source
         self.requires = requires
@@ -106,7 +108,7 @@ class NameChange:
         return any(entry.directory == directory and entry.name == name for entry in self.entries)
 
 
-class Durability:
+class DiskState:
     """The state of a whole disk while its trace is replayed, operation by operation."""
 
     def __init__(self, start: Image) -> None:
@@ -119,7 +121,7 @@ class Durability:
     def apply(self, operation: Operation) -> None:
         """Take one step of the trace."""
         match operation:
-            case Write() | Truncate():
+            case TracedWrite() | Truncate():
                 self.files[operation.inode].change(operation)
             case trace.Sync(inode):
                 self.files[inode].sync()
@@ -137,7 +139,7 @@ class Durability:
                 self._add(inode, directory, name)
             case trace.Unlink(directory, name) | trace.RemoveDirectory(directory, name):
                 del self.live[directory][name]
-                self.pending.append(NameChange(Entry(directory, name, None)))
+                self.pending.append(NameChange(NameEntry(directory, name, None)))
             case trace.Rename():
                 self._rename(operation)
             case trace.SyncDirectory(directory):
@@ -165,11 +167,11 @@ class Durability:
     def _add(self, inode: int, directory: int, name: str) -> None:
         self.next_inode = max(self.next_inode, inode + 1)
         self.live[directory][name] = inode
-        self.pending.append(NameChange(Entry(directory, name, inode)))
+        self.pending.append(NameChange(NameEntry(directory, name, inode)))
 
     def _rename(self, rename: trace.Rename) -> None:
-        source = Entry(rename.source_directory, rename.source_name, None)
-        target = Entry(rename.directory, rename.name, rename.inode)
+        source = NameEntry(rename.source_directory, rename.source_name, None)
+        target = NameEntry(rename.directory, rename.name, rename.inode)
         del self.live[source.directory][source.name]
         self.live[target.directory][target.name] = rename.inode
         placed = (change for change in reversed(self.pending) if change.names(source.directory, source.name))
@@ -203,7 +205,7 @@ def replay(content: bytes, operations: Iterable[ByteOperation]) -> bytes:
     """The bytes after these changes."""
     changed = bytearray(content)
     for operation in operations:
-        if isinstance(operation, Write):
+        if isinstance(operation, TracedWrite):
             position = operation.position
             if position > len(changed):
                 changed.extend(bytes(position - len(changed)))

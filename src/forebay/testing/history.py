@@ -19,7 +19,7 @@ NOTE = "history"
 PAGES_MAX = 100_000
 
 
-class Outcome(enum.Enum):
+class AppendOutcome(enum.Enum):
     """What the caller of an append was told."""
 
     PENDING = "pending"
@@ -37,11 +37,11 @@ class Begun(NamedTuple):
     producing: tuple[int, int] | None = None
 
 
-class Told(NamedTuple):
+class AppendAnswered(NamedTuple):
     """The caller of an append heard how it ended."""
 
     attempt: int
-    outcome: Outcome
+    outcome: AppendOutcome
     offset: int = -1
 
 
@@ -51,7 +51,7 @@ class Synced(NamedTuple):
     end: int
 
 
-class Seen(NamedTuple):
+class ReadSeen(NamedTuple):
     """A reader was shown these records."""
 
     records: tuple[tuple[int, bytes], ...]
@@ -67,7 +67,7 @@ class Troubled(NamedTuple):
     """The disk failed a call: what class `memory` had only queued may be gone."""
 
 
-Event = Begun | Told | Synced | Seen | Crashed | Troubled
+Event = Begun | AppendAnswered | Synced | ReadSeen | Crashed | Troubled
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class Append:
     """One append and its outcome."""
 
     begun: Begun
-    outcome: Outcome = Outcome.PENDING
+    outcome: AppendOutcome = AppendOutcome.PENDING
     offset: int = -1
     durable: bool = False
     """Said to be durable, by its class or by a later sync."""
@@ -89,7 +89,7 @@ class Append:
         return [(self.offset + place, value) for place, value in enumerate(self.begun.values)]
 
 
-class History:
+class ShardEvents:
     """The events of one shard of one durability class."""
 
     def __init__(self, durability: Durability, events: Iterable[Event] = ()) -> None:
@@ -107,13 +107,13 @@ class History:
         match event:
             case Begun():
                 self.appends[event.attempt] = Append(event)
-            case Told():
+            case AppendAnswered():
                 self._told(event)
             case Synced(end):
                 for append in self.acked:
                     if self.must_survive(append) and append.offset + len(append.begun.values) <= end:
                         append.durable = True
-            case Seen(records):
+            case ReadSeen(records):
                 for offset, value in records:
                     if self.seen.setdefault(offset, value) != value:
                         self.contradictions.append(f"offset {offset} showed {self.seen[offset]!r}, then {value!r}")
@@ -124,14 +124,14 @@ class History:
                 for append in self.acked:
                     append.troubled = True
 
-    def _told(self, told: Told) -> None:
+    def _told(self, told: AppendAnswered) -> None:
         append = self.appends[told.attempt]
         append.outcome, append.offset = told.outcome, told.offset
-        if told.outcome is Outcome.ACKED:
+        if told.outcome is AppendOutcome.ACKED:
             append.durable = self.durability is Durability.FSYNC
             self.acked.append(append)
 
-    def with_outcome(self, outcome: Outcome) -> list[Append]:
+    def with_outcome(self, outcome: AppendOutcome) -> list[Append]:
         """The appends that ended like this."""
         return [append for append in self.appends.values() if append.outcome is outcome]
 

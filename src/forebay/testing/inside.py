@@ -24,7 +24,7 @@ from forebay.clock import Clock
 from forebay.disk import SystemDisk
 from forebay.engines import MemoryEngine, OwnedShard, ReadShard, RocksEngine, SegmentEngine
 from forebay.engines.readonly import FollowedShard
-from forebay.engines.rocksdb.database import Database
+from forebay.engines.rocksdb.database import RocksDatabase
 from forebay.engines.rocksdb.removal import Making
 from forebay.engines.rocksdb.shard import RocksShard
 from forebay.loads.attach import Attaching
@@ -350,7 +350,7 @@ class InsideRocks:
         self._engine = engine
 
     @property
-    def database(self) -> Database:
+    def database(self) -> RocksDatabase:
         """The database, which must be open: its reads and writes may be watched."""
         return self._engine._database
 

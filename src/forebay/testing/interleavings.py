@@ -69,7 +69,7 @@ LOST = Indeterminate("injected: the answer was lost")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Standing:
+class ProgramStanding:
     """How far one program has come. There is one for each way there, so that it can be compared by identity."""
 
     answers: tuple[Answer, ...] = ()
@@ -79,7 +79,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Recorded:
+class WorldState:
     """What the store holds, and how it came there. Compared by identity, too."""
 
     memory: MemoryState = field(default_factory=MemoryState)
@@ -90,8 +90,8 @@ class Recorded:
 class Moment(NamedTuple):
     """A moment of a schedule: the store, all programs, and what may still go wrong. Equal if the same can follow."""
 
-    recorded: Recorded
-    standings: tuple[Standing, ...]
+    recorded: WorldState
+    standings: tuple[ProgramStanding, ...]
     sessions: frozenset[str]
     faults: int
     endings: int
@@ -99,7 +99,7 @@ class Moment(NamedTuple):
     late: tuple[tuple[int, Call], ...] = ()
     """Transactions on their way, with whose they are."""
 
-    def with_standing(self, index: int, standing: Standing) -> Moment:
+    def with_standing(self, index: int, standing: ProgramStanding) -> Moment:
         """The same with one program further on."""
         return self._replace(standings=(*self.standings[:index], standing, *self.standings[index + 1 :]))
 
@@ -123,10 +123,10 @@ class Exploration:
         self._judge = judge
         self._on_write = on_write
         self._schedules: dict[Moment, int] = {}
-        self._looked: set[tuple[Recorded, tuple[tuple[object, ...], ...]]] = set()
-        self._answers: dict[tuple[Recorded, frozenset[str], int, Call], tuple[Recorded, Answer]] = {}
-        self._standings: dict[tuple[int, Standing | None, Answer], Standing] = {}
-        self._recorded: dict[tuple[Recorded, int, tuple[Operation, ...]], Recorded] = {}
+        self._looked: set[tuple[WorldState, tuple[tuple[object, ...], ...]]] = set()
+        self._answers: dict[tuple[WorldState, frozenset[str], int, Call], tuple[WorldState, Answer]] = {}
+        self._standings: dict[tuple[int, ProgramStanding | None, Answer], ProgramStanding] = {}
+        self._recorded: dict[tuple[WorldState, int, tuple[Operation, ...]], WorldState] = {}
 
     @property
     def moments(self) -> int:
@@ -136,7 +136,7 @@ class Exploration:
     def explore(self, *, faults: int, endings: int) -> int:
         """How many schedules there are; everything that was broken is in `violations`."""
         standings = tuple(self._run(index, None, None) for index in range(len(self._programs)))
-        return self._from(Moment(Recorded(), standings, frozenset(self._sessions), faults, endings))
+        return self._from(Moment(WorldState(), standings, frozenset(self._sessions), faults, endings))
 
     def _from(self, moment: Moment) -> int:
         known = self._schedules.get(moment)
@@ -165,7 +165,7 @@ class Exploration:
             for session in sorted(moment.sessions):
                 yield moment._replace(sessions=moment.sessions - {session}, endings=moment.endings - 1)
 
-    def _steps(self, moment: Moment, index: int, standing: Standing) -> Iterator[Moment]:
+    def _steps(self, moment: Moment, index: int, standing: ProgramStanding) -> Iterator[Moment]:
         """The call is answered; or its answer is lost, before or after it was done, or it is done later; or a crash."""
         assert standing.call is not None
         after, answer = self._reached(moment, index, standing.call)
@@ -177,7 +177,7 @@ class Exploration:
         lost = self._run(index, standing, LOST)
         yield after._replace(faults=fewer.faults).with_standing(index, lost)
         yield fewer._replace(late=(*fewer.late, (index, standing.call))).with_standing(index, lost)
-        dead = self._standings.setdefault((index, standing, "dies"), Standing(standing.answers, standing.told))
+        dead = self._standings.setdefault((index, standing, "dies"), ProgramStanding(standing.answers, standing.told))
         yield fewer._replace(sessions=moment.sessions - {self._sessions[index]}).with_standing(index, dead)
 
     def _reached(self, moment: Moment, index: int, call: Call) -> tuple[Moment, Answer]:
@@ -194,7 +194,7 @@ class Exploration:
                 self._look(after)
         return after, answer
 
-    def _asked(self, moment: Moment, index: int, call: Call) -> tuple[Recorded, Answer]:
+    def _asked(self, moment: Moment, index: int, call: Call) -> tuple[WorldState, Answer]:
         store = MemoryMetadata(replace(moment.recorded.memory, sessions=moment.sessions))
         answer = getattr(store, call.method)(*call.arguments)
         if call.method == "range":
@@ -203,12 +203,12 @@ class Exploration:
             return moment.recorded, answer
         return self._record(moment.recorded, index, call, store), answer
 
-    def _record(self, before: Recorded, index: int, call: Call, store: MemoryMetadata) -> Recorded:
+    def _record(self, before: WorldState, index: int, call: Call, store: MemoryMetadata) -> WorldState:
         operations: tuple[Operation, ...] = call.arguments[1]  # type: ignore[assignment]  # as `_Answering` was asked
-        made = Recorded(store.snapshot(), (*before.committed, (index, operations)))
+        made = WorldState(store.snapshot(), (*before.committed, (index, operations)))
         return self._recorded.setdefault((before, index, operations), made)
 
-    def _run(self, index: int, before: Standing | None, answer: Answer) -> Standing:
+    def _run(self, index: int, before: ProgramStanding | None, answer: Answer) -> ProgramStanding:
         """The program once it has got this answer, having come to `before`."""
         known = self._standings.get((index, before, answer))
         if known is None:
@@ -216,10 +216,10 @@ class Exploration:
             known = self._standings[index, before, answer] = self._run_again(index, answers)
         return known
 
-    def _run_again(self, index: int, answers: tuple[Answer, ...]) -> Standing:
+    def _run_again(self, index: int, answers: tuple[Answer, ...]) -> ProgramStanding:
         told: list[object] = []
         try:
             self._programs[index](_Answering(answers), told.append)
         except _Reached as reached:
-            return Standing(answers, tuple(told), reached.call)
-        return Standing(answers, tuple(told))
+            return ProgramStanding(answers, tuple(told), reached.call)
+        return ProgramStanding(answers, tuple(told))

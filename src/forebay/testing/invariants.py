@@ -20,9 +20,9 @@ from typing import NamedTuple
 from forebay.format.frame.head import HEADER
 from forebay.records import Gap, Reason
 from forebay.testing import trace as traces
-from forebay.testing.durability import Durability as DiskModel
-from forebay.testing.durability import FileLedger, Standing
-from forebay.testing.history import Append, History, Outcome, Reading, Synced, Told
+from forebay.testing.durability import DiskState as DiskModel
+from forebay.testing.durability import FileLedger, WriteStanding
+from forebay.testing.history import Append, AppendAnswered, AppendOutcome, Reading, ShardEvents, Synced
 from forebay.testing.trace import Trace
 from forebay.topics import Durability
 
@@ -37,7 +37,7 @@ class Violation(NamedTuple):
         return f"{self.invariant}: {self.message}"
 
 
-def check_log(history: History, reading: Reading) -> list[Violation]:
+def check_log(history: ShardEvents, reading: Reading) -> list[Violation]:
     """Every promise about records that a history and one reading can show."""
     return [
         *acked_survives(history, reading),
@@ -51,7 +51,7 @@ def check_log(history: History, reading: Reading) -> list[Violation]:
     ]
 
 
-def acked_survives(history: History, reading: Reading) -> Iterator[Violation]:
+def acked_survives(history: ShardEvents, reading: Reading) -> Iterator[Violation]:
     """I1 and I2: what was promised is there, byte for byte; a power loss takes only what lies above all that is."""
     found = dict(reading.records)
     name = "I1" if history.durability is Durability.FSYNC else "I2"
@@ -77,7 +77,7 @@ def no_crash_is_damage(reading: Reading) -> Iterator[Violation]:
             yield Violation("I12", f"[{gap.start}, {gap.stop}) is called damaged, and only a crash happened")
 
 
-def nothing_fabricated(history: History, reading: Reading) -> Iterator[Violation]:
+def nothing_fabricated(history: ShardEvents, reading: Reading) -> Iterator[Violation]:
     """I3: every record that is read was appended, whole and in its place within its append."""
     known = {value: append for append in history.appends.values() for value in append.begun.values}
     for offset, value in reading.records:
@@ -85,7 +85,7 @@ def nothing_fabricated(history: History, reading: Reading) -> Iterator[Violation
         if append is None:
             yield Violation("I3", f"offset {offset} holds {value!r}, which nobody appended")
             continue
-        if append.outcome is Outcome.ACKED and (offset, value) not in append.records:
+        if append.outcome is AppendOutcome.ACKED and (offset, value) not in append.records:
             yield Violation("I4", f"{value!r} was acknowledged at {append.offset} and is read at {offset}")
     present = {value: offset for offset, value in reading.records}
     for append in history.appends.values():
@@ -104,7 +104,7 @@ def _whole(places: list[int | None], reading: Reading) -> bool:
     return True
 
 
-def one_record_per_offset(history: History, reading: Reading) -> Iterator[Violation]:
+def one_record_per_offset(history: ShardEvents, reading: Reading) -> Iterator[Violation]:
     """I4: an offset once acknowledged or shown never stands for another record, and is never given out again."""
     for contradiction in history.contradictions:
         yield Violation("I4", contradiction)
@@ -121,7 +121,7 @@ def one_record_per_offset(history: History, reading: Reading) -> Iterator[Violat
         yield Violation("I4", f"offset {highest} was used; the next append would get {reading.next}")
 
 
-def offsets_rise(history: History, reading: Reading) -> Iterator[Violation]:
+def offsets_rise(history: ShardEvents, reading: Reading) -> Iterator[Violation]:
     """I5: each caller's acknowledgements rise, no record is there twice, and next lies above all that is read."""
     last: dict[str, int] = {}
     originals: dict[tuple[int, int] | None, int] = {}
@@ -159,7 +159,7 @@ def readings_agree(first: Reading, second: Reading) -> Iterator[Violation]:
         yield Violation("I8", f"two readings differ: {_difference(first, second)}")
 
 
-def nothing_seen_vanished(history: History, reading: Reading) -> Iterator[Violation]:
+def nothing_seen_vanished(history: ShardEvents, reading: Reading) -> Iterator[Violation]:
     """I9: what a reader of an `fsync` topic saw is still there."""
     if history.durability is not Durability.FSYNC:
         return
@@ -169,18 +169,18 @@ def nothing_seen_vanished(history: History, reading: Reading) -> Iterator[Violat
             yield Violation("I9", f"a reader saw {value!r} at {offset}, and it is gone")
 
 
-def refused_stays_away(history: History, reading: Reading) -> Iterator[Violation]:
+def refused_stays_away(history: ShardEvents, reading: Reading) -> Iterator[Violation]:
     """I10: a refused append is never visible, an indeterminate one at most once."""
     counts = Counter(value for _, value in reading.records)
-    heard = [*history.acked, *history.with_outcome(Outcome.INDETERMINATE)]
+    heard = [*history.acked, *history.with_outcome(AppendOutcome.INDETERMINATE)]
     again = {append.begun.producing for append in heard if append.begun.producing is not None}
-    for append in history.with_outcome(Outcome.REFUSED):
+    for append in history.with_outcome(AppendOutcome.REFUSED):
         if append.begun.producing in again:
             continue
         yield from (
             Violation("I10", f"{value!r} was refused and is there") for value in append.begun.values if counts[value]
         )
-    for append in history.with_outcome(Outcome.INDETERMINATE):
+    for append in history.with_outcome(AppendOutcome.INDETERMINATE):
         for value in append.begun.values:
             if counts[value] > 1:
                 yield Violation("I10", f"{value!r} was indeterminate and is there {counts[value]} times")
@@ -194,7 +194,7 @@ def recovery_is_stable(first: Reading, second: Reading) -> Iterator[Violation]:
         )
 
 
-def damage_is_reported(history: History, reading: Reading, durable: int) -> Iterator[Violation]:
+def damage_is_reported(history: ShardEvents, reading: Reading, durable: int) -> Iterator[Violation]:
     """I12: below a durable mark every acknowledged record is served as it was or lies in a damaged range."""
     found = dict(reading.records)
     for append in history.acked:
@@ -210,7 +210,7 @@ def acks_follow_syncs(trace: Trace) -> Iterator[Violation]:
     model = DiskModel(trace.start)
     for operation in trace.operations:
         match operation:
-            case traces.Note(_, Told(attempt, Outcome.ACKED, offset)):
+            case traces.Note(_, AppendAnswered(attempt, AppendOutcome.ACKED, offset)):
                 named = [entry for names in model.live.values() for entry in names.items()]
                 if any(model.files[inode].changes for name, inode in named if name.endswith(".seg")):
                     yield Violation(
@@ -247,8 +247,8 @@ def promises_follow_syncs(trace: Trace) -> Iterator[Violation]:
 
 def _first_doubtful(file: FileLedger) -> int | None:
     """The offset of the first frame whose sync has failed; each write since the last sync begins with a whole head."""
-    doubtful = (change.operation for change in file.changes if change.standing is Standing.DOUBTFUL)
-    first = next((operation for operation in doubtful if isinstance(operation, traces.Write)), None)
+    doubtful = (change.operation for change in file.changes if change.standing is WriteStanding.DOUBTFUL)
+    first = next((operation for operation in doubtful if isinstance(operation, traces.TracedWrite)), None)
     return None if first is None else int(HEADER.unpack_from(first.data)[0])
 
 
@@ -266,7 +266,7 @@ def names_follow_bytes(trace: Trace) -> Iterator[Violation]:
                 waiting.pop(directory, None)
             case traces.SyncFilesystem():
                 waiting.clear()
-            case traces.Write() | traces.Note(_, Told()):
+            case traces.TracedWrite() | traces.Note(_, AppendAnswered()):
                 for name in waiting.values():
                     yield Violation("I14", f"work went on before the name {name} was synced")
                 waiting.clear()
@@ -275,7 +275,7 @@ def names_follow_bytes(trace: Trace) -> Iterator[Violation]:
         model.apply(operation)
 
 
-def repeats_agree(history: History) -> Iterator[Violation]:
+def repeats_agree(history: ShardEvents) -> Iterator[Violation]:
     """I26: all acknowledgements of one (producer, sequence) name one offset, unless a crash could take the first."""
     offsets: dict[tuple[int, int], int] = {}
     for append in history.acked:

@@ -20,7 +20,7 @@ class Create(NamedTuple):
     name: str
 
 
-class Write(NamedTuple):
+class TracedWrite(NamedTuple):
     """Bytes that a `write_at` took."""
 
     inode: int
@@ -96,7 +96,7 @@ class Note(NamedTuple):
 
 Operation: TypeAlias = (
     Create
-    | Write
+    | TracedWrite
     | Truncate
     | Sync
     | SyncFailed

@@ -101,7 +101,7 @@ class Volume:
         self._name(inode, directory, name)
         return trace.Create(inode, directory, name)
 
-    def write(self, content: Content, data: Bytes, position: int, limit: int | None) -> trace.Write:
+    def write(self, content: Content, data: Bytes, position: int, limit: int | None) -> trace.TracedWrite:
         """Take up to `limit` bytes, and no more than there is room for."""
         if position < 0:
             raise OSError(errno.EINVAL, "a position cannot be negative")
@@ -115,7 +115,7 @@ class Volume:
         if taken:
             content.write(taken, position)
         self.free -= max(0, position + len(taken) - size) if taken else 0
-        return trace.Write(content.inode, position, taken)
+        return trace.TracedWrite(content.inode, position, taken)
 
     def truncate(self, content: Content, size: int) -> trace.Truncate:
         if size < 0:

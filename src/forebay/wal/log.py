@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from forebay.appends.callbacks import Waking
 from forebay.appends.free_space import FreeSpace
 from forebay.appends.group_commit import GroupCommit
-from forebay.appends.queue import AppendQueue, Entry, Producing
+from forebay.appends.queue import AppendQueue, Producing, QueuedRecord
 from forebay.appends.ticket import Ticket
 from forebay.errors import Closed, Fenced, ForebayError, Indeterminate, Unavailable
 from forebay.format.columns.rows import ColumnBytes
@@ -39,7 +39,7 @@ PAGE_BYTES = 1024 * 1024
 ROTATE_WAIT_SECONDS = 60.0
 
 
-class Phase(Enum):
+class LogPhase(Enum):
     """What a log can do. A background sync may run in any of them; see `Writer.syncing`."""
 
     OPEN = auto()
@@ -53,17 +53,17 @@ class Phase(Enum):
 
 
 _NEXT: Final = {
-    Phase.OPEN: (Phase.FAILED, Phase.FENCED, Phase.CLOSED),
-    Phase.FAILED: (Phase.OPEN, Phase.FAILED, Phase.FENCED, Phase.CLOSED),
-    Phase.FENCED: (Phase.FENCED, Phase.CLOSED),
-    Phase.CLOSED: (Phase.CLOSED,),
+    LogPhase.OPEN: (LogPhase.FAILED, LogPhase.FENCED, LogPhase.CLOSED),
+    LogPhase.FAILED: (LogPhase.OPEN, LogPhase.FAILED, LogPhase.FENCED, LogPhase.CLOSED),
+    LogPhase.FENCED: (LogPhase.FENCED, LogPhase.CLOSED),
+    LogPhase.CLOSED: (LogPhase.CLOSED,),
 }
 
 
 class LogState(NamedTuple):
     """What a log can do, and why not more."""
 
-    phase: Phase
+    phase: LogPhase
     reason: str | None = None
     """Why appends are refused. Of a closed log: why it could not be closed in order."""
     is_fenced: bool = False
@@ -93,7 +93,7 @@ class Wal:
         self.queue = AppendQueue(writer.next, writer.window, settings)
         self.group = GroupCommit(place, self.queue, self._commit)
         self.tail = Tail(writer.end, place.epoch, settings.cache_bytes_max, live)
-        self.state = LogState(Phase.OPEN)
+        self.state = LogState(LogPhase.OPEN)
         """Changed by `_become` alone."""
         self.counters = writer.counters
         self._on_dirty = on_dirty
@@ -117,32 +117,32 @@ class Wal:
 
     @property
     def closed(self) -> bool:
-        return self.state.phase is Phase.CLOSED
+        return self.state.phase is LogPhase.CLOSED
 
-    def _become(self, phase: Phase, reason: str | None, refusal: ForebayError | None) -> None:
+    def _become(self, phase: LogPhase, reason: str | None, refusal: ForebayError | None) -> None:
         """Every change of the state. Appends are answered with `refusal` from now on.
 
         The caller holds the commit lock.
         """
         before = self.state
         assert phase in _NEXT[before.phase], f"{self.writer.place}: {before.phase.name} cannot become {phase.name}"
-        self.state = LogState(phase, reason, before.is_fenced or phase is Phase.FENCED)
+        self.state = LogState(phase, reason, before.is_fenced or phase is LogPhase.FENCED)
         self.queue.refuse(refusal)
 
     def check_open(self) -> None:
         """`Closed` if the log is."""
-        if self.state.phase is Phase.CLOSED:
+        if self.state.phase is LogPhase.CLOSED:
             raise Closed(f"{self.writer.place} is closed")
 
     def check_writable(self) -> None:
         """`Closed` or `Fenced` if the log will never be written again."""
         self.check_open()
-        if self.state.phase is Phase.FENCED:
+        if self.state.phase is LogPhase.FENCED:
             raise fenced(self.writer.place, str(self.state.reason)).later
 
     # Appending
 
-    def stage_one(self, entry: Entry, size: int) -> Ticket:
+    def stage_one(self, entry: QueuedRecord, size: int) -> Ticket:
         """Queue one record; see `AppendQueue.stage_one`."""
         self.queue.stage_one(entry, size)
         if self.policy.acks_in_queue and self.queued_since is None:
@@ -320,13 +320,13 @@ class Wal:
     def fence(self, reason: str) -> None:
         """Another owner has the shard: stop for ever. What is queued fails, and so does every later append."""
         with self.group.lock:
-            if self.state.phase in (Phase.OPEN, Phase.FAILED):
+            if self.state.phase in (LogPhase.OPEN, LogPhase.FAILED):
                 self._fence(reason)
         self.group.call_back()
 
     def _fence(self, reason: str) -> None:
         answers = fenced(self.writer.place, reason)
-        self._stop(Phase.FENCED, reason, answers if self.writer.in_doubt else answers.unwritten(), self.head)
+        self._stop(LogPhase.FENCED, reason, answers if self.writer.in_doubt else answers.unwritten(), self.head)
 
     # Failing and healing
 
@@ -344,7 +344,7 @@ class Wal:
         if not writer.in_doubt:
             self.queue.fail(refusal, refusal, max(writer.next, self._skip_lost(writer.end)))
             return
-        self._stop(Phase.FAILED, reason, refusals(name, reason), self._skip_lost(self.head))
+        self._stop(LogPhase.FAILED, reason, refusals(name, reason), self._skip_lost(self.head))
 
     def _end_interrupted(self) -> None:
         """Finish what a thread left undone that was interrupted (Ctrl-C) while it handled a failure.
@@ -355,15 +355,15 @@ class Wal:
         queue, phase = self.queue, self.state.phase
         if queue.taken and queue.taken[-1].end <= self.head:
             queue.acknowledge()
-        if queue.taken or (self.writer.in_doubt and phase is Phase.OPEN):
+        if queue.taken or (self.writer.in_doubt and phase is LogPhase.OPEN):
             reason = self.state.reason or f"{self.writer.place}: interrupted before the appends were answered"
-            raise (Fenced if phase is Phase.FENCED else Unavailable)(reason)
+            raise (Fenced if phase is LogPhase.FENCED else Unavailable)(reason)
         self.writer.account()
 
-    def _stop(self, phase: Phase, reason: str, answers: Refusals, next_offset: int) -> None:
+    def _stop(self, phase: LogPhase, reason: str, answers: Refusals, next_offset: int) -> None:
         """Take no appends any more, and answer all that wait."""
         self._become(phase, reason, answers.later)
-        if phase is Phase.FENCED:
+        if phase is LogPhase.FENCED:
             # The directory may be another owner's.
             self.tail.live.end()
         else:
@@ -382,7 +382,7 @@ class Wal:
     def heal(self) -> bool:
         """Try to make a failed log writable again; true if it is. Acknowledged records keep their offsets."""
         with self.group.lock:
-            if self.state.phase is not Phase.FAILED:
+            if self.state.phase is not LogPhase.FAILED:
                 return self.state.reason is None
             try:
                 window = rebuild(self.writer, self.files, self.tail.cache, self.head)
@@ -392,7 +392,7 @@ class Wal:
             self.tail.head = self.writer.end
             self.writer.account()
             self.queue.restart_at(self.writer.next, window)
-            self._become(Phase.OPEN, None, None)
+            self._become(LogPhase.OPEN, None, None)
             self.show()
             logger.warning("%s: writable again from offset %d", self.writer.place, self.writer.next)
             return True
@@ -420,7 +420,7 @@ class Wal:
     def begin_background_sync(self) -> SyncTarget | None:
         """What a sync that starts now would make durable, if anything. Appends go on beside it."""
         with self.group.lock:
-            if self.state.phase is not Phase.OPEN or self.writer.syncing:
+            if self.state.phase is not LogPhase.OPEN or self.writer.syncing:
                 return None
             self.dirty_since = None
             return self.writer.begin_background_sync()
@@ -449,7 +449,7 @@ class Wal:
     def fail_file(self, file: ActiveFile, error: OSError) -> None:
         """A background sync of `file` has failed: it cannot be trusted, unless a copy has replaced it meanwhile."""
         with self.group.lock:
-            if self.state.phase is Phase.OPEN and file is self.writer.active:
+            if self.state.phase is LogPhase.OPEN and file is self.writer.active:
                 self.writer.distrust()
                 self._fail(error)
         self.group.call_back()
@@ -458,7 +458,7 @@ class Wal:
         """Write down how far the log is durable, if the file does not say so yet."""
         with self.group.lock:
             active = self.writer.active
-            if active is not None and self.state.phase is Phase.OPEN and active.marked < self.writer.durable:
+            if active is not None and self.state.phase is LogPhase.OPEN and active.marked < self.writer.durable:
                 self.attempt(self.writer.mark)
                 # Of use only once it is durable; and a file with unsynced bytes keeps its descriptor.
                 self.dirty_since = self.dirty_since or self.writer.clock.monotonic()
@@ -506,7 +506,7 @@ class Wal:
 
     def show(self) -> None:
         """Show other processes, and a later recovery, how far the log is published and durable."""
-        self.tail.show(self.writer.active, self.writer.durable, doubtful=self.state.phase is Phase.FAILED)
+        self.tail.show(self.writer.active, self.writer.durable, doubtful=self.state.phase is LogPhase.FAILED)
 
     def show_end(self) -> None:
         """Publish the end of what is written, where no record was: readers go on there."""
@@ -542,7 +542,7 @@ class Wal:
         Waits for a background sync that began before, and fails if that did: the kernel reports a lost write once.
         """
         self.commit()
-        if self.state.phase is Phase.FAILED:
+        if self.state.phase is LogPhase.FAILED:
             self.heal()
         self.writer.wait_for_background_sync(ROTATE_WAIT_SECONDS)
         with self.group.lock:
@@ -574,7 +574,7 @@ class Wal:
         if self.closed:
             return
         self.commit()
-        if self.state.phase is Phase.FAILED:
+        if self.state.phase is LogPhase.FAILED:
             self.heal()
         with self.group.lock:
             place = self.writer.place
@@ -587,7 +587,7 @@ class Wal:
                 self.show()
             # Before it counts as closed: a call that repeats an interrupted one (Ctrl-C) does nothing after that.
             self.tail.end()
-            self._become(Phase.CLOSED, self.state.reason, refusal)
+            self._become(LogPhase.CLOSED, self.state.reason, refusal)
             for file in self.files.all:
                 file.close()
             self.tail.live.close()

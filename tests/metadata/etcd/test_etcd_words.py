@@ -8,7 +8,7 @@ import pytest
 
 from forebay.errors import Invalid, Unavailable
 from forebay.metadata import Absent, Delete
-from forebay.metadata.etcd.keyspace import Keyspace, Span, lease_from, lease_of, session_of, span_of
+from forebay.metadata.etcd.keyspace import Keyspace, KeySpan, lease_from, lease_of, session_of, span_of
 from forebay.metadata.etcd.refusals import AnswerLost, LoginNeeded, NotDone, Refused, failure_of
 from forebay.metadata.etcd.wire import transaction_request
 
@@ -59,14 +59,14 @@ def test_a_full_etcd_is_a_matter_of_time_and_other_refusals_are_not() -> None:
 def test_spans_lead_around_the_session_keys() -> None:
     keyspace = Keyspace("/p")
 
-    assert keyspace.spans("/p/topics/") == [Span(b"/p/topics/", b"/p/topics0")]
-    assert keyspace.spans("") == [Span(b"\0", b"/p/sessions/"), Span(b"/p/sessions0", b"\0")]
-    assert keyspace.spans("/p/s") == [Span(b"/p/s", b"/p/sessions/"), Span(b"/p/sessions0", b"/p/t")]
+    assert keyspace.spans("/p/topics/") == [KeySpan(b"/p/topics/", b"/p/topics0")]
+    assert keyspace.spans("") == [KeySpan(b"\0", b"/p/sessions/"), KeySpan(b"/p/sessions0", b"\0")]
+    assert keyspace.spans("/p/s") == [KeySpan(b"/p/s", b"/p/sessions/"), KeySpan(b"/p/sessions0", b"/p/t")]
     assert keyspace.spans("/p/sessions") == [
-        Span(b"/p/sessions", b"/p/sessions/"),
-        Span(b"/p/sessions0", b"/p/sessiont"),
+        KeySpan(b"/p/sessions", b"/p/sessions/"),
+        KeySpan(b"/p/sessions0", b"/p/sessiont"),
     ]
-    assert keyspace.spans("/q")[0].behind(b"/q/5") == Span(b"/q/5\0", b"/r")
+    assert keyspace.spans("/q")[0].behind(b"/q/5") == KeySpan(b"/q/5\0", b"/r")
     assert keyspace.spans("/q")[0].behind(b"/r").is_empty
     assert not span_of("\U0010ffff").behind(b"\xff").is_empty
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 import forebay.spark
 from forebay.spark.jobs import frames, lake, migrate
-from forebay.spark.jobs.copying import Copied, Errand, copy
+from forebay.spark.jobs.copying import CopiedObjects, Errand, copy
 from forebay.spark.lake.decoding import Decoding
 from forebay.spark.lake.files import Outlet
 from forebay.spark.location import Location
@@ -53,7 +53,7 @@ class DyingOutlet(Outlet):
         yield from told
 
 
-def dying_copy(old: Location, new: Location, errand: Errand) -> Copied:
+def dying_copy(old: Location, new: Location, errand: Errand) -> CopiedObjects:
     """Copies what a task of migrate copies."""
     come_to("begun")
     copied = copy(old, new, errand)

@@ -15,7 +15,7 @@ from typing import Any
 from forebay import manifests
 from forebay.blobs import DirectoryStore
 from forebay.spark.jobs import migrate
-from forebay.spark.jobs.units import Outcome
+from forebay.spark.jobs.units import UnitOutcome
 from forebay.spark.location import Location
 from tests.support.processes import die_at
 
@@ -32,7 +32,7 @@ STEPS: dict[str, Callable[[], None]] = {
 def here(spark: object, units: Sequence[Any], work: Callable[[Any], Any], **_: object) -> Iterator[Any]:
     """Units done in this process."""
     for unit in units:
-        yield Outcome(unit, work(unit), None)
+        yield UnitOutcome(unit, work(unit), None)
 
 
 def run(path: str, old: str, new: str) -> None:

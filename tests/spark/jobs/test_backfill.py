@@ -19,7 +19,7 @@ from forebay.loads.book import LoadBook
 from forebay.spark.delivery import deliver
 from forebay.spark.iceberg import open_catalog
 from forebay.spark.jobs import backfill
-from forebay.spark.jobs.reports import Report
+from forebay.spark.jobs.reports import JobReport
 from forebay.spark.jobs.sources import Files, Frame, Table
 from forebay.spark.location import Location
 from forebay.spark.opening import opened
@@ -163,7 +163,7 @@ def test_what_was_ended_goes_on_load_by_load(
         if len(calls) == 4:
             raise KeyboardInterrupt  # in the topic, and nobody was told
 
-    def run() -> Report:
+    def run() -> JobReport:
         return backfill.run(spark, location, "shop/orders", source, files_each=1)
 
     monkeypatch.setattr(backfill, "deliver", ended)

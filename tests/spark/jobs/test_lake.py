@@ -26,11 +26,11 @@ from forebay.spark.avro import AvroValues
 from forebay.spark.iceberg import open_catalog
 from forebay.spark.jobs import lake
 from forebay.spark.jobs.leases import Lease, leased
-from forebay.spark.jobs.reports import Report
+from forebay.spark.jobs.reports import JobReport
 from forebay.spark.lake.directories import DirectoryTarget
 from forebay.spark.lake.files import Written
 from forebay.spark.lake.tables import FOLDER
-from forebay.spark.lake.targets import Batch
+from forebay.spark.lake.targets import TableBatch
 from forebay.spark.location import Location
 from forebay.spark.opening import opened
 from forebay.spark.upkeep import own_folder
@@ -122,7 +122,7 @@ def test_json_into_a_directory_in_steps(spark: SparkSession, log: forebay.Storag
     (tmp_path / "orders.ddl").write_text(SCHEMA)
     out = tmp_path / "out"
 
-    def run(**options: Any) -> Report:
+    def run(**options: Any) -> JobReport:
         schema = str(tmp_path / "orders.ddl")
         return lake.run(spark, Location.of(path), "shop/orders", directory=str(out), schema=schema, **options)
 
@@ -309,7 +309,7 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(lake, name, value)
 
 
-def _raw(location: Location, **options: Any) -> Report:
+def _raw(location: Location, **options: Any) -> JobReport:
     return lake.run(None, location, "shop/orders", table="shop.raw", **options)  # type: ignore[arg-type]
 
 
@@ -399,7 +399,7 @@ class _Held(Lease):
 
 def test_of_two_commits_of_a_directory_one_is_refused(tmp_path: Path) -> None:
     one, other = (DirectoryTarget(str(tmp_path), grace_s=0) for _ in range(2))
-    batch = Batch(topic="shop/orders", topic_id="x", offsets={0: (0, 10)}, files=())
+    batch = TableBatch(topic="shop/orders", topic_id="x", offsets={0: (0, 10)}, files=())
     one.recover()
     other.recover()
 
@@ -423,10 +423,10 @@ def test_files_of_a_commit_whose_job_was_killed_come_into_place_before_the_next_
     staged.write_bytes(b"rows")
     files = (Written(False, f"file://{staged}", 1, 4),)
     monkeypatch.setattr(late, "place_files", lambda commit: None)
-    late.commit(Batch(topic="shop/orders", topic_id="x", offsets={0: (0, 10)}, files=files), _Held())
+    late.commit(TableBatch(topic="shop/orders", topic_id="x", offsets={0: (0, 10)}, files=files), _Held())
 
     assert other.marks().good == {0: 10}
-    other.commit(Batch(topic="shop/orders", topic_id="x", offsets={0: (10, 20)}, files=()), _Held())
+    other.commit(TableBatch(topic="shop/orders", topic_id="x", offsets={0: (10, 20)}, files=()), _Held())
     other.recover()
 
     assert [path.name for path in tmp_path.rglob("*.parquet")] == ["a.parquet"] and not staged.exists()
@@ -438,7 +438,9 @@ def test_old_commits_of_a_directory_go_and_the_last_one_tells_how_far_it_is(tmp_
     target = DirectoryTarget(str(tmp_path), grace_s=1_000)
     target.recover()
     for start in range(0, 50, 10):
-        target.commit(Batch(topic="shop/orders", topic_id="x", offsets={0: (start, start + 10)}, files=()), _Held())
+        target.commit(
+            TableBatch(topic="shop/orders", topic_id="x", offsets={0: (start, start + 10)}, files=()), _Held()
+        )
     commits = sorted((tmp_path / "_forebay").iterdir())
     for path in commits[:2]:
         os.utime(path, (1_000, 1_000))
@@ -460,7 +462,7 @@ def test_a_file_that_is_gone_is_not_committed(tmp_path: Path) -> None:
     files = (Written(False, f"file://{tmp_path}/_staged/gone.parquet", 1, 1),)
 
     with pytest.raises(Conflict, match="gone.parquet was removed before it was committed"):
-        target.commit(Batch(topic="shop/orders", topic_id="x", offsets={0: (0, 10)}, files=files), _Held())
+        target.commit(TableBatch(topic="shop/orders", topic_id="x", offsets={0: (0, 10)}, files=files), _Held())
 
     assert target.marks().good == {}
     target.close()
@@ -473,7 +475,7 @@ def test_of_two_commits_of_a_table_one_is_refused(path: Path, log: forebay.Stora
     Orders(log)
     schema = RawDecoding().schema
     one, other = (TableTarget(Location.of(path), "shop.raw", schema) for _ in range(2))
-    batch = Batch(topic="shop/orders", topic_id="x", offsets={0: (0, 10)}, files=())
+    batch = TableBatch(topic="shop/orders", topic_id="x", offsets={0: (0, 10)}, files=())
     one.recover()
     other.recover()
 
@@ -482,13 +484,13 @@ def test_of_two_commits_of_a_table_one_is_refused(path: Path, log: forebay.Stora
     with pytest.raises(Conflict, match="was changed by another job"):
         other.commit(batch, _Held())
     other.recover()
-    later = Batch(topic="shop/orders", topic_id="x", offsets={0: (10, 20)}, files=())
+    later = TableBatch(topic="shop/orders", topic_id="x", offsets={0: (10, 20)}, files=())
     with pytest.raises(Conflict, match="was changed by another job"):
         other.commit(later, _Held(lambda: one.commit(later, _Held())))
     catalog = open_catalog(Location.of(path))
     assert [len(catalog.load_table(name).snapshots()) for name in ("shop.raw", "shop.raw_bad")] == [2, 2]
     other.recover()
-    last = Batch(topic="shop/orders", topic_id="x", offsets={0: (20, 30)}, files=())
+    last = TableBatch(topic="shop/orders", topic_id="x", offsets={0: (20, 30)}, files=())
     others: list[int] = []
 
     def change_otherwise() -> None:

@@ -21,7 +21,7 @@ from forebay.spark.jobs import migrate
 from forebay.spark.jobs.compaction import compact
 from forebay.spark.jobs.copying import copy
 from forebay.spark.jobs.shards import refs_at
-from forebay.spark.jobs.units import Outcome
+from forebay.spark.jobs.units import UnitOutcome
 from forebay.spark.location import Location
 from forebay.spark.opening import opened
 from forebay.testing.inside import inside
@@ -62,9 +62,9 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     def local(spark: object, units: Sequence[Any], work: Callable[[Any], Any], **_: object) -> Iterator[Any]:
         for unit in units:
             try:
-                yield Outcome(unit, work(unit), None)
+                yield UnitOutcome(unit, work(unit), None)
             except Exception as error:  # noqa: BLE001 - as a task does
-                yield Outcome(unit, None, str(error))
+                yield UnitOutcome(unit, None, str(error))
 
     monkeypatch.setattr(migrate, "spread", local)
 

@@ -15,7 +15,7 @@ from forebay.errors import Invalid, UnknownTopic
 from forebay.inspection.findings import Severity
 from forebay.spark.jobs import scrub
 from forebay.spark.jobs.notes import Notes
-from forebay.spark.jobs.reports import Report
+from forebay.spark.jobs.reports import JobReport
 from forebay.spark.jobs.shards import refs_at
 from forebay.spark.location import Location
 from forebay.spark.opening import opened
@@ -29,7 +29,7 @@ from tests.spark.topics import SETTINGS, Filled
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
-def _errors(report: Report) -> list[str]:
+def _errors(report: JobReport) -> list[str]:
     return [str(finding) for finding in report.findings if finding.severity is Severity.ERROR]
 
 

@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 from forebay.errors import Corrupt
 from forebay.inspection.findings import Finding, Severity
 from forebay.spark.jobs import units as units_module
-from forebay.spark.jobs.reports import Part, Report, summed
-from forebay.spark.jobs.units import Outcome, spread
+from forebay.spark.jobs.reports import JobReport, Part, summed
+from forebay.spark.jobs.units import UnitOutcome, spread
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # no tests there
 
@@ -101,7 +101,7 @@ def test_a_unit_that_ends_its_task_is_told_of_and_the_others_go_on(spark: SparkS
 def test_where_nothing_works_not_every_unit_is_tried(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
 
-    def refused(spark: object, units: list[Unit], *_: object) -> list[Outcome[Unit, Part]]:
+    def refused(spark: object, units: list[Unit], *_: object) -> list[UnitOutcome[Unit, Part]]:
         tried.append(len(units))
         raise PySparkException("no executor is left")
 
@@ -126,7 +126,7 @@ def test_a_report_reads_as_lines_and_as_json() -> None:
         Part(topic="shop/orders", partition=1, figures={"records": 30, "ratio": 0.5, "sound": True}),
     )
     finding = Finding(severity=Severity.ERROR, what="the object is missing", next_step="restore it", shard="a/b[0]")
-    report = Report(
+    report = JobReport(
         job="scrub", summary="1 damaged", dry_run=True, figures=summed(parts), parts=parts, findings=(finding,)
     )
 
@@ -137,6 +137,6 @@ def test_a_report_reads_as_lines_and_as_json() -> None:
         "records 1,230, bytes 10, ratio 0.5",
         "scrub: 1 damaged (dry run: nothing was changed), 0.0 s",
     ]
-    assert msgspec.json.decode(report.json(), type=Report) == report
+    assert msgspec.json.decode(report.json(), type=JobReport) == report
     assert not report.is_clean
-    assert Report(job="scrub", summary="sound").is_clean
+    assert JobReport(job="scrub", summary="sound").is_clean

@@ -18,7 +18,7 @@ from forebay.errors import ForebayError, Invalid
 from forebay.spark.iceberg import open_catalog
 from forebay.spark.location import Location
 from forebay.spark.pipelines.document import Flawed
-from forebay.spark.pipelines.open_tables import Batch, OpenTable
+from forebay.spark.pipelines.open_tables import OpenTable, QueryBatch
 from forebay.spark.pipelines.outline import outline
 from forebay.spark.pipelines.parsing import load_pipeline
 from forebay.spark.pipelines.progress import SinkProgress
@@ -181,9 +181,9 @@ def test_a_table_takes_a_batch_once_and_rows_of_a_run_as_a_whole(spark: SparkSes
     rows = spark.createDataFrame([(1, "a"), (2, "b")], "id BIGINT, name STRING")
 
     for number in (0, 0, 1, 0):
-        table.put(rows, batch=Batch("query", number))
+        table.put(rows, batch=QueryBatch("query", number))
     assert sorted(row["id"] for row in _rows(home)) == [1, 1, 2, 2]
-    table.put(rows, batch=Batch("another", 0))
+    table.put(rows, batch=QueryBatch("another", 0))
     assert len(_rows(home)) == 6
     table.put(rows.limit(1), overwrite=True)
     assert len(_rows(home)) == 1

@@ -21,9 +21,9 @@ from forebay.errors import Conflict, Invalid
 from forebay.spark.iceberg import DATABASE, look_up_table
 from forebay.spark.lake.files import Written, write_rows
 from forebay.spark.lake.tables import TableTarget
-from forebay.spark.lake.targets import Batch as LakeBatch
+from forebay.spark.lake.targets import TableBatch as LakeBatch
 from forebay.spark.location import Location
-from forebay.spark.pipelines.open_tables import Batch, OpenTable
+from forebay.spark.pipelines.open_tables import OpenTable, QueryBatch
 from forebay.spark.pipelines.running import TableBatches
 from tests.spark.topics import SETTINGS
 
@@ -111,10 +111,10 @@ def test_a_batch_opens_no_manifest_of_the_table_and_comes_once(location: Locatio
     with closing(OpenTable(location, NAME)) as table:
         for number in range(8):
             manifests.clear()
-            table.put(_ids(number), batch=Batch("query", number))
+            table.put(_ids(number), batch=QueryBatch("query", number))
             counts.append(len(manifests))
         for number in (7, 0, 5):
-            table.put(_ids(number), batch=Batch("query", number))
+            table.put(_ids(number), batch=QueryBatch("query", number))
 
     assert set(counts) == {0}
     assert _found(location) == list(range(8))
@@ -123,18 +123,18 @@ def test_a_batch_opens_no_manifest_of_the_table_and_comes_once(location: Locatio
 def test_of_two_who_commit_at_once_one_is_refused(location: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are not looked for in the table: that each batch comes once rests on its note and on the commit alone."""
     with closing(OpenTable(location, NAME)) as one, closing(OpenTable(location, NAME)) as other:
-        one.put(_ids(0), batch=Batch("query", 0))
+        one.put(_ids(0), batch=QueryBatch("query", 0))
         commit = one.commit
 
         def behind_the_other(*args: Any, **more: Any) -> None:
-            other.put(_ids(1), batch=Batch("query", 1))
+            other.put(_ids(1), batch=QueryBatch("query", 1))
             commit(*args, **more)
 
         monkeypatch.setattr(one, "commit", behind_the_other)
         with pytest.raises(Conflict, match="was changed by another meanwhile: run it again"):
-            one.put(_ids(1), batch=Batch("query", 1))
+            one.put(_ids(1), batch=QueryBatch("query", 1))
         monkeypatch.undo()
-        one.put(_ids(1), batch=Batch("query", 1))
+        one.put(_ids(1), batch=QueryBatch("query", 1))
 
     assert _found(location) == [0, 1]
 

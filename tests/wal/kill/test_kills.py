@@ -19,7 +19,7 @@ import msgspec
 import pytest
 
 from forebay.disk.system import SystemDisk
-from forebay.testing.history import Begun, Event, History, Outcome, Reading, Told
+from forebay.testing.history import AppendAnswered, AppendOutcome, Begun, Event, Reading, ShardEvents
 from forebay.testing.invariants import check_log
 from forebay.topics import Durability
 from tests.ledger import Ledger
@@ -121,11 +121,11 @@ class Parent:
         attempt = len(self.events)
         caller = ".".join(values.split(".")[:2])
         self.events.append(Begun(attempt, tuple(values.encode().split(b",")), caller=caller))
-        self.events.append(Told(attempt, Outcome.ACKED, int(offset)))
+        self.events.append(AppendAnswered(attempt, AppendOutcome.ACKED, int(offset)))
 
-    def _history(self, reading: Reading) -> History:
+    def _history(self, reading: Reading) -> ShardEvents:
         """What was acknowledged, and what is there beside it if a child can have appended it."""
-        history = History(self.durability, self.events)
+        history = ShardEvents(self.durability, self.events)
         known = {value for append in history.appends.values() for value in append.begun.values}
         unheard: set[str] = set()
         for _, value in reading.records:

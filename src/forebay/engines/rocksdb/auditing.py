@@ -14,14 +14,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from forebay.engines.rocksdb.database import Database, View
+from forebay.engines.rocksdb.database import RocksDatabase, View
 from forebay.engines.rocksdb.layout import (
     FANOUT_BITS,
     Bounds,
-    Counters,
-    Entry,
+    EntryKind,
     Keys,
-    Kind,
+    ShardCounters,
+    StoredEntry,
     appended_in,
     block_in,
     decode_appended,
@@ -39,7 +39,7 @@ STRETCHES_DETAILED = 8
 """In so many stretches of offsets a wrong index is looked at record by record; of others only the place is reported."""
 
 
-class Flaw(NamedTuple):
+class AuditFlaw(NamedTuple):
     """What is wrong. What is `derived` could be rebuilt from the records."""
 
     what: str
@@ -73,10 +73,10 @@ class _Sums:
 class ShardAudit:
     """One look at one shard."""
 
-    def __init__(self, database: Database, keys: Keys, on_bytes: Callable[[int], None]) -> None:
-        self.flaws: list[Flaw] = []
+    def __init__(self, database: RocksDatabase, keys: Keys, on_bytes: Callable[[int], None]) -> None:
+        self.flaws: list[AuditFlaw] = []
         self.bounds: Bounds | None = None
-        self.counters = Counters()
+        self.counters = ShardCounters()
         self.entries = 0
         self.records = 0
         self.bytes = 0
@@ -95,7 +95,7 @@ class ShardAudit:
             stored = self._database.get(self._keys.bounds)
             self.bounds = None if stored is None else Bounds.decode(stored)
             stored = self._database.get(self._keys.counters)
-            self.counters = Counters() if stored is None else Counters.decode(stored)
+            self.counters = ShardCounters() if stored is None else ShardCounters.decode(stored)
         except Corrupt as error:
             self._add(str(error))
             return
@@ -149,7 +149,7 @@ class ShardAudit:
             what = f"{live} records are live and all counted {before} bytes; its counters say {counters.live}"
             self._add(f"{what} and {counters.total}", derived=True)
 
-    def _stored_entries(self) -> Iterator[Entry]:
+    def _stored_entries(self) -> Iterator[StoredEntry]:
         with self._database.view() as view:
             for key, value in view.rows(*self._keys.entries):
                 self._walked(key, value)
@@ -160,12 +160,12 @@ class ShardAudit:
                     # What it held shows as a gap before the next.
                     self._add(str(error), (offset_in(key), offset_in(key) + 1))
 
-    def _look_at(self, entry: Entry) -> _Looked:
+    def _look_at(self, entry: StoredEntry) -> _Looked:
         """Decode the entry; what is wrong with it is noted."""
         salt_crc = self._keys.salt_crc
         times = None
         try:
-            if entry.kind is Kind.LIVE:
+            if entry.kind is EntryKind.LIVE:
                 batch = entry.batch(salt_crc)
                 sizes, times = batch.sizes(), batch.timestamps()
                 self.records += batch.count
@@ -245,7 +245,7 @@ class ShardAudit:
             for stretch in stretches:
                 start, stop = stretch << STRETCH_BITS, (stretch + 1) << STRETCH_BITS
                 for entry in shelf.entries(view, start, stop):
-                    if entry.kind is Kind.LIVE:
+                    if entry.kind is EntryKind.LIVE:
                         batch = entry.batch(self._keys.salt_crc).slice(start, stop)
                         expected.update(index_keys(self._keys, batch))
         with self._database.view() as view:
@@ -280,14 +280,14 @@ class ShardAudit:
         self._on_bytes(size)
 
     def _add(self, what: str, offsets: tuple[int, int] | None = None, *, derived: bool = False) -> None:
-        self.flaws.append(Flaw(what, offsets, derived))
+        self.flaws.append(AuditFlaw(what, offsets, derived))
 
 
 def _between(one: int, other: int) -> tuple[int, int]:
     return min(one, other), max(one, other)
 
 
-def stored_shards(database: Database) -> Iterator[tuple[str, int]]:
+def stored_shards(database: RocksDatabase) -> Iterator[tuple[str, int]]:
     """Topic id and partition of every shard that has anything in the database."""
     at = b""
     while True:

@@ -32,7 +32,7 @@ def check_installed() -> None:
         raise Unsupported('engine "rocksdb" needs the package rocksdict: install "forebay[rocksdb]", or use "segment"')
 
 
-class Batch:
+class RocksBatch:
     """What is to be written at once, all of it or nothing. For one `write`."""
 
     def __init__(self, rocks: Any, family: Any) -> None:
@@ -119,7 +119,7 @@ class View:
             raise translated(error) from error
 
 
-class Database:
+class RocksDatabase:
     """A database below `path`. Safe for concurrent use.
 
     One that is `read_only` may be opened beside its owner, and shows for ever what was there at its opening. All that
@@ -153,14 +153,14 @@ class Database:
             if self._rocks is None:
                 self._open_files()
 
-    def batch(self) -> Batch:
+    def batch(self) -> RocksBatch:
         """An empty batch."""
         self.open()
         from rocksdict import WriteBatch  # noqa: PLC0415 - an optional package
 
-        return Batch(WriteBatch(raw_mode=True), self._handle)
+        return RocksBatch(WriteBatch(raw_mode=True), self._handle)
 
-    def write(self, batch: Batch, *, sync: bool) -> None:
+    def write(self, batch: RocksBatch, *, sync: bool) -> None:
         """On return all of it is written, and with `sync` durable, with everything before; else `Indeterminate`."""
         try:
             self._rocks.write(batch.rocks, self._synced if sync else None)

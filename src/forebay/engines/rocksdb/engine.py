@@ -11,8 +11,8 @@ from forebay.catalog import read_state
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.engines.registry import ShardedEngine
-from forebay.engines.rocksdb.database import Database, check_installed
-from forebay.engines.rocksdb.layout import Bounds, Counters, Keys
+from forebay.engines.rocksdb.database import RocksDatabase, check_installed
+from forebay.engines.rocksdb.layout import Bounds, Keys, ShardCounters
 from forebay.engines.rocksdb.rows import Shelf, Stance, stored_window
 from forebay.engines.rocksdb.shard import RocksShard
 from forebay.engines.rocksdb.times import edges_at
@@ -59,7 +59,7 @@ class RocksEngine(ShardedEngine[RocksShard]):
         owner_session: OwnerSession,
     ) -> None:
         super().__init__()
-        self._database = Database(path, disk)
+        self._database = RocksDatabase(path, disk)
         self._settings = settings
         self._disk = disk
         self._clock = clock
@@ -148,7 +148,7 @@ class RocksEngine(ShardedEngine[RocksShard]):
         self._make_room(ref, keys)
         bounds = self._bounds(keys) or Bounds()
         stored = self._database.get(keys.counters)
-        counters = Counters() if stored is None else Counters.decode(stored)
+        counters = ShardCounters() if stored is None else ShardCounters.decode(stored)
         facts = DatabaseFacts(
             is_empty=bounds.epoch == 0,
             end=counters.next,
@@ -178,7 +178,7 @@ class RocksEngine(ShardedEngine[RocksShard]):
         decision: RecoveryDecision,
         epoch: int,
         bounds: Bounds,
-        counters: Counters,
+        counters: ShardCounters,
         identity: str,
     ) -> RocksShard:
         shelf = Shelf(keys, epoch, parse_compression(ref.spec.compression))

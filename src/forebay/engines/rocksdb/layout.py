@@ -187,7 +187,7 @@ class Bounds(NamedTuple):
             raise Corrupt(f"the bounds of a shard are damaged in the database ({error}): restore a backup") from error
 
 
-class Counters(NamedTuple):
+class ShardCounters(NamedTuple):
     """Where a shard stands. `earliest` is at or above `evict_floor`; both only rise."""
 
     next: int = 0
@@ -206,7 +206,7 @@ class Counters(NamedTuple):
         return _COUNTERS.pack(VERSION, reason, following, earliest, floor, *totals)
 
     @classmethod
-    def decode(cls, value: bytes) -> Counters:
+    def decode(cls, value: bytes) -> ShardCounters:
         _check_version(value)
         try:
             _, reason, following, earliest, floor, *totals = _COUNTERS.unpack(value)
@@ -220,7 +220,7 @@ def _check_version(value: bytes) -> None:
         raise UnsupportedFormat(f"a shard in the database has version {value[:1]!r}, this one knows {VERSION}: upgrade")
 
 
-class Kind(enum.IntEnum):
+class EntryKind(enum.IntEnum):
     """What an entry says of its offsets."""
 
     LIVE = 0
@@ -228,12 +228,12 @@ class Kind(enum.IntEnum):
     GAP = 2
 
 
-class Entry(NamedTuple):
+class StoredEntry(NamedTuple):
     """Offsets `[base, end)`, all of one kind."""
 
     base: int
     end: int
-    kind: Kind
+    kind: EntryKind
     reason: int
     before: int
     """What all records below `base` ever counted for."""
@@ -249,24 +249,24 @@ class Entry(NamedTuple):
 
     def sizes(self, salt_crc: int) -> npt.NDArray[np.int64]:
         """What each of its records counts for, deleted or not."""
-        if self.kind is Kind.LIVE:
+        if self.kind is EntryKind.LIVE:
             return self.batch(salt_crc).sizes()
-        if self.kind is Kind.DELETED:
+        if self.kind is EntryKind.DELETED:
             return np.frombuffer(self.value, "<u4", offset=ENTRY_HEAD).astype(np.int64)
         return np.zeros(self.end - self.base, np.int64)
 
 
-def decode_entry(base: int, value: bytes) -> Entry:
+def decode_entry(base: int, value: bytes) -> StoredEntry:
     """The entry that begins at `base`."""
     try:
         kind, reason, count, before, appended_at = _ENTRY.unpack_from(value)
-        is_gap = kind == Kind.GAP
+        is_gap = kind == EntryKind.GAP
         end = appended_at if is_gap else base + count
         if end <= base:
             raise ValueError(f"it ends at {end}")
         if is_gap:
-            return Entry(base, end, Kind.GAP, Reason(reason), before, 0, value)
-        return Entry(base, end, Kind(kind), reason, before, appended_at, value)
+            return StoredEntry(base, end, EntryKind.GAP, Reason(reason), before, 0, value)
+        return StoredEntry(base, end, EntryKind(kind), reason, before, appended_at, value)
     except (struct.error, ValueError) as error:
         raise Corrupt(f"the entry at offset {base} is damaged in the database ({error}): restore a backup") from error
 
@@ -285,14 +285,14 @@ def encode_live(
         columns=columns,
         zstd_level=zstd_level,
     )
-    return _ENTRY.pack(Kind.LIVE, 0, columns.count, before, appended_at) + frame
+    return _ENTRY.pack(EntryKind.LIVE, 0, columns.count, before, appended_at) + frame
 
 
 def encode_deleted(sizes: npt.NDArray[np.int64], *, appended_at: int, before: int) -> bytes:
     """Records that were deleted: what they counted for, and nothing else of them."""
-    return _ENTRY.pack(Kind.DELETED, 0, len(sizes), before, appended_at) + sizes.astype("<u4").tobytes()
+    return _ENTRY.pack(EntryKind.DELETED, 0, len(sizes), before, appended_at) + sizes.astype("<u4").tobytes()
 
 
 def encode_gap(stop: int, reason: Reason, *, before: int) -> bytes:
     """Offsets that hold no record and never will."""
-    return _ENTRY.pack(Kind.GAP, reason, 0, before, stop)
+    return _ENTRY.pack(EntryKind.GAP, reason, 0, before, stop)

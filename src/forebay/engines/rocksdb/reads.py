@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from forebay.engines.rocksdb.database import Database, View
-from forebay.engines.rocksdb.layout import Counters, Entry, Kind
+from forebay.engines.rocksdb.database import RocksDatabase, View
+from forebay.engines.rocksdb.layout import EntryKind, ShardCounters, StoredEntry
 from forebay.engines.rocksdb.rows import Shelf
 from forebay.errors import Corrupt
 from forebay.format.frame.batch import Batch
@@ -21,12 +21,12 @@ FOUND_AT_ONCE = 256
 class Pages:
     """The pages of one shard."""
 
-    def __init__(self, name: str, database: Database, shelf: Shelf) -> None:
+    def __init__(self, name: str, database: RocksDatabase, shelf: Shelf) -> None:
         self._name = name
         self._database = database
         self._shelf = shelf
 
-    def read(self, counters: Counters, offset: int, bytes_max: int) -> Page | None:
+    def read(self, counters: ShardCounters, offset: int, bytes_max: int) -> Page | None:
         """Everything from `offset` on, which is below `next`; `None` if the floor has moved since `counters`."""
         page = Gathered(offset, bytes_max)
         for gap in tombstone(offset, counters.evict_floor, counters.reason):
@@ -40,28 +40,28 @@ class Pages:
         found = page.page()
         return found._replace(events=joined(found.events))
 
-    def _gather(self, page: Gathered, entries: Iterator[Entry]) -> bool:
+    def _gather(self, page: Gathered, entries: Iterator[StoredEntry]) -> bool:
         """Add entries until the page is full; false if one is missing."""
         for step, entry in enumerate(entries):
             if entry.base > page.next:
                 return False
             if step >= STEPS_MAX or (not page.is_empty and len(entry.value) > page.left):
                 return True
-            if entry.kind is Kind.LIVE:
+            if entry.kind is EntryKind.LIVE:
                 page.add(entry.batch(self._shelf.keys.salt_crc), len(entry.value))
             else:
-                reason = Reason.DELETED if entry.kind is Kind.DELETED else Reason(entry.reason)
+                reason = Reason.DELETED if entry.kind is EntryKind.DELETED else Reason(entry.reason)
                 page.add_gap(Gap(entry.base, entry.end, reason))
         return True
 
-    def newest(self, counters: Counters, prefix: bytes, start: int) -> Page:
+    def newest(self, counters: ShardCounters, prefix: bytes, start: int) -> Page:
         """The last record that an index names, if it is at or above `start`."""
         events = tombstone(start, counters.evict_floor, counters.reason)
         with self._database.view() as view:
             offsets = [offset for offset in self._shelf.newest(view, prefix, counters.next) if offset >= start]
             return Page(list(self._records(view, offsets)), events, max(start, counters.next))
 
-    def found(self, counters: Counters, prefix: bytes, start: int, records_max: int, bytes_max: int) -> Page:
+    def found(self, counters: ShardCounters, prefix: bytes, start: int, records_max: int, bytes_max: int) -> Page:
         """The records that an index names, from `start` on."""
         batches: list[Batch] = []
         events = tombstone(start, counters.evict_floor, counters.reason)
@@ -86,7 +86,7 @@ class Pages:
         for offset in offsets:
             if held is None or not held.base <= offset < held.end:
                 entry = self._shelf.entry_at(view, offset)
-                if entry is None or entry.kind is not Kind.LIVE:
+                if entry is None or entry.kind is not EntryKind.LIVE:
                     raise Corrupt(f"{self._name}: an index names offset {offset}, which is not there: restore a backup")
                 held = entry.batch(self._shelf.keys.salt_crc)
             yield held.slice(offset, offset + 1)

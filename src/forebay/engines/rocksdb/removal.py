@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from forebay.engines.rocksdb.database import Batch, Database, View
-from forebay.engines.rocksdb.layout import Entry, Kind
+from forebay.engines.rocksdb.database import RocksBatch, RocksDatabase, View
+from forebay.engines.rocksdb.layout import EntryKind, StoredEntry
 from forebay.engines.rocksdb.rows import Shelf, Stance
 from forebay.engines.rocksdb.times import drop_blocks, edges_at, lower_blocks
 from forebay.records import Reason
@@ -19,15 +19,15 @@ PIECE_BYTES = 4 * 1024 * 1024
 COMPACTED_BYTES = 64 * 1024 * 1024
 """When so many bytes were removed at once, the shard asks the database to free their space."""
 
-Making: TypeAlias = Callable[[Batch, Stance], Stance | None]
+Making: TypeAlias = Callable[[RocksBatch, Stance], Stance | None]
 """Puts changes into a batch and returns where the shard stands then; `None` if nothing is to be written."""
-Piece: TypeAlias = list[tuple[Entry, list[int]]]
+Piece: TypeAlias = list[tuple[StoredEntry, list[int]]]
 
 
 class Removal:
     """Takes records out of one shard. The caller runs one removal at a time; `commit` writes what was made."""
 
-    def __init__(self, database: Database, shelf: Shelf, commit: Callable[[Making], None]) -> None:
+    def __init__(self, database: RocksDatabase, shelf: Shelf, commit: Callable[[Making], None]) -> None:
         self._database = database
         self._shelf = shelf
         self._commit = commit
@@ -59,7 +59,7 @@ class Removal:
             piece: Piece = []
             records = size = 0
             for entry in self._shelf.entries(view, at, stop):
-                if entry.kind is Kind.LIVE:
+                if entry.kind is EntryKind.LIVE:
                     piece.append((entry, list(range(max(entry.base, start), min(entry.end, stop)))))
                     records, size = records + len(piece[-1][1]), size + len(entry.value)
                 if records >= PIECE_RECORDS or size >= PIECE_BYTES:
@@ -73,7 +73,7 @@ class Removal:
         ended = removed = 0
         at = -1
 
-        def make(batch: Batch, stance: Stance) -> Stance | None:
+        def make(batch: RocksBatch, stance: Stance) -> Stance | None:
             nonlocal ended, removed, at
             counters = stance.counters
             at, below = counters.earliest, counters.below
@@ -81,7 +81,7 @@ class Removal:
             with self._database.view() as view:
                 for entry in self._shelf.entries(view, at, target):
                     at, below = self._shelf.cut(batch, entry, target)
-                    records += at - entry.base if entry.kind is Kind.LIVE else 0
+                    records += at - entry.base if entry.kind is EntryKind.LIVE else 0
                     size += len(entry.value)
                     if records >= PIECE_RECORDS or size >= PIECE_BYTES:
                         break
@@ -104,7 +104,7 @@ class Removal:
         """Delete piece by piece, as chosen from a place on, until there is nothing more."""
         ended, at = 0, start
 
-        def make(batch: Batch, stance: Stance) -> Stance | None:
+        def make(batch: RocksBatch, stance: Stance) -> Stance | None:
             nonlocal ended, at
             with self._database.view() as view:
                 piece, at = choose(view, at)
@@ -120,7 +120,7 @@ class Removal:
             self._commit(make)
         return ended
 
-    def _without(self, view: View, batch: Batch, stance: Stance, gone: dict[int, int]) -> Stance:
+    def _without(self, view: View, batch: RocksBatch, stance: Stance, gone: dict[int, int]) -> Stance:
         """Where the shard stands without these records; the time index is corrected for them."""
 
         def newest_in(start: int, stop: int) -> int:

@@ -17,10 +17,10 @@ from forebay.appends.producer_window import ProducerWindow
 from forebay.appends.queue import PendingFrame
 from forebay.engines.rocksdb.database import View
 from forebay.engines.rocksdb.layout import (
-    Counters,
-    Entry,
+    EntryKind,
     Keys,
-    Kind,
+    ShardCounters,
+    StoredEntry,
     appended_in,
     decode_appended,
     decode_entry,
@@ -48,7 +48,7 @@ SEQUENCE_MAX = 2**64 - 1
 class Stance(NamedTuple):
     """The counters of a shard, for readers: replaced as a whole."""
 
-    counters: Counters = Counters()
+    counters: ShardCounters = ShardCounters()
     edges: Edges = Edges()
 
 
@@ -90,7 +90,7 @@ class Shelf:
         put_blocks(changes, self.keys, full)
         return Stance(counters._replace(next=gap.stop), edges)
 
-    def take_out(self, changes: Changes, entry: Entry, gone: Collection[int]) -> dict[int, int]:
+    def take_out(self, changes: Changes, entry: StoredEntry, gone: Collection[int]) -> dict[int, int]:
         """Delete these records of a live entry, with their indexes; their times by offset.
 
         What stays becomes entries of its own; of what goes, only what it counted for is kept.
@@ -112,17 +112,17 @@ class Shelf:
         times = batch.timestamps()
         return {offset: int(times[offset - entry.base]) for offset in gone}
 
-    def cut(self, changes: Changes, entry: Entry, offset: int) -> tuple[int, int]:
+    def cut(self, changes: Changes, entry: StoredEntry, offset: int) -> tuple[int, int]:
         """Remove an entry below `offset`, with its indexes; where that ends, and what all below there counted for.
 
         What stays of it becomes an entry of its own. The caller removes the old one with its range.
         """
         end = min(offset, entry.end)
-        if entry.kind is Kind.GAP:
+        if entry.kind is EntryKind.GAP:
             if end < entry.end:
                 changes.put(self.keys.entry(end), encode_gap(entry.end, Reason(entry.reason), before=entry.before))
             return end, entry.before
-        batch = entry.batch(self.keys.salt_crc) if entry.kind is Kind.LIVE else None
+        batch = entry.batch(self.keys.salt_crc) if entry.kind is EntryKind.LIVE else None
         sizes = entry.sizes(self.keys.salt_crc) if batch is None else batch.sizes()
         before = entry.before + int(sizes[: end - entry.base].sum())
         if batch is not None:
@@ -149,7 +149,7 @@ class Shelf:
 
     # Reading
 
-    def entries(self, view: View, offset: int, stop: int) -> Iterator[Entry]:
+    def entries(self, view: View, offset: int, stop: int) -> Iterator[StoredEntry]:
         """The entries that reach into `[offset, stop)`, in order. The first may begin before, or behind a gap."""
         first, last = self.keys.entries
         row = view.last(first, self.keys.entry(offset))
@@ -159,7 +159,7 @@ class Shelf:
             if entry.end > offset:
                 yield entry
 
-    def entry_at(self, view: View, offset: int) -> Entry | None:
+    def entry_at(self, view: View, offset: int) -> StoredEntry | None:
         """The entry that holds the offset."""
         row = view.last(self.keys.entries[0], self.keys.entry(offset))
         entry = None if row is None else decode_entry(offset_in(row[0]), row[1])
@@ -178,7 +178,7 @@ class Shelf:
         """The newest time of live records of `[start, stop)`."""
         found = NO_TIME
         for entry in self.entries(view, start, stop):
-            if entry.kind is not Kind.LIVE:
+            if entry.kind is not EntryKind.LIVE:
                 continue
             batch = entry.batch(self.keys.salt_crc).slice(start, stop)
             times = batch.timestamps()
@@ -193,16 +193,16 @@ class Shelf:
         for number in candidates(view, self.keys, stance.edges, timestamp=timestamp, start=earliest, head=head):
             start, stop = max(number << 6, earliest), min((number + 1) << 6, head)
             for entry in self.entries(view, start, stop):
-                if entry.kind is Kind.LIVE:
+                if entry.kind is EntryKind.LIVE:
                     batch = entry.batch(self.keys.salt_crc).slice(start, stop)
                     matches = batch.timestamps() >= timestamp
                     if matches.any():
                         return batch.base + int(np.argmax(matches))
         return None
 
-    def stretches(self, view: View, counters: Counters) -> Iterator[Stretch]:
+    def stretches(self, view: View, counters: ShardCounters) -> Iterator[Stretch]:
         """Everything from `earliest` on, for eviction."""
-        held: Entry | None = None
+        held: StoredEntry | None = None
         for entry in self.entries(view, counters.earliest, counters.next):
             if held is not None:
                 yield self._stretch(held, entry.before)
@@ -210,9 +210,9 @@ class Shelf:
         if held is not None:
             yield self._stretch(held, counters.total)
 
-    def _stretch(self, entry: Entry, until: int) -> Stretch:
-        appended_at = None if entry.kind is Kind.GAP else entry.appended_at
-        is_live = entry.kind is Kind.LIVE
+    def _stretch(self, entry: StoredEntry, until: int) -> Stretch:
+        appended_at = None if entry.kind is EntryKind.GAP else entry.appended_at
+        is_live = entry.kind is EntryKind.LIVE
         return Stretch(
             entry.base,
             entry.end,

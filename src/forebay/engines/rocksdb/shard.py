@@ -16,11 +16,11 @@ from forebay.appends.free_space import FreeSpace
 from forebay.appends.group_commit import GroupCommit
 from forebay.appends.producer_window import ProducerWindow
 from forebay.appends.queue import AppendQueue, Producing
-from forebay.appends.queue import Entry as Queued
+from forebay.appends.queue import QueuedRecord as Queued
 from forebay.appends.ticket import Ticket
 from forebay.clock import Clock
-from forebay.engines.rocksdb.database import Database
-from forebay.engines.rocksdb.layout import Bounds, Counters
+from forebay.engines.rocksdb.database import RocksDatabase
+from forebay.engines.rocksdb.layout import Bounds, ShardCounters
 from forebay.engines.rocksdb.reads import Pages
 from forebay.engines.rocksdb.removal import Making, Removal
 from forebay.engines.rocksdb.rows import Shelf, Stance, put_runs
@@ -51,7 +51,7 @@ class RocksShard:
         settings: WalSettings,
         retention: RetentionSettings,
         *,
-        database: Database,
+        database: RocksDatabase,
         shelf: Shelf,
         clock: Clock,
         decision: RecoveryDecision,
@@ -411,6 +411,6 @@ class RocksShard:
             raise Unavailable(f"{self.ref} is read-only since a write failed ({self.failure}): open the log again")
 
 
-def _holding(counters: Counters) -> Holding:
+def _holding(counters: ShardCounters) -> Holding:
     held = counters.total - counters.below
     return Holding(counters.evict_floor, counters.earliest, counters.next, counters.live, held)

@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 from forebay.errors import Corrupt, Invalid
 from forebay.format.columns import layout
 from forebay.format.columns import rows as column_format
-from forebay.format.columns.layout import Layout, Span
-from forebay.format.columns.rows import ColumnBytes, Columns, Parts
+from forebay.format.columns.layout import ColumnSpan, Layout
+from forebay.format.columns.rows import ColumnBytes, Columns, PaddedBuffers
 from forebay.records import Headers
 
 HEADER_TYPE: Final = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])
@@ -48,7 +48,7 @@ _UNIT_NS: Final = {"us": 1_000, "ns": 1_000_000}
 def encode_large(columns: Columns) -> ColumnBytes:
     """Build each column with Arrow: the cost per row is small, the cost per batch is not."""
     stamps = np.ascontiguousarray(columns.timestamps, dtype="<i8")
-    out = Parts()
+    out = PaddedBuffers()
     out.add_array(stamps)
     flags = column_format.VALUE_NULLS if _add(out, _built(columns.values, _BINARY)) else 0
     if column_format.present(columns.keys):
@@ -68,14 +68,14 @@ def _built(column: Sequence[bytes | str | None], kind: pa.DataType) -> pa.Array:
     return array
 
 
-def _add_headers(out: Parts, headers: Sequence[Headers | None]) -> int:
+def _add_headers(out: PaddedBuffers, headers: Sequence[Headers | None]) -> int:
     lists, names, values = column_format.flatten(headers)
     out.add_array(np.array(lists, dtype="<i4"))
     _add(out, _built(names, _STRING))
     return column_format.HEADERS | (column_format.HEADER_NULLS if _add(out, _built(values, _BINARY)) else 0)
 
 
-def _add(out: Parts, array: pa.Array) -> bool:
+def _add(out: PaddedBuffers, array: pa.Array) -> bool:
     """Add one binary or utf8 array in canonical form; say whether it holds a null."""
     count = len(array)
     nulls = bool(array.null_count)
@@ -120,7 +120,7 @@ def encode_arrow(batch: pa.RecordBatch, timestamp: int) -> ColumnBytes:
 def _encode_batch(batch: pa.RecordBatch, timestamp: int) -> ColumnBytes:
     found: dict[str, pa.Array] = dict(zip(batch.schema.names, batch.columns, strict=True))
     stamps = _timestamps(found.get("timestamp"), batch.num_rows, timestamp)
-    out = Parts()
+    out = PaddedBuffers()
     out.add_array(stamps)
     flags = column_format.VALUE_NULLS if _add(out, _cast("value", found["value"], pa.binary())) else 0
     for name, kind, flag, null_flag in (
@@ -197,7 +197,7 @@ def _timestamps(array: pa.Array | None, count: int, default: int) -> npt.NDArray
     return np.ascontiguousarray(stamps, dtype="<i8")
 
 
-def _add_header_lists(out: Parts, array: pa.Array) -> int:
+def _add_header_lists(out: PaddedBuffers, array: pa.Array) -> int:
     """Add the headers column, or nothing if no record has a header."""
     array = _plain(array)
     kind = array.type
@@ -217,7 +217,7 @@ def _add_header_lists(out: Parts, array: pa.Array) -> int:
     return _add_pairs(out, pairs, lengths)
 
 
-def _add_pairs(out: Parts, pairs: pa.StructArray, lengths: npt.NDArray[Any]) -> int:
+def _add_pairs(out: PaddedBuffers, pairs: pa.StructArray, lengths: npt.NDArray[Any]) -> int:
     fields = dict(zip((field.name for field in pairs.type), pairs.flatten(), strict=True))
     names = _cast("headers.key", fields["key"], pa.string())
     if names.null_count:
@@ -267,7 +267,9 @@ def _column(name: str, whole: pa.Buffer, found: Layout, base: int, count: int, f
             return _view(whole, found.key if name == "key" else found.value, found.rows, first, count, _BINARY)
 
 
-def _view(whole: pa.Buffer, span: Span | None, entries: int, first: int, count: int, kind: pa.DataType) -> pa.Array:
+def _view(
+    whole: pa.Buffer, span: ColumnSpan | None, entries: int, first: int, count: int, kind: pa.DataType
+) -> pa.Array:
     """A column of bytes or text as an array over the frame's own buffer."""
     if span is None:
         return _absent(count, kind)

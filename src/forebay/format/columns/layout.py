@@ -28,7 +28,7 @@ _UNIFORM_BYTES_MAX: Final = 4096
 _GROUP: Final = 64
 
 
-class Span(NamedTuple):
+class ColumnSpan(NamedTuple):
     """One column of bytes: absolute places of its bitmap (-1: no nulls), offsets and filling."""
 
     bits: int
@@ -54,12 +54,12 @@ class Layout(NamedTuple):
     stop: int
     flags: int
     rows: int
-    value: Span
-    key: Span | None
-    tag: Span | None
+    value: ColumnSpan
+    key: ColumnSpan | None
+    tag: ColumnSpan | None
     lists: int
-    names: Span | None
-    header_values: Span | None
+    names: ColumnSpan | None
+    header_values: ColumnSpan | None
     times: int
     """Where they begin; -1 if all were appended at once."""
 
@@ -72,7 +72,7 @@ def find(buffer: Bytes, start: int, stop: int, flags: int, rows: int) -> Layout:
     if flags == 0 and rows == 1 and position + 8 <= stop:
         zero, size = _UNPACK_ONE(buffer, position)
         if zero == 0 <= size and position + 8 + ((size + 7) & ~7) == stop:
-            span = _NEW(Span, (-1, position, position + 8, size))
+            span = _NEW(ColumnSpan, (-1, position, position + 8, size))
             return _NEW(Layout, (buffer, start, stop, 0, 1, span, None, None, -1, None, None, -1))
     value, position = _span(buffer, position, stop, rows, flags & column_format.VALUE_NULLS)
     key = tag = names = header_values = None
@@ -95,7 +95,7 @@ def find(buffer: Bytes, start: int, stop: int, flags: int, rows: int) -> Layout:
     return _NEW(Layout, (buffer, start, end, flags, rows, value, key, tag, lists, names, header_values, times))
 
 
-def _span(buffer: Bytes, position: int, stop: int, entries: int, nulls: int) -> tuple[Span, int]:
+def _span(buffer: Bytes, position: int, stop: int, entries: int, nulls: int) -> tuple[ColumnSpan, int]:
     """The column at `position` and the place behind it."""
     bits = -1
     if nulls:
@@ -111,7 +111,7 @@ def _span(buffer: Bytes, position: int, stop: int, entries: int, nulls: int) -> 
     end = filling + ((size + 7) & ~7)
     if end > stop:
         raise Corrupt(f"a column of {size} bytes reaches behind the end of its frame")
-    return _NEW(Span, (bits, position, filling, size)), end
+    return _NEW(ColumnSpan, (bits, position, filling, size)), end
 
 
 def _offsets_end(buffer: Bytes, position: int, stop: int, entries: int) -> tuple[int, int]:
@@ -137,7 +137,7 @@ def offsets_at(buffer: Bytes, position: int, first: int, stop: int) -> npt.NDArr
     return np.frombuffer(buffer, "<i4", count=stop - first + 1, offset=position + 4 * first)
 
 
-def validity(buffer: Bytes, span: Span, first: int, stop: int) -> npt.NDArray[np.bool_]:
+def validity(buffer: Bytes, span: ColumnSpan, first: int, stop: int) -> npt.NDArray[np.bool_]:
     """Which of the entries `[first, stop)` of a column with nulls are present."""
     low = first // 8
     packed = np.frombuffer(buffer, np.uint8, count=(stop + 7) // 8 - low, offset=span.bits + low)
@@ -145,14 +145,14 @@ def validity(buffer: Bytes, span: Span, first: int, stop: int) -> npt.NDArray[np
     return bits.view(np.bool_)
 
 
-def strip(buffer: Bytes, span: Span, first: int, stop: int) -> Strip:
+def strip(buffer: Bytes, span: ColumnSpan, first: int, stop: int) -> Strip:
     """The entries `[first, stop)` of a column of bytes, not copied."""
     present = validity(buffer, span, first, stop) if span.bits >= 0 else None
     filling = memoryview(buffer)[span.filling : span.filling + span.size]
     return Strip(filling, offsets_at(buffer, span.offsets, first, stop), present)
 
 
-def entries(buffer: Bytes, span: Span, first: int, stop: int) -> list[bytes | None]:
+def entries(buffer: Bytes, span: ColumnSpan, first: int, stop: int) -> list[bytes | None]:
     """The entries `[first, stop)` of a column of bytes."""
     found: list[bytes | None] = list(_slices(buffer, span, first, stop))
     if span.bits >= 0:
@@ -161,7 +161,7 @@ def entries(buffer: Bytes, span: Span, first: int, stop: int) -> list[bytes | No
     return found
 
 
-def _slices(buffer: Bytes, span: Span, first: int, stop: int) -> Sequence[bytes]:
+def _slices(buffer: Bytes, span: ColumnSpan, first: int, stop: int) -> Sequence[bytes]:
     count = stop - first
     if not count:
         return []
@@ -197,7 +197,7 @@ def _group(size: int, count: int) -> struct.Struct:
     return struct.Struct(f"{size}s" * count)
 
 
-def texts(buffer: Bytes, span: Span, first: int, stop: int) -> list[str | None]:
+def texts(buffer: Bytes, span: ColumnSpan, first: int, stop: int) -> list[str | None]:
     """The entries `[first, stop)` of a utf8 column."""
     offsets = offsets_at(buffer, span.offsets, first, stop)
     low = int(offsets[0])

@@ -15,13 +15,13 @@ import numpy.typing as npt
 
 from forebay.format.columns import layout
 from forebay.format.columns import rows as column_format
-from forebay.format.columns.layout import Layout, Span
-from forebay.format.columns.rows import ColumnBytes, Columns, Parts
+from forebay.format.columns.layout import ColumnSpan, Layout
+from forebay.format.columns.rows import ColumnBytes, Columns, PaddedBuffers
 from forebay.records import Bytes, Headers
 
 Piece: TypeAlias = tuple[Layout, int, int]
 """A layout, the first row wanted and how many."""
-_Strip: TypeAlias = tuple[Bytes, Span | None, int, int]
+_Strip: TypeAlias = tuple[Bytes, ColumnSpan | None, int, int]
 """A column's part: buffer, place (`None`: absent), first entry, end."""
 
 _ROWS_FEW: Final = 24
@@ -90,7 +90,7 @@ def _gather(pieces: Sequence[Piece]) -> ColumnBytes:
     return column_format.encode_columns(Columns(values, stamps, keys, tags, headers))
 
 
-def _only(buffer: Bytes, span: Span) -> bytes | None:
+def _only(buffer: Bytes, span: ColumnSpan) -> bytes | None:
     if span.bits >= 0 and not buffer[span.bits] & 1:
         return None
     entry = buffer[span.filling : span.filling + span.size]
@@ -99,7 +99,7 @@ def _only(buffer: Bytes, span: Span) -> bytes | None:
 
 def _concatenate(pieces: Sequence[Piece]) -> ColumnBytes:
     stamps = np.concatenate([_stamps(piece) for piece in pieces])
-    out = Parts()
+    out = PaddedBuffers()
     out.add_array(stamps)
     _, nulls = _add(out, [(p.buffer, p.value, first, first + n) for p, first, n in pieces], required=True)
     flags = column_format.VALUE_NULLS if nulls else 0
@@ -114,7 +114,7 @@ def _concatenate(pieces: Sequence[Piece]) -> ColumnBytes:
     return ColumnBytes(flags, len(stamps), out.parts, out.size, int(stamps.min()), int(stamps.max()))
 
 
-def _add(out: Parts, strips: Sequence[_Strip], *, required: bool = False) -> tuple[bool, bool]:
+def _add(out: PaddedBuffers, strips: Sequence[_Strip], *, required: bool = False) -> tuple[bool, bool]:
     """Add one column; say whether it was kept and whether it holds a null. One without any entry is dropped."""
     nulls = False
     if any(span is None or span.bits >= 0 for _, span, _, _ in strips):
@@ -150,7 +150,7 @@ def _valid(strip: _Strip) -> npt.NDArray[np.bool_]:
     return np.full(stop - first, span is not None)
 
 
-def _add_headers(out: Parts, pieces: Sequence[Piece]) -> int:
+def _add_headers(out: PaddedBuffers, pieces: Sequence[Piece]) -> int:
     """Add the headers of all pieces, or nothing if no row wanted has one."""
     lists = np.zeros(1 + sum(count for _, _, count in pieces), dtype="<i4")
     names: list[_Strip] = []

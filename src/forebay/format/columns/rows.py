@@ -85,7 +85,7 @@ class ColumnBytes(NamedTuple):
     time_max: int
 
 
-class Parts:
+class PaddedBuffers:
     """Buffers put one behind the other, each padded to 8 bytes."""
 
     __slots__ = ("parts", "size")
@@ -154,7 +154,7 @@ def _encode_full_row(row: Row) -> ColumnBytes:
         text = tag.encode()
         parts += (_PACK_ONE(0, len(text)), text, PADDING[len(text) & 7])
     if headers:
-        lists = Parts()
+        lists = PaddedBuffers()
         flags |= _add_headers_small(lists, (headers,))
         parts += lists.parts
     whole = b"".join(parts)
@@ -184,7 +184,7 @@ def encode_small(columns: Columns) -> ColumnBytes:
     """Pack with `struct`: no array is built, so a few rows cost a few microseconds."""
     count = len(columns.values)
     stamps = columns.timestamps.tolist() if isinstance(columns.timestamps, np.ndarray) else columns.timestamps
-    out = Parts()
+    out = PaddedBuffers()
     out.add(_packer(count, "q").pack(*stamps))
     flags = VALUE_NULLS if _add_binary(out, columns.values) else 0
     if present(columns.keys):
@@ -209,7 +209,7 @@ def encoded(texts: Sequence[str | None]) -> list[bytes | None]:
     return [None if text is None else text.encode() for text in texts]
 
 
-def _add_binary(out: Parts, column: Sequence[bytes | None]) -> bool:
+def _add_binary(out: PaddedBuffers, column: Sequence[bytes | None]) -> bool:
     """Add one column of bytes; say whether it holds a null."""
     entries, nulls = filled(column)
     if nulls:
@@ -231,7 +231,7 @@ def _bitmap(column: Sequence[object]) -> bytes:
     return bits.to_bytes((len(column) + 7) // 8, "little")
 
 
-def _add_headers_small(out: Parts, headers: Sequence[Headers | None]) -> int:
+def _add_headers_small(out: PaddedBuffers, headers: Sequence[Headers | None]) -> int:
     lists, names, values = flatten(headers)
     out.add(_packer(len(lists), "i").pack(*lists))
     _add_binary(out, encoded(names))

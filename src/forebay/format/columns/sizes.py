@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.format.columns import layout
-from forebay.format.columns.layout import Layout, Span
+from forebay.format.columns.layout import ColumnSpan, Layout
 
 RECORD_BYTES: Final = 16
 TAG_BYTES: Final = 4
@@ -38,6 +38,6 @@ def record_sizes(found: Layout, first: int, stop: int) -> npt.NDArray[np.int64]:
     return sizes
 
 
-def _lengths(found: Layout, span: Span, first: int, stop: int) -> npt.NDArray[np.int64]:
+def _lengths(found: Layout, span: ColumnSpan, first: int, stop: int) -> npt.NDArray[np.int64]:
     offsets = layout.offsets_at(found.buffer, span.offsets, first, stop).astype(np.int64)
     return offsets[1:] - offsets[:-1]

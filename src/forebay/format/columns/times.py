@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from forebay.errors import Corrupt
-from forebay.format.columns.rows import TIMES, ColumnBytes, Parts
+from forebay.format.columns.rows import TIMES, ColumnBytes, PaddedBuffers
 from forebay.records import Bytes
 
 _HEAD: Final = struct.Struct("<II")
@@ -39,7 +39,7 @@ def timed(columns: ColumnBytes, appended: Iterable[Appended]) -> ColumnBytes:
     if len(runs) < 2:
         return columns
     records, times = zip(*runs, strict=True)
-    out = Parts()
+    out = PaddedBuffers()
     out.add(_HEAD.pack(len(runs), 0))
     out.add_array(np.array(times, dtype="<i8"))
     out.add_array(np.array(records, dtype="<u4"))

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.errors import Corrupt
-from forebay.format.columns.rows import KEYS, TAGS, ColumnBytes, Parts
+from forebay.format.columns.rows import KEYS, TAGS, ColumnBytes, PaddedBuffers
 from forebay.format.columns.times import Appended, timed
 from forebay.format.frame.batch import Batch, batch_of, decode
 from forebay.format.frame.head import HEAD_SIZE, Codec, FrameHead, Kind
@@ -75,7 +75,7 @@ def _together(buffer: bytes, table: FrameTable) -> Batch:
     origin = int(table.position[0])
     words = np.frombuffer(buffer, "<i4", count=(len(buffer) - origin) // 4, offset=origin)
     places = table.position - origin + HEAD_SIZE
-    out = Parts()
+    out = PaddedBuffers()
     stamps = words[(places >> 2)[:, None] + np.arange(2)].view("<i8").ravel()
     out.add_array(np.ascontiguousarray(stamps))
     places = places + 8
@@ -95,7 +95,7 @@ def _appended(times: npt.NDArray[np.int64]) -> list[Appended]:
 
 
 def _add_column(
-    out: Parts, buffer: bytes, origin: int, words: npt.NDArray[np.int32], places: Places, ends: Places
+    out: PaddedBuffers, buffer: bytes, origin: int, words: npt.NDArray[np.int32], places: Places, ends: Places
 ) -> Places:
     """Add the column whose only entry begins at each place; give the places behind it."""
     if (places + 8 > ends).any():

@@ -116,7 +116,7 @@ class Gateway:
             raise error.as_error() from error
 
     @contextlib.contextmanager
-    def stream(self, path: str, request: Request, idle_s: float) -> Iterator[Stream]:
+    def stream(self, path: str, request: Request, idle_s: float) -> Iterator[ReplyStream]:
         """The lines of a reply that does not end by itself, from the member that answered last.
 
         Silence for `idle_s` ends the lines. `Unavailable` means that another member may be asked.
@@ -130,7 +130,7 @@ class Gateway:
             with self._client.stream("POST", endpoint + path, content=body, headers=headers, timeout=timeout) as reply:
                 if reply.status_code != 200:
                     raise failure_of(reply.status_code, reply.read())
-                yield Stream(reply)
+                yield ReplyStream(reply)
         except (httpx.HTTPError, NotDone, AnswerLost, LoginNeeded) as error:
             self._leave(endpoint)
             self._forget_token(error)
@@ -251,7 +251,7 @@ class _Login:
         self.token: str | None = None
 
 
-class Stream:
+class ReplyStream:
     """One reply as it comes in, line by line."""
 
     def __init__(self, reply: httpx.Response) -> None:

@@ -19,7 +19,7 @@ _LEASE_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class KeySpan:
     """The keys from `start` on and before `end`."""
 
     start: bytes
@@ -29,9 +29,9 @@ class Span:
     def is_empty(self) -> bool:
         return self.end not in (NO_END, b"") and self.start >= self.end
 
-    def behind(self, key: bytes) -> Span:
+    def behind(self, key: bytes) -> KeySpan:
         """What of it lies behind `key`."""
-        return Span(max(self.start, key + b"\0"), self.end)
+        return KeySpan(max(self.start, key + b"\0"), self.end)
 
 
 class Keyspace:
@@ -53,7 +53,7 @@ class Keyspace:
     def is_hidden(self, key: str) -> bool:
         return key.startswith(self.sessions)
 
-    def spans(self, prefix: str) -> list[Span]:
+    def spans(self, prefix: str) -> list[KeySpan]:
         """What a caller means by `prefix`: one span, or the two around the session keys."""
         check_prefix(prefix)
         self._refuse_sessions(prefix)
@@ -61,7 +61,7 @@ class Keyspace:
         if not self.covers_sessions(prefix):
             return [whole]
         hidden = span_of(self.sessions)
-        return [Span(whole.start, hidden.start), Span(hidden.end, whole.end)]
+        return [KeySpan(whole.start, hidden.start), KeySpan(hidden.end, whole.end)]
 
     def covers_sessions(self, prefix: str) -> bool:
         return self.sessions.startswith(prefix)
@@ -71,10 +71,10 @@ class Keyspace:
             raise Invalid(f"{key!r:.200} lies under {self.sessions!r}, which the store keeps for its sessions")
 
 
-def span_of(prefix: str) -> Span:
+def span_of(prefix: str) -> KeySpan:
     """All keys that start with `prefix`."""
     end = prefix_end(prefix)
-    return Span(prefix.encode() or b"\0", NO_END if end is None else end.encode())
+    return KeySpan(prefix.encode() or b"\0", NO_END if end is None else end.encode())
 
 
 def session_of(lease: int) -> str | None:

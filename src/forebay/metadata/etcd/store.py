@@ -17,7 +17,7 @@ from functools import cache
 from forebay.clock import Clock
 from forebay.errors import Closed, Invalid, Unavailable
 from forebay.metadata.etcd.gateway import Gateway
-from forebay.metadata.etcd.keyspace import Keyspace, Span, lease_of
+from forebay.metadata.etcd.keyspace import Keyspace, KeySpan, lease_of
 from forebay.metadata.etcd.leases import EtcdSession, Leases
 from forebay.metadata.etcd.refusals import NOT_FOUND, Refused
 from forebay.metadata.etcd.watch import EtcdWatch
@@ -151,12 +151,12 @@ class EtcdMetadata:
     def _read(self, request: dict[str, object]) -> RangeReply:
         return self._gateway.ask("/v3/kv/range", request, RangeReply)
 
-    def _pages(self, spans: Sequence[Span], limit: int | None) -> list[KeyValue]:
+    def _pages(self, spans: Sequence[KeySpan], limit: int | None) -> list[KeyValue]:
         """The keys of these spans as of one revision, that of the first page."""
         found: list[KeyValue] = []
         revision = 0
         for span in spans:
-            rest: Span | None = span
+            rest: KeySpan | None = span
             while rest is not None and (limit is None or len(found) < limit):
                 count = PAGE_KEYS_MAX if limit is None else min(PAGE_KEYS_MAX, limit - len(found))
                 request = span_request(rest, limit=count, revision=revision)

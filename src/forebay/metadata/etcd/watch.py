@@ -17,7 +17,7 @@ import msgspec
 
 from forebay.errors import Closed, ForebayError, Unavailable
 from forebay.locks import Rank, RankedCondition
-from forebay.metadata.etcd.gateway import Gateway, Stream
+from forebay.metadata.etcd.gateway import Gateway, ReplyStream
 from forebay.metadata.etcd.keyspace import Keyspace, span_of
 from forebay.metadata.etcd.refusals import Refused, failure_by
 from forebay.metadata.etcd.wire import RangeReply, WatchMessage, WatchReply, span_request, watch_request
@@ -44,7 +44,7 @@ class EtcdWatch:
         self._changes: list[Change] = []
         self._arrived = start - 1
         """Every change up to and including this revision was handed out or lies in `_changes`."""
-        self._stream: Stream | None = None
+        self._stream: ReplyStream | None = None
         self._trouble: ForebayError | None = None
         self._lost: ForebayError | None = None
         self._closed = False

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from forebay.metadata.etcd.keyspace import Keyspace, Span, lease_of, session_of
+from forebay.metadata.etcd.keyspace import Keyspace, KeySpan, lease_of, session_of
 from forebay.metadata.seam import (
     Absent,
     Change,
@@ -145,7 +145,7 @@ def key_request(key: bytes, *, count_only: bool = False) -> Request:
     return {"key": key, "count_only": count_only}
 
 
-def span_request(span: Span, *, limit: int, revision: int = 0, keys_only: bool = False) -> Request:
+def span_request(span: KeySpan, *, limit: int, revision: int = 0, keys_only: bool = False) -> Request:
     """Keys in their order; as of `revision`, or as of now for 0."""
     return {
         "key": span.start,
@@ -156,7 +156,7 @@ def span_request(span: Span, *, limit: int, revision: int = 0, keys_only: bool =
     }
 
 
-def watch_request(span: Span, start: int) -> Request:
+def watch_request(span: KeySpan, start: int) -> Request:
     return {"create_request": {"key": span.start, "range_end": span.end, "start_revision": str(start)}}
 
 

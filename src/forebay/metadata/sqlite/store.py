@@ -33,7 +33,7 @@ from forebay.metadata.sqlite import ledger
 from forebay.metadata.sqlite.database import Database
 from forebay.metadata.sqlite.ledger import Ledger
 from forebay.metadata.sqlite.sessions import SessionLocks, SqliteSession
-from forebay.metadata.sqlite.watch import Commits, SqliteWatch
+from forebay.metadata.sqlite.watch import CommitCounter, SqliteWatch
 
 BUSY_TIMEOUT_MS = 5_000
 _REAP_INTERVAL_S = 0.5
@@ -61,7 +61,7 @@ class SqliteMetadata:
         self._clock = clock
         self._locks = SessionLocks(disk, posixpath.join(posixpath.dirname(path), "sessions"))
         self._database = Database(path, clock=clock, busy_timeout_ms=busy_timeout_ms, read_only=read_only)
-        self._commits = Commits()
+        self._commits = CommitCounter()
         self._own: dict[str, SqliteSession] = {}
         self._reaped_at = clock.monotonic()
         try:

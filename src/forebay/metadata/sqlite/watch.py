@@ -21,7 +21,7 @@ from forebay.metadata.sqlite.database import Database
 TICK_S = 0.02
 
 
-class Commits:
+class CommitCounter:
     """Counts the commits of this process and wakes who waits for the next."""
 
     def __init__(self) -> None:
@@ -43,7 +43,13 @@ class SqliteWatch:
     """A watch of a `SqliteMetadata`."""
 
     def __init__(
-        self, database: Database, commits: Commits, clock: Clock, reap: Callable[[], None], prefix: str, start: int
+        self,
+        database: Database,
+        commits: CommitCounter,
+        clock: Clock,
+        reap: Callable[[], None],
+        prefix: str,
+        start: int,
     ) -> None:
         self._database: Database | None = database
         self._commits = commits

@@ -23,7 +23,7 @@ from forebay.loads.prepare import Sink
 from forebay.metadata import Absent, Put
 from forebay.spark.delivery import TaskResult, deliver
 from forebay.spark.incoming import TYPES, check_columns
-from forebay.spark.jobs.reports import Figure, Part, Progress, Report, Unseen, summed
+from forebay.spark.jobs.reports import Figure, JobProgress, JobReport, Part, Unseen, summed
 from forebay.spark.jobs.sources import Source
 from forebay.spark.location import Location
 from forebay.spark.opening import opened
@@ -65,8 +65,8 @@ def run(
     files_each: int | None = None,
     attach_seconds: float = ATTACH_SECONDS,
     dry_run: bool = False,
-    progress: Progress | None = None,
-) -> Report:
+    progress: JobProgress | None = None,
+) -> JobReport:
     """Bring all rows of the source into the topic, once however often it is run.
 
     `columns` are SQL expressions for `value`, `key`, `tag`, `timestamp`, `partition` and `headers`; left out, columns
@@ -147,7 +147,7 @@ class _Backfill:
             )
         )
 
-    def report(self, loads: int, before: int, planned: int | None, *, seconds: float) -> Report:
+    def report(self, loads: int, before: int, planned: int | None, *, seconds: float) -> JobReport:
         """What was brought."""
         name = str(self._target.spec.name)
         parts = tuple(
@@ -165,7 +165,7 @@ class _Backfill:
         figures: dict[str, Figure] = {"records": records, "loads": loads, "loads_before": min(before, loads)}
         doing = "to be brought" if planned is not None else "brought"
         summary = f"{records} records {doing} into {name} by backfill {self._id}"
-        return Report(
+        return JobReport(
             job="backfill",
             summary=summary,
             dry_run=planned is not None,

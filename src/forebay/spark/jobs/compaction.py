@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from forebay.appends.producer_window import ProducerWindow
 from forebay.clock import SystemClock
-from forebay.compacting.merging import Target, merge
-from forebay.compacting.passes import Holding, Passes, Unit
+from forebay.compacting.merging import SegmentTarget, merge
+from forebay.compacting.passes import Passes, ShardLease, Unit
 from forebay.compacting.planning import Rules
-from forebay.compacting.shard import Outlook, ShardCompaction
+from forebay.compacting.shard import CompactionOutlook, ShardCompaction
 from forebay.errors import ForebayError, Unavailable
 from forebay.format.control.offsets import OffsetSet
 from forebay.format.metadata.descriptor import SegmentDescriptor
@@ -27,7 +27,7 @@ from forebay.inspection.findings import REACH, Finding, Severity
 from forebay.shard import ShardRef
 from forebay.shard.context import is_private, loads_name, local_name
 from forebay.spark.jobs.leases import Lease, leased
-from forebay.spark.jobs.reports import Figure, Part, Progress, Report, summed
+from forebay.spark.jobs.reports import Figure, JobProgress, JobReport, Part, summed
 from forebay.spark.jobs.shards import refs_at
 from forebay.spark.jobs.superseding import KeyUnit, superseded_by_spark
 from forebay.spark.jobs.sweeping import is_owned, sweep_unowned
@@ -57,7 +57,7 @@ class Work(Protocol):
 class OnSpark:
     """The work, spread over executors."""
 
-    def __init__(self, spark: SparkSession, location: Location, progress: Progress | None) -> None:
+    def __init__(self, spark: SparkSession, location: Location, progress: JobProgress | None) -> None:
         self._spark = spark
         self._location = location
         self._progress = progress
@@ -86,8 +86,8 @@ def run(
     rules: Rules | None = None,
     wait_s: float = 0.0,
     dry_run: bool = False,
-    progress: Progress | None = None,
-) -> Report:
+    progress: JobProgress | None = None,
+) -> JobReport:
     """Compact the history of these topics, or of all. See `compact`."""
     return compact(
         OnSpark(spark, location, progress), location, topics, rules=rules or Rules(), wait_s=wait_s, dry_run=dry_run
@@ -96,7 +96,7 @@ def run(
 
 def compact(
     work: Work, location: Location, topics: Sequence[str], *, rules: Rules, wait_s: float = 0.0, dry_run: bool = False
-) -> Report:
+) -> JobReport:
     """Compact by whoever does the work. Shards that another compacts are left to it after `wait_s`, and named.
 
     Raises only where there is nothing to look at: `UnknownTopic`, `Unsupported`, `Unavailable`, `Denied`.
@@ -117,7 +117,7 @@ def compact(
     said += [f"{_counted(removed, 'object')} removed"] if removed else []
     summary = ", ".join(said) or "nothing to do"
     seconds = clock.monotonic() - begun
-    return Report(
+    return JobReport(
         job="compact",
         summary=summary,
         dry_run=dry_run,
@@ -186,7 +186,7 @@ class _Shard:
             swept = self._swept(lease)
             window = (settings.producers_max, settings.producer_appends_max)
             passes = Passes(self._compaction, self._target, self._work.write, self._look, window)
-            passes.run(Holding(lease.held, lease.check))
+            passes.run(ShardLease(lease.held, lease.check))
             for failure in passes.failures:
                 self._add(failure.why, AGAIN, (failure.start, failure.end))
             return _figures(before, self._look(), passes.swapped, swept)
@@ -216,10 +216,10 @@ class _Shard:
                 return self._swept(lease)
         return 0
 
-    def _target(self) -> Target:
-        return Target(*self._found.new_objects(), LEADER, self._found.clock.now_ms())
+    def _target(self) -> SegmentTarget:
+        return SegmentTarget(*self._found.new_objects(), LEADER, self._found.clock.now_ms())
 
-    def _look(self) -> Outlook:
+    def _look(self) -> CompactionOutlook:
         superseded = self._superseded if self._ref.spec.cleanup is Cleanup.COMPACT else None
         return self._compaction.outlook(self._rules, self._found.clock.now_ms(), superseded)
 
@@ -243,7 +243,7 @@ class _Shard:
         )
 
 
-def _figures(before: Outlook, after: Outlook, done: int, swept: int) -> dict[str, Figure]:
+def _figures(before: CompactionOutlook, after: CompactionOutlook, done: int, swept: int) -> dict[str, Figure]:
     return {
         "rewrites": done,
         "segments_before": before.segments,
@@ -268,7 +268,7 @@ def written(location: Location, unit: Unit) -> SegmentDescriptor:
             unit.task,
             deleted_by(unit.ended),
             found.places,
-            Target(found.new_objects().store, unit.store, LEADER, unit.created_at),
+            SegmentTarget(found.new_objects().store, unit.store, LEADER, unit.created_at),
             # An attempt that was given up may go on unseen: it must not touch the object of another.
             token=found.clock.random_bytes(TOKEN_BYTES).hex(),
             window=ProducerWindow(*unit.window),

@@ -33,7 +33,7 @@ class Errand(msgspec.Struct, frozen=True, array_like=True):
         return self.descriptor.bytes
 
 
-class Copied(msgspec.Struct, frozen=True, array_like=True):
+class CopiedObjects(msgspec.Struct, frozen=True, array_like=True):
     """What the other store has now."""
 
     etag: str | None
@@ -41,7 +41,7 @@ class Copied(msgspec.Struct, frozen=True, array_like=True):
     was_there: bool
 
 
-def copy(old: Location, new: Location, errand: Errand) -> Copied:
+def copy(old: Location, new: Location, errand: Errand) -> CopiedObjects:
     """On return the new store has the object and its index, both as they were catalogued.
 
     Raises `Corrupt` if the old object is not what was catalogued: damage is not brought along.
@@ -61,16 +61,16 @@ def has_index(descriptor: SegmentDescriptor) -> bool:
     return descriptor.kind in (DescriptorKind.FRAMES, DescriptorKind.PARQUET) and descriptor.index_bytes > 0
 
 
-def _object(source: BlobStore, target: BlobStore, errand: Errand) -> Copied:
+def _object(source: BlobStore, target: BlobStore, errand: Errand) -> CopiedObjects:
     descriptor = errand.descriptor
     there = target.stat(errand.key)
     if there is not None and there.size == descriptor.bytes and _hash(target, errand) == descriptor.content_hash:
-        return Copied(there.etag, there.size, True)
+        return CopiedObjects(there.etag, there.size, True)
     stat = target.upload(errand.key, _verified(source, descriptor))
     found = _hash(target, errand)
     if found != descriptor.content_hash:
         raise Corrupt(f"{target.name}: {errand.key} has the hash {found} once it is stored, not that of its source")
-    return Copied(stat.etag, stat.size, False)
+    return CopiedObjects(stat.etag, stat.size, False)
 
 
 def _verified(source: BlobStore, descriptor: SegmentDescriptor) -> Iterator[bytes]:

@@ -16,12 +16,12 @@ from forebay.errors import Invalid
 from forebay.format.metadata.keys import lake_key
 from forebay.spark.jobs.frames import frame_of, look_at
 from forebay.spark.jobs.leases import Lease, leased
-from forebay.spark.jobs.reports import Figure, Part, Progress, Report, Unseen
+from forebay.spark.jobs.reports import Figure, JobProgress, JobReport, Part, Unseen
 from forebay.spark.lake.decoding import SOURCE_COLUMNS, Decoding, decoding
 from forebay.spark.lake.directories import DirectoryTarget
 from forebay.spark.lake.files import REPORT, Outlet, Written
 from forebay.spark.lake.tables import TableTarget
-from forebay.spark.lake.targets import Batch, Marks, Target
+from forebay.spark.lake.targets import Marks, TableBatch, Target
 from forebay.spark.location import Location
 from forebay.spark.opening import opened
 from forebay.spark.snapshot import Snapshot
@@ -48,8 +48,8 @@ def run(
     commit_records: int = COMMIT_RECORDS,
     fail_on_data_loss: bool = True,
     dry_run: bool = False,
-    progress: Progress | None = None,
-) -> Report:
+    progress: JobProgress | None = None,
+) -> JobReport:
     """Bring what is new in the topic into an Iceberg table (`namespace.name`) or a directory of Parquet files.
 
     Bad rows go to `table_bad`, or `directory/bad`. At most about `commit_records` go into one commit. Raises
@@ -111,7 +111,7 @@ class LakeRun:
         self._files: list[Written] = []
         self._commits = 0
 
-    def bring(self, lease: Lease | None, commit_records: int, progress: Progress) -> None:
+    def bring(self, lease: Lease | None, commit_records: int, progress: JobProgress) -> None:
         """Bring everything that is missing; without a lease, only find out what that is."""
         if lease is not None:
             self._target.recover()
@@ -124,7 +124,7 @@ class LakeRun:
             return
         for offsets in chunks(missing, commit_records):
             files = self.write_files(offsets, self._target.marks())
-            batch = Batch(topic=self._topic, topic_id=self._topic_id, offsets=offsets, files=tuple(files))
+            batch = TableBatch(topic=self._topic, topic_id=self._topic_id, offsets=offsets, files=tuple(files))
             self._target.commit(batch, lease)
             self._files += files
             self._commits += 1
@@ -167,7 +167,7 @@ class LakeRun:
         rows = self._how.select(frame).mapInArrow(partial(outlet.written, self._how), REPORT).collect()
         return [Written(row["bad"], row["path"], row["records"], row["bytes"]) for row in rows]
 
-    def report(self, *, dry_run: bool, seconds: float) -> Report:
+    def report(self, *, dry_run: bool, seconds: float) -> JobReport:
         """What was done."""
         parts = tuple(
             Part(topic=self._topic, partition=partition, figures={"from": start, "to": end, "offsets": end - start})
@@ -183,7 +183,7 @@ class LakeRun:
             figures["commits"] = self._commits
         doing = "to be brought" if dry_run else "brought"
         summary = f"{offsets} offsets of {self._topic} {doing} into {self._target.name}"
-        return Report(job="lake", summary=summary, dry_run=dry_run, figures=figures, parts=parts, seconds=seconds)
+        return JobReport(job="lake", summary=summary, dry_run=dry_run, figures=figures, parts=parts, seconds=seconds)
 
 
 def chunks(missing: Offsets, records: int) -> Iterator[Offsets]:

@@ -27,9 +27,9 @@ from forebay.format.metadata.descriptor import DescriptorKind, Phase, SegmentDes
 from forebay.loads.book import LoadBook
 from forebay.shard import ShardRef
 from forebay.shard.context import is_private
-from forebay.spark.jobs.copying import Copied, Errand, copy, has_index
+from forebay.spark.jobs.copying import CopiedObjects, Errand, copy, has_index
 from forebay.spark.jobs.leases import Lease, leased
-from forebay.spark.jobs.reports import Progress, Report, summed
+from forebay.spark.jobs.reports import JobProgress, JobReport, summed
 from forebay.spark.jobs.shards import JobShard, findings_of, parts_of, refs_at
 from forebay.spark.jobs.units import spread
 from forebay.spark.location import Location
@@ -51,7 +51,7 @@ class _Shard(JobShard):
     """All of its history, manifests opened."""
     revision: int
     """Of its state when it was looked at."""
-    copied: dict[str, Copied] = field(default_factory=dict)
+    copied: dict[str, CopiedObjects] = field(default_factory=dict)
 
 
 def run(
@@ -62,8 +62,8 @@ def run(
     *,
     remove_old: bool = False,
     dry_run: bool = False,
-    progress: Progress | None = None,
-) -> Report:
+    progress: JobProgress | None = None,
+) -> JobReport:
     """Bring the history of these topics, or of all, into the store of the settings of `to`.
 
     With `remove_old` objects of the old store are removed where the catalog names their copies, verified once more.
@@ -174,7 +174,7 @@ class Migration:
             errands = list(self._errands(shard))
             shard.figures = {"objects": len(errands), "bytes": sum(errand.bytes for errand in errands)}
 
-    def copy(self, spark: SparkSession, progress: Progress | None) -> None:
+    def copy(self, spark: SparkSession, progress: JobProgress | None) -> None:
         """Copy what the new store does not have; what fails is a finding of its partition."""
         self.plan()
         by_place = {shard.place: shard for shard in self._shards}
@@ -183,7 +183,7 @@ class Migration:
             [errand for shard in self._shards for errand in self._errands(shard)],
             partial(copy, self._found.location, self._to),
             unit_type=Errand,
-            result_type=Copied,
+            result_type=CopiedObjects,
             progress=progress,
             weight=lambda errand: errand.bytes,
         )
@@ -215,13 +215,13 @@ class Migration:
                 except ForebayError as error:
                     shard.tell(f"old objects stay: {error}", AGAIN)
 
-    def report(self, *, dry_run: bool, seconds: float) -> Report:
+    def report(self, *, dry_run: bool, seconds: float) -> JobReport:
         """What was done."""
         parts = parts_of(self._shards)
         totals = summed(parts)
         doing = "to be copied" if dry_run else f"copied, {totals.get('there_before', 0)} were there"
         count = totals.get("objects" if dry_run else "copied", 0)
-        return Report(
+        return JobReport(
             job="migrate",
             summary=f"{count} objects of {len(self._shards)} partitions {doing}, into {self._new.name}",
             dry_run=dry_run,

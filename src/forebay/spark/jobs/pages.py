@@ -48,7 +48,7 @@ class TopicPage(NamedTuple):
     keys: KeyCounts
 
 
-class Page(NamedTuple):
+class ReportPage(NamedTuple):
     """All that is shown."""
 
     topics: tuple[TopicPage, ...]
@@ -56,7 +56,7 @@ class Page(NamedTuple):
     made_at: int
 
 
-def page_of(page: Page) -> str:
+def page_of(page: ReportPage) -> str:
     """The page as text."""
     body = [f"<h1>Profile of {len(page.topics)} topics</h1><p class=note>made {_time(page.made_at)}</p>"]
     for topic in page.topics:

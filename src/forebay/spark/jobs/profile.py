@@ -20,13 +20,13 @@ from forebay.disk import SystemDisk, replace_file
 from forebay.inspection.findings import Finding, Severity
 from forebay.spark.jobs.frames import frame_of, look_at
 from forebay.spark.jobs.notes import Results
-from forebay.spark.jobs.pages import KeyCounts, Page, TopicPage, page_of
-from forebay.spark.jobs.reports import Figure, Part, Progress, Report, summed
+from forebay.spark.jobs.pages import KeyCounts, ReportPage, TopicPage, page_of
+from forebay.spark.jobs.reports import Figure, JobProgress, JobReport, Part, summed
 from forebay.spark.jobs.tallies import BEFORE_ALL, COLUMNS, LATE_SECONDS, Tally, merged, size_at, tallied
 from forebay.spark.jobs.units import said, spread
 from forebay.spark.location import Location
 from forebay.spark.opening import opened
-from forebay.spark.pieces import Piece
+from forebay.spark.pieces import ScanPiece
 from forebay.spark.planning import Range
 from forebay.spark.scan import read_split
 from forebay.spark.snapshot import ShardView, Snapshot, plan
@@ -76,8 +76,8 @@ def run(
     html: str | None = None,
     resume: str | None = None,
     dry_run: bool = False,
-    progress: Progress | None = None,
-) -> Report:
+    progress: JobProgress | None = None,
+) -> JobReport:
     """Count everything in these topics, or in all; with `html`, write a page with plots to that file.
 
     `resume` is a file for what was counted of history: a run that names it again does not read that twice.
@@ -101,12 +101,12 @@ def run(
         pages.append(TopicPage(snapshot.shards[0].topic, tuple(tallies), bucket_ms, keys))
         parts.append(_topic_part(pages[-1]))
     if html is not None and not dry_run:
-        made = page_of(Page(tuple(pages), tuple(parts), clock.now_ms()))
+        made = page_of(ReportPage(tuple(pages), tuple(parts), clock.now_ms()))
         with contextlib.closing(SystemDisk()) as disk:
             replace_file(disk, html, made.encode())
     totals = summed([part for part in parts if part.partition is not None])
     doing = "to be read" if dry_run else "counted"
-    return Report(
+    return JobReport(
         job="profile",
         summary=f"{totals.get('offsets' if dry_run else 'records', 0)} records of {len(names)} topics {doing}"
         + (f", page in {html}" if html is not None and not dry_run else ""),
@@ -123,7 +123,7 @@ def _counted(
     snapshot: Snapshot,
     known: Results[Tally],
     findings: list[Finding],
-    progress: Progress | None,
+    progress: JobProgress | None,
 ) -> tuple[list[Tally], int]:
     """The counts of each partition, and the width of their time buckets; what cannot be read is a finding."""
     bucket_ms = bucket_of(snapshot)
@@ -188,7 +188,7 @@ class _Held(NamedTuple):
     records: int
 
     @classmethod
-    def of(cls, piece: Piece) -> _Held:
+    def of(cls, piece: ScanPiece) -> _Held:
         found = piece.descriptor
         if found is None:
             return cls(piece.bytes, "", BEFORE_ALL, 0)

@@ -28,7 +28,7 @@ from forebay.inspection.findings import Report as Exam
 from forebay.inspection.objects import ObjectExam
 from forebay.shard import ShardRef
 from forebay.shard.context import is_private
-from forebay.spark.jobs.reports import Progress, Report, summed
+from forebay.spark.jobs.reports import JobProgress, JobReport, summed
 from forebay.spark.jobs.shards import JobShard, findings_of, parts_of, refs_at
 from forebay.spark.jobs.units import spread
 from forebay.spark.location import Location
@@ -75,8 +75,8 @@ def run(
     topics: Sequence[str] = (),
     *,
     dry_run: bool = False,
-    progress: Progress | None = None,
-) -> Report:
+    progress: JobProgress | None = None,
+) -> JobReport:
     """See to it that all history of these topics, or of all, has sound indexes with look-ups.
 
     Segments in files of a data directory are left out: their indexes are the business of `forebay repair`.
@@ -92,7 +92,7 @@ def run(
     parts = parts_of(shards)
     totals = summed(parts)
     count = totals.get("to_be_rebuilt" if dry_run else "rebuilt", 0)
-    return Report(
+    return JobReport(
         job="reindex",
         summary=f"{count} of {totals.get('segments', 0)} indexes {'to be ' if dry_run else ''}made anew",
         dry_run=dry_run,
@@ -134,7 +134,7 @@ def _units(shards: Sequence[_Shard]) -> Iterator[Indexed]:
 
 
 def _judge(
-    spark: SparkSession, location: Location, shards: Sequence[_Shard], *, dry_run: bool, progress: Progress | None
+    spark: SparkSession, location: Location, shards: Sequence[_Shard], *, dry_run: bool, progress: JobProgress | None
 ) -> None:
     """Look at every index and, unless nothing is to be done, make new ones; what became of each goes to its shard."""
     by_place = {shard.place: shard for shard in shards}

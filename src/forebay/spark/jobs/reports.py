@@ -12,7 +12,7 @@ from forebay.inspection.findings import Finding, Severity
 Figure: TypeAlias = int | float | str | bool | None
 
 
-class Progress(Protocol):
+class JobProgress(Protocol):
     """Something that shows how far a job has come."""
 
     def total(self, amount: int) -> None:
@@ -44,7 +44,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"{place}: {_listed(self.figures)}"
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a job did or, with `dry_run`, would do. `summary` is one line; `figures` are of all of it."""
 
     job: str

@@ -21,7 +21,7 @@ from forebay.disk import SystemDisk
 from forebay.errors import Invalid
 from forebay.format.metadata.descriptor import SegmentDescriptor
 from forebay.inspection.copies import HistoryExam
-from forebay.inspection.directory import ShardPlace
+from forebay.inspection.directory import ExpectedShard
 from forebay.inspection.findings import REACH, Finding, Severity
 from forebay.inspection.findings import Report as Exam
 from forebay.inspection.objects import ObjectExam
@@ -30,7 +30,7 @@ from forebay.inspection.repair import repair_shard
 from forebay.inspection.steps import Action, Step
 from forebay.shard import ShardRef
 from forebay.spark.jobs.notes import Notes
-from forebay.spark.jobs.reports import Figure, Progress, Report, summed
+from forebay.spark.jobs.reports import Figure, JobProgress, JobReport, summed
 from forebay.spark.jobs.shards import JobShard, findings_of, parts_of, refs_at
 from forebay.spark.jobs.units import spread
 from forebay.spark.location import Location
@@ -67,7 +67,7 @@ class Bundle(msgspec.Struct, frozen=True, array_like=True):
         return self.pieces[0].start, self.pieces[-1].end
 
 
-class Examined(msgspec.Struct, frozen=True, array_like=True):
+class ExaminedPieces(msgspec.Struct, frozen=True, array_like=True):
     """What the pieces of a bundle turned out to be, each with what is wrong with it."""
 
     findings: tuple[tuple[Finding, ...], ...]
@@ -90,8 +90,8 @@ def run(
     repair: bool = False,
     notes: str | None = None,
     dry_run: bool = False,
-    progress: Progress | None = None,
-) -> Report:
+    progress: JobProgress | None = None,
+) -> JobReport:
     """Examine all history of these topics, or of all. Raises only where there is nothing to look at.
 
     With `quick` objects are looked for and not read. `notes` is a file for what was found sound: a run that names it
@@ -143,11 +143,11 @@ def shard_at(found: Opened, ref: ShardRef) -> _Shard:
     return _Shard(ref=ref, pieces=kept, findings=exam.findings, figures=figures)
 
 
-def _subject(found: Opened, ref: ShardRef) -> tuple[ShardPlace, ShardHistory]:
+def _subject(found: Opened, ref: ShardRef) -> tuple[ExpectedShard, ShardHistory]:
     """The partition as an examination takes it; its directory only where there is a data directory."""
     directory = f"{found.directory.shards}/{ref.id}" if found.directory is not None else ""
     history = ShardHistory(found.metadata, found.stores, found.catalog(ref).keys, ref.spec.topic_id)
-    return ShardPlace(ref.id, str(ref), directory, ref.spec, ref.partition), history
+    return ExpectedShard(ref.id, str(ref), directory, ref.spec, ref.partition), history
 
 
 def _bundles(shards: Sequence[_Shard], known: Notes) -> Iterator[Bundle]:
@@ -180,7 +180,7 @@ def examine_all(
     known: Notes,
     *,
     quick: bool,
-    progress: Progress | None,
+    progress: JobProgress | None,
 ) -> None:
     """Examine what is left to be; findings and figures go to the shards, what is sound to the notes."""
     by_place = {shard.place: shard for shard in shards}
@@ -189,7 +189,7 @@ def examine_all(
         list(_bundles(shards, known)),
         partial(examine, location, quick=quick),
         unit_type=Bundle,
-        result_type=Examined,
+        result_type=ExaminedPieces,
         progress=progress,
         weight=lambda bundle: bundle.bytes,
     )
@@ -218,7 +218,7 @@ def _still_there(location: Location, shard: _Shard, pieces: Sequence[SegmentDesc
     return [piece for piece in pieces if _note(piece) in now]
 
 
-def examine(location: Location, bundle: Bundle, *, quick: bool) -> Examined:
+def examine(location: Location, bundle: Bundle, *, quick: bool) -> ExaminedPieces:
     """What a task does: read every object of the bundle."""
     read = 0
     findings: list[tuple[Finding, ...]] = []
@@ -233,7 +233,7 @@ def examine(location: Location, bundle: Bundle, *, quick: bool) -> Examined:
                 exam.findings.append(_finding(bundle.shard, copy.flaw, REACH, offsets, file=copy.where))
             read += exam.object_bytes
             findings.append(tuple(exam.findings))
-    return Examined(tuple(findings), read)
+    return ExaminedPieces(tuple(findings), read)
 
 
 def _repaired(location: Location, damaged: Sequence[_Shard], *, apply: bool) -> list[Step]:
@@ -263,14 +263,14 @@ def _look_again(location: Location, damaged: Sequence[_Shard]) -> None:
             shard.pieces, shard.findings, shard.figures = fresh.pieces, fresh.findings, fresh.figures
 
 
-def _report(shards: Sequence[_Shard], steps: Sequence[Step], *, dry_run: bool, seconds: float) -> Report:
+def _report(shards: Sequence[_Shard], steps: Sequence[Step], *, dry_run: bool, seconds: float) -> JobReport:
     parts = parts_of(shards)
     findings = [*findings_of(shards), *map(_told, steps)]
     totals = summed(parts)
     damaged = sum(finding.severity is Severity.ERROR for finding in findings)
     checked = f"{totals.get('objects', 0)} objects in {len(shards)} partitions"
     verdict = "to be examined" if dry_run and not damaged else f"{damaged} problems" if damaged else "all sound"
-    return Report(
+    return JobReport(
         job="scrub",
         summary=f"{checked}: {verdict}",
         dry_run=dry_run,

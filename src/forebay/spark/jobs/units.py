@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 import msgspec
 import pyarrow as pa
 
-from forebay.spark.jobs.reports import Progress, Unseen
+from forebay.spark.jobs.reports import JobProgress, Unseen
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,7 +34,7 @@ _RESULTS: Final = "number bigint, result binary, error string"
 _RESULT_SCHEMA: Final = pa.schema([("number", pa.int64()), ("result", pa.binary()), ("error", pa.string())])
 
 
-class Outcome(NamedTuple, Generic[U, R]):
+class UnitOutcome(NamedTuple, Generic[U, R]):
     """What became of one unit: a result, or the reason why there is none."""
 
     unit: U
@@ -49,10 +49,10 @@ def spread(
     *,
     unit_type: type[U],
     result_type: type[R],
-    progress: Progress | None = None,
+    progress: JobProgress | None = None,
     weight: Callable[[U], int] = lambda unit: 1,
     wave_units: int = WAVE_UNITS,
-) -> Iterator[Outcome[U, R]]:
+) -> Iterator[UnitOutcome[U, R]]:
     """Do `work` with every unit on the executors; the outcomes wave by wave, in the order of the units.
 
     A unit that fails has an error for an outcome; the others go on. `progress` counts in `weight`. `work` and what
@@ -75,7 +75,7 @@ def spread(
 
 def _wave(
     spark: SparkSession, units: Sequence[U], work: Callable[[U], R], unit_type: type[U], result_type: type[R]
-) -> list[Outcome[U, R]]:
+) -> list[UnitOutcome[U, R]]:
     """The outcomes of these units, done side by side; where a unit takes its task with it, each by itself."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
@@ -85,12 +85,12 @@ def _wave(
     except (PySparkException, Py4JError) as error:
         lost = f"the task ended before its result was known: {said(error)}"
         if len(units) == 1:
-            return [Outcome(units[0], None, lost)]
-    outcomes: list[Outcome[U, R]] = []
+            return [UnitOutcome(units[0], None, lost)]
+    outcomes: list[UnitOutcome[U, R]] = []
     for unit in units:
         if len(outcomes) >= ALONE_FAILURES and not any(one.error is None for one in outcomes[-ALONE_FAILURES:]):
             # It is not the units: nothing is gained by trying the others too.
-            outcomes.append(Outcome(unit, None, lost))
+            outcomes.append(UnitOutcome(unit, None, lost))
         else:
             outcomes += _wave(spark, [unit], work, unit_type, result_type)
     return outcomes
@@ -98,7 +98,7 @@ def _wave(
 
 def run_together(
     spark: SparkSession, units: Sequence[U], work: Callable[[U], R], unit_type: type[U], result_type: type[R]
-) -> list[Outcome[U, R]]:
+) -> list[UnitOutcome[U, R]]:
     rows = [(number, bytearray(msgspec.msgpack.encode(unit))) for number, unit in enumerate(units)]
     frame = spark.createDataFrame(rows, _UNITS).repartition(min(len(units), TASKS_MAX))
     found = frame.mapInArrow(_worker(work, unit_type), _RESULTS).collect()
@@ -108,10 +108,10 @@ def run_together(
     return [_outcome(unit, *results[number], result_type) for number, unit in enumerate(units)]
 
 
-def _outcome(unit: U, result: bytes | None, error: str | None, result_type: type[R]) -> Outcome[U, R]:
+def _outcome(unit: U, result: bytes | None, error: str | None, result_type: type[R]) -> UnitOutcome[U, R]:
     if result is None:
-        return Outcome(unit, None, error)
-    return Outcome(unit, msgspec.msgpack.decode(result, type=result_type), None)
+        return UnitOutcome(unit, None, error)
+    return UnitOutcome(unit, msgspec.msgpack.decode(result, type=result_type), None)
 
 
 def _worker(

@@ -20,7 +20,7 @@ from forebay.disk import SystemDisk, make_directories
 from forebay.errors import Conflict, Corrupt, Indeterminate, Unsupported
 from forebay.spark.jobs.leases import Lease
 from forebay.spark.lake.files import FILE
-from forebay.spark.lake.targets import Batch, Marks, files_of
+from forebay.spark.lake.targets import Marks, TableBatch, files_of
 from forebay.spark.upkeep import clear_uploads
 
 DATA: Final = "data"
@@ -29,11 +29,11 @@ STAGED: Final = "_staged"
 COMMITS: Final = "_forebay"
 
 
-class Commit(msgspec.Struct, frozen=True, kw_only=True):
+class TableCommit(msgspec.Struct, frozen=True, kw_only=True):
     """One commit: what it brought, and how far the directory has the topic from then on."""
 
     number: int
-    batch: Batch
+    batch: TableBatch
     marks: Marks
     committed_at: int
 
@@ -54,7 +54,7 @@ class DirectoryTarget:
         self._disk = SystemDisk()
         self._clock = SystemClock()
         self._store = DirectoryStore(path, disk=self._disk, clock=self._clock)
-        self._last: Commit | None = None
+        self._last: TableCommit | None = None
         self._placed = 0
         """The number of the last commit whose files are known to be in place."""
 
@@ -92,11 +92,11 @@ class DirectoryTarget:
         staged = f"{FILE}{self._root}/{STAGED}"
         return staged, staged
 
-    def commit(self, batch: Batch, lease: Lease) -> None:
+    def commit(self, batch: TableBatch, lease: Lease) -> None:
         before = self._last.marks if self._last is not None else Marks()
         number = self._last.number + 1 if self._last is not None else 1
         marks = Marks(topic_id=batch.topic_id, good=batch.ends(before.good), bad=batch.ends(before.bad))
-        commit = Commit(number=number, batch=batch, marks=marks, committed_at=self._clock.now_ms())
+        commit = TableCommit(number=number, batch=batch, marks=marks, committed_at=self._clock.now_ms())
         if self._last is not None and self._last.number != self._placed:
             # By one that had lost its lease, and may have been killed then: behind this commit nobody looks for it.
             self.place_files(self._last)
@@ -121,7 +121,7 @@ class DirectoryTarget:
             stat = self._store.stat(key)
             return stat is not None and self._store.get_range(key, 0, stat.size) == content
 
-    def _newest(self) -> Commit | None:
+    def _newest(self) -> TableCommit | None:
         folder = f"{self._root}/{COMMITS}"
         numbered = self._names(COMMITS, ".json")
         if not numbered:
@@ -129,11 +129,11 @@ class DirectoryTarget:
         with contextlib.closing(self._disk.open(f"{folder}/{numbered[-1]}")) as file:
             content = file.read_at(file.size(), 0)
         try:
-            return msgspec.json.decode(content, type=Commit)
+            return msgspec.json.decode(content, type=TableCommit)
         except msgspec.MsgspecError as error:
             raise Corrupt(f"{folder}/{numbered[-1]} is no commit ({error}): restore it from a backup") from error
 
-    def place_files(self, commit: Commit) -> None:
+    def place_files(self, commit: TableCommit) -> None:
         """On return the files of a commit are where readers look."""
         for folder, is_bad in ((DATA, False), (BAD, True)):
             for written in files_of(commit.batch, bad=is_bad):

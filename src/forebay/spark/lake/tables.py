@@ -19,7 +19,7 @@ from forebay.errors import Conflict, Invalid, Unavailable
 from forebay.spark.iceberg import look_up_table, open_catalog
 from forebay.spark.jobs.leases import Lease
 from forebay.spark.lake.decoding import BAD_SCHEMA
-from forebay.spark.lake.targets import Batch, Marks, files_of
+from forebay.spark.lake.targets import Marks, TableBatch, files_of
 from forebay.spark.location import Location
 from forebay.spark.upkeep import expire, own_folder, properties_of, remove_strays
 
@@ -89,7 +89,7 @@ class TableTarget:
         good, bad = (own_folder(self._tables[is_bad], FOLDER) for is_bad in (False, True))
         return good, bad
 
-    def commit(self, batch: Batch, lease: Lease) -> None:
+    def commit(self, batch: TableBatch, lease: Lease) -> None:
         for is_bad in (True, False):
             self.commit_table(is_bad, batch, lease)
 
@@ -98,7 +98,7 @@ class TableTarget:
             self._opened.close()
             self._opened = None
 
-    def commit_table(self, is_bad: bool, batch: Batch, lease: Lease) -> None:  # noqa: FBT001 - which of the two
+    def commit_table(self, is_bad: bool, batch: TableBatch, lease: Lease) -> None:  # noqa: FBT001 - which of the two
         """On return the table has its part of the batch, once; `Conflict` if another brought something meanwhile."""
         from pyiceberg.exceptions import CommitFailedException
 
@@ -135,7 +135,7 @@ class TableTarget:
             ) from error
 
 
-def _append(table: Table, batch: Batch, before: Mapping[int, int], files: list[str]) -> None:
+def _append(table: Table, batch: TableBatch, before: Mapping[int, int], files: list[str]) -> None:
     """Add the files, the offsets they bring and how far the table is then, in one commit."""
     offsets = {str(p): (max(start, before.get(p, start)), end) for p, (start, end) in batch.offsets.items()}
     snapshot = {TOPIC: batch.topic, TOPIC_ID: batch.topic_id, OFFSETS: _json(offsets)}

@@ -37,7 +37,7 @@ class Marks(msgspec.Struct, frozen=True, kw_only=True):
         return None if None in starts else min(start for start in starts if start is not None)
 
 
-class Batch(msgspec.Struct, frozen=True, kw_only=True):
+class TableBatch(msgspec.Struct, frozen=True, kw_only=True):
     """What one commit brings: offsets `[start, end)` of each partition, and the files with their rows."""
 
     topic: str
@@ -65,13 +65,13 @@ class Target(Protocol):
     def folders(self) -> tuple[str, str]:
         """Where tasks put files, for rows and for bad rows, as addresses."""
 
-    def commit(self, batch: Batch, lease: Lease) -> None:
+    def commit(self, batch: TableBatch, lease: Lease) -> None:
         """On return all of the batch is there; if it raises, run again to find out."""
 
     def close(self) -> None:
         """Give back what is held."""
 
 
-def files_of(batch: Batch, *, bad: bool) -> Sequence[Written]:
+def files_of(batch: TableBatch, *, bad: bool) -> Sequence[Written]:
     """The files for one of the two tables."""
     return [written for written in batch.files if written.bad is bad]

@@ -10,7 +10,7 @@ import msgspec
 
 from forebay.errors import Invalid
 from forebay.settings.sources import FILE_BYTES_MAX
-from forebay.spark.pipelines.ddl import Column
+from forebay.spark.pipelines.ddl import TableColumn
 
 _PLAIN: Final = {
     "boolean": "boolean",
@@ -45,7 +45,7 @@ def read_avro_schema(path: str) -> dict[str, Any]:
     return schema
 
 
-def columns_of_avro(schema: Mapping[str, Any]) -> tuple[Column, ...]:
+def columns_of_avro(schema: Mapping[str, Any]) -> tuple[TableColumn, ...]:
     """The columns that records of the schema have; `Invalid` names what has no place in Spark."""
     return tuple(_Reading().fields(schema, ()))
 
@@ -57,7 +57,7 @@ class _Reading:
         self._types: dict[str, str] = {}
         """The types that have names, as types of columns; empty while one is being read."""
 
-    def fields(self, schema: Mapping[str, Any], path: tuple[str, ...]) -> list[Column]:
+    def fields(self, schema: Mapping[str, Any], path: tuple[str, ...]) -> list[TableColumn]:
         """The fields of a record."""
         record, fields = ".".join(path) or schema.get("name"), schema.get("fields")
         if not isinstance(fields, list) or not fields:
@@ -67,7 +67,7 @@ class _Reading:
         for field in fields:
             if not isinstance(field, dict) or not isinstance(field.get("name"), str) or "type" not in field:
                 raise Invalid(f"a field of the Avro record {record} has no name or no type")
-            columns.append(Column(field["name"], self._type(field["type"], (*path, field["name"]))))
+            columns.append(TableColumn(field["name"], self._type(field["type"], (*path, field["name"]))))
         return columns
 
     def _type(self, schema: Any, path: tuple[str, ...]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from forebay.spark.pipelines.ddl import Column
+from forebay.spark.pipelines.ddl import TableColumn
 from forebay.spark.pipelines.document import Flaws, Word, hint
 from forebay.spark.pipelines.model import (
     RECORD_PREFIX,
@@ -16,10 +16,10 @@ from forebay.spark.pipelines.model import (
     Pipeline,
     Sink,
     Source,
-    Step,
     TableSink,
     TopicSink,
     TopicSource,
+    ViewStep,
 )
 from forebay.spark.pipelines.queries import Reference, references
 from forebay.topics import TopicName
@@ -51,7 +51,7 @@ def unused(pipeline: Pipeline) -> tuple[str, ...]:
     return tuple(str(view.name) for view in (*pipeline.sources, *pipeline.steps) if view.name.lower() not in reached)
 
 
-def _check_names(flaws: Flaws, parts: Sequence[Source | Step] | Sequence[Sink], what: str) -> None:
+def _check_names(flaws: Flaws, parts: Sequence[Source | ViewStep] | Sequence[Sink], what: str) -> None:
     seen: dict[str, Word] = {}
     for part in parts:
         first = seen.setdefault(part.name.lower(), part.name)
@@ -77,7 +77,7 @@ def _check_views(flaws: Flaws, pipeline: Pipeline) -> None:
 
 
 def _fault(
-    step: Step, reference: Reference, known: Sequence[str], later: Sequence[str], read: Mapping[str, set[str]]
+    step: ViewStep, reference: Reference, known: Sequence[str], later: Sequence[str], read: Mapping[str, set[str]]
 ) -> str | None:
     """Why a step may not read what it names; `None` if it may."""
     name, own = reference.name.lower(), step.name.lower()
@@ -142,7 +142,7 @@ def _check_sink(flaws: Flaws, sink: Sink, pipeline: Pipeline) -> None:
     check_columns(flaws, sink, _columns(sink, pipeline))
 
 
-def check_columns(flaws: Flaws, sink: Sink, columns: Sequence[Column] | None) -> None:
+def check_columns(flaws: Flaws, sink: Sink, columns: Sequence[TableColumn] | None) -> None:
     """Tell of columns that a sink names, and the source that it takes as it is does not have, if those are known."""
     if columns is None:
         return
@@ -153,7 +153,7 @@ def check_columns(flaws: Flaws, sink: Sink, columns: Sequence[Column] | None) ->
             flaws.add(word.place, f"{sink.view} has no column {word}: {why}")
 
 
-def _columns(sink: Sink, pipeline: Pipeline) -> tuple[Column, ...] | None:
+def _columns(sink: Sink, pipeline: Pipeline) -> tuple[TableColumn, ...] | None:
     """The columns that a sink writes, if it takes a source as it is; else only Spark knows."""
     for source in pipeline.sources:
         if source.name.lower() == sink.view.lower():

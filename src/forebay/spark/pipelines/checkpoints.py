@@ -12,7 +12,7 @@ from forebay.errors import ForebayError
 from forebay.spark.streaming.offsets import StreamOffsets
 
 
-class Standing(NamedTuple):
+class LastBatch(NamedTuple):
     """The last batch that was begun. It is done again unless it was `committed`."""
 
     batch: int
@@ -21,7 +21,7 @@ class Standing(NamedTuple):
     """Behind the batch, by topic and partition."""
 
 
-def standing(checkpoint: str) -> Standing | None:
+def standing(checkpoint: str) -> LastBatch | None:
     """Where a sink stands; `None` if it has not begun, or if its checkpoint is not on this machine."""
     begun, done = _batches(Path(checkpoint, "offsets")), _batches(Path(checkpoint, "commits"))
     if not begun:
@@ -31,7 +31,7 @@ def standing(checkpoint: str) -> Standing | None:
     for line in content.splitlines()[1:]:
         for topic, points in points_of(line).items():
             offsets.setdefault(topic, {}).update(points)
-    return Standing(begun[-1], bool(done) and done[-1] == begun[-1], offsets)
+    return LastBatch(begun[-1], bool(done) and done[-1] == begun[-1], offsets)
 
 
 def may_have_begun(checkpoint: str) -> bool:

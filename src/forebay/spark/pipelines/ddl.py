@@ -19,7 +19,7 @@ _NESTED: Final = ("array", "map", "struct")
 _NAMES: Final = (*_PLAIN, *_SIZED, *_NESTED)
 
 
-class Column(NamedTuple):
+class TableColumn(NamedTuple):
     """A column and its type, in small letters."""
 
     name: str
@@ -40,7 +40,7 @@ class _Token(NamedTuple):
     position: int
 
 
-def columns_of(text: str) -> tuple[Column, ...]:
+def columns_of(text: str) -> tuple[TableColumn, ...]:
     """The columns of a schema; `Malformed` says where it is none."""
     return _Parser(text).columns()
 
@@ -51,7 +51,7 @@ class _Parser:
         self._tokens = list(self._tokenized())
         self._next = 0
 
-    def columns(self) -> tuple[Column, ...]:
+    def columns(self) -> tuple[TableColumn, ...]:
         columns = self._fields(closed_by=None)
         seen: set[str] = set()
         for (name, _), position in columns:
@@ -60,7 +60,7 @@ class _Parser:
             seen.add(name.lower())
         return tuple(column for column, _ in columns)
 
-    def _fields(self, closed_by: str | None) -> list[tuple[Column, int]]:
+    def _fields(self, closed_by: str | None) -> list[tuple[TableColumn, int]]:
         fields = []
         while True:
             token = self._name()
@@ -68,7 +68,7 @@ class _Parser:
                 self._next += 1
             kind = self._type()
             self._attributes()
-            fields.append((Column(token.text, kind), token.position))
+            fields.append((TableColumn(token.text, kind), token.position))
             if self._peek(","):
                 self._next += 1
             elif closed_by is None and self._next == len(self._tokens):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from forebay.spark.avro import AvroValues
-from forebay.spark.pipelines.ddl import Column
+from forebay.spark.pipelines.ddl import TableColumn
 from forebay.spark.pipelines.model import CORRUPT, RECORD_PREFIX, BadRecords, Format, Schema, TopicSource
 
 if TYPE_CHECKING:
@@ -56,9 +56,9 @@ def _judged(rows: DataFrame, source: TopicSource) -> DataFrame:
 
 def _from_avro(frame: DataFrame, schema: Schema) -> DataFrame:
     assert schema.avro is not None
-    columns = [Column(name, kind.dataType.simpleString()) for name, kind in _fields(frame) if name != "value"]
+    columns = [TableColumn(name, kind.dataType.simpleString()) for name, kind in _fields(frame) if name != "value"]
     beside = ", ".join(f"`{name}` {kind}" for name, kind in columns)
-    nested = ", ".join(f"`{name}`: {kind}" for name, kind in (*schema.columns, Column(CORRUPT, "string")))
+    nested = ", ".join(f"`{name}`: {kind}" for name, kind in (*schema.columns, TableColumn(CORRUPT, "string")))
     reading = _reading(schema.avro, _arrow_struct(schema.ddl))
     return frame.mapInArrow(reading, f"value struct<{nested}>, {beside}")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 from forebay.spark.columns import SPARK_TYPES
-from forebay.spark.pipelines.ddl import Column
+from forebay.spark.pipelines.ddl import TableColumn
 from forebay.spark.pipelines.document import Place, Word
 
 RECORD_PREFIX: Final = "_"
@@ -86,7 +86,7 @@ class Schema:
     """The columns of a value."""
 
     written: Word
-    columns: tuple[Column, ...]
+    columns: tuple[TableColumn, ...]
     avro: Mapping[str, Any] | None = None
 
     @property
@@ -118,16 +118,16 @@ class TopicSource:
     options: Mapping[Word, Word] = field(default_factory=dict)
 
     @property
-    def columns(self) -> tuple[Column, ...]:
+    def columns(self) -> tuple[TableColumn, ...]:
         """The columns of the view."""
-        record = tuple(Column(name, kind) for name, kind in SPARK_TYPES.items())
+        record = tuple(TableColumn(name, kind) for name, kind in SPARK_TYPES.items())
         if self.format is Format.RAW:
             return record
         if self.format is Format.TEXT:
             return tuple(column._replace(type="string") if column.name == "value" else column for column in record)
         assert self.schema is not None
-        beside = (Column(RECORD_PREFIX + name, kind) for name, kind in record if name != "value")
-        corrupt = (Column(CORRUPT, "string"),) if self.bad_records is BadRecords.KEEP else ()
+        beside = (TableColumn(RECORD_PREFIX + name, kind) for name, kind in record if name != "value")
+        corrupt = (TableColumn(CORRUPT, "string"),) if self.bad_records is BadRecords.KEEP else ()
         return (*self.schema.columns, *beside, *corrupt)
 
 
@@ -143,10 +143,10 @@ class FileSource:
     options: Mapping[Word, Word] = field(default_factory=dict)
 
     @property
-    def columns(self) -> tuple[Column, ...] | None:
+    def columns(self) -> tuple[TableColumn, ...] | None:
         """The columns of the view; `None` if only the files know."""
         if self.format is FileFormat.TEXT:
-            return (Column("value", "string"),)
+            return (TableColumn("value", "string"),)
         return self.schema.columns if self.schema is not None else None
 
 
@@ -154,7 +154,7 @@ Source: TypeAlias = TopicSource | FileSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class ViewStep:
     """A query as a view."""
 
     name: Word
@@ -227,7 +227,7 @@ class Pipeline:
     name: Word
     mode: Mode
     sources: tuple[Source, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[ViewStep, ...]
     sinks: tuple[Sink, ...]
     trigger: Trigger = Trigger()
     checkpoint: Word | None = None

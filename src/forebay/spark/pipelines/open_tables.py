@@ -37,7 +37,7 @@ BATCH: Final = "forebay.query."
 """Of the table, with the id of a query behind it: its last batch."""
 
 
-class Batch(NamedTuple):
+class QueryBatch(NamedTuple):
     """One batch of a streaming query."""
 
     query_id: str
@@ -53,7 +53,7 @@ class OpenTable:
         self._catalog: Catalog = open_catalog(location)
         self._clock = SystemClock()
 
-    def put(self, rows: DataFrame, *, batch: Batch | None = None, overwrite: bool = False) -> None:
+    def put(self, rows: DataFrame, *, batch: QueryBatch | None = None, overwrite: bool = False) -> None:
         """Add the rows, all at once, or put them in the place of what is there. A batch is added only once."""
         schema = schema_of(rows)
         table = self.table_for(schema)
@@ -109,7 +109,7 @@ class OpenTable:
                 f"{field.type if ours is None else _shown(ours)}: cast it, or name another table"
             )
 
-    def commit(self, table: Table, files: list[str], batch: Batch | None, *, overwrite: bool) -> None:
+    def commit(self, table: Table, files: list[str], batch: QueryBatch | None, *, overwrite: bool) -> None:
         from pyiceberg.exceptions import CommitFailedException
         from pyiceberg.expressions import AlwaysTrue
 

@@ -10,7 +10,7 @@ import msgspec
 from forebay.spark.options import ReadOptions
 from forebay.spark.pipelines.checking import check_pipeline, unused
 from forebay.spark.pipelines.checkpoints import may_have_begun, standing
-from forebay.spark.pipelines.ddl import Column
+from forebay.spark.pipelines.ddl import TableColumn
 from forebay.spark.pipelines.model import (
     FileSource,
     Mode,
@@ -132,7 +132,7 @@ def outline(pipeline: Pipeline, given: Mapping[str, str] | None = None) -> Outli
 
 
 def _source(
-    pipeline: Pipeline, source: Source, place: Mapping[str, str], found: Mapping[str, tuple[Column, ...]]
+    pipeline: Pipeline, source: Source, place: Mapping[str, str], found: Mapping[str, tuple[TableColumn, ...]]
 ) -> SourceOutline:
     columns = source.columns or found.get(source.name.lower())
     names = tuple(f"{name} {kind}".rstrip() for name, kind in columns) if columns is not None else None

@@ -28,12 +28,12 @@ from forebay.spark.pipelines.model import (
     Schema,
     Sink,
     Source,
-    Step,
     TableFormat,
     TableSink,
     TopicSink,
     TopicSource,
     Trigger,
+    ViewStep,
     Watermark,
 )
 from forebay.topics import TopicName
@@ -302,9 +302,9 @@ def _file_source(fields: Fields, name: Word | None, kind: str) -> FileSource | N
     return FileSource(name=name, path=path, format=chosen, schema=schema, options=fields.options("options"))
 
 
-def _step(fields: Fields) -> Step | None:
+def _step(fields: Fields) -> ViewStep | None:
     name, sql = _named(fields, "step", "revenue"), fields.required("sql", "SELECT …")
-    return Step(name=name, sql=sql) if name is not None and sql is not None else None
+    return ViewStep(name=name, sql=sql) if name is not None and sql is not None else None
 
 
 def _sink(fields: Fields, directory: str) -> Sink | None:

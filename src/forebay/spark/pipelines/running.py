@@ -19,7 +19,7 @@ from forebay.errors import ForebayError
 from forebay.spark.location import Location
 from forebay.spark.pipelines.failures import failure, quiet
 from forebay.spark.pipelines.model import Mode, Output, Overwrite, Pipeline, Sink, TableFormat, TopicSink
-from forebay.spark.pipelines.open_tables import Batch, OpenTable
+from forebay.spark.pipelines.open_tables import OpenTable, QueryBatch
 from forebay.spark.pipelines.progress import ROWS, OnProgress, RunReport, SinkProgress
 from forebay.spark.pipelines.surroundings import write_options
 from forebay.spark.pipelines.tables import StagedTable
@@ -242,7 +242,7 @@ class TableBatches:
 
     def put(self, rows: DataFrame, number: int) -> None:
         """Add the rows of a batch; the table is opened, and tidied, for the first."""
-        batch = Batch(self._started.result(START_SECONDS), number)
+        batch = QueryBatch(self._started.result(START_SECONDS), number)
         if self._table is None:
             self._table = OpenTable(self._location, self._name)
             self._table.tidy()

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from forebay.errors import Invalid, Unavailable, Unsupported
 from forebay.spark.iceberg import look_up_table, table_names
 from forebay.spark.location import Location
-from forebay.spark.pipelines.ddl import Column
+from forebay.spark.pipelines.ddl import TableColumn
 from forebay.spark.pipelines.document import Flaws, flawed, hint
 from forebay.spark.pipelines.model import FileFormat, FileSource, Pipeline
 from forebay.spark.table_files import TableFiles, files_of
@@ -23,7 +23,7 @@ _MERGED: Final = "mergeschema"
 
 def look_at_source(
     flaws: Flaws, pipeline: Pipeline, source: FileSource, location: Location
-) -> tuple[Column, ...] | None:
+) -> tuple[TableColumn, ...] | None:
     """The columns of a source as far as they can be found here; what is wrong with it is a flaw with its line."""
     if source.format is FileFormat.ICEBERG:
         return _open_table(flaws, source, location)
@@ -48,20 +48,20 @@ def table_files(location: Location, source: FileSource) -> TableFiles:
     return files_of(table)
 
 
-def _open_table(flaws: Flaws, source: FileSource, location: Location) -> tuple[Column, ...] | None:
+def _open_table(flaws: Flaws, source: FileSource, location: Location) -> tuple[TableColumn, ...] | None:
     try:
         table = look_up_table(location, str(source.path))
         if table is None:
             way_out = hint(source.path, table_names(location), "the tables are")
             flaws.add(source.path.place, f"there is no table {source.path} in the catalog of {location}: {way_out}")
             return None
-        return tuple(Column(name, kind) for name, kind in files_of(table).columns)
+        return tuple(TableColumn(name, kind) for name, kind in files_of(table).columns)
     except (Invalid, Unavailable, Unsupported) as error:
         flaws.add(source.path.place, f"source {source.name}: {error}")
         return None
 
 
-def _parquet(flaws: Flaws, source: FileSource, path: Path) -> tuple[Column, ...] | None:
+def _parquet(flaws: Flaws, source: FileSource, path: Path) -> tuple[TableColumn, ...] | None:
     """The columns of the first file, and those in the names of the folders above it, as Spark finds them."""
     found = _first_file(path)
     if found is None:
@@ -73,8 +73,8 @@ def _parquet(flaws: Flaws, source: FileSource, path: Path) -> tuple[Column, ...]
         flaws.add(source.path.place, f"source {source.name}: {found} is no Parquet file: {error}")
         return None
     folders = [part.partition("=")[0] for part in found.relative_to(path).parts[:-1] if "=" in part]
-    columns = [Column(field.name, _type(field.type)) for field in schema if field.name not in folders]
-    return (*columns, *(Column(name, "") for name in folders))
+    columns = [TableColumn(field.name, _type(field.type)) for field in schema if field.name not in folders]
+    return (*columns, *(TableColumn(name, "") for name in folders))
 
 
 def _first_file(path: Path) -> Path | None:

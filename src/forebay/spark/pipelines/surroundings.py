@@ -18,7 +18,7 @@ from forebay.spark.location import Location
 from forebay.spark.opening import opened
 from forebay.spark.options import NAMES, ReadOptions
 from forebay.spark.pipelines.checking import check_columns
-from forebay.spark.pipelines.ddl import Column
+from forebay.spark.pipelines.ddl import TableColumn
 from forebay.spark.pipelines.document import Flaws, Place, Word, flawed, hint
 from forebay.spark.pipelines.model import (
     Mode,
@@ -80,13 +80,13 @@ def read_options(pipeline: Pipeline, source: TopicSource, place: Mapping[str, st
     return options
 
 
-def check_surroundings(pipeline: Pipeline, place: Mapping[str, str]) -> dict[str, tuple[Column, ...]]:
+def check_surroundings(pipeline: Pipeline, place: Mapping[str, str]) -> dict[str, tuple[TableColumn, ...]]:
     """Raise `Flawed` with a line for every topic, option, file and table that is not as it must be.
 
     The columns that were found in tables, by the names of sources.
     """
     flaws = Flaws()
-    found: dict[str, tuple[Column, ...]] = {}
+    found: dict[str, tuple[TableColumn, ...]] = {}
     _check_topics(flaws, pipeline, Location.parse(place))
     for source in pipeline.sources:
         if isinstance(source, TopicSource):

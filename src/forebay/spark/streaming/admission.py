@@ -14,7 +14,7 @@ from typing import NamedTuple
 from forebay.spark.streaming.offsets import Place
 
 
-class Stretch(NamedTuple):
+class WeighedRange(NamedTuple):
     """Offsets `[start, stop)` that weigh so many records or bytes; a hole weighs nothing."""
 
     start: int
@@ -26,7 +26,7 @@ class Backlog(NamedTuple):
     """What waits in a partition: stretches one after the other, from where the stream stands to the end."""
 
     start: int
-    stretches: Sequence[Stretch]
+    stretches: Sequence[WeighedRange]
 
     @property
     def stop(self) -> int:
@@ -37,7 +37,7 @@ class Backlog(NamedTuple):
         return sum(stretch.weight for stretch in self.stretches)
 
 
-def clipped(start: int, stop: int, stretches: Sequence[Stretch]) -> Backlog:
+def clipped(start: int, stop: int, stretches: Sequence[WeighedRange]) -> Backlog:
     """The backlog `[start, stop)` with the weights of these stretches; what none of them covers weighs nothing."""
     found = []
     at = start
@@ -46,12 +46,12 @@ def clipped(start: int, stop: int, stretches: Sequence[Stretch]) -> Backlog:
         if first >= last:
             continue
         if at < first:
-            found.append(Stretch(at, first, 0))
+            found.append(WeighedRange(at, first, 0))
         weight = stretch.weight * (last - first) // (stretch.stop - stretch.start)
-        found.append(Stretch(first, last, max(weight, min(stretch.weight, 1))))
+        found.append(WeighedRange(first, last, max(weight, min(stretch.weight, 1))))
         at = last
     if at < stop:
-        found.append(Stretch(at, stop, 0))
+        found.append(WeighedRange(at, stop, 0))
     return Backlog(start, found)
 
 

@@ -20,7 +20,7 @@ from forebay.spark.options import ReadOptions
 from forebay.spark.scan import read_split
 from forebay.spark.snapshot import Viewer
 from forebay.spark.streaming.offsets import Json, StreamOffsets
-from forebay.spark.streaming.stream import Stream
+from forebay.spark.streaming.stream import TopicStream
 
 
 class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -30,7 +30,7 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._columns = columns
         self._viewer: Viewer | None = None
-        self._stream: Stream | None = None
+        self._stream: TopicStream | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_viewer": None, "_stream": None}
@@ -78,8 +78,8 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if viewer is not None:
             viewer.close()
 
-    def _opened(self) -> Stream:
+    def _opened(self) -> TopicStream:
         if self._stream is None:
             self._viewer = Viewer(self._options.location)
-            self._stream = Stream(self._options, self._viewer, SystemClock())
+            self._stream = TopicStream(self._options, self._viewer, SystemClock())
         return self._stream

@@ -16,7 +16,7 @@ from forebay.errors import Conflict, DataLoss, Unavailable
 from forebay.spark.options import Limit, ReadOptions, Topics
 from forebay.spark.planning import Range
 from forebay.spark.snapshot import ShardView, Snapshot, Split, plan
-from forebay.spark.streaming.admission import Backlog, Stretch, admitted, clipped
+from forebay.spark.streaming.admission import Backlog, WeighedRange, admitted, clipped
 from forebay.spark.streaming.offsets import Place, Point, StreamOffsets, TopicPoints
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Views(Protocol):
         """The offsets between these limits, fixed."""
 
 
-class Stream:
+class TopicStream:
     """One run of a streaming query over the topics of its options. For one thread."""
 
     def __init__(self, options: ReadOptions, views: Views, clock: Clock) -> None:
@@ -213,14 +213,14 @@ def _place(view: ShardView) -> Place:
     return Place(view.topic, view.partition)
 
 
-def _records(view: ShardView, start: int) -> list[Stretch]:
-    return [Stretch(p.start, p.stop, 0 if p.gap else p.stop - p.start) for p in view.pieces if p.stop > start]
+def _records(view: ShardView, start: int) -> list[WeighedRange]:
+    return [WeighedRange(p.start, p.stop, 0 if p.gap else p.stop - p.start) for p in view.pieces if p.stop > start]
 
 
-def _bytes(view: ShardView, start: int) -> list[Stretch]:
+def _bytes(view: ShardView, start: int) -> list[WeighedRange]:
     """What pieces weigh; of one whose size is not known, as of the newest records, each offset weighs something."""
     found = (piece for piece in view.pieces if piece.stop > start)
-    return [Stretch(p.start, p.stop, 0 if p.gap else max(p.bytes, p.stop - p.start)) for p in found]
+    return [WeighedRange(p.start, p.stop, 0 if p.gap else max(p.bytes, p.stop - p.start)) for p in found]
 
 
 def _offsets(ends: Iterator[tuple[ShardView, int]]) -> StreamOffsets:

@@ -19,7 +19,7 @@ from forebay.errors import Closed, ForebayError, Moved, Unavailable, UnknownTopi
 from forebay.locks import Rank, RankedRLock
 from forebay.metadata import Compacted, Watch
 from forebay.shard import ShardRef, refs_of
-from forebay.shard.deletes import DeleteRange
+from forebay.shard.deletes import RangeDelete
 from forebay.storage.alter import Alterations
 from forebay.storage.building import Parts
 from forebay.storage.definitions import Defined, Definitions
@@ -33,7 +33,7 @@ PASS_PAGES = 16
 """No more than so many pages are looked at in one pass, so that a long topic does not keep the others waiting."""
 
 
-class Ended(NamedTuple):
+class EndedCounts(NamedTuple):
     """How many records of a shard one pass over its limits ended: by caps and age, and as superseded by their key."""
 
     evicted: int
@@ -87,7 +87,7 @@ class LimitsWorker:
                 if is_free and self._is_watched(shard):
                     self._keep(shard)
 
-    def apply(self, shard: OwnedShard) -> Ended:
+    def apply(self, shard: OwnedShard) -> EndedCounts:
         """Apply the limits of one shard now, in the caller's thread, which may hold no lock; its trouble is raised."""
         with deferred(), self._at_work.after_others(shard.ref.id):
             return self._ended_by_limits(shard)
@@ -200,12 +200,12 @@ class LimitsWorker:
             logger.warning("%s: its limits are not applied for now: %s", shard.ref, error)
             self.worker.note_failure(error)
 
-    def _ended_by_limits(self, shard: OwnedShard) -> Ended:
+    def _ended_by_limits(self, shard: OwnedShard) -> EndedCounts:
         evicted = self._evict(shard) if shard.ref.spec.is_limited else 0
         compacted = self._compact(shard) if shard.ref.spec.cleanup is Cleanup.COMPACT else 0
         if compacted:
             logger.info("%s: compacted %d superseded records away", shard.ref, compacted)
-        return Ended(evicted, compacted)
+        return EndedCounts(evicted, compacted)
 
     def _evict(self, shard: OwnedShard) -> int:
         evicted = shard.evict(self._clock.now_ms())
@@ -260,6 +260,6 @@ def _delete_superseded(shard: OwnedShard, key: bytes, end: int) -> int:
         for batch in page.batches:
             stop = min(batch.end, end, newest[0].base)
             if batch.base < stop:
-                ended += shard.delete(DeleteRange(batch.base, stop))
+                ended += shard.delete(RangeDelete(batch.base, stop))
         at = page.next
     return ended

@@ -12,7 +12,7 @@ from typing import ClassVar, Protocol, TypeAlias
 
 import pytest
 
-from forebay.appends.queue import Entry, Producing, record_bytes
+from forebay.appends.queue import Producing, QueuedRecord, record_bytes
 from forebay.appends.ticket import Ticket
 from forebay.engines import ByName, NewRecord, OwnedShard, StorageEngine
 from forebay.errors import Closed, Conflict, Invalid
@@ -78,7 +78,7 @@ def values_of(records: Sequence[Record]) -> list[bytes | None]:
 
 def stage_by(shard: OwnedShard, producer: int, sequence: int, value: bytes = b"v") -> Ticket:
     """Queue one record of an idempotent producer."""
-    entry = Entry(value, None, None, (), 1, Producing(producer, sequence), Ticket())
+    entry = QueuedRecord(value, None, None, (), 1, Producing(producer, sequence), Ticket())
     return shard.stage_one(entry, record_bytes(value, None, None, ()))
 
 
