@@ -20,7 +20,7 @@ from forebay.format.files.segment import index_name
 from forebay.format.index.sections import decode_index, encode_index
 from forebay.inspection.directory import ExpectedShard
 from forebay.inspection.mending import HistoryMending
-from forebay.inspection.recorded import ShardHistory
+from forebay.inspection.recorded import HistoryPlaces
 from forebay.inspection.repair import repair_shard
 from forebay.inspection.shard import verify_shard
 from forebay.inspection.steps import CHANGES, Step
@@ -61,10 +61,10 @@ def _house(*, seed: int = 1) -> House:
 
 
 @contextlib.contextmanager
-def _history(house: House, disk: Disk) -> Iterator[ShardHistory]:
+def _history(house: House, disk: Disk) -> Iterator[HistoryPlaces]:
     stores = Stores(LogDirectory("/data", Marker(FORMAT, "me"), None), ANYWHERE, disk=disk, clock=house.clock)
     with contextlib.closing(stores):
-        found = ShardHistory.of(PLACE, house.metadata, stores, KEYS.prefix)
+        found = HistoryPlaces.of(PLACE, house.metadata, stores, KEYS.prefix)
         assert found is not None
         yield found
 

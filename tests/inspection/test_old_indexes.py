@@ -8,7 +8,7 @@ from typing import Final
 from forebay.disk import Disk
 from forebay.format.files.segment import index_name
 from forebay.inspection.directory import ExpectedShard
-from forebay.inspection.recorded import ShardHistory
+from forebay.inspection.recorded import HistoryPlaces
 from forebay.inspection.repair import repair_shard
 from forebay.inspection.shard import verify_shard
 from forebay.inspection.stores import Stores
@@ -41,7 +41,7 @@ def _mended(house: House, *, apply: bool) -> tuple[list[str], int]:
     settings = Settings(storage=StorageSettings(handoff_root="/store"))
     directory = LogDirectory("/data", Marker(FORMAT, "me"), None)
     with contextlib.closing(Stores(directory, settings, disk=house.disk, clock=house.clock)) as stores:
-        history = ShardHistory.of(PLACE, house.metadata, stores, KEYS.prefix)
+        history = HistoryPlaces.of(PLACE, house.metadata, stores, KEYS.prefix)
         assert history is not None
         report = verify_shard(house.disk, PLACE, None, owned=False, history=history)
         steps = repair_shard(PLACE, SETTINGS, disk=house.disk, clock=house.clock, apply=apply, history=history)

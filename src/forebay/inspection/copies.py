@@ -20,7 +20,7 @@ from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.inspection.directory import ExpectedShard
 from forebay.inspection.findings import REACH, Finding, Report, Severity
 from forebay.inspection.objects import RESTORE_OBJECT, ObjectCopy, ObjectExam
-from forebay.inspection.recorded import METADATA, ShardHistory, StoredHistory, judge, summary
+from forebay.inspection.recorded import METADATA, HistoryPlaces, StoredHistory, judge, summary
 from forebay.inspection.segments import REPAIR, RESTORE, Examined
 from forebay.manifests import ManifestReader
 
@@ -55,7 +55,7 @@ class HistoryExam:
         self,
         disk: Disk,
         place: ExpectedShard,
-        history: ShardHistory,
+        history: HistoryPlaces,
         found: StoredHistory,
         report: Report,
         *,

@@ -11,7 +11,7 @@ from forebay import manifests
 from forebay.catalog.shard import Piece
 from forebay.errors import Conflict, ForebayError
 from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
-from forebay.inspection.recorded import ShardHistory
+from forebay.inspection.recorded import HistoryPlaces
 
 
 class Unlisted(NamedTuple):
@@ -25,7 +25,7 @@ class Unlisted(NamedTuple):
 class ListedEtags:
     """Collects etags, so that each manifest is written once however many of its objects have another."""
 
-    def __init__(self, history: ShardHistory) -> None:
+    def __init__(self, history: HistoryPlaces) -> None:
         self._history = history
         self._etags: dict[tuple[str, int], str | None] = {}
 

@@ -26,7 +26,7 @@ from forebay.inspection.directory import ExpectedShard
 from forebay.inspection.findings import Report
 from forebay.inspection.listed import ListedEtags
 from forebay.inspection.objects import ObjectCopy, catalogued_index
-from forebay.inspection.recorded import ShardHistory
+from forebay.inspection.recorded import HistoryPlaces
 from forebay.inspection.segments import log_file
 from forebay.inspection.shard import Progress, ShardExam
 from forebay.inspection.steps import CHANGES, Action, Aside, Step
@@ -51,7 +51,7 @@ class _Work(NamedTuple):
 class HistoryMending:
     """The mending of one shard, which nobody else may have open here."""
 
-    def __init__(self, place: ExpectedShard, history: ShardHistory, *, disk: Disk, on_bytes: Progress | None) -> None:
+    def __init__(self, place: ExpectedShard, history: HistoryPlaces, *, disk: Disk, on_bytes: Progress | None) -> None:
         self._place = place
         self._history = history
         self._disk = disk

@@ -45,7 +45,7 @@ class StoredHistory:
         return self.cur is None and not self.pieces and not self.bad
 
 
-class ShardHistory(NamedTuple):
+class HistoryPlaces(NamedTuple):
     """Where the history of one shard can be asked for: the catalog, and the stores that have its objects."""
 
     metadata: MetadataStore
@@ -54,7 +54,7 @@ class ShardHistory(NamedTuple):
     topic_id: str
 
     @classmethod
-    def of(cls, place: ExpectedShard, metadata: MetadataStore, stores: Stores, prefix: str) -> ShardHistory | None:
+    def of(cls, place: ExpectedShard, metadata: MetadataStore, stores: Stores, prefix: str) -> HistoryPlaces | None:
         """The history of a shard; `None` where no topic has it."""
         if place.spec is None:
             return None
@@ -75,7 +75,7 @@ class ShardHistory(NamedTuple):
         return self.metadata.range(shard_prefix(keys.namespace, keys.topic, keys.partition, prefix=keys.prefix))
 
 
-def summary(found: StoredHistory, place: ExpectedShard, history: ShardHistory) -> HistorySummary:
+def summary(found: StoredHistory, place: ExpectedShard, history: HistoryPlaces) -> HistorySummary:
     """How the shard stands."""
     state = found.state or ShardState(incarnation="")
     is_owned = state.owner is not None and history.metadata.session_alive(state.owner)

@@ -24,7 +24,7 @@ from forebay.format.index import sections as index_format
 from forebay.inspection.directory import ExpectedShard, inspected, metadata_of
 from forebay.inspection.findings import Report, Severity
 from forebay.inspection.mending import HistoryMending, Mended
-from forebay.inspection.recorded import ShardHistory
+from forebay.inspection.recorded import HistoryPlaces
 from forebay.inspection.segments import RESTORE, SegmentExam, StoredIndex
 from forebay.inspection.shard import Progress
 from forebay.inspection.steps import CHANGES, Action, Aside, Step
@@ -66,7 +66,7 @@ def repair(
             on_total(segment_bytes(disk, found, topic) + object_bytes(found, topic))
         steps: list[Step] = []
         for place in places:
-            history = ShardHistory.of(place, store, stores, found.prefix)
+            history = HistoryPlaces.of(place, store, stores, found.prefix)
             steps += repair_shard(
                 place, settings.wal, disk=disk, clock=clock, history=history, apply=apply, on_bytes=on_bytes
             )
@@ -80,7 +80,7 @@ def repair_shard(
     disk: Disk,
     clock: Clock,
     apply: bool,
-    history: ShardHistory | None = None,
+    history: HistoryPlaces | None = None,
     on_bytes: Progress | None = None,
 ) -> list[Step]:
     """The same for one shard, which nobody else may have open here."""

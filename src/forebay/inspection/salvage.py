@@ -25,7 +25,7 @@ from forebay.format.frame.batch import Batch, decode
 from forebay.format.frame.head import FrameHead, Verdict
 from forebay.format.metadata.descriptor import DescriptorKind
 from forebay.inspection.directory import Inspected, look, metadata_of
-from forebay.inspection.recorded import ShardHistory
+from forebay.inspection.recorded import HistoryPlaces
 from forebay.inspection.stores import Stores
 from forebay.records import EARLIEST, Gap, Headers, Position, Reason, Record
 from forebay.shard.context import is_local
@@ -201,7 +201,7 @@ def salvages(
             if place.spec != topic.spec or place.partition not in chosen:
                 continue
             _check_holder(found, topic, place.partition)
-            history = ShardHistory.of(place, metadata, stores, found.prefix)
+            history = HistoryPlaces.of(place, metadata, stores, found.prefix)
             assert history is not None
             files = remains(
                 disk,
@@ -274,7 +274,7 @@ def lost_offsets(topic: Topic, partition: int, spans: Sequence[tuple[int, int]])
     return lost
 
 
-def header_in_history(history: ShardHistory) -> HeaderOf:
+def header_in_history(history: HistoryPlaces) -> HeaderOf:
     """Asks the store for the header of a segment that is not here any more."""
 
     def header_of(start: int, epoch: int) -> bytes | None:

@@ -20,7 +20,7 @@ from forebay.format.metadata.descriptor import Phase, ShardState
 from forebay.inspection.copies import HistoryExam, LocalFiles
 from forebay.inspection.directory import ExpectedShard
 from forebay.inspection.findings import UPGRADE, Report, Severity
-from forebay.inspection.recorded import METADATA, ShardHistory, StoredHistory
+from forebay.inspection.recorded import METADATA, HistoryPlaces, StoredHistory
 from forebay.inspection.segments import REPAIR, RESTORE, Examined, SegmentExam
 from forebay.wal.files import read_footer
 from forebay.wal.recovery.resume import ASIDE
@@ -39,7 +39,7 @@ def verify_shard(
     state: ShardState | None,
     *,
     owned: bool,
-    history: ShardHistory | None = None,
+    history: HistoryPlaces | None = None,
     quick: bool = False,
     on_bytes: Progress | None = None,
 ) -> Report:
@@ -75,7 +75,7 @@ class ShardExam:
         report: Report,
         *,
         owned: bool,
-        history: ShardHistory | None = None,
+        history: HistoryPlaces | None = None,
         quick: bool = False,
         on_bytes: Progress | None = None,
     ) -> None:

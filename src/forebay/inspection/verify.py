@@ -16,7 +16,7 @@ from forebay.format.metadata.value import decode_value
 from forebay.inspection.database import database_bytes, verify_database
 from forebay.inspection.directory import ExpectedShard, Inspected, inspected, metadata_of
 from forebay.inspection.findings import UPGRADE, Report, Severity
-from forebay.inspection.recorded import METADATA, ShardHistory
+from forebay.inspection.recorded import METADATA, HistoryPlaces
 from forebay.inspection.shard import Progress, verify_shard
 from forebay.inspection.stores import Stores
 from forebay.metadata import MetadataStore, SqliteMetadata
@@ -92,7 +92,7 @@ def verify(
                 what = "belongs to no topic"
                 step = "restore the metadata store that knows it, or move it away"
                 report.add(Severity.WARNING, what, step, file=place.directory)
-            history = ShardHistory.of(place, store, stores, found.prefix)
+            history = HistoryPlaces.of(place, store, stores, found.prefix)
             report.absorb(
                 verify_shard(disk, place, state, owned=found.owned, history=history, quick=quick, on_bytes=on_bytes)
             )

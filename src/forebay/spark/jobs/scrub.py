@@ -25,7 +25,7 @@ from forebay.inspection.directory import ExpectedShard
 from forebay.inspection.findings import REACH, Finding, Severity
 from forebay.inspection.findings import Report as Exam
 from forebay.inspection.objects import ObjectExam
-from forebay.inspection.recorded import ShardHistory, judge
+from forebay.inspection.recorded import HistoryPlaces, judge
 from forebay.inspection.repair import repair_shard
 from forebay.inspection.steps import Action, Step
 from forebay.shard import ShardRef
@@ -143,10 +143,10 @@ def shard_at(found: Opened, ref: ShardRef) -> _Shard:
     return _Shard(ref=ref, pieces=kept, findings=exam.findings, figures=figures)
 
 
-def _subject(found: Opened, ref: ShardRef) -> tuple[ExpectedShard, ShardHistory]:
+def _subject(found: Opened, ref: ShardRef) -> tuple[ExpectedShard, HistoryPlaces]:
     """The partition as an examination takes it; its directory only where there is a data directory."""
     directory = f"{found.directory.shards}/{ref.id}" if found.directory is not None else ""
-    history = ShardHistory(found.metadata, found.stores, found.catalog(ref).keys, ref.spec.topic_id)
+    history = HistoryPlaces(found.metadata, found.stores, found.catalog(ref).keys, ref.spec.topic_id)
     return ExpectedShard(ref.id, str(ref), directory, ref.spec, ref.partition), history
 
 
