@@ -150,7 +150,7 @@ class Node(Member):
         self.land = land
         self.archiving = HistoryWorker(land.clock, land.settings, self._collect)
         self.archiving.worker.stop()
-        super().__init__(land, name, metadata, land.store(), on_open=self.archiving.watch, archiving=self.archiving)
+        super().__init__(land, name, metadata, land.store(), on_open=self.archiving.watch)
         self.loads = self.loads_by(self.archiving.alone_with)
 
     def _collect(self, shard: SegmentShard) -> list[str]:

@@ -13,17 +13,17 @@ from forebay.blobs import BlobStore
 from forebay.blobs.directory import DirectoryStore
 from forebay.cleanup.deleted_topics import Deletions
 from forebay.cleanup.objects import ObjectCleanup
-from forebay.engines import MemoryEngine, SegmentEngine
+from forebay.engines import MemoryEngine, RocksEngine, SegmentEngine
 from forebay.loads.service import AloneWith, Loads
 from forebay.metadata import MemoryMetadata, MetadataStore
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardContext, ShardRef
 from forebay.shard.context import Places
 from forebay.shard.ownership import OwnerSession
-from forebay.storage.background.history import HistoryWorker
-from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions
 from forebay.storage.directory import FORMAT, LogDirectory, Marker
+from forebay.storage.owner import ROCKSDB
+from forebay.storage.shards import Engines
 from forebay.testing.clock import ManualClock
 from forebay.testing.disk import SimulatedDisk
 from forebay.testing.metadata import FaultyMetadata
@@ -80,7 +80,7 @@ class Ground:
 T = TypeVar("T")
 
 
-def _at_once(shard: SegmentShard, work: Callable[[SegmentShard], T]) -> T:
+def at_once(shard: SegmentShard, work: Callable[[SegmentShard], T]) -> T:
     """Nothing else works on a shard where nothing runs in the background."""
     return work(shard)
 
@@ -96,7 +96,6 @@ class Member:
         store: BlobStore,
         *,
         on_open: Callable[[SegmentShard], None],
-        archiving: HistoryWorker | None = None,
     ) -> None:
         self.name = name
         self._ground = ground
@@ -124,14 +123,17 @@ class Member:
         )
         self.cleanup = ObjectCleanup(metadata, settings, self.places, ground.clock)
         self.definitions = Definitions(metadata, settings.metadata.prefix, ground.clock)
-        self.parts = Parts(
-            metadata=metadata,
-            memory=MemoryEngine(settings, clock=ground.clock, metadata=metadata, owner_session=self.owner_session),
+        self.engines = Engines(
             segment=self.engine,
-            owner_session=self.owner_session,
-            archiving=archiving,
-            places=self.places,
-            cleanup=self.cleanup,
+            memory=MemoryEngine(settings, clock=ground.clock, metadata=metadata, owner_session=self.owner_session),
+            rocksdb=RocksEngine(
+                f"/{name}/{ROCKSDB}",
+                settings,
+                disk=ground.disk,
+                clock=ground.clock,
+                metadata=metadata,
+                owner_session=self.owner_session,
+            ),
         )
 
     @property
@@ -159,7 +161,7 @@ class Member:
             topic=self.definitions.get,
             shards=self.engine.shards,
             own=self.engine.open_shard,
-            alone_with=alone_with or _at_once,
+            alone_with=alone_with or at_once,
         )
 
     def collect_directory(self) -> None:

@@ -40,7 +40,7 @@ from forebay.testing.invariants import Violation
 from forebay.testing.moves import Operations, commits_of, replayed
 from forebay.topics import Durability, TopicSpec
 from tests.protocol.consuming import Consumer
-from tests.protocol.ground import GRACE_S, NAME, STORE, TOPIC_ID, Ground, Member, committed_in
+from tests.protocol.ground import GRACE_S, NAME, STORE, TOPIC_ID, Ground, Member, at_once, committed_in
 from tests.wal.rig import history_of, stage, value_of
 
 KEYS: Final = ShardKeys("shop", "orders", 0, "/forebay")
@@ -242,15 +242,18 @@ class Node(Member):
         world = self.world
         loads = self.loads_by()
         chores = CleanupWorker(
-            self.parts,
+            self.engines,
+            self.cleanup,
             self.definitions,
             self.deletions,
             loads,
             world.settings,
+            holder=self.name,
             disk=world.disk,
             clock=world.clock,
             hear=lambda: None,
             open_shard=self.engine.open_shard,
+            alone_with=at_once,
             relieve=lambda: None,
         )
         chores.step()

@@ -238,7 +238,7 @@ def _die_with_records(place: Place) -> None:
 _KILLED = """
 import os, pickle, signal, sys
 from forebay.spark import delivery, opening
-from forebay.storage import building
+from forebay.storage import owner
 moment, at = sys.argv[1], int(sys.argv[2])
 count = 0
 def opened(*arguments, **named):
@@ -256,7 +256,7 @@ def opened(*arguments, **named):
     store.transaction = transaction
     return store
 plain = opening.open_metadata
-opening.open_metadata = building.open_metadata = opened
+opening.open_metadata = owner.open_metadata = opened
 delivery.deliver(*pickle.loads(sys.stdin.buffer.read()))
 """
 """A driver that is killed at its transaction of that number, its own and those of the owner that it becomes counted."""

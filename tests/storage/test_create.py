@@ -16,10 +16,11 @@ from forebay.engines import MemoryEngine
 from forebay.errors import Corrupt, ForebayError
 from forebay.metadata import Entry, MemoryMetadata
 from forebay.settings import Settings
-from forebay.shard import Owner, acquire
+from forebay.shard import Owner, ShardRef, acquire
 from forebay.shard.ownership import OwnerSession, Wanted
-from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions
+from forebay.storage.in_memory import InMemoryBackend
+from forebay.storage.lifetime import Lifetime
 from forebay.testing.clock import ManualClock
 from forebay.testing.metadata import Fault, FaultyMetadata
 from forebay.topics import TopicName, TopicSpec
@@ -52,9 +53,10 @@ class LaggingMetadata(FaultyMetadata):
 
 
 class BalkyEngine(MemoryEngine):
-    """One that cannot be made ready while `refusal` says why."""
+    """One that cannot be made ready while `refusal` says why, and that removes no shard while `keeps` is true."""
 
     refusal: Callable[[], Exception | None] = staticmethod(lambda: None)
+    keeps = False
     asked = 0
 
     def prepare(self, spec: TopicSpec) -> None:
@@ -63,6 +65,11 @@ class BalkyEngine(MemoryEngine):
         if error is not None:
             raise error
         super().prepare(spec)
+
+    def delete_shard(self, ref: ShardRef) -> None:
+        if self.keeps:
+            raise OSError(5, "no")
+        super().delete_shard(ref)
 
 
 @dataclasses.dataclass
@@ -92,9 +99,11 @@ def house_of(**settings: int) -> House:
     clock = ManualClock()
     metadata = LaggingMetadata(clock)
     chosen = Settings.load(overrides={"metadata": settings})
-    owner_session = OwnerSession(metadata, 30, ":memory:")
-    engine = BalkyEngine(chosen, clock=clock, metadata=metadata, owner_session=owner_session)
-    return House(clock, metadata, engine, Storage(chosen, Parts(metadata=metadata, memory=engine), None, clock=clock))
+    session = OwnerSession(metadata, 30, ":memory:")
+    engine = BalkyEngine(chosen, clock=clock, metadata=metadata, owner_session=session)
+    lifetime = Lifetime()
+    backend = InMemoryBackend(chosen, metadata, engine, clock=clock, lifetime=lifetime)
+    return House(clock, metadata, engine, Storage(chosen, backend, clock=clock, lifetime=lifetime))
 
 
 @pytest.fixture
@@ -378,7 +387,7 @@ def test_a_disk_that_is_not_mounted_leaves_no_topic(tmp_path: Path) -> None:
 def test_a_deletion_left_over_names_the_topics_it_could_not_remove(house: House) -> None:
     registered = house.definitions().create(house.spec(), exist_ok=False)
     house.definitions().withdraw(registered)
-    house.engine.delete_shard = lambda ref: (_ for _ in ()).throw(OSError(5, "no"))  # type: ignore[method-assign]
+    house.engine.keeps = True
     deletions = Deletions(
         house.metadata,
         Settings(),

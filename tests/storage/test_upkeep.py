@@ -29,7 +29,7 @@ def stepped(tmp_path: Path, durability: str, settings: Settings) -> tuple[Inside
     """Upkeep without its thread and with time turned by hand."""
     clock = ManualClock()
     disk = WatchedDisk()
-    worker = SyncWorker(disk, clock, str(tmp_path), settings.runtime, lambda: None)
+    worker = SyncWorker(disk, clock, str(tmp_path), settings.runtime, hand_on=lambda shard: None, relieve=lambda: None)
     home = SegmentHome(disk, str(tmp_path), durability, settings=settings, clock=clock, on_dirty=worker.wake)
     return InsideSync(worker).take_over(), home, clock
 
@@ -248,7 +248,9 @@ def test_a_sync_that_fails_beside_nothing_to_sync_harms_no_shard(tmp_path: Path)
     """A failed sync of many poisoned also those that had nothing to sync."""
     disk = WatchedDisk()
     home = SegmentHome(disk, str(tmp_path), "fsync", settings=quick())
-    maintenance = SyncWorker(disk, SystemClock(), str(tmp_path), RuntimeSettings(), lambda: None)
+    maintenance = SyncWorker(
+        disk, SystemClock(), str(tmp_path), RuntimeSettings(), hand_on=lambda shard: None, relieve=lambda: None
+    )
     engine = home.open().engine
     shard = engine.open_shard(home.ref())
     shard.acknowledge(shard.stage_one(_entry(), 17))

@@ -13,8 +13,8 @@ from forebay.cli.invocation import Invocation
 from forebay.clock import SystemClock
 from forebay.errors import ForebayError
 from forebay.metadata.open_store import open_metadata
-from forebay.storage.building import PROBE_SECONDS_MAX
 from forebay.storage.directory import METADATA
+from forebay.storage.stores import PROBE_SECONDS_MAX
 
 
 class _Place(NamedTuple):

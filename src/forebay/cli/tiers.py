@@ -47,7 +47,7 @@ def pieces_of(found: Inspected, place: ExpectedShard, disk: Disk) -> Iterator[Ti
 
 def database_bytes(found: Inspected, disk: Disk) -> TierPiece | None:
     """The database, if there is one."""
-    from forebay.storage.building import ROCKSDB
+    from forebay.storage.owner import ROCKSDB
 
     path = f"{found.path}/{ROCKSDB}"
     return TierPiece(Tier.DATABASE, path, _below(path, disk)) if disk.exists(path) else None

@@ -24,7 +24,7 @@ from forebay.inspection.findings import INSTALL, UPGRADE, Report, Severity
 from forebay.inspection.recorded import METADATA
 from forebay.inspection.shard import LOOKS, Progress
 from forebay.metadata import MetadataStore
-from forebay.storage.building import ROCKSDB
+from forebay.storage.owner import ROCKSDB
 from forebay.topics import Engine, TopicName, TopicSpec
 
 RESTORE_DATABASE = f"restore the directory {ROCKSDB} from a backup"

@@ -22,8 +22,8 @@ from forebay.inspection.directory import Inspected, look
 from forebay.settings import Settings
 from forebay.shard.seal import OnFile
 from forebay.storage import Storage
-from forebay.storage.building import IN_MEMORY
 from forebay.storage.directory import MARKER, METADATA, LogDirectory, checked_path, is_owned
+from forebay.storage.in_memory import IN_MEMORY
 from forebay.topics import Engine, TopicName, TopicSpec, shard_id
 
 

@@ -26,9 +26,9 @@ from forebay.settings import Settings, StoreSettings
 from forebay.shard import ShardRef
 from forebay.shard.context import Places
 from forebay.spark.location import Location
-from forebay.storage.building import history_store
 from forebay.storage.definitions import Definitions
 from forebay.storage.directory import LogDirectory, NoDirectory, is_owned
+from forebay.storage.stores import history_store
 from forebay.topics import Engine, TopicName, TopicSpec
 from forebay.wal.readonly import FollowedLog
 

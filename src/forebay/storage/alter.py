@@ -11,7 +11,6 @@ from forebay.engines.unowned import UnownedShard
 from forebay.errors import Conflict
 from forebay.locks import Rank, RankedLock
 from forebay.shard import ShardRef, refs_of
-from forebay.storage.building import Parts
 from forebay.storage.definitions import Defined, Definitions
 from forebay.storage.shards import Shards
 from forebay.storage.topic import Topic
@@ -23,7 +22,6 @@ class Alterations:
 
     def __init__(
         self,
-        parts: Parts,
         definitions: Definitions,
         shards: Shards,
         clock: Clock,
@@ -31,7 +29,6 @@ class Alterations:
     ) -> None:
         """`on_adopted` is called with each definition that handles here go by from now on."""
         self._on_adopted = on_adopted
-        self._parts = parts
         self._definitions = definitions
         self._shards = shards
         self._clock = clock
@@ -47,6 +44,12 @@ class Alterations:
             if newest is not None:
                 topic.adopt(newest.spec)
         self._on_adopted(topic.spec)
+
+    def follow(self, spec: TopicSpec) -> None:
+        """Have the shards of a topic follow changes from now on, also while the topic has no handle."""
+        with self._lock:
+            self._handles.setdefault(spec.topic_id, weakref.WeakSet())
+        self._on_adopted(spec)
 
     def settle(self, shard: OwnedShard) -> None:
         """A shard was opened: it goes by the newest definition on return."""
@@ -65,7 +68,7 @@ class Alterations:
             self._newest[topic_id] = defined
             for topic in self._handles.get(topic_id, ()):
                 topic.adopt(defined.spec)
-            for shard in self._shards.of(topic_id):
+            for shard in self._open_shards(topic_id):
                 _tell(shard, defined.spec)
         self._on_adopted(defined.spec)
 
@@ -80,13 +83,20 @@ class Alterations:
             self._handles.pop(topic_id, None)
             self._newest.pop(topic_id, None)
 
-    def alter(self, name: str | TopicName, changes: TopicChanges, *, allow_loss: bool) -> TopicSpec:
-        """See `Storage.alter_topic`."""
+    def alter(
+        self,
+        name: str | TopicName,
+        changes: TopicChanges,
+        *,
+        allow_loss: bool,
+        check: Callable[[TopicSpec], None],
+    ) -> TopicSpec:
+        """See `Storage.alter_topic`; `check` raises if a topic so defined cannot live here."""
 
         def altered(spec: TopicSpec) -> TopicSpec:
             changed = spec.altered(**changes)
             if changed != spec:
-                self._parts.check_creation(changed)
+                check(changed)
                 if not allow_loss:
                     self._check_loss(spec, changed)
             return changed
@@ -94,6 +104,9 @@ class Alterations:
         defined = self._definitions.alter(TopicName.parse(name), altered)
         self.adopt(defined)
         return defined.spec
+
+    def _open_shards(self, topic_id: str) -> list[OwnedShard]:
+        return [shard for shard in self._shards.all() if shard.ref.spec.topic_id == topic_id]
 
     def _check_loss(self, old: TopicSpec, new: TopicSpec) -> None:
         """`Conflict` if a limit that is new would end records at once."""

@@ -19,10 +19,10 @@ from forebay.cleanup.deleted_topics import Deletions
 from forebay.clock import Clock
 from forebay.errors import ForebayError, Indeterminate, Unavailable, UnknownTopic
 from forebay.format.metadata.keys import shards_prefix
+from forebay.metadata import MetadataStore
 from forebay.settings import Settings
 from forebay.shard import refs_of
 from forebay.shard.ownership import wanted
-from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions
 from forebay.topics import TopicSpec
 
@@ -43,13 +43,17 @@ class Creations:
 
     def __init__(
         self,
-        parts: Parts,
+        metadata: MetadataStore,
         definitions: Definitions,
         deletions: Deletions,
         settings: Settings,
         clock: Clock,
+        *,
+        prepare: Callable[[TopicSpec], None],
     ) -> None:
-        self._parts = parts
+        """`prepare` has the engine of a topic get what it needs to open its shards; `Unavailable` if it cannot yet."""
+        self._metadata = metadata
+        self._prepare = prepare
         self._definitions = definitions
         self._deletions = deletions
         self._settings = settings
@@ -121,7 +125,7 @@ class Creations:
     def _unready(self, spec: TopicSpec) -> str | None:
         """What keeps its shards from being made, if anything does."""
         self._prepare(spec)
-        metadata = self._parts.metadata
+        metadata = self._metadata
         below = shards_prefix(spec.namespace, spec.topic, prefix=self._settings.metadata.prefix)
         if not metadata.range(below, limit=1):
             return None
@@ -130,9 +134,6 @@ class Creations:
             if stored is not None and stored.state.incarnation != spec.topic_id:
                 return f"{ref} is still recorded as a shard of an earlier topic of that name"
         return None
-
-    def _prepare(self, spec: TopicSpec) -> None:
-        self._parts.engine_of(spec).prepare(spec)
 
     def _undone(self, spec: TopicSpec, error: ForebayError) -> ForebayError:
         """Undo everything; what to raise."""

@@ -9,16 +9,15 @@ from forebay.catalog import read_state
 from forebay.engines.segment import SegmentEngine
 from forebay.errors import Moved, Unavailable, Unsupported
 from forebay.format.metadata.descriptor import Phase, ShardState
+from forebay.metadata import MetadataStore
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef, refs_of
 from forebay.shard.directories import directory_name
 from forebay.shard.ownership import wanted
 from forebay.shard.seal import OnFile, withdraw_target
-from forebay.storage.building import Parts
-from forebay.storage.definitions import Definitions
 from forebay.storage.shards import Shards
 from forebay.storage.topic import Topic
-from forebay.topics import Engine, TopicName, TopicSpec
+from forebay.topics import TopicSpec
 
 
 class Moves:
@@ -26,35 +25,39 @@ class Moves:
 
     def __init__(
         self,
-        parts: Parts,
-        definitions: Definitions,
+        engine: SegmentEngine,
+        metadata: MetadataStore,
         shards: Shards,
         settings: Settings,
+        *,
+        holder: str,
         forget: Callable[[ShardRef], None],
         on_moved: Callable[[], None],
     ) -> None:
-        """`on_moved` is called when local files may have become those of a shard that another directory has."""
-        self._parts = parts
-        self._definitions = definitions
+        """`holder` is this data directory. `forget` stops the background work on a shard and waits for it.
+
+        `on_moved` is called when local files may have become those of a shard that another directory has.
+        """
+        self._engine = engine
+        self._metadata = metadata
         self._shards = shards
         self._settings = settings
+        self._holder = holder
         self._forget = forget
         self._on_moved = on_moved
 
     def seal(
         self,
-        name: str | TopicName,
+        spec: TopicSpec,
         *,
         target: str | None = None,
         on_file: OnFile | None = None,
         accept_damage: bool = False,
     ) -> list[ShardState]:
         """Seal every partition; see `Storage.seal_topic`."""
-        spec = self._definitions.get(TopicName.parse(name))
-        engine = self._engine(spec)
         states = []
         for ref in refs_of(spec):
-            stored = read_state(self._parts.metadata, wanted(ref, self._settings).key)
+            stored = read_state(self._metadata, wanted(ref, self._settings).key)
             if stored is not None and self._is_done(stored.state, target):
                 # By an earlier attempt that did not get through all partitions.
                 states.append(stored.state)
@@ -62,22 +65,22 @@ class Moves:
             shard, quiesce = self._shards.own(ref), partial(self._forget, ref)
             assert isinstance(shard, SegmentShard)
             states.append(
-                engine.seal_shard(shard, target=target, quiesce=quiesce, on_file=on_file, accept_damage=accept_damage)
+                self._engine.seal_shard(
+                    shard, target=target, quiesce=quiesce, on_file=on_file, accept_damage=accept_damage
+                )
             )
         self._on_moved()
         return states
 
-    def take_back(self, name: str | TopicName) -> None:
+    def take_back(self, spec: TopicSpec) -> None:
         """Every partition may be opened here again; see `Storage.unseal_topic`."""
-        spec = self._definitions.get(TopicName.parse(name))
-        engine = self._engine(spec)
         for ref in refs_of(spec):
-            withdraw_target(self._parts.metadata, wanted(ref, self._settings).key)
-            engine.take_back(ref)
+            withdraw_target(self._metadata, wanted(ref, self._settings).key)
+            self._engine.take_back(ref)
 
     def export(self, topic: Topic, on_file: OnFile | None, *, accept_damage: bool = False) -> None:
         """Make everything appended so far history; see `Storage.export_topic`."""
-        engine = self._engine(topic.spec)
+        engine = self._engine
         topic.rotate()
         for ref in refs_of(topic.spec):
             if engine.find(ref) is None and not engine.may_own(ref):
@@ -103,22 +106,22 @@ class Moves:
 
     def _refuse_held_elsewhere(self, ref: ShardRef) -> None:
         """A partition that was sealed or never used has nothing to export; what another directory holds it has."""
-        stored = read_state(self._parts.metadata, wanted(ref, self._settings).key)
+        stored = read_state(self._metadata, wanted(ref, self._settings).key)
         if stored is not None and stored.state.phase is not Phase.SEALED:
-            holder = directory_name(self._parts.metadata, self._settings.metadata.prefix, stored.state.holder)
+            holder = directory_name(self._metadata, self._settings.metadata.prefix, stored.state.holder)
             raise Moved(f"{ref} is held by {holder}, which alone can export it: export it there")
 
     def _is_done(self, state: ShardState, target: str | None) -> bool:
         """Whether the shard is sealed for the target already, or has arrived there."""
-        here = self._parts.directory.id if self._parts.directory is not None else None
+        here = self._holder
         if state.phase is Phase.SEALED:
             return state.target in ((None, here) if target is None else (target,))
         return target not in (None, here) and state.holder == target
 
-    def _engine(self, spec: TopicSpec) -> SegmentEngine:
-        if self._parts.owned is None or spec.engine is not Engine.SEGMENT:
-            raise Unsupported(
-                f'{spec.name} lives on the {spec.engine} engine: only topics on engine "segment" are exported, sealed '
-                "and moved; copy the records to one"
-            )
-        return self._parts.owned
+
+def refusal_of_moves(spec: TopicSpec) -> Unsupported:
+    """The error for a topic that cannot be exported, sealed and moved."""
+    return Unsupported(
+        f'{spec.name} lives on the {spec.engine} engine: only topics on engine "segment" are exported, sealed '
+        "and moved; copy the records to one"
+    )

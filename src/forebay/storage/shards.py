@@ -1,4 +1,4 @@
-"""The shards of a log for its topics: opened on the engine that the topic names, to be owned or to be looked at.
+"""The shards of a log for its topics: opened on the engine that the topic names, to be owned or to be read.
 
 Every way in holds the lock of that one shard and reads the definition of its topic under it. A deletion first makes
 the topic unknown and then takes the lock of each of its shards, so none is opened after a deletion has removed it.
@@ -7,19 +7,57 @@ the topic unknown and then takes the lock of each of its shards, so none is open
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias, TypeVar
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, TypeVar
 
 from forebay.disk.forks import FORKS, ForkGuard
-from forebay.engines import FollowingEngine, MemoryEngine, OwnedShard, ReadShard, RocksEngine, SegmentEngine
-from forebay.errors import Unavailable, UnknownTopic, Unsupported
+from forebay.engines import MemoryEngine, OwnedShard, ReadShard, RocksEngine, SegmentEngine, UnownedShards
+from forebay.errors import Unavailable, UnknownTopic
 from forebay.shard import ShardRef
-from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions
+from forebay.storage.lifetime import Lifetime
 from forebay.topics import Engine, TopicSpec
 
 S = TypeVar("S")
+S_co = TypeVar("S_co", covariant=True)
 Progress = Callable[[float], None]
-_Owner: TypeAlias = MemoryEngine | RocksEngine | SegmentEngine
+OwnerEngine: TypeAlias = MemoryEngine | RocksEngine | SegmentEngine
+
+
+class Shards(Protocol):
+    """The shards that a log can come by, with one of two intents: to own them, or to read without owning them."""
+
+    def find(self, ref: ShardRef) -> OwnedShard | None:
+        """The shard, if this process owns it and has it open. Takes no lock."""
+
+    def all(self) -> list[OwnedShard]:
+        """Every open shard that this process owns. Takes no lock."""
+
+    def was_here(self, ref: ShardRef) -> bool:
+        """Whether this directory had the shard last, so that opening it here takes it from no other."""
+
+    def own(self, ref: ShardRef) -> OwnedShard:
+        """The shard, owned by this process and opened by the definition that its topic has now.
+
+        Acquires the shard if this process does not own it, which takes it over from an owner that is gone: for
+        appends, other writes, and callers who ask for it by name. `Unsupported` on a log that is opened read-only.
+        """
+
+    def ours(self, ref: ShardRef) -> OwnedShard:
+        """As `own`, for background work: `Unavailable` if another directory holds the shard."""
+
+    def read(self, ref: ShardRef) -> ReadShard:
+        """The shard for a caller who only looks. Acquires nothing that another directory may own."""
+
+    def of_topic(self, spec: TopicSpec) -> TopicShards:
+        """The shards of one topic, for its handles; `Unsupported` if this process cannot come by its records."""
+
+
+class OpenShards(Protocol[S_co]):
+    """Where the open shards of an engine are found, without a lock."""
+
+    def find(self, topic_id: str, partition: int) -> S_co | None:
+        """The shard, if it is open."""
 
 
 class TopicShards:
@@ -28,85 +66,112 @@ class TopicShards:
     In a forked child every call raises `Closed`, before it takes a lock.
     """
 
-    __slots__ = ("_find", "_find_owned", "_guard", "_shards", "_topic_id", "spec")
+    __slots__ = ("_guard", "_owned", "_readable", "_shards", "_topic_id", "spec")
 
-    def __init__(self, spec: TopicSpec, shards: Shards, engine: _Owner | FollowingEngine, guard: ForkGuard) -> None:
+    def __init__(
+        self,
+        spec: TopicSpec,
+        shards: Shards,
+        *,
+        owned: OpenShards[OwnedShard],
+        readable: OpenShards[ReadShard],
+        guard: ForkGuard,
+    ) -> None:
         self.spec = spec
         """The definition that shards are opened by."""
         self._topic_id = spec.topic_id
         self._shards = shards
-        self._find: Callable[[str, int], ReadShard | None] = engine.registry.find
-        self._find_owned: Callable[[str, int], OwnedShard | None] = (
-            engine.registry.find if not isinstance(engine, FollowingEngine) else lambda topic_id, partition: None
-        )
+        self._owned = owned
+        self._readable = readable
         self._guard = guard
 
     def own(self, partition: int) -> OwnedShard:
         """The shard of a partition, owned by this process; see `Shards.own`."""
         if self._guard.generation != FORKS.generation:
             self._guard.check("this log")
-        found = self._find_owned(self._topic_id, partition)
+        found = self._owned.find(self._topic_id, partition)
         return found if found is not None else self._shards.own(ShardRef(self.spec, partition))
 
     def read(self, partition: int) -> ReadShard:
         """The shard of a partition for a caller who only looks; see `Shards.read`."""
         self._guard.check("this log")
-        found = self._find(self._topic_id, partition)
+        found = self._readable.find(self._topic_id, partition)
         return found if found is not None else self._shards.read(ShardRef(self.spec, partition))
 
     def find(self, partition: int) -> OwnedShard | None:
         """The shard of a partition, if this process owns it and has it open. Takes no lock."""
         self._guard.check("this log")
-        return self._find_owned(self._topic_id, partition)
+        return self._owned.find(self._topic_id, partition)
 
 
-class Shards:
-    """Opens shards with one of two intents: to own them, or to read what can be read without owning them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engines:
+    """The engines of a data directory that this process owns."""
+
+    segment: SegmentEngine
+    rocksdb: RocksEngine
+    memory: MemoryEngine
+
+    def of(self, spec: TopicSpec) -> OwnerEngine:
+        """Where the records of the topic are."""
+        if spec.engine is Engine.MEMORY:
+            return self.memory
+        return self.rocksdb if spec.engine is Engine.ROCKSDB else self.segment
+
+    def shards(self) -> list[OwnedShard]:
+        """Every open shard."""
+        return [*self.segment.shards(), *self.rocksdb.shards(), *self.memory.shards()]
+
+
+class OwnerShards:
+    """The `Shards` of a data directory that this process owns."""
 
     def __init__(
         self,
-        parts: Parts,
+        engines: Engines,
+        unowned: UnownedShards,
         definitions: Definitions,
-        check_open: Callable[[], None],
+        lifetime: Lifetime,
         on_opened: Callable[[OwnedShard], None],
     ) -> None:
         """`on_opened` is called with each shard that was opened here, with its lock held."""
-        self._on_opened = on_opened
-        self._parts = parts
+        self._engines = engines
+        self._unowned = unowned
         self._definitions = definitions
-        self._check_open = check_open
+        self._lifetime = lifetime
+        self._on_opened = on_opened
 
     def find(self, ref: ShardRef) -> OwnedShard | None:
-        """The shard, if this process owns it and has it open. Takes no lock."""
-        engine = self._parts.engine_of(ref.spec)
-        return None if isinstance(engine, FollowingEngine) else engine.find(ref)
-
-    def of(self, topic_id: str) -> list[OwnedShard]:
-        """The open shards of a topic that this process owns."""
-        return [shard for shard in self.all() if shard.ref.spec.topic_id == topic_id]
+        """See `Shards`."""
+        return self._engines.of(ref.spec).find(ref)
 
     def all(self) -> list[OwnedShard]:
-        """Every open shard that this process owns."""
-        engines: tuple[_Owner | None, ...] = (self._parts.owned, self._parts.rocksdb, self._parts.memory)
-        return [shard for engine in engines if engine is not None for shard in engine.shards()]
+        """See `Shards`."""
+        return self._engines.shards()
+
+    def was_here(self, ref: ShardRef) -> bool:
+        """See `Shards`. Of a shard in memory nothing is here once it is closed."""
+        engine = self._engines.of(ref.spec)
+        return not isinstance(engine, MemoryEngine) and engine.was_here(ref)
+
+    def of_topic(self, spec: TopicSpec) -> TopicShards:
+        """See `Shards`."""
+        registry: OpenShards[OwnedShard] = self._engines.of(spec).registry
+        return TopicShards(spec, self, owned=registry, readable=registry, guard=self._lifetime.guard)
 
     def own(self, ref: ShardRef) -> OwnedShard:
-        """The shard, owned by this process and opened by the definition that its topic has now.
-
-        Acquires the shard if this process does not own it, which takes it over from an owner that is gone: for
-        appends, other writes, and callers who ask for it by name. `Unsupported` on a log that is opened read-only.
-        """
-        self._check_open()
-        engine = self._owner(ref)
+        """See `Shards`."""
+        self._lifetime.check()
+        engine = self._engines.of(ref.spec)
         with engine.registry.lock(ref.spec.topic_id, ref.partition):
-            return self._owned(engine.open_shard, self._current(ref))
+            return self._opened(engine.open_shard, self._current(ref))
 
     def ours(self, ref: ShardRef) -> OwnedShard:
-        """As `own`, for background work: `Unavailable` if another directory holds the shard."""
-        self._check_open()
-        engine = self._owner(ref)
+        """See `Shards`."""
+        self._lifetime.check()
+        engine = self._engines.of(ref.spec)
         with engine.registry.lock(ref.spec.topic_id, ref.partition):
-            return self._owned(engine.open_here, self._current(ref))
+            return self._opened(engine.open_here, self._current(ref))
 
     def read(self, ref: ShardRef) -> ReadShard:
         """The shard for a caller who only looks: opened if it is this directory's, else as it is recorded.
@@ -114,30 +179,23 @@ class Shards:
         Acquires nothing that another directory holds, that was sealed or that was never used. A shard that is
         recorded as this directory's is acquired and recovered: only its log says where it ends.
         """
-        self._check_open()
-        engine, unowned = self._parts.engine_of(ref.spec), self._parts.unowned
-        if isinstance(engine, FollowingEngine):
-            with engine.registry.lock(ref.spec.topic_id, ref.partition):
-                return _opened(engine.open_shard, self._current(ref))
-        if unowned is None:
-            return self.own(ref)
-        found = unowned.found(ref)
+        self._lifetime.check()
+        found = self._unowned.found(ref)
         if found is not None:
             return found
+        engine = self._engines.of(ref.spec)
         with engine.registry.lock(ref.spec.topic_id, ref.partition):
             owned = engine.find(ref)
             if owned is not None:
                 return owned
             ref = self._current(ref)
             if not engine.may_own(ref):
-                return unowned.open(ref)
-            return self._owned(engine.open_here, ref)
+                return self._unowned.open(ref)
+            return self._opened(engine.open_here, ref)
 
     def recover(self, refs: Sequence[ShardRef], on_progress: Progress) -> None:
         """Open those of these shards that are here now; `on_progress` is called with 0.0 to 1.0, by bytes walked."""
-        segment, rocksdb = self._parts.owned, self._parts.rocksdb
-        if segment is None:
-            return
+        segment, rocksdb = self._engines.segment, self._engines.rocksdb
         logs = [ref for ref in refs if ref.spec.engine is Engine.SEGMENT]
         done, total = 0, sum(segment.tail_bytes(ref) for ref in logs) or 1
 
@@ -150,8 +208,7 @@ class Shards:
             try:
                 segment.open_many(logs, on_bytes)
             finally:
-                if rocksdb is not None:
-                    rocksdb.open_many([ref for ref in refs if ref.spec.engine is Engine.ROCKSDB])
+                rocksdb.open_many([ref for ref in refs if ref.spec.engine is Engine.ROCKSDB])
         except OSError as error:
             raise Unavailable(f"not every shard could be opened: {error}; once the disk works, try again") from error
         finally:
@@ -159,41 +216,32 @@ class Shards:
                 self._introduce(shard)
         on_progress(1.0)
 
-    def leave_unowned(self, ref: ShardRef) -> None:
-        """Readers of this shard that go by what is recorded ask for it again from now on."""
-        if self._parts.unowned is not None:
-            self._parts.unowned.leave(ref, None)
-
     def _current(self, ref: ShardRef) -> ShardRef:
-        """The shard by the present definition of its topic. Called with the shard's lock held."""
-        self._check_open()
-        # A handle may outlive its topic: what it names must not come to life again by being used.
-        spec = self._definitions.current(ref.spec)
-        if spec is None:
-            raise UnknownTopic(f"topic {ref.spec.name} was deleted: this handle has ended")
-        return ShardRef(spec, ref.partition)
+        return current(ref, self._definitions, self._lifetime)
 
-    def _owner(self, ref: ShardRef) -> _Owner:
-        engine = self._parts.engine_of(ref.spec)
-        if isinstance(engine, FollowingEngine):
-            raise Unsupported(
-                f"{ref} is opened read-only: write in the process that owns the directory, or open the log for writing"
-            )
-        return engine
-
-    def _owned(self, opening: Callable[[ShardRef], OwnedShard], ref: ShardRef) -> OwnedShard:
-        shard = _opened(opening, ref)
+    def _opened(self, opening: Callable[[ShardRef], OwnedShard], ref: ShardRef) -> OwnedShard:
+        shard = opened(opening, ref)
         self._introduce(shard)
         return shard
 
     def _introduce(self, shard: OwnedShard) -> None:
         """Have the shard go by the newest definition, and readers of what is recorded of it ask for it again."""
         self._on_opened(shard)
-        if self._parts.unowned is not None:
-            self._parts.unowned.leave(shard.ref, shard)
+        self._unowned.leave(shard.ref, shard)
 
 
-def _opened(opening: Callable[[ShardRef], S], ref: ShardRef) -> S:
+def current(ref: ShardRef, definitions: Definitions, lifetime: Lifetime) -> ShardRef:
+    """The shard by the present definition of its topic. Called with the shard's lock held."""
+    lifetime.check()
+    # A handle may outlive its topic: what it names must not come to life again by being used.
+    spec = definitions.current(ref.spec)
+    if spec is None:
+        raise UnknownTopic(f"topic {ref.spec.name} was deleted: this handle has ended")
+    return ShardRef(spec, ref.partition)
+
+
+def opened(opening: Callable[[ShardRef], S], ref: ShardRef) -> S:
+    """What `opening` gives for the shard; `Unavailable` if the disk refuses it."""
     try:
         return opening(ref)
     except OSError as error:

@@ -50,6 +50,9 @@ from forebay.storage.background.limits import LimitsWorker
 from forebay.storage.background.seal import SealWorker
 from forebay.storage.background.sync import SyncWorker
 from forebay.storage.definitions import Defined, Definitions
+from forebay.storage.in_memory import InMemoryBackend
+from forebay.storage.owner import OwnerBackend
+from forebay.storage.read_only import ReadOnlyBackend
 from forebay.wal.files import SealedFile
 from forebay.wal.log import Wal
 
@@ -175,38 +178,37 @@ class InsideLog:
     @property
     def metadata(self) -> MetadataStore:
         """The metadata store that the log has open."""
-        return self.log._parts.metadata
+        return self.log._backend.metadata
 
     @property
     def definitions(self) -> Definitions:
         """What the metadata store says of topics."""
-        return self.log._definitions
+        return self.log._backend.definitions
 
     @property
     def progress(self) -> ProgressStore:
         """The stored cursors of readers and groups."""
-        return self.log._cursors._store
+        return self.log._backend.cursors._store
 
     @property
     def places(self) -> Places:
         """Where history lies: the store, the files of loads, this directory."""
-        places = self.log._parts.places
-        assert places is not None, "a log in memory has no history"
-        return places
+        backend = self.log._backend
+        if isinstance(backend, ReadOnlyBackend):
+            return backend.places
+        return _owner(self.log).opened.places
 
     @property
     def disk(self) -> SystemDisk:
         """The disk that the log has made for itself."""
-        disk = self.log._parts.disk
-        assert disk is not None, "this log was given its disk, or has none"
+        disk = _owner(self.log).opened.own_disk
+        assert disk is not None, "this log was given its disk"
         return disk
 
     @property
     def cleanup(self) -> ObjectCleanup:
         """What removes objects that nothing needs any more."""
-        cleanup = self.log._parts.cleanup
-        assert cleanup is not None, "this log is in memory or read-only"
-        return cleanup
+        return _owner(self.log).objects
 
     def collect(self, topic: Topic, partition: int = 0) -> list[str]:
         """Collect the objects of an open shard, as the worker does now and then; the keys of what was removed."""
@@ -220,21 +222,18 @@ class InsideLog:
     @property
     def engine(self) -> SegmentEngine:
         """The segment engine of a log that this process owns."""
-        engine = self.log._parts.owned
-        assert engine is not None, "this log is in memory or read-only"
-        return engine
+        return _owner(self.log).engines.segment
 
     @property
     def rocksdb(self) -> RocksEngine:
         """The RocksDB engine of a log that this process owns."""
-        engine = self.log._parts.rocksdb
-        assert engine is not None, "this log is in memory or read-only"
-        return engine
+        return _owner(self.log).engines.rocksdb
 
     @property
     def memory(self) -> MemoryEngine:
         """The engine of topics in memory."""
-        return self.log._parts.memory
+        backend = self.log._backend
+        return backend._engine if isinstance(backend, InMemoryBackend) else _owner(self.log).engines.memory
 
     @property
     def workers(self) -> InsideWorkers:
@@ -244,7 +243,7 @@ class InsideLog:
     @property
     def is_ended(self) -> bool:
         """Whether the log is closed, or a thread has begun to close it."""
-        return self.log._ended is not None
+        return self.log._lifetime.is_over
 
     @property
     def descriptors_max(self) -> int:
@@ -254,58 +253,55 @@ class InsideLog:
     @property
     def changes(self) -> Watch | None:
         """The watch on the definitions of topics, once the log follows them."""
-        return self.log._limits._watch
+        return self.log._backend.limits._watch
 
     def follow_changes(self) -> None:
         """Go by what other processes have altered, if a look is due."""
-        self.log._limits.hear()
+        self.log._backend.limits.hear()
 
     def is_following_here(self) -> bool:
         """Whether the calling thread keeps others from following changes meanwhile."""
-        return is_inside(self.log._limits._hearing)()
+        return is_inside(self.log._backend.limits._hearing)()
 
     def adopt(self, defined: Defined) -> None:
         """Go by this definition of a topic, as by one that was just looked up."""
-        self.log._alterations.adopt(defined)
+        self.log._backend.alterations.adopt(defined)
 
     def shards(self) -> list[OwnedShard]:
         """Every shard that is open now."""
-        return self.log._shards.all()
+        return self.log._backend.shards.all()
 
     def lose_session(self) -> None:
         """End the session that this process owns its shards by, as if its lease had run out."""
-        owner_session = self.log._parts.owner_session
-        assert owner_session is not None, "this log is in memory or read-only"
-        owner_session.session.close()
+        _owner(self.log).opened.owner_session.session.close()
 
     def entries(self) -> dict[str, int]:
         """How many topics or shards each part of the log remembers."""
         return {
-            "open shards": len(self.log._shards.all()),
-            "handles": len(self.log._alterations._handles),
-            "newest definitions": len(self.log._alterations._newest),
+            "open shards": len(self.log._backend.shards.all()),
+            "handles": len(self.log._backend.alterations._handles),
+            "newest definitions": len(self.log._backend.alterations._newest),
             "given up": len(self.engine._given_up),
         }
 
     def clear_moved(self) -> None:
         """Do now what is due now and then for shards that moved, and all else that is due."""
-        self.log._look_for_moved()
+        _owner(self.log).cleanup.look_for_moved()
         self.workers.history.step()
         self.workers.cleanup.step()
 
     @property
     def deletions(self) -> Deletions:
         """What finishes the deletions of topics."""
-        return self.log._deletions
+        return self.log._backend.writable().deletions
 
     def remove_late_objects(self) -> None:
         """Remove what was left of deleted topics and is past its grace."""
-        self.log._deletions.sweep_late()
+        self.deletions.sweep_late()
 
     def sweep_handoff(self) -> None:
         """Remove what unfinished seals have left where topics are handed over."""
-        assert self.log._cleanup is not None, "this log is in memory or read-only"
-        self.log._cleanup._sweep_handoff()
+        _owner(self.log).cleanup._sweep_handoff()
 
 
 class InsideLoads:
@@ -486,27 +482,27 @@ class InsideWorkers:
     @property
     def sync(self) -> InsideSync:
         """Makes appends durable in the background."""
-        return InsideSync(_running(self._log._parts.maintenance))
+        return InsideSync(_owner(self._log).segments.sync)
 
     @property
     def sealing(self) -> InsideSeal:
         """Seals rotated files and heals failed logs."""
-        return InsideSeal(_running(self._log._parts.sealing))
+        return InsideSeal(_owner(self._log).segments.seal)
 
     @property
     def history(self) -> InsideHistory:
         """Exports, removes local copies, and sweeps objects that no reader needs."""
-        return InsideHistory(_running(self._log._parts.archiving))
+        return InsideHistory(_owner(self._log).segments.history)
 
     @property
     def limits(self) -> InsideWorker[LimitsWorker]:
         """Ends records by caps, times to live and key compaction, and follows changes to topics."""
-        return InsideWorker(self._log._limits)
+        return InsideWorker(self._log._backend.limits)
 
     @property
     def cleanup(self) -> InsideWorker[CleanupWorker]:
         """Checks owners, attaches loads, and removes what shards that moved and deleted topics have left."""
-        return InsideWorker(_running(self._log._cleanup))
+        return InsideWorker(_owner(self._log).cleanup)
 
 
 class InsideWorker(Generic[W]):
@@ -568,7 +564,7 @@ class InsideSync(InsideWorker[SyncWorker]):
 
     def replace_follow_up(self, follow_up: Callable[[SegmentShard], None]) -> None:
         """Do this with each shard that was looked after, instead of what the log does with it."""
-        self._worker.hand_on = follow_up
+        self._worker._hand_on = follow_up
 
     def look_at_ages(self) -> None:
         """Ask for the shards whose active file has reached its age, if it is time to look."""
@@ -620,9 +616,9 @@ def await_workers(log: AsyncLog) -> None:
     log._workers._pool.shutdown(wait=True)
 
 
-def _running(worker: W | None) -> W:
-    assert worker is not None, "this log is in memory or read-only: it has no such worker"
-    return worker
+def _owner(log: Storage) -> OwnerBackend:
+    assert isinstance(log._backend, OwnerBackend), "this log is in memory or read-only: it has no such part"
+    return log._backend
 
 
 _DOORS: tuple[tuple[type, Callable[[Any], object]], ...] = (

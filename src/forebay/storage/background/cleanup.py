@@ -10,17 +10,18 @@ from forebay.blobs import Stat
 from forebay.cleanup.collector import named_by
 from forebay.cleanup.deleted_topics import Deletions, KeepsTopics
 from forebay.cleanup.moved_shards import clearing_of_moved
+from forebay.cleanup.objects import ObjectCleanup
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.engines import OwnedShard
 from forebay.errors import ForebayError
-from forebay.loads.service import Loads
+from forebay.loads.service import AloneWith, Loads
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef, refs_of
 from forebay.shard.context import is_private
 from forebay.storage.background.history import FIRST_SWEEP_SECONDS, LOOK_SECONDS
-from forebay.storage.building import Parts
 from forebay.storage.definitions import Definitions
+from forebay.storage.shards import Engines
 from forebay.workers import AtWork, Worker
 
 logger = logging.getLogger(__name__)
@@ -31,20 +32,29 @@ class CleanupWorker:
 
     def __init__(
         self,
-        parts: Parts,
+        engines: Engines,
+        objects: ObjectCleanup,
         definitions: Definitions,
         deletions: Deletions,
         loads: Loads,
         settings: Settings,
         *,
+        holder: str,
         disk: Disk,
         clock: Clock,
         hear: Callable[[], None],
         open_shard: Callable[[ShardRef], OwnedShard],
+        alone_with: AloneWith,
         relieve: Callable[[], None],
     ) -> None:
-        """`hear` goes by what others have altered; `relieve` has other threads take over from stuck workers."""
-        self._parts = parts
+        """`holder` is this data directory. `hear` goes by what others have altered.
+
+        `relieve` has other threads take over from stuck workers.
+        """
+        self._engines = engines
+        self._objects = objects
+        self._holder = holder
+        self._alone_with = alone_with
         self._loads = loads
         self._definitions = definitions
         self._deletions = deletions
@@ -66,12 +76,10 @@ class CleanupWorker:
 
     def step(self) -> None:
         """Everything that is due. May run in two threads, if the first is stuck: each part is begun by one of them."""
-        engine = self._parts.owned
-        assert engine is not None
         self._relieve()
-        for shard in engine.shards():
+        for shard in self._engines.segment.shards():
             self._for_shard(shard, shard.check_owner)
-        for ephemeral in self._parts.memory.shards():
+        for ephemeral in self._engines.memory.shards():
             # They go on in a new session, or end if another owner has had them.
             self._for_shard(ephemeral, ephemeral.check_owner)
         self._safely(self._loads.step)
@@ -92,13 +100,12 @@ class CleanupWorker:
 
         Of a topic that another directory has deleted nothing is left; a shard of it that is still open here stops.
         """
-        engine, rocksdb = self._parts.owned, self._parts.rocksdb
-        assert engine is not None
+        engine = self._engines.segment
         late = self._deletions.notes.late_objects()
         deleted = {shard for topic in late for shard in topic.shard_ids}
         for piece in clearing_of_moved(engine, self._disk, self._defined, deleted, wait=wait):
             self._safely(piece)
-        engines: list[KeepsTopics] = [self._parts.memory, *([rocksdb] if rocksdb is not None else [])]
+        engines: list[KeepsTopics] = [self._engines.memory, self._engines.rocksdb]
         for topic in late:
             self._safely(partial(self._deletions.clear_here, topic, engines, self._local_shards))
 
@@ -108,18 +115,16 @@ class CleanupWorker:
 
     def _local_shards(self) -> set[str]:
         """The ids of shards on engine `segment` that have files here or are open."""
-        engine = self._parts.owned
-        assert engine is not None
+        engine = self._engines.segment
         return {*self._disk.list_directory(engine.directory), *(shard.ref.id for shard in engine.shards())}
 
     def _sweep(self) -> None:
         """Each of them, whatever becomes of the others: the next time is far off."""
         self._safely(self._deletions.sweep_late)
-        cleanup, engine = self._parts.cleanup, self._parts.owned
-        assert cleanup is not None and engine is not None
+        engine = self._engines.segment
         owned = {shard.ref.id for shard in engine.shards()}
-        self._safely(partial(cleanup.collect_directory, self._definitions.all, owned))
-        for store in self._parts.places.stores if self._parts.places is not None else ():
+        self._safely(partial(self._objects.collect_directory, self._definitions.all, owned))
+        for store in engine.places.stores:
             self._safely(partial(store.abort_stale_uploads, self._settings.export.orphan_grace_s))
 
     def _sweep_handoff(self) -> None:
@@ -127,12 +132,12 @@ class CleanupWorker:
 
         Only the directory that has a shard may do that, and while the shard is open: a seal may name it again.
         """
-        engine, places, cleanup = self._parts.owned, self._parts.places, self._parts.cleanup
-        store = places.store if places is not None and not self._settings.is_shared else None
-        if engine is None or cleanup is None or store is None:
+        engine = self._engines.segment
+        store = engine.places.store if not self._settings.is_shared else None
+        if store is None:
             return
         found: dict[str, list[Stat]] = {}
-        for stat in cleanup.collector.may_go(store.list()):
+        for stat in self._objects.collector.may_go(store.list()):
             found.setdefault(stat.key.partition("/")[0], []).append(stat)
         present = {shard.ref.id for shard in engine.shards()}
         for ref in [ref for ref in self._defined() if ref.id in found]:
@@ -140,18 +145,17 @@ class CleanupWorker:
 
     def _sweep_shard(self, ref: ShardRef, found: Sequence[Stat], *, is_open: bool) -> None:
         """Collect what the shard has where topics are handed over. One of which history names it all is not opened."""
-        engine, archiving, cleanup = self._parts.owned, self._parts.archiving, self._parts.cleanup
-        assert engine is not None and archiving is not None and cleanup is not None
+        engine = self._engines.segment
         if not is_open:
             if not engine.was_here(ref):
                 return
             named = named_by(engine.catalog(ref), lambda piece: not is_private(piece))
-            if not cleanup.collector.may_go(found, named):
+            if not self._objects.collector.may_go(found, named):
                 return
         shard = self._open_shard(ref)
         assert isinstance(shard, SegmentShard), "others are not handed over"
         # A thread that gives the shard up waits for the end of it.
-        archiving.alone_with(shard, cleanup.collect_owned)
+        self._alone_with(shard, self._objects.collect_owned)
 
     def _for_shard(self, shard: OwnedShard, work: Callable[[], object]) -> None:
         """Work for one shard, unless another thread is at that, and is stuck."""

@@ -21,7 +21,6 @@ from forebay.metadata import Compacted, Watch
 from forebay.shard import ShardRef, refs_of
 from forebay.shard.deletes import RangeDelete
 from forebay.storage.alter import Alterations
-from forebay.storage.building import Parts
 from forebay.storage.definitions import Defined, Definitions
 from forebay.storage.shards import Shards
 from forebay.topics import Cleanup, Engine, TopicSpec
@@ -49,7 +48,6 @@ class LimitsWorker:
 
     def __init__(
         self,
-        parts: Parts,
         shards: Shards,
         definitions: Definitions,
         alterations: Alterations,
@@ -57,7 +55,6 @@ class LimitsWorker:
         clock: Clock,
         interval_s: float,
     ) -> None:
-        self._parts = parts
         self._shards = shards
         self._definitions = definitions
         self._alterations = alterations
@@ -128,11 +125,6 @@ class LimitsWorker:
             if is_ours:
                 self._hearing.release()
 
-    def was_here(self, ref: ShardRef) -> bool:
-        """Whether this directory had the shard last, so that opening it here takes it from no other."""
-        engine = self._parts.rocksdb if ref.spec.engine is Engine.ROCKSDB else self._parts.owned
-        return engine is not None and engine.was_here(ref)
-
     def _is_watched(self, shard: OwnedShard) -> bool:
         return shard not in self._left_alone and self._shards.find(shard.ref) is shard
 
@@ -157,7 +149,7 @@ class LimitsWorker:
         for defined in found:
             self._alterations.adopt_changed(defined)
             spec = defined.spec
-            if self._parts.owned is not None and spec.engine is not Engine.MEMORY and spec.ends_records:
+            if spec.engine is not Engine.MEMORY and spec.ends_records:
                 self._unopened[spec.topic_id] = spec
                 self.worker.start()
             else:
@@ -179,7 +171,7 @@ class LimitsWorker:
 
     def _is_seen_to(self, ref: ShardRef) -> bool:
         try:
-            if self._shards.find(ref) is None and self.was_here(ref):
+            if self._shards.find(ref) is None and self._shards.was_here(ref):
                 self._shards.ours(ref)
         except (Closed, Moved, UnknownTopic):
             return True

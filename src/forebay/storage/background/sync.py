@@ -37,11 +37,15 @@ class SyncWorker:
         clock: Clock,
         root: str,
         settings: RuntimeSettings,
+        *,
+        hand_on: Callable[[SegmentShard], None],
         relieve: Callable[[], None],
     ) -> None:
-        """`relieve` has other threads take over from workers that are stuck."""
-        self.hand_on: Callable[[SegmentShard], None] = lambda shard: None
-        """Asks other workers for what a shard that was looked after needs; it never waits."""
+        """`hand_on` asks other workers for what a shard that was looked after needs; it never waits.
+
+        `relieve` has other threads take over from workers that are stuck.
+        """
+        self._hand_on = hand_on
         self._disk = disk
         self._clock = clock
         self._ages_checked = clock.monotonic()
@@ -140,7 +144,7 @@ class SyncWorker:
             # Out first and in again: a shard that gets work meanwhile must find itself out and come back by itself.
             self._busy.pop(shard.ref.id, None)
             if self._is_watched(shard):
-                self.hand_on(shard)
+                self._hand_on(shard)
             is_done = not shard.upkeep.is_busy
         except Exception as error:
             logger.exception("%s: upkeep failed and will be tried again", shard.ref)

@@ -1,0 +1,92 @@
+"""What a log is opened on, as Protocols: one complete backend for each way of opening it, chosen once, at the opening.
+
+`OwnerBackend` has a data directory to itself, `ReadOnlyBackend` sees one beside its owner, `InMemoryBackend` keeps
+everything in this process. What only the first and the last can do is in `WritableBackend`: code that changes
+something asks for it.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from forebay.cleanup.deleted_topics import Deletions
+from forebay.engines import OwnedShard
+from forebay.loads.service import Loads
+from forebay.metadata import MetadataStore
+from forebay.shard import ShardRef
+from forebay.storage.alter import Alterations
+from forebay.storage.background.limits import LimitsWorker
+from forebay.storage.create import Creations
+from forebay.storage.cursors import Cursors
+from forebay.storage.definitions import Definitions
+from forebay.storage.moves import Moves
+from forebay.storage.shards import Progress, Shards
+from forebay.topics import TopicSpec
+from forebay.workers import Background, ItemWorker
+
+
+class Backend(Protocol):
+    """What every log has. Complete once it is made; safe for concurrent use."""
+
+    metadata: MetadataStore
+    definitions: Definitions
+    alterations: Alterations
+    cursors: Cursors
+    limits: LimitsWorker
+    committer: ItemWorker[OwnedShard]
+    """Commits what callers queued that do not wait."""
+    background: Background
+    """All workers, whatever they serve."""
+    is_read_only: bool
+
+    @property
+    def shards(self) -> Shards:
+        """Its shards, to own or to read."""
+
+    @property
+    def path(self) -> str | None:
+        """The absolute path of the data directory, if there is one."""
+
+    @property
+    def directory_id(self) -> str | None:
+        """The name by which states and moves know the data directory, if there is one."""
+
+    def writable(self) -> WritableBackend:
+        """The same, for callers that change something; `Unsupported` where only reading is possible."""
+
+    def recover(self, on_progress: Progress) -> None:
+        """See `Storage.recover`."""
+
+    def close(self) -> None:
+        """End everything in order; a call that failed is finished by the next."""
+
+
+class WritableBackend(Backend, Protocol):
+    """A log that this process may change."""
+
+    default_durability: str | None
+    """The durability of a topic that is created without naming one or an engine; `None` for that of topics."""
+    deletions: Deletions
+    creations: Creations
+
+    @property
+    def loads(self) -> Loads:
+        """Bulk loads into the topics here; `Unsupported` where no topic takes one."""
+
+    def check_creation(self, spec: TopicSpec) -> None:
+        """`Unsupported` if such a topic cannot live here."""
+
+    def moves_of(self, spec: TopicSpec) -> Moves:
+        """What exports, seals and moves such a topic; `Unsupported` where that cannot be."""
+
+    def forget(self, ref: ShardRef) -> None:
+        """Stop all work on a shard in the background and wait for it, before the shard is given up or removed.
+
+        Called by a thread that holds no lock: an export may wait for the store.
+        """
+
+    def retain(self, shard: OwnedShard) -> int:
+        """Remove local files of the shard by `retention`; how many."""
+
+    def clear_moved(self) -> None:
+        """See `Storage.clear_moved`."""

@@ -1,0 +1,364 @@
+"""A data directory that this process has to itself: its engines, its history, and the workers that look after them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from forebay.cleanup.deleted_topics import Deletions
+from forebay.cleanup.objects import ObjectCleanup
+from forebay.clock import Clock
+from forebay.disk import Disk, SystemDisk
+from forebay.disk.machine import host
+from forebay.engines import MemoryEngine, OwnedShard, RocksEngine, SegmentEngine, UnownedShards
+from forebay.engines.rocksdb.database import check_installed
+from forebay.loads.service import Loads
+from forebay.metadata import MetadataStore
+from forebay.metadata.open_store import open_metadata
+from forebay.progress import ProgressStore
+from forebay.settings import Settings
+from forebay.shard import SegmentShard, ShardContext, ShardRef, refs_of
+from forebay.shard.context import Places
+from forebay.shard.directories import DirectoryPlace, record_directory
+from forebay.shard.ownership import OwnerSession
+from forebay.storage.alter import Alterations
+from forebay.storage.background.cleanup import CleanupWorker
+from forebay.storage.background.limits import LimitsWorker
+from forebay.storage.background.segments import SegmentWorkers
+from forebay.storage.create import Creations
+from forebay.storage.cursors import Cursors
+from forebay.storage.definitions import Definitions
+from forebay.storage.directory import LogDirectory, refuse_lost_metadata
+from forebay.storage.lifetime import Lifetime
+from forebay.storage.moves import Moves, refusal_of_moves
+from forebay.storage.shards import Engines, OwnerShards, Progress
+from forebay.storage.stores import open_places
+from forebay.topics import Engine, TopicSpec
+from forebay.workers import Background, ItemWorker
+
+ROCKSDB = "rocksdb"
+"""The directory of the database, in the data directory; made when a topic first needs it."""
+GIVE_UP_SECONDS = 0.05
+"""How soon a lost shard is given up, and how often that is tried while another worker is at it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenDirectory:
+    """What is opened, with input and output, before an owner is put together from it."""
+
+    directory: LogDirectory
+    settings: Settings
+    metadata: MetadataStore
+    owner_session: OwnerSession
+    places: Places
+    disk: Disk
+    own_disk: SystemDisk | None
+    """The disk, if it is this log's own: then it ends with the log."""
+    clock: Clock
+
+    def engines(self, on_open: Callable[[SegmentShard], None], on_dirty: Callable[[str], None]) -> Engines:
+        """The engines; `on_open` is called with each segment shard that was opened, with its lock held.
+
+        `on_dirty` gets the id of each segment shard that has work for the background.
+        """
+        settings, disk, clock, metadata = self.settings, self.disk, self.clock, self.metadata
+        return Engines(
+            memory=MemoryEngine(settings, clock=clock, metadata=metadata, owner_session=self.owner_session),
+            segment=SegmentEngine(
+                self.directory.shards,
+                settings,
+                disk=disk,
+                clock=clock,
+                metadata=metadata,
+                owner_session=self.owner_session,
+                places=self.places,
+                on_open=on_open,
+                on_dirty=on_dirty,
+            ),
+            rocksdb=RocksEngine(
+                f"{self.directory.path}/{ROCKSDB}",
+                settings,
+                disk=disk,
+                clock=clock,
+                metadata=metadata,
+                owner_session=self.owner_session,
+            ),
+        )
+
+    def record(self) -> None:
+        """Have other processes find the directory by its id."""
+        metadata = self.settings.metadata
+        place = DirectoryPlace(path=self.directory.path, host=host() if metadata.backend == "etcd" else "")
+        record_directory(self.metadata, metadata.prefix, self.directory.id, place)
+
+
+class OwnerBackend:
+    """The backend of a log that owns its data directory; see `WritableBackend`."""
+
+    is_read_only = False
+    default_durability: str | None = None
+
+    def __init__(self, opened: OpenDirectory, lifetime: Lifetime) -> None:
+        self.opened = opened
+        self.metadata = metadata = opened.metadata
+        clock, settings, prefix = opened.clock, opened.settings, opened.settings.metadata.prefix
+        self.definitions = definitions = Definitions(metadata, prefix, clock)
+        self.cursors = Cursors(ProgressStore(metadata, prefix, clock), settings.progress, clock)
+        self.objects = ObjectCleanup(metadata, settings, opened.places, clock)
+        self.background = Background()
+        self.committer: ItemWorker[OwnedShard] = ItemWorker("forebay-committer", _commit, clock=clock)
+        self._giving_up = ItemWorker("forebay-giving-up", self._give_up, clock=clock, delay_s=GIVE_UP_SECONDS)
+        self.segments = SegmentWorkers(
+            opened.disk,
+            clock,
+            opened.directory.shards,
+            settings,
+            collect=self.objects.collect_owned,
+            commit_soon=self.committer.ask,
+            on_lost=self._giving_up.ask,
+            relieve=self.background.relieve,
+        )
+        self.engines = opened.engines(self.segments.watch, self.segments.sync.wake)
+        context = ShardContext(metadata, settings, opened.places, opened.directory.id, lambda: False)
+        self._unowned = UnownedShards(
+            context, disk=opened.disk, clock=clock, is_known=lambda ref: definitions.is_current(ref.spec)
+        )
+        self.shards = OwnerShards(self.engines, self._unowned, definitions, lifetime, self._adopt_definition)
+        self.alterations = Alterations(definitions, self.shards, clock, self._apply_limits)
+        evict_s = settings.retention.evict_interval_s
+        self.limits = LimitsWorker(self.shards, definitions, self.alterations, clock=clock, interval_s=evict_s)
+        self.loads = Loads(
+            context,
+            clock,
+            topic=definitions.get,
+            shards=self.engines.segment.shards,
+            own=self.shards.own,
+            alone_with=self.segments.history.alone_with,
+        )
+        self.deletions = self._deletions()
+        self.creations = Creations(metadata, definitions, self.deletions, settings, clock, prepare=self._prepare)
+        self.cleanup = self._cleanup()
+        self._moves = self._segment_moves()
+        self._add_workers()
+
+    @classmethod
+    def open(
+        cls,
+        path: str | PurePath,
+        settings: Settings,
+        *,
+        disk: Disk,
+        own_disk: SystemDisk | None,
+        clock: Clock,
+        lifetime: Lifetime,
+    ) -> OwnerBackend:
+        """Take the data directory `path` for this process alone; made if it does not exist.
+
+        On return what an earlier process has left over is finished, as far as it can be now.
+        """
+        with ExitStack() as undo:
+            directory = LogDirectory.take(path, disk, clock, settings.wal.dir)
+            undo.callback(directory.release)
+            metadata = _open_metadata(directory, settings, disk, clock)
+            undo.callback(metadata.close)
+            session = OwnerSession(metadata, settings.metadata.lease_ttl_s, directory.id)
+            places = open_places(directory, settings, disk, clock, probed_for=metadata)
+            undo.callback(places.close)
+            opened = OpenDirectory(
+                directory=directory,
+                settings=settings,
+                metadata=metadata,
+                owner_session=session,
+                places=places,
+                disk=disk,
+                own_disk=own_disk,
+                clock=clock,
+            )
+            owner = cls(opened, lifetime)
+            opened.record()
+            owner.deletions.finish()
+            # Also if no shard is open: a bulk load that others offer may ask for one.
+            owner.cleanup.worker.start()
+            undo.pop_all()
+        return owner
+
+    def _deletions(self) -> Deletions:
+        return Deletions(
+            self.metadata,
+            self.opened.settings,
+            self.opened.clock,
+            holder=self.opened.directory.id,
+            objects=self.objects,
+            drop=self._drop,
+            delete_shard=lambda ref: self.engines.of(ref.spec).delete_shard(ref),
+            forget_topic=self._forget_topic,
+        )
+
+    def _cleanup(self) -> CleanupWorker:
+        return CleanupWorker(
+            self.engines,
+            self.objects,
+            self.definitions,
+            self.deletions,
+            self.loads,
+            self.opened.settings,
+            holder=self.opened.directory.id,
+            disk=self.opened.disk,
+            clock=self.opened.clock,
+            hear=self.limits.hear,
+            open_shard=self.shards.ours,
+            alone_with=self.segments.history.alone_with,
+            relieve=self.background.relieve,
+        )
+
+    def _segment_moves(self) -> Moves:
+        return Moves(
+            self.engines.segment,
+            self.metadata,
+            self.shards,
+            self.opened.settings,
+            holder=self.opened.directory.id,
+            forget=self.forget,
+            on_moved=self.cleanup.look_for_moved,
+        )
+
+    def _add_workers(self) -> None:
+        self.background.add(
+            *self.segments.workers,
+            self.committer.worker,
+            self._giving_up.worker,
+            self.limits.worker,
+            self.cursors.worker,
+            self.cleanup.worker,
+        )
+
+    # What it offers
+
+    @property
+    def path(self) -> str:
+        """See `Backend`."""
+        return self.opened.directory.path
+
+    @property
+    def directory_id(self) -> str:
+        """See `Backend`."""
+        return self.opened.directory.id
+
+    def writable(self) -> OwnerBackend:
+        """See `Backend`."""
+        return self
+
+    def check_creation(self, spec: TopicSpec) -> None:
+        """See `WritableBackend`."""
+        if spec.engine is Engine.ROCKSDB:
+            check_installed()
+
+    def moves_of(self, spec: TopicSpec) -> Moves:
+        """See `WritableBackend`."""
+        if spec.engine is not Engine.SEGMENT:
+            raise refusal_of_moves(spec)
+        return self._moves
+
+    def retain(self, shard: OwnedShard) -> int:
+        """See `WritableBackend`."""
+        if not isinstance(shard, SegmentShard):
+            return 0
+        return self.segments.history.alone_with(shard, lambda shard: shard.history.retain())
+
+    def clear_moved(self) -> None:
+        """See `WritableBackend`."""
+        self.cleanup.clear_moved()
+
+    def recover(self, on_progress: Progress) -> None:
+        """See `Backend`."""
+        specs = [spec for spec in self.definitions.all() if spec.engine is not Engine.MEMORY]
+        for spec in specs:
+            self.alterations.follow(spec)
+        self.shards.recover([ref for spec in specs for ref in refs_of(spec)], on_progress)
+
+    def close(self) -> None:
+        """See `Backend`."""
+        opened = self.opened
+        with ExitStack() as last_first:
+            last_first.callback(opened.directory.release)
+            last_first.callback(self.metadata.close)
+            last_first.callback(opened.places.close)
+            last_first.callback(self._unowned.close)
+            last_first.callback(self.engines.memory.close)
+            last_first.callback(self.engines.rocksdb.close)
+            last_first.callback(self.engines.segment.close)
+            last_first.callback(self.cursors.end)
+            last_first.callback(self.limits.end)
+            last_first.callback(self.background.stop)
+        if opened.own_disk is not None:
+            # Only here: what a closing that failed has left to do needs it still.
+            opened.own_disk.close()
+
+    # Shards that are given up
+
+    def forget(self, ref: ShardRef) -> None:
+        """See `WritableBackend`."""
+        self._unowned.leave(ref, None)
+        self.limits.forget(ref)
+        self.segments.forget(ref.id)
+
+    def _drop(self, ref: ShardRef) -> bool:
+        """As `forget`, without waiting: false if work on the shard is under way."""
+        self._unowned.leave(ref, None)
+        return self._is_dropped(ref)
+
+    def _is_dropped(self, ref: ShardRef) -> bool:
+        """Have no more work on a shard begin in the background; whether none is under way."""
+        is_idle = self.segments.drop(ref.id)
+        return self.limits.drop(ref) and is_idle
+
+    def _give_up(self, shard: SegmentShard) -> None:
+        """Close a shard that another owner has, by a worker of its own; one that is worked on is tried again later.
+
+        So a store that does not answer an export of this shard delays no sync, and no other shard's giving up.
+        """
+        ref, engine = shard.ref, self.engines.segment
+        if engine.find(ref) is not shard:
+            return
+        if not self._is_dropped(ref):
+            self._giving_up.ask(shard)
+            return
+        self._unowned.lose(ref)
+        self.forget(ref)
+        engine.retire(ref)
+        self.cleanup.look_for_moved()
+
+    # What topics and shards here go by
+
+    def _prepare(self, spec: TopicSpec) -> None:
+        self.engines.of(spec).prepare(spec)
+
+    def _adopt_definition(self, shard: OwnedShard) -> None:
+        """Bring a shard that was just opened to the topic's present definition. Its lock is held."""
+        self.alterations.settle(shard)
+
+    def _apply_limits(self, spec: TopicSpec) -> None:
+        """A handle or shard here goes by this definition now."""
+        if spec.ends_records or spec.engine is not Engine.SEGMENT:
+            self.limits.worker.start()
+
+    def _forget_topic(self, spec: TopicSpec) -> None:
+        """A topic was deleted: nothing that is kept by its id or name stays."""
+        self.alterations.forget(spec.topic_id)
+        self.cursors.forget_topic(spec)
+        for ref in refs_of(spec):
+            self._unowned.forget(ref)
+
+
+def _commit(shard: OwnedShard) -> None:
+    shard.commit()
+
+
+def _open_metadata(directory: LogDirectory, settings: Settings, disk: Disk, clock: Clock) -> MetadataStore:
+    """The metadata store, opened by the owner; refused where a database that was here is gone."""
+    path = directory.metadata_at(settings.metadata.path)
+    if settings.metadata.backend == "sqlite":
+        refuse_lost_metadata(directory.shards, path, disk)
+    return open_metadata(settings.metadata, path, disk=disk, clock=clock)
