@@ -39,7 +39,7 @@ if _typing.TYPE_CHECKING:
     from forebay.inspection.findings import Finding, Report
     from forebay.inspection.moves import TopicMove, move_topic
     from forebay.inspection.steps import Step
-    from forebay.records import EARLIEST, LATEST, Gap, Offsets, Position, Reason, Record
+    from forebay.records import EARLIEST, LATEST, Gap, Offsets, Position, Reason, Record, RecordPage
     from forebay.settings import Settings
     from forebay.shard import RecoveryDecision
     from forebay.storage import Ack, Copied, Group, GroupOffset, Reader, Retained, Storage, Stream, Topic
@@ -73,6 +73,7 @@ __all__ = [
     "Reader",
     "Reason",
     "Record",
+    "RecordPage",
     "RecoveryDecision",
     "Report",
     "Retained",
@@ -104,7 +105,7 @@ _HOMES = {
     "forebay.inspection.findings": ("Finding", "Report"),
     "forebay.inspection.moves": ("TopicMove", "move_topic"),
     "forebay.inspection.steps": ("Step",),
-    "forebay.records": ("EARLIEST", "Gap", "LATEST", "Offsets", "Position", "Reason", "Record"),
+    "forebay.records": ("EARLIEST", "Gap", "LATEST", "Offsets", "Position", "Reason", "Record", "RecordPage"),
     "forebay.settings": ("Settings",),
     "forebay.shard": ("RecoveryDecision",),
     "forebay.storage": ("Ack", "Copied", "Group", "GroupOffset", "Reader", "Retained", "Storage", "Stream", "Topic"),

@@ -40,6 +40,14 @@ class Page(NamedTuple):
         return Page(batches, events, stop)
 
 
+class Reach(NamedTuple):
+    """Which offsets of a shard can be read: `[earliest, head)`. What lay below `evict_floor` was evicted."""
+
+    earliest: int
+    evict_floor: int
+    head: int
+
+
 def tombstone(offset: int, floor: int, reason: Reason) -> list[Gap]:
     """The gap that a reader at `offset` meets where records below `floor` were evicted."""
     return [Gap(offset, floor, reason)] if offset < floor else []

@@ -7,6 +7,7 @@ garbage-collector tracking and never dataclasses. Ends are exclusive everywhere.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import NamedTuple, NewType, TypeAlias
 
 import msgspec
@@ -102,6 +103,25 @@ class Offsets(NamedTuple):
     durable: int
     exported: int
     next: int
+
+
+class RecordPage(NamedTuple):
+    """Records and gaps of one partition from an offset on, and where the partition stood when they were read."""
+
+    records: Sequence[Record]
+    gaps: Sequence[Gap]
+    """Ranges from the asked offset to `next` without readable records. Deleted records leave no gap here."""
+    next: int
+    """Where to ask again. It also moves where there were only gaps, or deleted records."""
+    head: int
+    """The end of what can be read."""
+    earliest: int
+    evict_floor: int
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether there was nothing more to read."""
+        return self.next >= self.head
 
 
 def check_offset(offset: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,6 @@ from forebay.format.frame.batch import Batch
 from forebay.records import Record
 from forebay.settings import Settings
 from forebay.storage import Storage
-from forebay.storage.streams import Waiting
-from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from tests.storage.rig import quick, values, wal_of
 from tests.support.waiting import until
@@ -33,22 +32,22 @@ def test_a_shard_that_is_opened_again_wakes_the_stream_that_followed_the_one_bef
     with Storage.open(tmp_path / "a", _shared(tmp_path)) as log:
         topic = log.create_topic("orders")
         topic.append(b"0")
-        following = topic.following(EARLIEST)
-        waiting = Waiting(following, 0.0, None, clock=ManualClock())
-        assert values(waiting.next_page() or ()) == [b"0"]
+        following, woken = topic.following(EARLIEST), threading.Event()
+        assert following.listen(woken.set)
+        assert values(following.next_page() or ()) == [b"0"]
         lost = wal_of(topic)
         lost.fence("the lease has ended")
         until(lambda: lost.closed)
         until(lambda: topic.append(b"1") == 1)
 
-        assert values(waiting.next_page() or ()) == [b"1"]
-        assert following.listen(waiting._woken.set)
+        assert values(following.next_page() or ()) == [b"1"]
+        assert following.listen(woken.set)
 
-        waiting._woken.clear()
+        woken.clear()
         topic.append(b"2")
-        assert waiting._woken.is_set()
-        assert not following.listen(waiting._woken.set)
-        waiting.close()
+        assert woken.is_set()
+        assert not following.listen(woken.set)
+        following.leave(woken.set)
         assert not inside(topic).shard().wakers
 
 

@@ -11,9 +11,10 @@ from forebay.aio.readers import AsyncReader
 from forebay.aio.streams import LOOK_SECONDS, AsyncStream, Followed, Paged
 from forebay.aio.workers import Published, Workers
 from forebay.appends.queue import QueueFull
+from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
 from forebay.errors import Unavailable
 from forebay.reading import OnGap
-from forebay.records import EARLIEST, LATEST, Offsets, Position, Record
+from forebay.records import EARLIEST, LATEST, Offsets, Position, Record, RecordPage
 from forebay.settings import Settings
 from forebay.shard import RecoveryDecision
 from forebay.storage import Ack, Topic
@@ -193,6 +194,21 @@ class AsyncTopic:
         """See `Topic.read`. `on_gap` is called in another thread."""
         begin = partial(self._topic.read, start, stop=stop, partition=partition, on_gap=on_gap)
         return AsyncStream(Paged(self._workers, begin))
+
+    async def page(
+        self, partition: int, offset: int, *, records_max: int = PAGE_RECORDS, bytes_max: int = PAGE_BYTES
+    ) -> RecordPage:
+        """See `Topic.page`. What is in memory is read in the event loop, the rest by a worker."""
+        page = self.read_cached(partition, offset, records_max=records_max, bytes_max=bytes_max)
+        if page is None:
+            page = await self._run(self._topic.page, partition, offset, records_max=records_max, bytes_max=bytes_max)
+        return page
+
+    def read_cached(
+        self, partition: int, offset: int, *, records_max: int = PAGE_RECORDS, bytes_max: int = PAGE_BYTES
+    ) -> RecordPage | None:
+        """See `Topic.read_cached`."""
+        return self._topic.read_cached(partition, offset, records_max=records_max, bytes_max=bytes_max)
 
     def read_arrow(
         self,

@@ -27,7 +27,7 @@ from forebay.format.frame.batch import Batch, batch_of
 from forebay.format.metadata.descriptor import ShardState
 from forebay.locks import Rank, RankedRLock, condition_of
 from forebay.metadata import MetadataStore
-from forebay.pages import Page, joined, tombstone
+from forebay.pages import Page, Reach, joined, tombstone
 from forebay.records import Gap, Offsets, Reason
 from forebay.sealed import Gathered
 from forebay.settings import Settings
@@ -207,6 +207,20 @@ class MemoryShard:
                     page.add(piece, size)
             found = page.page()
             return found._replace(events=joined(found.events))
+
+    def read_cached(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page | None:
+        """See `ReadShard`; `None` while another thread is at the shard, for that one may wait for metadata."""
+        if self._closed is not None or not self._lock.acquire(blocking=False):
+            return None
+        try:
+            return self.read(offset, bytes_max) if self._closed is None else None
+        finally:
+            self._lock.release()
+
+    def reach(self) -> Reach:
+        """See `ReadShard`."""
+        held = self._held
+        return Reach(held.earliest, self._evict_floor, held.next)
 
     def _gaps_below(self, offset: int) -> list[Gap]:
         """What a reader at `offset` has missed: records of an earlier life, then evicted and deleted ones."""

@@ -15,7 +15,7 @@ from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
 from forebay.errors import Closed, Unavailable, UnknownTopic, Unsupported
 from forebay.format.control.frames import higher
 from forebay.locks import Rank, RankedLock
-from forebay.pages import Page
+from forebay.pages import Page, Reach
 from forebay.records import Offsets
 from forebay.sealed import UNREADABLE
 from forebay.settings import Settings
@@ -104,6 +104,15 @@ class FollowedShard:
     def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page:
         """See `ReadShard`. Raises `UnknownTopic` once the owner has deleted the topic."""
         return self._page(lambda: self._visible.read(offset, bytes_max))
+
+    def read_cached(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page | None:
+        """See `ReadShard`: nothing is in memory here."""
+        return None
+
+    def reach(self) -> Reach:
+        """See `ReadShard`."""
+        offsets = self.offsets()
+        return Reach(offsets.earliest, offsets.evict_floor, offsets.next)
 
     def read_by_key(
         self,

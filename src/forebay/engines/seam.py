@@ -13,7 +13,7 @@ from typing import Protocol
 from forebay.appends.queue import Producing, QueuedRecord
 from forebay.appends.ticket import Ticket
 from forebay.format.columns.rows import ColumnBytes
-from forebay.pages import Page
+from forebay.pages import Page, Reach
 from forebay.records import Offsets
 from forebay.shard import RecoveryDecision, ShardRef
 from forebay.shard.deletes import Deletion
@@ -55,6 +55,15 @@ class ReadShard(Protocol):
 
     def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page:
         """Records from `offset` on, at least one if there is any, about `bytes_max`; an empty page at the end."""
+
+    def read_cached(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page | None:
+        """What `read` would give, if it is in memory; `None` if not, or if the shard is closed: then ask `read`.
+
+        For event loops: touches neither disk nor metadata, and waits for no lock under which another thread does.
+        """
+
+    def reach(self) -> Reach:
+        """Which offsets can be read now. Of a shard that this process owns, it takes no lock."""
 
     def wait(self, offset: int, timeout: float | None) -> bool:
         """Wait until something at or above `offset` can be read; false if the time is up."""

@@ -20,7 +20,7 @@ from forebay.errors import Corrupt, DataLoss, Fenced, Unavailable, Unsupported
 from forebay.format.columns.rows import ColumnBytes
 from forebay.format.control.offsets import OffsetSet
 from forebay.format.metadata.descriptor import ShardState, gap_descriptor
-from forebay.pages import Page
+from forebay.pages import Page, Reach
 from forebay.records import Gap, Offsets
 from forebay.settings import Settings, WalSettings
 from forebay.shard.context import ShardContext, ShardRef, is_local
@@ -148,6 +148,17 @@ class SegmentShard:
             if self._visible.ended is NOTHING:
                 return page
         return self._visible.read(offset, bytes_max)
+
+    def read_cached(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page | None:
+        """See `ReadShard`."""
+        page = self._visible.read_cached(offset, lambda start: self.wal.read_cached(start, bytes_max))
+        # At the end of the log history may go on: a bulk load lies there.
+        return None if page is not None and page.next == offset < self._past.exported else page
+
+    def reach(self) -> Reach:
+        """See `ReadShard`."""
+        floor = self.wal.writer.removals.floor
+        return Reach(floor.earliest, floor.evict_floor, self.wal.head)
 
     def offset_at_time(self, timestamp: int) -> int | None:
         """See `OwnedShard`."""

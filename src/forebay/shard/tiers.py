@@ -306,6 +306,15 @@ class Visible:
             if offset >= self.ended.floor.earliest:
                 return _shown(page, offset, start, deleted)
 
+    def read_cached(self, offset: int, read: Callable[[int], Page | None]) -> Page | None:
+        """As `read`, of what `read` has in memory; `None` where it has nothing. Takes no lock of its own."""
+        deleted, floor = self.ended
+        if offset < floor.earliest:
+            return Page([], _below(offset, floor), floor.earliest)
+        start = min(run_end(deleted, offset), max(self._head(), offset))
+        page = read(start)
+        return None if page is None else _shown(page, offset, start, deleted)
+
     def offset_at_time(self, timestamp: int) -> int | None:
         """The first live record at or after the time; `None` if there is none.
 

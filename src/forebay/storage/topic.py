@@ -12,13 +12,15 @@ from forebay.appends.ticket import Ticket
 from forebay.clock import Clock
 from forebay.engines import OwnedShard, ReadShard
 from forebay.engines.readonly import FollowedShard
+from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
 from forebay.engines.unowned import UnownedShard
 from forebay.errors import Closed, Indeterminate, Invalid, Unavailable
 from forebay.format.columns.rows import Columns
 from forebay.format.frame.batch import Batch
+from forebay.pages import Page, Reach
 from forebay.partitioning import Partitioner, partition_of_key
 from forebay.reading import Cursor, OnGap, report_gap
-from forebay.records import EARLIEST, LATEST, Offsets, Position, Record, check_offset
+from forebay.records import EARLIEST, LATEST, Offsets, Position, Reason, Record, RecordPage, check_offset
 from forebay.settings import WalSettings
 from forebay.shard import RecoveryDecision, SegmentShard
 from forebay.shard.deletes import DeleteBefore, DeleteKey, DeleteTag, Deletion, RangeDelete
@@ -279,6 +281,38 @@ class Topic:
         stream may be asked again and goes on behind it.
         """
         return Stream(Bounded(self._parts(start, stop, partition, on_gap), _records))
+
+    def page(
+        self, partition: int, offset: int, *, records_max: int = PAGE_RECORDS, bytes_max: int = PAGE_BYTES
+    ) -> RecordPage:
+        """One page of a partition from `offset` on, at least one record if there is any: about `bytes_max` of them.
+
+        For callers who keep offsets themselves and ask again at `next`: it holds nothing open and never waits for
+        appends. Gaps are in the answer and raise nothing. An offset behind the end is `Invalid`.
+        """
+        place = self._place(partition)
+        _check_page(offset, records_max, bytes_max)
+        page, reach = self._tried(
+            self._shards.read, place, lambda shard: (shard.read(offset, bytes_max), shard.reach())
+        )
+        if offset > reach.head:
+            self._check_start(offset, place)
+        return _record_page(page, reach, place, records_max)
+
+    def read_cached(
+        self, partition: int, offset: int, *, records_max: int = PAGE_RECORDS, bytes_max: int = PAGE_BYTES
+    ) -> RecordPage | None:
+        """As `page`, from memory alone; `None` where `page` has to be asked, which may read files or history.
+
+        For event loops: it opens no shard, touches neither disk nor metadata, and waits for no thread that does.
+        """
+        place = self._place(partition)
+        _check_page(offset, records_max, bytes_max)
+        shard = self._shards.find(place)
+        page = shard.read_cached(offset, bytes_max) if shard is not None else None
+        if shard is None or page is None or offset > (reach := shard.reach()).head:
+            return None
+        return _record_page(page, reach, place, records_max)
 
     def read_arrow(
         self,
@@ -623,6 +657,25 @@ class Topic:
 
 def _end_at_most(shard: ReadShard) -> int:
     return shard.end_at_most() if isinstance(shard, FollowedShard) else shard.offsets().next
+
+
+def _check_page(offset: int, records_max: int, bytes_max: int) -> None:
+    check_offset(offset)
+    if records_max < 1 or bytes_max < 1:
+        raise Invalid(f"records_max is {records_max} and bytes_max is {bytes_max}: both are at least 1")
+
+
+def _record_page(page: Page, reach: Reach, partition: int, records_max: int) -> RecordPage:
+    """The page for a caller, no more than `records_max` of it."""
+    left = records_max
+    for batch in page.batches:
+        if batch.count >= left:
+            page = page.clipped(batch.base + left)
+            break
+        left -= batch.count
+    records = [record for batch in page.batches for record in batch.records(partition)]
+    gaps = [gap for gap in page.events if gap.reason is not Reason.DELETED]
+    return RecordPage(records, gaps, page.next, max(reach.head, page.next), reach.earliest, reach.evict_floor)
 
 
 def _records(batch: Batch, partition: int) -> Sequence[Record]:

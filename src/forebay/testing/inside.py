@@ -23,6 +23,7 @@ from forebay.cleanup.objects import ObjectCleanup
 from forebay.clock import Clock
 from forebay.disk import SystemDisk
 from forebay.engines import MemoryEngine, OwnedShard, ReadShard, RocksEngine, SegmentEngine
+from forebay.engines.memory import MemoryShard
 from forebay.engines.readonly import FollowedShard
 from forebay.engines.rocksdb.database import RocksDatabase
 from forebay.engines.rocksdb.removal import Making
@@ -130,6 +131,14 @@ class InsideTopic:
             "changing": lambda: is_held(shard.deletes._changing),
             "working": shard.history._working.locked,
         }
+
+    @contextmanager
+    def held_memory(self, partition: int = 0) -> Iterator[None]:
+        """Hold the lock of a shard in memory, as an append does that waits for metadata."""
+        shard = self.shard(partition)
+        assert isinstance(shard, MemoryShard), f"{shard.ref} is not in memory"
+        with shard._lock:
+            yield
 
     def leave_queued(self) -> None:
         """Commit nothing in the background that this handle queues, as if that thread had not come to it yet."""

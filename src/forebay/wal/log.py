@@ -488,6 +488,20 @@ class Wal:
             page = self.files.read(offset, bytes_max)
         return None if page is None else page.clipped(head)
 
+    def read_cached(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page | None:
+        """What memory has from `offset` on; an empty page at the end, `None` where `read` has to be asked.
+
+        For event loops: takes the lock of the tail cache alone, under which there is no input or output.
+        """
+        tail = self.tail
+        head = tail.head
+        if self.closed or (offset >= head and self.policy.acks_in_queue and head < self.queue.next):
+            return None
+        if offset >= head:
+            return Page([], [], offset)
+        page = tail.read(offset, bytes_max)
+        return None if page is None else page.clipped(head)
+
     def wait(self, offset: int, timeout: float | None) -> bool:
         """Wait until a record at or above `offset` may be read; false when the time is up or the log closed."""
         self.bring_up()

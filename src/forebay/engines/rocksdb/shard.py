@@ -29,7 +29,7 @@ from forebay.errors import Closed, Corrupt, ForebayError, Full, Indeterminate, U
 from forebay.format.columns.rows import ColumnBytes
 from forebay.format.frame.batch import batch_of
 from forebay.locks import Rank, RankedCondition, RankedRLock
-from forebay.pages import Page
+from forebay.pages import Page, Reach
 from forebay.records import Offsets
 from forebay.settings import RetentionSettings, WalSettings
 from forebay.shard import RecoveryDecision, ShardRef
@@ -306,6 +306,16 @@ class RocksShard:
         stance = self.stance
         with self._database.view() as view:
             return self._shelf.first_at_time(view, stance, timestamp)
+
+    def read_cached(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page | None:
+        """See `ReadShard`: memory knows where the records end, and no record."""
+        is_end = self._closed is None and offset >= self.stance.counters.next
+        return Page([], [], offset) if is_end else None
+
+    def reach(self) -> Reach:
+        """See `ReadShard`."""
+        counters = self.stance.counters
+        return Reach(counters.earliest, counters.evict_floor, counters.next)
 
     def wait(self, offset: int, timeout: float | None) -> bool:
         """See `OwnedShard`."""

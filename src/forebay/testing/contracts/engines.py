@@ -16,8 +16,10 @@ from forebay.appends.queue import Producing, QueuedRecord, record_bytes
 from forebay.appends.ticket import Ticket
 from forebay.engines import ByName, NewRecord, OwnedShard, StorageEngine
 from forebay.errors import Closed, Conflict, Invalid
+from forebay.pages import Page
 from forebay.records import OFFSET_MAX, Gap, Reason, Record
 from forebay.shard import ShardRef
+from forebay.shard.deletes import DeleteBefore, RangeDelete
 
 NamedEngine: TypeAlias = ByName[StorageEngine]
 """An engine with its operations by shard name, which the suites call."""
@@ -58,6 +60,10 @@ def steps_of(
         offset = page.next
         assert _span(steps[-1])[1] == offset
     raise AssertionError(f"more than {PAGES_MAX} pages")
+
+
+def _contents(page: Page) -> tuple[list[Record], list[Gap], int]:
+    return [record for batch in page.batches for record in batch.records(0)], page.events, page.next
 
 
 def _span(piece: Record | Gap) -> tuple[int, int]:
@@ -251,6 +257,25 @@ class EngineContract:
 
         assert page.next == 1
         assert [record.value for record in page.batches[0].records(0)] == [b"x" * 100_000]
+
+    def test_what_is_read_from_memory_is_what_is_read(self, engine: NamedEngine, ref: ShardRef) -> None:
+        shard = engine.open_shard(ref)
+        assert shard.read_cached(0) == ([], [], 0)
+        engine.batch_write(ref, [NewRecord(b"%d" % n, n) for n in range(10)])
+        engine.write(ref, NewRecord(b"10", 10))
+        shard.delete(RangeDelete(2, 4))
+        shard.commit()
+
+        for offset in range(11):
+            cached, page = shard.read_cached(offset, 1), shard.read(offset, 1)
+            assert cached is None or _contents(cached) == _contents(page)
+        assert shard.read_cached(11) == ([], [], 11)
+        assert shard.reach() == (0, 0, 11)
+
+        shard.delete(DeleteBefore(6))
+        cached = shard.read_cached(0)
+        assert cached is None or _contents(cached) == _contents(shard.read(0))
+        assert shard.reach() == (6, 0, 11)
 
     def test_what_is_no_offset_and_no_limit_is_refused(self, engine: NamedEngine, ref: ShardRef) -> None:
         for offset in (-1, OFFSET_MAX + 1, True, "0", 1.0, None):
