@@ -123,10 +123,11 @@ class AppendQueue:
         self._bytes = 0
         self._queued: dict[int, dict[int, Ticket]] = {}
         self._failing: list[tuple[list[PendingFrame], ForebayError]] = []
-        self._failed: ForebayError | None = None
+        self.refusal: ForebayError | None = None
+        """Every append is answered with this error. The owner of the queue assigns it, in one statement with its own
+        state; what was queued a moment before is still written or failed by the owner's next step."""
         self._held: ForebayError | None = None
-        self._refusal: ForebayError | None = None
-        """Either of the two, so that an append has one look to take."""
+        """The same while the log pauses, whatever else is the case."""
 
     @property
     def next(self) -> int:
@@ -157,7 +158,7 @@ class AppendQueue:
         if self._is_inside():
             raise Unavailable(INSIDE)
         with self.lock:
-            if self._refusal is not None or self._bytes:
+            if self._bytes or self.refusal is not None or self._held is not None:
                 self._admit(1, size)
             if entry.producing is None:
                 return self._enter(entry, size)
@@ -226,28 +227,24 @@ class AppendQueue:
                     ticket.finish(error, self.due)
             self._failing = self._failing[1:]
 
-    def refuse(self, refusal: ForebayError | None) -> None:
-        """From now on answer every append with this error; `None` takes appends again, unless they are held."""
-        with self.lock:
-            self._failed, self._refusal = refusal, refusal or self._held
-
     def hold(self, refusal: ForebayError | None) -> None:
-        """As `refuse`, independently of it, for a caller that lets the log pause; `None` ends the pause."""
+        """Answer appends with this error, beside `refusal`, for a caller that lets the log pause; `None` ends it."""
         with self.lock:
-            self._held, self._refusal = refusal, self._failed or refusal
+            self._held = refusal
 
     def pause(self, pause: Paused) -> None:
         """Let appends wait for a while. Raises why they are refused, if they are for a reason other than a pause."""
         with self.lock:
-            if self._refusal is not None and not isinstance(self._refusal, Paused):
-                raise type(self._refusal)(*self._refusal.args)
-            self._held = self._refusal = pause
+            refusal = self.refusal or self._held
+            if refusal is not None and not isinstance(refusal, Paused):
+                raise type(refusal)(*refusal.args)
+            self._held = pause
 
     def resume(self) -> None:
         """End the pause; whatever else holds appends back still does."""
         with self.lock:
             if self.is_paused:
-                self._held, self._refusal = None, self._failed
+                self._held = None
 
     @property
     def is_paused(self) -> bool:
@@ -263,8 +260,9 @@ class AppendQueue:
                 self.window.extend(window.entries())
 
     def _admit(self, count: int, size: int) -> None:
-        if self._refusal is not None:
-            raise type(self._refusal)(*self._refusal.args)
+        refusal = self.refusal or self._held
+        if refusal is not None:
+            raise type(refusal)(*refusal.args)
         waiting = self._frames[-1].end - self._frames[0].base
         if waiting and (
             waiting + count > self._settings.queue_records_max or self._bytes + size > self._settings.queue_bytes_max

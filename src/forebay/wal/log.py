@@ -126,8 +126,9 @@ class Wal:
         """
         before = self.state
         assert phase in _NEXT[before.phase], f"{self.writer.place}: {before.phase.name} cannot become {phase.name}"
-        self.state = LogState(phase, reason, before.is_fenced or phase is LogPhase.FENCED)
-        self.queue.refuse(refusal)
+        state = LogState(phase, reason, before.is_fenced or phase is LogPhase.FENCED)
+        # One statement: an exception (Ctrl-C) never leaves a log that is open and refuses appends.
+        self.state, self.queue.refusal = state, refusal
 
     def check_open(self) -> None:
         """`Closed` if the log is."""
@@ -593,7 +594,7 @@ class Wal:
         with self.group.lock:
             place = self.writer.place
             refusal = Closed(f"{place} is closed") if self.fenced is None else fenced(place, self.fenced).later
-            self.queue.refuse(refusal)
+            self.queue.refusal = refusal
             # What came in since the commit above: no other thread will write it now.
             self._commit()
             reason = self.state.reason

@@ -196,7 +196,7 @@ class RocksShard:
             f"{self.ref}: the append was being written when that failed ({reason}): it is not visible now and may "
             "appear, once, when the log is opened again; read before you repeat it"
         )
-        queue.refuse(later)
+        queue.refusal = later
         queue.fail(written, later, head)
 
     def _write(self) -> None:
@@ -397,10 +397,10 @@ class RocksShard:
         self._group.refuse_inside()
         # Before what waits is written: an append queued behind that would be written into a shard that has ended.
         refusal = Closed(f"{self.ref} {reason}")
-        self._queue.refuse(refusal)
+        self._queue.refusal = refusal
         self.commit()
         with deferred(), self._changing, self._group.lock:
-            self._queue.refuse(refusal)
+            self._queue.refusal = refusal
             self._closed = reason
             if clean and self.failure is None and self._bounds.epoch == self.epoch and not self._bounds.clean:
                 batch = self._database.batch()
