@@ -13,14 +13,45 @@
     ├── Closed                this handle has ended (closed, forked, interpreter exit)
     │   └── Fenced            a newer owner took the shard over; this one must stop
     └── Corrupt               bytes are not what was written: run "forebay verify"
-        └── DataLoss          a stream met a lost or damaged range and was not told to go on
+        └── DataLoss          a stream met a lost or damaged range and has no `on_gap`
 
-Arguments are positional strings, so that an error survives pickling to and from another process.
+The message is for people and says the next step. The values in it that a program may act on are attributes, each `None`
+where it does not apply: `topic` and `partition` of every error, and those of the classes below. Message and attributes
+survive copying, and pickling to and from another process.
 """
+
+from __future__ import annotations
+
+import copy
+from typing import Self
 
 
 class ForebayError(Exception):
-    """The root of the tree above."""
+    """The root of the tree above. `topic` is `namespace/topic`; `partition` is the number of the partition."""
+
+    def __init__(self, *args: object, topic: object = None, partition: int | None = None, shard: object = None) -> None:
+        """The message, and what it is about. `shard` names topic and partition at once: `shop/orders[3]`.
+
+        All fields stand in `__dict__`, which exceptions take along when they are copied or pickled: a subclass
+        takes its fields as keywords with defaults, for it is made again from its positional arguments alone.
+        """
+        super().__init__(*args)
+        if shard is not None:
+            topic, _, number = str(shard).removesuffix("]").partition("[")
+            partition = int(number) if number.isdecimal() else None
+        self.topic = None if topic is None else str(topic)
+        self.partition = partition
+
+    @property
+    def detail(self) -> dict[str, object]:
+        """The attributes that apply, by name: plain values, for programs in this or another process."""
+        return {name: value for name, value in vars(self).items() if value is not None and not name.startswith("_")}
+
+    def restated(self, message: str) -> Self:
+        """The same error, with its attributes, in other words."""
+        again = copy.copy(self)
+        again.args = (message,)
+        return again
 
 
 class Invalid(ForebayError):
@@ -40,7 +71,22 @@ class UnsupportedFormat(Unsupported):
 
 
 class Conflict(ForebayError):
-    """The request contradicts what is stored."""
+    """The request contradicts what is stored. `expected` is the sequence or the offset that it would not."""
+
+    def __init__(
+        self,
+        *args: object,
+        topic: object = None,
+        partition: int | None = None,
+        shard: object = None,
+        producer: int | None = None,
+        sequence: int | None = None,
+        expected: int | None = None,
+    ) -> None:
+        super().__init__(*args, topic=topic, partition=partition, shard=shard)
+        self.producer = producer
+        self.sequence = sequence
+        self.expected = expected
 
 
 class Unavailable(ForebayError):
@@ -52,7 +98,18 @@ class Full(Unavailable):
 
 
 class Moved(Unavailable):
-    """Another owner holds the shard."""
+    """Another owner holds the shard. `holder` is the id of the data directory that has its log files, if known."""
+
+    def __init__(
+        self,
+        *args: object,
+        topic: object = None,
+        partition: int | None = None,
+        shard: object = None,
+        holder: str | None = None,
+    ) -> None:
+        super().__init__(*args, topic=topic, partition=partition, shard=shard)
+        self.holder = holder
 
 
 class Indeterminate(ForebayError):
@@ -72,4 +129,19 @@ class Corrupt(ForebayError):
 
 
 class DataLoss(Corrupt):
-    """A reader met a lost or damaged range."""
+    """A reader met a lost or damaged range: offsets `[start, stop)`, and why they cannot be read."""
+
+    def __init__(
+        self,
+        *args: object,
+        topic: object = None,
+        partition: int | None = None,
+        shard: object = None,
+        start: int | None = None,
+        stop: int | None = None,
+        reason: str | None = None,
+    ) -> None:
+        super().__init__(*args, topic=topic, partition=partition, shard=shard)
+        self.start = start
+        self.stop = stop
+        self.reason = reason

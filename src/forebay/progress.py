@@ -130,7 +130,10 @@ class ProgressStore:
             if stands != expected:
                 raise Conflict(
                     f"{name.reader} stands at {stands} in {name.namespace}/{name.topic}[{partition}], not {expected}: "
-                    "another member has committed; fetch and go on from there"
+                    "another member has committed; fetch and go on from there",
+                    topic=f"{name.namespace}/{name.topic}",
+                    partition=partition,
+                    expected=stands,
                 )
             guards = self._guards(name, key, stored, progress, defined=defined)
             return Write(guards, [_put(key, stored, progress)], None)
@@ -213,11 +216,15 @@ class ProgressStore:
             topic = topic_key(name.namespace, name.topic, prefix=self._prefix)
             entry = self._store.get(topic)
             if entry is None and defined:
-                raise UnknownTopic(f"{name.namespace}/{name.topic} was deleted: {name.reader} has no place in it")
+                raise UnknownTopic(
+                    f"{name.namespace}/{name.topic} was deleted: {name.reader} has no place in it",
+                    topic=f"{name.namespace}/{name.topic}",
+                )
             if entry is not None and decode_value(entry.value, TopicSpec)[0].topic_id != wanted.incarnation:
                 raise UnknownTopic(
                     f"{name.namespace}/{name.topic} was deleted and created again: "
-                    f"what {name.reader} read of the one before does not count for it"
+                    f"what {name.reader} read of the one before does not count for it",
+                    topic=f"{name.namespace}/{name.topic}",
                 )
             compares.append(RevisionIs(topic, entry.mod_revision if entry is not None else 0))
         return compares

@@ -129,7 +129,11 @@ def report_gap(topic: str, on_gap: OnGap | None, partition: int, gap: Gap) -> No
 def _data_loss(name: str, gap: Gap) -> DataLoss:
     return DataLoss(
         f"{name}: offsets {gap} cannot be read: pass on_gap to be given such ranges and go on, "
-        'or start behind it; "forebay verify" says more'
+        'or start behind it; "forebay verify" says more',
+        shard=name,
+        start=gap.start,
+        stop=gap.stop,
+        reason=gap.reason.name.lower(),
     )
 
 

@@ -91,7 +91,9 @@ class ProducerWindow:
                 'is damaged where its appends may be: nothing is stored. Run "forebay verify", put right what it names '
                 "and open the log again before more is appended; or go on with "
                 '"forebay topic export NAME --accept-damage" (accept_damage=True): then producers that are not known '
-                "begin at 0, and a repeat of theirs is stored again"
+                "begin at 0, and a repeat of theirs is stored again",
+                producer=producer,
+                sequence=sequence,
             )
         last = last_queued if last_queued is not None else (known.last() if known else -1)
         if sequence == last + 1:
@@ -102,13 +104,18 @@ class ProducerWindow:
                 "sequences rise by one per partition; send the missing appends first"
                 if last >= 0
                 else f"producer {producer} is not known here and sent sequence {sequence}: "
-                "a producer starts at sequence 0; take a new producer id to start over"
+                "a producer starts at sequence 0; take a new producer id to start over",
+                producer=producer,
+                sequence=sequence,
+                expected=last + 1,
             )
         original = known.append_of(sequence) if known else None
         if original is None:
             raise Conflict(
                 f"producer {producer} repeats sequence {sequence}, older than its last {self._appends_max} appends: "
-                "its offset is no longer remembered; read the topic to find it"
+                "its offset is no longer remembered; read the topic to find it",
+                producer=producer,
+                sequence=sequence,
             )
         check_repeat(producer, sequence, original[1], count)
         return original[0]
@@ -158,5 +165,7 @@ def check_repeat(producer: int, sequence: int, original: int, count: int) -> Non
     if original != count:
         raise Conflict(
             f"producer {producer} repeats sequence {sequence} with {count} records, but it was an append of {original}"
-            ": a repeat has the same records; give a new append the next sequence"
+            ": a repeat has the same records; give a new append the next sequence",
+            producer=producer,
+            sequence=sequence,
         )

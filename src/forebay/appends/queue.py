@@ -7,6 +7,7 @@ the next offset: an exception at any instant (Ctrl-C) leaves it wholly in or who
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from typing import NamedTuple
 
@@ -237,7 +238,7 @@ class AppendQueue:
         with self.lock:
             refusal = self.refusal or self._held
             if refusal is not None and not isinstance(refusal, Paused):
-                raise type(refusal)(*refusal.args)
+                raise copy.copy(refusal)
             self._held = pause
 
     def resume(self) -> None:
@@ -262,12 +263,16 @@ class AppendQueue:
     def _admit(self, count: int, size: int) -> None:
         refusal = self.refusal or self._held
         if refusal is not None:
-            raise type(refusal)(*refusal.args)
+            raise copy.copy(refusal)
         waiting = self._frames[-1].end - self._frames[0].base
         if waiting and (
             waiting + count > self._settings.queue_records_max or self._bytes + size > self._settings.queue_bytes_max
         ):
-            raise QueueFull(f"{waiting} records ({self._bytes} bytes) wait to be written: the queue is full; try again")
+            raise QueueFull(
+                f"{waiting} records ({self._bytes} bytes) wait to be written: the queue is full; try again",
+                records=waiting,
+                size=self._bytes,
+            )
 
     def _enter(self, entry: QueuedRecord, size: int) -> Ticket:
         frame = self._frames[-1]
@@ -342,7 +347,12 @@ def _answered(ticket: Ticket) -> Ticket:
 
 
 class QueueFull(Unavailable):
-    """No room now: the caller may help to write what waits, then try again."""
+    """No room now: the caller may help to write what waits, then try again. `records` and `size` (bytes) wait."""
+
+    def __init__(self, *args: object, records: int | None = None, size: int | None = None) -> None:
+        super().__init__(*args)
+        self.records = records
+        self.size = size
 
 
 class Paused(QueueFull):

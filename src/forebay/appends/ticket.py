@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -32,7 +33,7 @@ class Ticket:
         """The first offset of the append; raises the error it failed with."""
         assert self.done
         if self.error is not None:
-            raise type(self.error)(*self.error.args)
+            raise copy.copy(self.error)
         return self.offset
 
     def finish(self, error: ForebayError | None = None, due: deque[Answered] | None = None) -> None:

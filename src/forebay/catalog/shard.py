@@ -248,7 +248,7 @@ class ShardCatalog:
                 or no_gap(frontier.next, additions, additions[-1].end)
             )
             if flaw is not None:
-                raise Conflict(f"{self.keys}: these segments do not continue the history: {flaw}")
+                raise Conflict(f"{self.keys}: these segments do not continue the history: {flaw}", shard=self.keys)
             cur = Cur(
                 start=additions[-1].start, next=additions[-1].end, epoch=epoch, generation=frontier.cur.generation
             )
@@ -308,7 +308,9 @@ class ShardCatalog:
         first, last = old[0].descriptor, old[-1].descriptor
         flaw = no_gap(first.start, [piece.descriptor for piece in old], last.end)
         if flaw is not None or (new.start, new.end) != (first.start, last.end):
-            raise Conflict(f"{self.keys}: [{new.start}, {new.end}) does not replace what stands there: {flaw}")
+            raise Conflict(
+                f"{self.keys}: [{new.start}, {new.end}) does not replace what stands there: {flaw}", shard=self.keys
+            )
 
     def _sweep_soon(self) -> None:
         """Remove what a replacement hides. Readers pass over what is left of it for the next sweep."""
@@ -382,7 +384,9 @@ class ShardCatalog:
         stored = self.state()
         if stored is None or stored.state.epoch != epoch or stored.state.incarnation != self._topic_id:
             now = "gone" if stored is None else f"in epoch {stored.state.epoch}"
-            raise Fenced(f"{self.keys} is {now}: the owner of epoch {epoch} may not change its history any more")
+            raise Fenced(
+                f"{self.keys} is {now}: the owner of epoch {epoch} may not change its history any more", shard=self.keys
+            )
         return stored
 
     def _recorded(self, frontier: Frontier, additions: Sequence[SegmentDescriptor]) -> bool:

@@ -203,7 +203,12 @@ class Printer:
         """Tell of a range without records, in its place."""
         place = f"{self._topic.name}[{partition}]"
         if self._fail_on_loss and gap.reason in (Reason.LOST, Reason.DAMAGED):
-            raise DataLoss(f'{place}: offsets {gap} cannot be read; "forebay verify" says more')
+            raise DataLoss(
+                f'{place}: offsets {gap} cannot be read; "forebay verify" says more',
+                start=gap.start,
+                stop=gap.stop,
+                reason=gap.reason.name.lower(),
+            )
         if self._output is OutputFormat.JSON:
             reason = gap.reason.name.lower()
             hole = {"partition": partition, "start": gap.start, "stop": gap.stop, "reason": reason}

@@ -222,7 +222,7 @@ def _known_topic(run: Invocation, name: str | None) -> TopicName | None:
     parsed = TopicName.parse(name)
     with run.reader() as log:
         if all(spec.name != parsed for spec in log.topics()):
-            raise UnknownTopic(f'there is no topic {parsed}: see "forebay topic list" for what there is')
+            raise UnknownTopic(f'there is no topic {parsed}: see "forebay topic list" for what there is', topic=parsed)
     return parsed
 
 

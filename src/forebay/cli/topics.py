@@ -80,7 +80,7 @@ def create(
     )
     with run.writer(create=True) as log:
         if not exist_ok and any(spec.name == parsed for spec in log.topics()):
-            raise Conflict(f"topic {parsed} exists already: add --exist-ok to leave it as it is")
+            raise Conflict(f"topic {parsed} exists already: add --exist-ok to leave it as it is", topic=parsed)
         topic = log.create_topic(
             name,
             partitions=partitions,

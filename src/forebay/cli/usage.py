@@ -49,7 +49,7 @@ def _items(run: Invocation, found: Inspected, name: str | None) -> list[dict[str
 
     wanted = TopicName.parse(name) if name is not None else None
     if wanted is not None and all(spec.name != wanted for spec in found.topics):
-        raise UnknownTopic(f'there is no topic {wanted}: see "forebay topic list" for what there is')
+        raise UnknownTopic(f'there is no topic {wanted}: see "forebay topic list" for what there is', topic=wanted)
     sums: dict[tuple[str | None, str], list[int]] = {}
     engines = set()
     for spec in found.topics:

@@ -160,7 +160,10 @@ class MemoryShard:
         counted = self._held.bytes + int(batch.sizes().sum())
         self._limits.check_room(self.ref, batch.end - self._held.earliest, counted)
         if self._held.size + size > most:
-            raise Full(f"{self.ref} is full: it keeps memory.bytes_max ({most}): delete records, or raise the setting")
+            raise Full(
+                f"{self.ref} is full: it keeps memory.bytes_max ({most}): delete records, or raise the setting",
+                shard=self.ref,
+            )
 
     def _fit(self) -> None:
         """Evict the oldest until the rest fits. In bulk: each time costs the length of the lists."""
@@ -380,7 +383,9 @@ class MemoryOwner:
             def refuse(_: object, state: ShardState | None) -> None:
                 # By this session: an attempt whose answer was lost.
                 if state is None or (state.epoch != epoch and state.owner != owner.session):
-                    raise Fenced(f"{ref}: another owner has had it since this one's session ended: open it again")
+                    raise Fenced(
+                        f"{ref}: another owner has had it since this one's session ended: open it again", shard=ref
+                    )
 
             return refuse
 
@@ -417,7 +422,9 @@ class MemoryEngine(ShardedEngine[MemoryShard]):
         if stored is not None and stored.state.holder not in (None, self._owner_session.holder):
             raise Moved(
                 f"{ref} lives in the memory of its owner, last in directory {stored.state.holder}: no other process "
-                "can read it; once that owner is gone, an append here takes it over"
+                "can read it; once that owner is gone, an append here takes it over",
+                shard=ref,
+                holder=stored.state.holder,
             )
         return stored is not None
 

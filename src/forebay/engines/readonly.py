@@ -235,7 +235,7 @@ class FollowedShard:
     def _check_known(self) -> None:
         """`UnknownTopic` once the topic is deleted, where an empty log or another directory may mean that."""
         if (self._past.is_elsewhere or self.log.head == 0) and not self._is_known(self.ref):
-            raise UnknownTopic(f"{self.ref}: the topic was deleted by another process")
+            raise UnknownTopic(f"{self.ref}: the topic was deleted by another process", shard=self.ref)
 
 
 class FollowingEngine(ShardedEngine[FollowedShard]):

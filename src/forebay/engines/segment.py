@@ -183,7 +183,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         """
         stored = self._stored(ref)
         if stored is None:
-            raise UnknownTopic(f"{ref}: the topic was deleted while its shard was being opened")
+            raise UnknownTopic(f"{ref}: the topic was deleted while its shard was being opened", shard=ref)
         if acquired is None or stored.state.epoch != acquired.epoch:
             return self._open(ref, self._refuse_others, on_bytes)
         return self._recover(ref, acquired.before, acquired.epoch, session, on_bytes)
@@ -289,7 +289,8 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         if stored is None or stored.state.phase is not Phase.SEALED or stored.state.epoch == given_up.epoch:
             raise Moved(
                 f"{ref} was sealed here at offset {given_up.next_offset}: use it where it is now, or take it back here "
-                'with unseal_topic or "forebay topic unseal"'
+                'with unseal_topic or "forebay topic unseal"',
+                shard=ref,
             )
         self.take_back(ref)
 

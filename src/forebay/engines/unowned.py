@@ -77,7 +77,8 @@ class UnownedShard(FollowedShard):
         if self._is_lost:
             raise Moved(
                 f"{self.ref} has another owner since this process appended to it: what was not exported then is lost, "
-                'and can be brought back with "forebay shard salvage"'
+                'and can be brought back with "forebay shard salvage"',
+                shard=self.ref,
             )
 
     def wake_from(self, owned: OwnedShard) -> None:

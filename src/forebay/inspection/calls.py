@@ -150,5 +150,5 @@ def _at_hand(
         if wanted is not None:
             known = look(directory, used, disk, SystemClock()).topics
             if all(spec.name != wanted for spec in known):
-                raise UnknownTopic(f"{directory} has no topic {wanted}: log.topics() lists what it has")
+                raise UnknownTopic(f"{directory} has no topic {wanted}: log.topics() lists what it has", topic=wanted)
         yield directory, used, disk, wanted

@@ -131,7 +131,10 @@ class Attaching:
                 return Done(history.exported)
             load = self._checked(load_id, standing)
             if standing.frontier.next != start:
-                raise Conflict(f"{self.shard.ref}: history ends at {standing.frontier.next}, the log at {start}")
+                raise Conflict(
+                    f"{self.shard.ref}: history ends at {standing.frontier.next}, the log at {start}",
+                    shard=self.shard.ref,
+                )
             pieces = self._pieces(load_id, load, manifest, start)
             # Before it is sent: an answer that is lost, and an interrupt, leave it so.
             self._pausing.at_risk = (load_id, standing.revisions)
@@ -167,7 +170,7 @@ class Attaching:
         if state is None or (state.state.incarnation, state.state.epoch) != (shard.ref.spec.topic_id, shard.epoch):
             reason = f"epoch {shard.epoch} owns it no more"
             shard.wal.fence(reason)
-            raise Fenced(f"{shard.ref}: {reason}: load {load_id} is not attached by it")
+            raise Fenced(f"{shard.ref}: {reason}: load {load_id} is not attached by it", shard=shard.ref)
         return _Standing(state, self._catalog.frontier(), self._book.find(load_id))
 
     def _checked(self, load_id: str, standing: _Standing) -> StoredLoad:

@@ -180,7 +180,10 @@ class LoadBook:
         topic = topic_key(load.namespace, load.topic, prefix=self._prefix)
         entry = self._metadata.get(topic)
         if entry is None or decode_value(entry.value, TopicSpec)[0].topic_id != load.topic_id:
-            raise UnknownTopic(f"load {load_id} is for a topic {load.namespace}/{load.topic} that is not there")
+            raise UnknownTopic(
+                f"load {load_id} is for a topic {load.namespace}/{load.topic} that is not there",
+                topic=f"{load.namespace}/{load.topic}",
+            )
         return (
             [Absent(self.key(load_id)), RevisionIs(topic, entry.mod_revision)],
             [Put(self.key(load_id), encode_value(load)), Put(offer_key(load_id, prefix=self._prefix), b"{}")],

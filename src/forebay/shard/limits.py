@@ -80,7 +80,8 @@ class Limits(NamedTuple):
             if cap is not None and would > cap:
                 raise Full(
                     f"{name} is full: with this append it would hold {would}, above {what} {cap}: delete records, "
-                    'raise the cap, or let the topic discard old ones (on_full "discard_old")'
+                    'raise the cap, or let the topic discard old ones (on_full "discard_old")',
+                    shard=name,
                 )
 
 

@@ -47,7 +47,9 @@ def change_state(store: MetadataStore, key: str, epoch: int, change: Callable[[S
 
     def changed(stored: StoredState | None) -> Write[ShardState] | Done[ShardState]:
         if stored is None or stored.state.epoch != epoch:
-            raise Fenced(f"{shard_of_state(key)} has a newer owner than epoch {epoch}: this one stops")
+            raise Fenced(
+                f"{shard_of_state(key)} has a newer owner than epoch {epoch}: this one stops", shard=shard_of_state(key)
+            )
         state = change(stored.state)
         if state == stored.state:
             return Done(state)
@@ -154,7 +156,7 @@ def _acquire_batch(
         for shard, stored in zip(wanted, seen, strict=False):
             refuse_if_owned(store, shard, stored, owner)
             if stored is None and any(store.get(key) is not None for key in shard.gone):
-                raise UnknownTopic(f"{shard.name}: the topic was deleted")
+                raise UnknownTopic(f"{shard.name}: the topic was deleted", shard=shard.name)
         seen[:] = [_found(store, shard, owner) for shard in wanted]
         return seen
 
@@ -184,13 +186,15 @@ def _acquire_batch(
 def _found(store: MetadataStore, shard: Wanted, owner: Owner) -> StoredState | None:
     stored = read_state(store, shard.key)
     if stored is not None and stored.state.incarnation != shard.incarnation:
-        raise Conflict(f"{shard.name} belongs to another topic of that name: open the topic again")
+        raise Conflict(f"{shard.name} belongs to another topic of that name: open the topic again", shard=shard.name)
     if stored is not None and stored.state.phase is Phase.DELETING:
-        raise UnknownTopic(f"{shard.name}: the topic is being deleted")
+        raise UnknownTopic(f"{shard.name}: the topic is being deleted", shard=shard.name)
     if stored is not None and is_promised(stored.state, owner.holder):
         raise Moved(
             f"{shard.name} was sealed at {stored.state.next_offset} and moved to "
-            f"{directory_beside(store, shard.key, stored.state.target)}: use it there, or move it back"
+            f"{directory_beside(store, shard.key, stored.state.target)}: use it there, or move it back",
+            shard=shard.name,
+            holder=stored.state.target,
         )
     return stored
 
@@ -223,7 +227,9 @@ def refuse_if_owned(
         )
     raise Moved(
         f"{shard.name} is owned by the living session {session} in "
-        f"{directory_beside(store, shard.key, stored.state.holder)}: use it there, or seal it there first"
+        f"{directory_beside(store, shard.key, stored.state.holder)}: use it there, or seal it there first",
+        shard=shard.name,
+        holder=stored.state.holder,
     )
 
 
@@ -234,7 +240,8 @@ def _refuse_take_over(store: MetadataStore, shard: Wanted, stored: StoredState |
     raise Conflict(
         f"{shard.name}: epoch {stored.state.epoch} is held by "
         f"{directory_beside(store, shard.key, stored.state.holder)} and its records lie there: open "
-        "that directory, or seal and move the topic from there"
+        "that directory, or seal and move the topic from there",
+        shard=shard.name,
     )
 
 

@@ -47,7 +47,9 @@ def begin_seal(shard: SegmentShard, around: ShardContext, target: str | None) ->
         return msgspec.structs.replace(state, phase=Phase.SEALING, target=target)
 
     change_state(around.metadata, around.keys(shard.ref).state, shard.epoch, sealing)
-    shard.wal.hold(Moved(f"{shard.ref} is being sealed{destination}: try again there, or here if it is not"))
+    shard.wal.hold(
+        Moved(f"{shard.ref} is being sealed{destination}: try again there, or here if it is not", shard=shard.ref)
+    )
 
 
 def finish_seal(

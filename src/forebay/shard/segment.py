@@ -263,7 +263,11 @@ class SegmentShard:
             raise DataLoss(
                 f"{self.ref}: offsets {ranges} are damaged and may hold records with {what}: nothing is deleted. "
                 'Restore the file or object ("forebay verify" names it), or delete these offsets first with '
-                f"delete_by_offset({unread[0].start}, {unread[0].stop}); then repeat it"
+                f"delete_by_offset({unread[0].start}, {unread[0].stop}); then repeat it",
+                shard=self.ref,
+                start=unread[0].start,
+                stop=unread[0].stop,
+                reason=unread[0].reason.name.lower(),
             )
         return offsets
 

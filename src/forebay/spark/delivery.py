@@ -139,7 +139,9 @@ class Delivery:
         planned = self._target.spec
         spec = self._found.definitions.current(planned)
         if spec is None:
-            raise UnknownTopic(f"topic {self._name} was deleted while it was being written to: nothing was added")
+            raise UnknownTopic(
+                f"topic {self._name} was deleted while it was being written to: nothing was added", topic=self._name
+            )
         if spec.generation != planned.generation:
             raise Conflict(
                 f"topic {self._name} got {spec.partitions} partitions instead of {planned.partitions} while it was "
@@ -184,7 +186,10 @@ class Delivery:
             self._reason = str(error)
             return LoadStatus.OFFERED
         if stored is None:
-            raise UnknownTopic(f"topic {self._name} was deleted while load {load_id} waited for it: nothing was added")
+            raise UnknownTopic(
+                f"topic {self._name} was deleted while load {load_id} waited for it: nothing was added",
+                topic=self._name,
+            )
         return stored.load.status
 
     def _attach(self, load_id: str) -> None:

@@ -180,7 +180,13 @@ class _PartRead:
         what = f"{part}: offsets {gap} cannot be read"
         is_loss = part.is_durable or gap.reason is not Reason.LOST
         if is_loss and self._split.fail_on_data_loss:
-            raise DataLoss(f'{what}: set failOnDataLoss to false to go on without them; "forebay verify" says more')
+            raise DataLoss(
+                f'{what}: set failOnDataLoss to false to go on without them; "forebay verify" says more',
+                shard=part,
+                start=gap.start,
+                stop=gap.stop,
+                reason=gap.reason.name.lower(),
+            )
         why = "failOnDataLoss is false" if is_loss else "records of its durability class may go with their process"
         logger.warning("%s: %d offsets skipped, since %s", what, unexplained, why)
 

@@ -195,7 +195,11 @@ def _refuse_loss(view: ShardView, piece: ScanPiece, found: Opened) -> None:
         if gap.stop > view.earliest and lost and gap.reason in (Reason.LOST, Reason.DAMAGED):
             raise DataLoss(
                 f"{view}: offsets {gap} cannot be read: set failOnDataLoss to false to go on without them; "
-                '"forebay verify" says more'
+                '"forebay verify" says more',
+                shard=view,
+                start=gap.start,
+                stop=gap.stop,
+                reason=gap.reason.name.lower(),
             )
 
 

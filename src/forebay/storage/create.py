@@ -119,7 +119,7 @@ class Creations:
         if self._definitions.is_current(spec):
             return None
         if not self._definitions.is_registered(spec):
-            raise UnknownTopic(f"topic {spec.name} was deleted while it was being created")
+            raise UnknownTopic(f"topic {spec.name} was deleted while it was being created", topic=spec.name)
         return "it is registered, but reads do not show it yet"
 
     def _unready(self, spec: TopicSpec) -> str | None:
@@ -144,7 +144,7 @@ class Creations:
                 f'{error}; taking the topic back failed as well ({second}): look with "forebay topic list", then '
                 "delete it, or create it again with exist_ok=True"
             )
-        return type(error)(f"{error}; " + ("what it left is removed later" if left else "nothing of it is left"))
+        return error.restated(f"{error}; " + ("what it left is removed later" if left else "nothing of it is left"))
 
     def _undo(self, spec: TopicSpec) -> bool:
         """On return the topic is not there; whether files of it are."""

@@ -88,7 +88,9 @@ class Definitions:
             found = Defined.of(entry).spec
             if exist_ok or found.topic_id == spec.topic_id:
                 return Done(found)
-            raise Conflict(f"topic {spec.name} exists already: open it with topic(), or pass exist_ok=True")
+            raise Conflict(
+                f"topic {spec.name} exists already: open it with topic(), or pass exist_ok=True", topic=spec.name
+            )
 
         what = f"topic {spec.name} is not created"
         try:
@@ -107,7 +109,9 @@ class Definitions:
         """The definition as stored; `UnknownTopic` only if the store says that there is none."""
         entry = self._store.get(topic_key(name.namespace, name.topic, prefix=self._prefix))
         if entry is None:
-            raise UnknownTopic(f'there is no topic {name}: create it, or see "forebay topic list" for what there is')
+            raise UnknownTopic(
+                f'there is no topic {name}: create it, or see "forebay topic list" for what there is', topic=name
+            )
         return Defined.of(entry)
 
     def get(self, name: TopicName) -> TopicSpec:
@@ -165,12 +169,14 @@ class Definitions:
         key = topic_key(name.namespace, name.topic, prefix=self._prefix)
         entry = self._store.get(key)
         if entry is None:
-            raise UnknownTopic(f"there is no topic {name}")
+            raise UnknownTopic(f"there is no topic {name}", topic=name)
         spec = decode_value(entry.value, TopicSpec)[0]
         note = Put(deleted_key(spec.topic_id, prefix=self._prefix), entry.value)
         # Commit point: the name is free and the topic gone for everyone; files follow.
         if not self._store.transaction([RevisionIs(key, entry.mod_revision)], [Delete(key), note]).succeeded:
-            raise Conflict(f"topic {name} was changed at the same time: look at it again before deleting it")
+            raise Conflict(
+                f"topic {name} was changed at the same time: look at it again before deleting it", topic=name
+            )
         return spec
 
     def withdraw(self, spec: TopicSpec) -> None:

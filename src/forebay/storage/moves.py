@@ -109,7 +109,11 @@ class Moves:
         stored = read_state(self._metadata, wanted(ref, self._settings).key)
         if stored is not None and stored.state.phase is not Phase.SEALED:
             holder = directory_name(self._metadata, self._settings.metadata.prefix, stored.state.holder)
-            raise Moved(f"{ref} is held by {holder}, which alone can export it: export it there")
+            raise Moved(
+                f"{ref} is held by {holder}, which alone can export it: export it there",
+                shard=ref,
+                holder=stored.state.holder,
+            )
 
     def _is_done(self, state: ShardState, target: str | None) -> bool:
         """Whether the shard is sealed for the target already, or has arrived there."""

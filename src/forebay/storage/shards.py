@@ -236,7 +236,7 @@ def current(ref: ShardRef, definitions: Definitions, lifetime: Lifetime) -> Shar
     # A handle may outlive its topic: what it names must not come to life again by being used.
     spec = definitions.current(ref.spec)
     if spec is None:
-        raise UnknownTopic(f"topic {ref.spec.name} was deleted: this handle has ended")
+        raise UnknownTopic(f"topic {ref.spec.name} was deleted: this handle has ended", topic=ref.spec.name)
     return ShardRef(spec, ref.partition)
 
 

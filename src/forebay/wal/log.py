@@ -205,7 +205,7 @@ class Wal:
                 writer.sync()
             # After everything that takes time and before the answer: an owner that pauses here acknowledges nothing.
             if self.still_owner is not None and not self.still_owner():
-                raise Fenced(f"{writer.place}: the lease ended before the append was acknowledged")
+                raise Fenced(f"{writer.place}: the lease ended before the append was acknowledged", shard=writer.place)
             # In this order: what readers may have seen is acknowledged, whatever strikes in between.
             tail.publish(made, writer)
             counters.commits += 1
@@ -282,7 +282,9 @@ class Wal:
         if self.policy.syncs_before_ack:
             self.writer.sync()
         if self.still_owner is not None and not self.still_owner():
-            raise Fenced(f"{self.writer.place}: the lease ended before the delete was acknowledged")
+            raise Fenced(
+                f"{self.writer.place}: the lease ended before the delete was acknowledged", shard=self.writer.place
+            )
         # From here on a healed log keeps it, and other processes see it.
         active.publish(active.end)
 

@@ -8,6 +8,7 @@ compacts to and yet lets a watch begin there.
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 from types import TracebackType
@@ -65,7 +66,7 @@ class EtcdWatch:
             self._mail.notify_all()
             failure = self._lost or self._trouble
         if failure is not None and not changes:
-            raise type(failure)(*failure.args) from failure
+            raise copy.copy(failure) from failure
         return changes
 
     def close(self) -> None:

@@ -121,7 +121,7 @@ def _looked_at(found: Opened, ref: ShardRef) -> _Shard:
     if state is not None and state.owner is not None and found.metadata.session_alive(state.owner):
         raise Unavailable(f"{ref} is owned by session {state.owner} in directory {state.holder}: seal or close it")
     if state is not None and state.phase is Phase.DELETING:
-        raise Conflict(f"{ref} is being deleted: leave its topic out")
+        raise Conflict(f"{ref} is being deleted: leave its topic out", shard=ref)
     pending = LoadBook(found.metadata, found.settings.metadata.prefix, found.clock).pending()
     pieces = catalog.pieces()
     waiting = [piece.descriptor.load_id for piece in pieces if piece.descriptor.load_id in pending]

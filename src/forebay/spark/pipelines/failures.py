@@ -60,7 +60,7 @@ def failure(error: BaseException, what: str) -> ForebayError:
     """An error of ours that says what failed and why."""
     ours = ours_in(error)
     if ours is not None:
-        return type(ours)(f"{what}: {ours}")
+        return ours.restated(f"{what}: {ours}")
     family = Invalid if isinstance(error, AnalysisException) else ForebayError
     return family(f"{what}: {text_of(error)}")
 
@@ -75,7 +75,7 @@ def told_at(word: Word | Place, what: str) -> Iterator[None]:
         ours = ours_in(error)
         place = word if isinstance(word, Place) else word.place
         if ours is not None and not isinstance(ours, Invalid):
-            raise type(ours)(f"{place}: {what}: {ours}") from error
+            raise ours.restated(f"{place}: {what}: {ours}") from error
         found = _PLACE.search(str(error))
         if found is not None and isinstance(word, Word):
             place = word.place_of(int(found[1]), int(found[2]) + 1)

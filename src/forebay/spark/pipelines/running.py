@@ -101,7 +101,7 @@ class Running:
             except (PySparkException, ForebayError) as error:
                 before = f"; written before it: {', '.join(written)}" if written else "; nothing was written"
                 failed = failure(error, f"sink {outlet.sink.name}")
-                raise type(failed)(f"{failed}{before}") from error
+                raise failed.restated(f"{failed}{before}") from error
             progress.rows, progress.batches = int(observed.get["rows"]), 1
             written.append(str(outlet.sink.name))
             self._tell()

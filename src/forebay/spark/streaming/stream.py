@@ -137,7 +137,9 @@ class TopicStream:
             "what lay between was evicted before it was read"
         )
         if self._options.fail_on_data_loss:
-            raise DataLoss(f"{gone}; set failOnDataLoss to false to go on without it")
+            raise DataLoss(
+                f"{gone}; set failOnDataLoss to false to go on without it", shard=view, start=offset, stop=view.earliest
+            )
         logger.warning("%s: %d offsets are skipped", gone, min(view.earliest, stop) - offset)
         return view.earliest
 
