@@ -85,7 +85,17 @@ def test_the_surface_is_that_of_the_embedded_log(tmp_path: Path) -> None:
 def test_every_method_of_the_embedded_log_is_there() -> None:
     for plain, other in ((Storage, AsyncLog), (forebay.Topic, AsyncTopic)):
         offered = {name for name in dir(plain) if not name.startswith("_")}
-        inside = {"open", "read_only", "append_nowait", "append_if_open", "following", "on_published", "loads", "adopt"}
+        inside = {
+            "open",
+            "read_only",
+            "append_nowait",
+            "append_if_open",
+            "following",
+            "waiting",
+            "on_published",
+            "loads",
+            "adopt",
+        }
         assert offered - inside <= {name for name in vars(other) if not name.startswith("_")} | {"spec"}
 
 

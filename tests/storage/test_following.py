@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 import forebay
-from forebay import EARLIEST
+from forebay import EARLIEST, LATEST, Unavailable
 from forebay.format.frame.batch import Batch
 from forebay.records import Record
 from forebay.settings import Settings
+from forebay.shard import ShardRef
 from forebay.storage import Storage
 from forebay.testing.inside import inside
 from tests.storage.rig import quick, values, wal_of
@@ -70,3 +71,56 @@ def test_the_records_of_a_page_are_made_batch_by_batch(tmp_path: Path, monkeypat
         assert made == [0]
         assert [record.offset for record in stream] == list(range(1, 300))
         assert made == [0, 100, 200]
+
+
+def test_partitions_that_are_added_are_followed_from_their_first_record_on(tmp_path: Path) -> None:
+    with forebay.open(tmp_path, quick()) as log:
+        topic = log.create_topic("t")
+        topic.append(b"before")
+        streams = [topic.follow(timeout=0), topic.reader("r").follow(start=LATEST, timeout=0)]
+        named = [topic.follow(0, partition=0, timeout=0), topic.follow({0: EARLIEST}, timeout=0)]
+        assert [list(stream) for stream in streams] == [[], []]
+
+        log.alter_topic("t", partitions=3)
+        topic.append(b"1", partition=1)
+        topic.append(b"2", partition=2)
+
+        for stream in streams:
+            assert values(stream) == [b"1", b"2"]
+        for stream in named:
+            assert values(stream) == [b"before"]
+
+
+def test_a_reader_goes_on_in_an_added_partition_where_it_has_acknowledged(tmp_path: Path) -> None:
+    with forebay.open(tmp_path, quick()) as log:
+        topic = log.create_topic("t")
+        reader = topic.reader("r")
+        stream = reader.follow(timeout=0)
+        assert list(stream) == []
+
+        log.alter_topic("t", partitions=2)
+        topic.append_many([b"0", b"1", b"2"], partition=1)
+        reader.ack_up_to(2, partition=1)
+
+        assert values(stream) == [b"2"]
+
+
+def test_an_added_partition_that_cannot_be_opened_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with forebay.open(tmp_path, quick()) as log:
+        topic = log.create_topic("t")
+        stream = topic.follow(timeout=0)
+        log.alter_topic("t", partitions=2)
+        engine = inside(log).engine
+        with monkeypatch.context() as patched:
+            patched.setattr(engine, "may_own", _refused)
+            with pytest.raises(Unavailable, match="no disk"):
+                list(stream)
+
+        topic.append(b"v", partition=1)
+        assert values(stream) == [b"v"]
+
+
+def _refused(ref: ShardRef) -> bool:
+    raise Unavailable(f"{ref}: no disk")

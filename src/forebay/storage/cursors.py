@@ -262,13 +262,20 @@ class Reader:
         on_gap: OnGap | None = None,
     ) -> Stream[Record]:
         """What is not done yet, and then new records as they come; see `Topic.follow`."""
-        return self.topic.follow(self._starts(start), partition=partition, timeout=timeout, stop=stop, on_gap=on_gap)
+        return self.topic.waiting(self.following(start=start, partition=partition, on_gap=on_gap), timeout, stop)
 
     def following(
         self, *, start: Position = EARLIEST, partition: int | None = None, on_gap: OnGap | None = None
     ) -> Following[Record]:
         """What `follow` asks again and again, for callers who wait in their own way."""
-        return self.topic.following(self._starts(start), partition=partition, on_gap=on_gap)
+        return self.topic.following(
+            self._starts(start), partition=partition, on_gap=on_gap, start_of_added=self._start_of_added
+        )
+
+    def _start_of_added(self, partition: int) -> Position | int:
+        """Where to begin in a partition that was added while the reader follows."""
+        done = self.offset(partition)
+        return EARLIEST if done is None else StoredOffset(done)
 
     def _starts(self, start: Position) -> dict[int, Position | int]:
         """Where to read on in each partition."""

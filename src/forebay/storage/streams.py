@@ -186,12 +186,23 @@ def _found_in_order(page: Page, *, newest: bool) -> Iterator[Gap | Batch]:
     return iter([*page.events, *page.batches]) if newest else in_order(page)
 
 
+class Added(NamedTuple):
+    """How a stream over all partitions of a topic goes on in those that the topic gets meanwhile."""
+
+    partitions: Callable[[], int]
+    """How many the topic has now."""
+    begin: Callable[[int], Cursor[ReadShard]]
+    """Begins in a partition; may open its shard."""
+
+
 class Following(Generic[T]):
     """All partitions in turn, without an end. Gives what is there now; how to wait for more is the caller's affair."""
 
-    def __init__(self, cursors: Sequence[Cursor[ReadShard]], shown: Shown[T]) -> None:
-        self._cursors = cursors
+    def __init__(self, cursors: Sequence[Cursor[ReadShard]], shown: Shown[T], added: Added | None = None) -> None:
+        """With `added`, the cursors are those of all partitions, in order."""
+        self.cursors = list(cursors)
         self._shown = shown
+        self._added = added
         self._turn = 0
         self._wired: dict[int, ReadShard] = {}
         """By partition, the shard that calls the waker of this stream."""
@@ -199,25 +210,37 @@ class Following(Generic[T]):
     @property
     def poll_seconds(self) -> float | None:
         """How often to look where not every shard calls its wakers; `None` where all do."""
-        found = (cursor.source.poll_seconds for cursor in self._cursors)
+        found = (cursor.source.poll_seconds for cursor in self.cursors)
         return min((seconds for seconds in found if seconds is not None), default=None)
 
     def next_page(self) -> Iterator[T] | None:
         """What there is of the next partition that has something; `None` if none has. Never waits for an append."""
-        for _ in self._cursors:
-            cursor = self._cursors[self._turn]
-            self._turn = (self._turn + 1) % len(self._cursors)
+        if self.has_grown:
+            self.grow()
+        for _ in self.cursors:
+            cursor = self.cursors[self._turn]
+            self._turn = (self._turn + 1) % len(self.cursors)
             batches = cursor.pull()
             if batches:
                 return chain.from_iterable(map(self._shown, batches, repeat(cursor.partition)))
         return None
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether the topic has partitions that are not followed yet."""
+        return self._added is not None and self._added.partitions() > len(self.cursors)
+
+    def grow(self) -> None:
+        """Follow every partition that was added, from its first record on. May open shards; raises as that does."""
+        while self._added is not None and self._added.partitions() > len(self.cursors):
+            self.cursors.append(self._added.begin(len(self.cursors)))
 
     def listen(self, waker: Callable[[], None]) -> bool:
         """Have `waker` called after each publication in the shards that are read now; true if some did not do so yet.
 
         Then the caller looks again before it waits: records that came before this call woke no waker.
         """
-        changed = [cursor for cursor in self._cursors if self._wired.get(cursor.partition) is not cursor.source]
+        changed = [cursor for cursor in self.cursors if self._wired.get(cursor.partition) is not cursor.source]
         for cursor in changed:
             before = self._wired.get(cursor.partition)
             if before is not None:

@@ -49,7 +49,7 @@ from forebay.storage.arguments import (
 )
 from forebay.storage.cursors import Cursors, Reader
 from forebay.storage.shards import TopicShards
-from forebay.storage.streams import Bounded, Following, LookupPages, LookupSpan, Stream, Waiting, wake
+from forebay.storage.streams import Added, Bounded, Following, LookupPages, LookupSpan, Stream, Waiting, wake
 from forebay.topics import TopicSpec
 
 if TYPE_CHECKING:
@@ -337,20 +337,41 @@ class Topic:
         """The records from `start` on and then new ones as they come, from all partitions.
 
         Ends when nothing came for `timeout` seconds, or soon after `stop` is set; asked again, it goes on. A
-        reader that stalls costs the writer nothing and goes on where it was.
+        reader that stalls costs the writer nothing and goes on where it was. Partitions that are added to the topic
+        are followed from their first record on, unless partitions are named.
         """
+        return self.waiting(self.following(start, partition=partition, on_gap=on_gap), timeout, stop)
+
+    def waiting(
+        self, following: Following[Record], timeout: float | None, stop: threading.Event | None
+    ) -> Stream[Record]:
+        """A stream for a thread that sleeps until there is more."""
         if timeout is not None:
             checked_seconds("timeout", timeout)
         checked_stop(stop)
-        following = self.following(start, partition=partition, on_gap=on_gap)
         return Stream(Waiting(following, timeout, stop, clock=self._clock))
 
     def following(
-        self, start: Start = LATEST, *, partition: int | None = None, on_gap: OnGap | None = None
+        self,
+        start: Start = LATEST,
+        *,
+        partition: int | None = None,
+        on_gap: OnGap | None = None,
+        start_of_added: Callable[[int], Position | int] | None = None,
     ) -> Following[Record]:
-        """What `follow` asks again and again, for callers who wait in their own way."""
+        """What `follow` asks again and again, for callers who wait in their own way.
+
+        `start_of_added` says where to begin in a partition that is added: at `EARLIEST`, if nothing else is said.
+        """
         cursors = [self._cursor(number, start, on_gap) for number in self._chosen(start, partition)]
-        return Following(cursors, _records)
+        if partition is not None or (isinstance(start, Mapping) and start_of_added is None):
+            return Following(cursors, _records)
+        first = start_of_added or (lambda number: EARLIEST)
+
+        def begin(number: int) -> Cursor[ReadShard]:
+            return self._cursor(number, {number: first(number)}, on_gap)
+
+        return Following(cursors, _records, Added(lambda: self.spec.partitions, begin))
 
     def on_published(self, waker: Callable[[], None], *, open_only: bool = False) -> Callable[[], None]:
         """Call `waker`, which must be quick, after each publication in the topic, until the result is called.
