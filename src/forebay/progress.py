@@ -7,23 +7,30 @@ back by itself. Knows the metadata store alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
 from forebay.catalog.transact import Done, Write, transact
 from forebay.clock import Clock
-from forebay.errors import Conflict, Invalid, UnknownTopic
+from forebay.errors import Conflict, Corrupt, ForebayError, Indeterminate, Invalid, UnknownTopic
 from forebay.format.metadata.keys import progress_key, topic_key
 from forebay.format.metadata.value import Unknown, decode_value, encode_value
-from forebay.metadata import Delete, Entry, MetadataStore, Operation, Put, RevisionIs
+from forebay.locks import Rank, RankedLock
+from forebay.metadata import Delete, Entry, MetadataStore, Put, RevisionIs
 from forebay.metadata.seam import OPERATIONS_MAX
 from forebay.records import OFFSET_MAX
 from forebay.topics import TopicSpec
 
 READER_CHARACTERS_MAX = 100
 NOTE_BYTES_MAX = 4096
+MOVES_MAX = OPERATIONS_MAX // 2
+"""Cursors moved in one transaction: each may compare its topic too."""
+KNOWN_MAX = 100_000
+"""Cursors whose place and revision a process remembers."""
+PAGE_KEYS = 500
+"""Cursors read at once where all are looked at."""
 
 _READER = re.compile(r"[A-Za-z0-9._-]+")
 
@@ -58,8 +65,87 @@ class ReaderName(NamedTuple):
 
 class _Stored(NamedTuple):
     progress: Progress
-    unknown: Unknown
+    unknown: Unknown | None
     revision: int
+
+
+CursorPlace: TypeAlias = tuple[ReaderName, int]
+"""A reader, and a partition of its topic."""
+
+
+class FoundCursor(NamedTuple):
+    """A cursor of a reader as it is stored."""
+
+    namespace: str
+    topic: str
+    partition: int
+    progress: Progress
+
+
+class Advanced(NamedTuple):
+    """What became of cursors that were to move forward: where each stands, or why it was not moved."""
+
+    standing: dict[CursorPlace, int]
+    failed: dict[CursorPlace, ForebayError]
+
+
+class _Attempt(NamedTuple):
+    """A transaction that moves cursors, and what it leaves out."""
+
+    compares: list[RevisionIs]
+    puts: list[Put]
+    written: dict[CursorPlace, _Stored]
+    """What it writes; the revision is that of the transaction."""
+    advanced: Advanced
+    """Cursors that stand further already, and those that cannot be moved."""
+
+
+class _KnownCursors:
+    """Cursors as this process last read or wrote them, so that a move forward needs no read. Safe for concurrent use.
+
+    What is known may be outdated: every write compares the revision. The topics that came first are forgotten once
+    there are more than `KNOWN_MAX` cursors.
+    """
+
+    def __init__(self) -> None:
+        self._lock = RankedLock(Rank.LEAF, "progress.known")
+        self._topics: dict[tuple[str, str], dict[tuple[str, int], _Stored | None]] = {}
+        """By topic, so that a deleted one is forgotten at once; `None` for a cursor that is not there yet."""
+        self._count = 0
+
+    def get(self, place: CursorPlace) -> tuple[_Stored | None, bool]:
+        """The cursor, and whether anything is known of it."""
+        (namespace, topic, reader), partition = place
+        cursors = self._topics.get((namespace, topic), {})
+        at = (reader, partition)
+        return cursors.get(at), at in cursors
+
+    def put(self, place: CursorPlace, stored: _Stored | None) -> None:
+        """Know this of a cursor, unless something later is known."""
+        (namespace, topic, reader), partition = place
+        with self._lock:
+            cursors = self._topics.setdefault((namespace, topic), {})
+            known = cursors.get((reader, partition))
+            if known is not None and (stored is None or stored.revision < known.revision):
+                return
+            self._count += (reader, partition) not in cursors
+            cursors[reader, partition] = stored
+            while self._count > KNOWN_MAX:
+                self._count -= len(self._topics.pop(next(iter(self._topics))))
+
+    def drop(self, places: Iterable[CursorPlace]) -> None:
+        """Know nothing of these any more: they are read before the next move."""
+        with self._lock:
+            for (namespace, topic, reader), partition in places:
+                cursors = self._topics.get((namespace, topic))
+                if cursors is not None and (reader, partition) in cursors:
+                    del cursors[reader, partition]
+                    self._count -= 1
+
+    def drop_topic(self, namespace: str, topic: str) -> None:
+        """Know nothing of the cursors in this topic any more."""
+        with self._lock:
+            self._count -= len(self._topics.pop((namespace, topic), ()))
 
 
 class ProgressStore:
@@ -69,13 +155,34 @@ class ProgressStore:
         self._store = store
         self._prefix = prefix
         self._clock = clock
+        self._known = _KnownCursors()
 
     def get(self, name: ReaderName, partition: int, incarnation: str) -> Progress | None:
         """The cursor, if there is one for this incarnation of the topic."""
-        stored = self._stored(self._key(name, partition))
+        stored = self._read((name, partition))
         if stored is None or stored.progress.incarnation != incarnation:
             return None
         return stored.progress
+
+    def known(self, name: ReaderName, partition: int, incarnation: str) -> Progress | None:
+        """The cursor as this process last read or wrote it, without a look into the store; `None` if it never did."""
+        stored, _ = self._known.get((name, partition))
+        return stored.progress if stored is not None and stored.progress.incarnation == incarnation else None
+
+    def advance(self, moves: Mapping[CursorPlace, Progress]) -> Advanced:
+        """Move up to `MOVES_MAX` cursors forward in one transaction; what became of each.
+
+        One that is further already stays where it is. Cursors are made only in topics that the metadata store defines.
+        A cursor that this process has read or written before is not read again. If another process has changed some of
+        them, those are read and the others are written without a read. One that cannot be moved keeps no other from
+        moving. Runs in the caller's thread, which waits for the store. Raises `Unavailable` or `Indeterminate` if the
+        store does not answer: any of them may have moved then, and it may be repeated.
+        """
+        for progress in moves.values():
+            check_progress(progress)
+        advanced = Advanced({}, {})
+        self._advance(moves, advanced)
+        return advanced
 
     def ack_up_to(self, name: ReaderName, cursors: Mapping[int, Progress], *, defined: bool = False) -> dict[int, int]:
         """Move cursors forward; where each partition stands on return. All are durable, in as few transactions as fit.
@@ -84,14 +191,15 @@ class ProgressStore:
         a cursor is made only in a topic that the metadata store defines, else `UnknownTopic`: the deletion of the
         topic has removed its cursors, and would not remove this one.
         """
-        standing: dict[int, int] = {}
-        pending = dict(cursors)
-        while pending:
-            part = dict(list(pending.items())[: OPERATIONS_MAX // 2])
-            standing |= self._move(name, part, defined=defined)
-            for partition in part:
-                del pending[partition]
-        return standing
+        for progress in cursors.values():
+            check_progress(progress)
+        advanced = Advanced({}, {})
+        pending = [((name, partition), progress) for partition, progress in cursors.items()]
+        for first in range(0, len(pending), MOVES_MAX):
+            self._move(dict(pending[first : first + MOVES_MAX]), advanced, defined=defined)
+            for error in advanced.failed.values():
+                raise error
+        return {partition: offset for (_, partition), offset in advanced.standing.items()}
 
     def reset(self, name: ReaderName, partition: int, progress: Progress, *, defined: bool = False) -> None:
         """Set the cursor to a place, also an earlier one. It never undoes what is acknowledged after it.
@@ -107,7 +215,9 @@ class ProgressStore:
             guards = self._guards(name, key, stored, progress, defined=defined)
             return Write(guards, [_put(key, stored, progress)], None)
 
-        transact(self._store, lambda: self._stored(key), change, what=_not_moved(name), clock=self._clock)
+        what = _not_moved([(name, partition)])
+        transact(self._store, lambda: self._stored(key), change, what=what, clock=self._clock)
+        self._known.drop([(name, partition)])
 
     def move_from(
         self, name: ReaderName, partition: int, expected: int, progress: Progress, *, defined: bool = False
@@ -138,24 +248,40 @@ class ProgressStore:
             guards = self._guards(name, key, stored, progress, defined=defined)
             return Write(guards, [_put(key, stored, progress)], None)
 
-        transact(self._store, lambda: self._stored(key), change, what=_not_moved(name), clock=self._clock)
+        what = _not_moved([(name, partition)])
+        transact(self._store, lambda: self._stored(key), change, what=what, clock=self._clock)
+        self._known.drop([(name, partition)])
 
-    def places(self, reader: str | None = None) -> list[tuple[str, str, int]]:
-        """Every (namespace, topic, partition) where this reader, or any, has a cursor."""
-        return [(ns, topic, partition) for ns, topic, name, partition in self._all() if reader in (None, name)]
+    def of(self, reader: str) -> Iterator[FoundCursor]:
+        """Every cursor of this reader, topic by topic. Reads pages, and passes over the cursors of other readers."""
+        after: str | None = None
+        while page := self._store.range(self._all, start_after=after, limit=PAGE_KEYS):
+            for entry in page:
+                namespace, topic, name, partition = self._parts(entry.key)
+                if name == reader:
+                    yield FoundCursor(namespace, topic, int(partition), decode_value(entry.value, Progress)[0])
+            last = page[-1].key
+            namespace, topic, *_ = self._parts(last)
+            wanted = f"{self._all}{namespace}/{topic}/{reader}"
+            if last < f"{wanted}/":
+                after = max(last, wanted)
+            else:
+                # Behind every reader of the topic: no name has a character behind this one.
+                after = last if last.startswith(f"{wanted}/") else f"{self._all}{namespace}/{topic}/~"
 
     def names(self) -> list[str]:
-        """The names of all readers that have a cursor anywhere."""
-        return sorted({name for _, _, name, _ in self._all()})
-
-    def _all(self) -> list[tuple[str, str, str, int]]:
-        prefix = f"{self._prefix}/progress/"
-        parts = [entry.key.removeprefix(prefix).split("/") for entry in self._store.range(prefix)]
-        return sorted((namespace, topic, name, int(partition)) for namespace, topic, name, partition in parts)
+        """The names of all readers that have a cursor anywhere. Reads pages, not every partition of each."""
+        found: set[str] = set()
+        after: str | None = None
+        while page := self._store.range(self._all, start_after=after, limit=PAGE_KEYS):
+            found.update(self._parts(entry.key)[2] for entry in page)
+            # Behind every partition of the last reader: this character comes after all digits.
+            after = f"{page[-1].key.rpartition('/')[0]}/:"
+        return sorted(found)
 
     def readers(self, namespace: str, topic: str) -> list[str]:
         """The names of all readers that have a cursor in the topic."""
-        prefix = f"{self._prefix}/progress/{namespace}/{topic}/"
+        prefix = f"{self._all}{namespace}/{topic}/"
         return sorted({entry.key.removeprefix(prefix).split("/")[0] for entry in self._store.range(prefix)})
 
     def forget(self, name: ReaderName, partitions: int) -> None:
@@ -163,10 +289,15 @@ class ProgressStore:
         keys = [self._key(name, partition) for partition in range(partitions)]
         for first in range(0, len(keys), OPERATIONS_MAX):
             self._remove(name, keys[first : first + OPERATIONS_MAX])
+        self._known.drop((name, partition) for partition in range(partitions))
+
+    def outdate_topic(self, namespace: str, topic: str) -> None:
+        """A topic was deleted: what this process knows of its cursors is outdated."""
+        self._known.drop_topic(namespace, topic)
 
     def forget_topic(self, namespace: str, topic: str, incarnation: str) -> None:
         """Remove every cursor of a topic that was deleted; those of a new one of its name stay."""
-        entries = self._store.range(f"{self._prefix}/progress/{namespace}/{topic}/")
+        entries = self._store.range(f"{self._all}{namespace}/{topic}/")
         stale = [e for e in entries if decode_value(e.value, Progress)[0].incarnation == incarnation]
         for first in range(0, len(stale), OPERATIONS_MAX // 2):
             part = stale[first : first + OPERATIONS_MAX // 2]
@@ -184,37 +315,107 @@ class ProgressStore:
         what = f"not every cursor of {name.reader} is removed"
         transact(self._store, read, change, what=what, clock=self._clock)
 
-    def _move(self, name: ReaderName, cursors: Mapping[int, Progress], *, defined: bool) -> dict[int, int]:
-        for progress in cursors.values():
-            check_progress(progress)
+    def _advance(self, moves: Mapping[CursorPlace, Progress], advanced: Advanced) -> None:
+        attempt = self._attempt(moves, self._known_or_read, defined=True)
+        _add(advanced, attempt.advanced)
+        if not attempt.puts:
+            return
+        left = {place: moves[place] for place in attempt.written}
+        try:
+            # Commit point: these readers stand there, and a cursor that another process has moved meanwhile stays.
+            outcome = self._store.transaction(attempt.compares, attempt.puts)
+        except Indeterminate:
+            self._move(left, advanced, defined=True)
+            return
+        if outcome.succeeded:
+            for place, written in attempt.written.items():
+                self._known.put(place, written._replace(revision=outcome.revision))
+                advanced.standing[place] = written.progress.offset
+        elif len(left) == 1:
+            self._move(left, advanced, defined=True)
+        else:
+            half = len(left) // 2
+            self._advance(dict(list(left.items())[:half]), advanced)
+            self._advance(dict(list(left.items())[half:]), advanced)
 
-        def read() -> dict[int, _Stored | None]:
-            return {partition: self._stored(self._key(name, partition)) for partition in cursors}
+    def _move(self, moves: Mapping[CursorPlace, Progress], advanced: Advanced, *, defined: bool) -> None:
+        """Move cursors forward by what is stored now, whatever is known of them."""
 
-        def change(found: dict[int, _Stored | None]) -> Write[dict[int, int]] | Done[dict[int, int]]:
-            compares, puts = list[RevisionIs](), list[Operation]()
-            standing: dict[int, int] = {}
-            for partition, progress in cursors.items():
-                key, stored = self._key(name, partition), found[partition]
-                standing[partition] = progress.offset
+        def change(_: None) -> Write[_Attempt] | Done[_Attempt]:
+            attempt = self._attempt(moves, self._stored_at, defined=defined)
+            return Write(attempt.compares, attempt.puts, attempt) if attempt.puts else Done(attempt)
+
+        self._known.drop(moves)
+        what = _not_moved(list(moves))
+        attempt = transact(self._store, lambda: None, change, what=what, clock=self._clock)
+        _add(advanced, attempt.advanced)
+        advanced.standing.update((place, written.progress.offset) for place, written in attempt.written.items())
+
+    def _attempt(
+        self,
+        moves: Mapping[CursorPlace, Progress],
+        find: Callable[[CursorPlace, Progress], _Stored | None],
+        *,
+        defined: bool,
+    ) -> _Attempt:
+        compares: dict[str, RevisionIs] = {}
+        topics: dict[str, Entry | None] = {}
+        attempt = _Attempt([], [], {}, Advanced({}, {}))
+        for place, progress in moves.items():
+            name, partition = place
+            key = self._key(name, partition)
+            try:
+                stored = find(place, progress)
                 if stored is not None and not moves_on(stored.progress, progress):
-                    standing[partition] = stored.progress.offset
+                    attempt.advanced.standing[place] = stored.progress.offset
                     continue
-                compares += self._guards(name, key, stored, progress, defined=defined)
-                puts.append(_put(key, stored, progress))
-            return Write(compares, puts, standing) if puts else Done(standing)
+                guards = self._guards(name, key, stored, progress, defined=defined, topics=topics)
+            except (Corrupt, Invalid, UnknownTopic) as error:
+                attempt.advanced.failed[place] = error
+                continue
+            compares.update((guard.key, guard) for guard in guards)
+            attempt.puts.append(_put(key, stored, progress))
+            attempt.written[place] = _Stored(progress, stored.unknown if stored is not None else None, 0)
+        attempt.compares.extend(compares.values())
+        return attempt
 
-        return transact(self._store, read, change, what=_not_moved(name), clock=self._clock)
+    def _known_or_read(self, place: CursorPlace, wanted: Progress) -> _Stored | None:
+        """The cursor as it is known, or as it is stored where that would not be a move forward."""
+        stored, is_known = self._known.get(place)
+        if is_known and (stored is None or moves_on(stored.progress, wanted)):
+            return stored
+        return self._read(place)
+
+    def _read(self, place: CursorPlace) -> _Stored | None:
+        stored = self._stored(self._key(*place))
+        self._known.put(place, stored)
+        return stored
+
+    def _stored_at(self, place: CursorPlace, _: Progress) -> _Stored | None:
+        return self._stored(self._key(*place))
 
     def _guards(
-        self, name: ReaderName, key: str, stored: _Stored | None, wanted: Progress, *, defined: bool = False
+        self,
+        name: ReaderName,
+        key: str,
+        stored: _Stored | None,
+        wanted: Progress,
+        *,
+        defined: bool = False,
+        topics: dict[str, Entry | None] | None = None,
     ) -> list[RevisionIs]:
-        """What must still hold when the cursor changes; `UnknownTopic` if it would go to a topic that was deleted."""
+        """What must still hold when the cursor changes; `UnknownTopic` if it would go to a topic that was deleted.
+
+        Each definition is read once for all cursors that share `topics`.
+        """
         compares = [RevisionIs(key, stored.revision if stored is not None else 0)]
         is_first = stored is None or stored.progress.incarnation != wanted.incarnation
         if is_first and (defined or stored is not None):
             topic = topic_key(name.namespace, name.topic, prefix=self._prefix)
-            entry = self._store.get(topic)
+            topics = topics if topics is not None else {}
+            if topic not in topics:
+                topics[topic] = self._store.get(topic)
+            entry = topics[topic]
             if entry is None and defined:
                 raise UnknownTopic(
                     f"{name.namespace}/{name.topic} was deleted: {name.reader} has no place in it",
@@ -236,6 +437,15 @@ class ProgressStore:
         progress, unknown = decode_value(entry.value, Progress)
         return _Stored(progress, unknown, entry.mod_revision)
 
+    @property
+    def _all(self) -> str:
+        """Every cursor is below this key."""
+        return f"{self._prefix}/progress/"
+
+    def _parts(self, key: str) -> list[str]:
+        """Namespace, topic, reader and partition of a cursor."""
+        return key.removeprefix(self._all).split("/")
+
     def _key(self, name: ReaderName, partition: int) -> str:
         return progress_key(name.namespace, name.topic, name.reader, partition, prefix=self._prefix)
 
@@ -244,8 +454,15 @@ def _put(key: str, stored: _Stored | None, progress: Progress) -> Put:
     return Put(key, encode_value(progress, unknown=stored.unknown if stored is not None else None))
 
 
-def _not_moved(name: ReaderName) -> str:
-    return f"cursors of {name.reader} in {name.namespace}/{name.topic} are not moved"
+def _not_moved(places: Sequence[CursorPlace]) -> str:
+    name, partition = places[0]
+    others = f" and {len(places) - 1} other cursors" if len(places) > 1 else ""
+    return f"the cursor of {name.reader} in {name.namespace}/{name.topic}[{partition}]{others} did not move"
+
+
+def _add(advanced: Advanced, found: Advanced) -> None:
+    advanced.standing.update(found.standing)
+    advanced.failed.update(found.failed)
 
 
 def moves_on(stands: Progress, wanted: Progress) -> bool:

@@ -18,7 +18,15 @@ from forebay.disk.forks import ForkGuard
 from forebay.errors import Closed, ForebayError, Invalid, UnknownTopic
 from forebay.locks import Rank, RankedLock
 from forebay.partitioning import check_partition
-from forebay.progress import Progress, ProgressStore, ReaderName, check_progress
+from forebay.progress import (
+    MOVES_MAX,
+    CursorPlace,
+    FoundCursor,
+    Progress,
+    ProgressStore,
+    ReaderName,
+    check_progress,
+)
 from forebay.reading import OnGap
 from forebay.records import EARLIEST, Position, Record, check_offset
 from forebay.settings import ProgressSettings
@@ -40,8 +48,9 @@ _Place: TypeAlias = tuple[ReaderName, int, str]
 class Cursors:
     """The cursors of a log, stored and on their way. Safe for concurrent use.
 
-    A cached commit is kept in memory and written with others after `progress.flush_interval_ms`, or once a cursor is
-    `progress.flush_records_min` ahead. If the process dies before, the group reads that much again; it skips nothing.
+    A cached commit is kept in memory. After `progress.flush_interval_ms` one worker, the flusher, writes those of all
+    readers and groups together; one that is `progress.flush_records_min` ahead is written at once. If the process dies
+    before, the group reads that much again; it skips nothing.
     """
 
     def __init__(self, store: ProgressStore, settings: ProgressSettings, clock: Clock) -> None:
@@ -79,12 +88,12 @@ class Cursors:
             if expected is not None:
                 raise Invalid('expected needs ack="durable": only the metadata store knows where all members stand')
             return self._note(name, partition, progress)
-        if expected is not None:
-            check_offset(expected)
-        # What was committed before counts, also where it is not stored yet.
-        self._flush({(name, partition, progress.incarnation)})
+        place = (name, partition, progress.incarnation)
         if expected is None:
-            return self._store.ack_up_to(name, {partition: progress}, defined=True)[partition]
+            return self._commit(place, progress)
+        check_offset(expected)
+        # What was committed before counts, also where it is not stored yet.
+        self._flush({place})
         self._store.move_from(name, partition, expected, progress, defined=True)
         return progress.offset
 
@@ -108,11 +117,12 @@ class Cursors:
         """A topic was deleted: commits in it are not written any more. Those in a later topic of its name are."""
         with self._writing:
             self._drop(self._noted_where(lambda place: place[2] == spec.topic_id))
+        self._store.outdate_topic(spec.namespace, spec.topic)
 
-    def places(self, reader: str) -> list[tuple[str, str, int]]:
-        """Every (namespace, topic, partition) where this reader has a cursor."""
+    def of(self, reader: str) -> list[FoundCursor]:
+        """Every cursor of this reader, in any topic."""
         self.flush()
-        return self._store.places(reader)
+        return sorted(self._store.of(reader), key=lambda found: found[:3])
 
     def names(self) -> list[str]:
         """The names of all readers and groups that have a cursor anywhere."""
@@ -129,21 +139,40 @@ class Cursors:
         self.worker.stop()
         self.flush()
 
+    def _commit(self, place: _Place, progress: Progress) -> int:
+        """Write a commit now; where the cursor stands on return. What is cached of the same cursor goes with it."""
+        if place not in self._noted:
+            return self._advance({place: progress})
+        with self._writing:
+            noted = self._noted.get(place)
+            stands = self._advance({place: _further(progress, noted) or progress})
+            if noted is not None:
+                self._drop({place: noted})
+            return stands
+
     def _note(self, name: ReaderName, partition: int, progress: Progress) -> int:
-        """Keep a commit to be written later. Reads the metadata store before it takes the lock."""
+        """Keep a commit to be written later; where the cursor stands, as far as this process knows.
+
+        Reads the metadata store only if the cursor is not known here, or would not move forward by what is known: an
+        operator may have reset it elsewhere.
+        """
         check_progress(progress)
         place = (name, partition, progress.incarnation)
         # In this order: what is not on its way any more is stored by the next look.
         before = self._noted.get(place)
-        stored = self._store.get(name, partition, progress.incarnation)
+        known = self._store.known(name, partition, progress.incarnation)
+        ahead_of = _further(known, before)
+        if ahead_of is None or ahead_of.offset >= progress.offset:
+            known = self._store.get(name, partition, progress.incarnation)
+            ahead_of = _further(known, before)
         with self._changing:
-            known = _further(_further(stored, before), self._noted.get(place))
-            if known is not None and known.offset >= progress.offset:
-                return known.offset
+            ahead_of = _further(ahead_of, self._noted.get(place))
+            if ahead_of is not None and ahead_of.offset >= progress.offset:
+                return ahead_of.offset
             self._noted[place] = progress
         self.worker.wake()
-        if progress.offset - (0 if stored is None else stored.offset) >= self._settings.flush_records_min:
-            self.flush()
+        if progress.offset - (0 if known is None else known.offset) >= self._settings.flush_records_min:
+            self._flush({place})
         return progress.offset
 
     def _noted_where(self, is_meant: Callable[[_Place], bool]) -> dict[_Place, Progress]:
@@ -158,24 +187,61 @@ class Cursors:
                     del self._noted[place]
 
     def _flush(self, chosen: set[_Place] | None) -> None:
-        """Write the commits of some cursors, or of all."""
-        if chosen is not None and chosen.isdisjoint(self._noted):
-            return
-        with self._writing:
-            by_reader: dict[tuple[ReaderName, str], dict[int, Progress]] = {}
-            for (name, partition, incarnation), progress in self._noted_where(
-                lambda place: chosen is None or place in chosen
-            ).items():
-                by_reader.setdefault((name, incarnation), {})[partition] = progress
-            for (name, _), cursors in by_reader.items():
-                self._write(name, cursors)
+        """Write the commits of some cursors, or of all, many of them in each transaction.
 
-    def _write(self, name: ReaderName, cursors: dict[int, Progress]) -> None:
-        try:
-            self._store.ack_up_to(name, cursors, defined=True)
-        except UnknownTopic as error:
-            logger.warning("commits are dropped: %s", error)
-        self._drop({(name, partition, noted.incarnation): noted for partition, noted in cursors.items()})
+        Runs in the flusher's thread, or in that of a caller who waits for it. A cursor that cannot be moved keeps no
+        other from being written; its error is raised in the end, and it is tried again later.
+        """
+        failures: list[ForebayError] = []
+        left = list(self._noted) if chosen is None else [place for place in chosen if place in self._noted]
+        while left:
+            with self._writing:
+                part, left = self._part(left)
+                failures += self._write(part)
+        for error in failures:
+            raise error
+
+    def _part(self, left: list[_Place]) -> tuple[dict[_Place, Progress], list[_Place]]:
+        """The commits to be written next, each of another cursor, and those that come after them."""
+        part: dict[_Place, Progress] = {}
+        later: list[_Place] = []
+        cursors: set[CursorPlace] = set()
+        for number, place in enumerate(left):
+            if len(part) == MOVES_MAX:
+                later += left[number:]
+                break
+            noted = self._noted.get(place)
+            if noted is None:
+                continue
+            if place[:2] in cursors:
+                # Of an earlier topic of that name: a transaction puts a key once.
+                later.append(place)
+                continue
+            cursors.add(place[:2])
+            part[place] = noted
+        return part, later
+
+    def _write(self, part: dict[_Place, Progress]) -> list[ForebayError]:
+        """Write commits in one transaction, if no other process has moved one; what failed. `_writing` is held."""
+        advanced = self._store.advance({(name, partition): noted for (name, partition, _), noted in part.items()})
+        failures = []
+        for place, noted in part.items():
+            error = advanced.failed.get(place[:2])
+            if isinstance(error, UnknownTopic):
+                logger.warning("a cached commit of %s is dropped: %s", place[0].reader, error)
+            elif error is not None:
+                failures.append(error)
+                continue
+            self._drop({place: noted})
+        return failures
+
+    def _advance(self, move: dict[_Place, Progress]) -> int:
+        """Move one cursor forward; where it stands on return."""
+        [((name, partition, _), progress)] = move.items()
+        advanced = self._store.advance({(name, partition): progress})
+        for error in advanced.failed.values():
+            raise error
+        return advanced.standing[name, partition]
 
     def _write_noted(self) -> None:
         """The step of the background worker: what is not written is tried again after the same interval."""
@@ -345,7 +411,8 @@ class Group:
 
         A group that is further already stays there. With `expected` it moves only from that very place, else
         `Conflict`: of two members that commit at once, one gets it. `ack="durable"` returns when it is in the
-        metadata store; `ack="cached"` at once, and a crash may take the last `progress.flush_interval_ms` of it.
+        metadata store; `ack="cached"` at once, and a crash may take the last `progress.flush_interval_ms` of it. The
+        answer of a cached commit is what this process knows: where another member is further, its place stays.
         """
         return self._topic(topic).reader(self.name).ack_up_to(offset, partition, note, ack=ack, expected=expected)
 
@@ -366,12 +433,10 @@ class Group:
         shown: its `end` is `None`, and `failure` says why.
         """
         found = []
-        for namespace, topic, partition in self._cursors.places(self.name):
+        for namespace, topic, partition, progress in self._cursors.of(self.name):
             try:
                 spec = self._definition(TopicName(namespace, topic))
-                # Committed in an earlier topic of that name, if it has no such partition.
-                progress = self._cursors.at(self.name, spec, partition) if partition < spec.partitions else None
-                if progress is not None:
+                if progress.incarnation == spec.topic_id and partition < spec.partitions:
                     end, failure = self._end(spec, partition)
                     found.append(
                         GroupOffset(f"{namespace}/{topic}", partition, progress.offset, end, progress.note, failure)
@@ -389,11 +454,13 @@ class Group:
 
     def delete(self) -> int:
         """Forget every cursor of the group; how many there were."""
-        places = self._cursors.places(self.name)
-        for namespace, topic in sorted({(namespace, topic) for namespace, topic, _ in places}):
-            partitions = 1 + max(partition for *of, partition in places if of == [namespace, topic])
-            self._cursors.forget(ReaderName(namespace, topic, self.name), partitions)
-        return len(places)
+        found = self._cursors.of(self.name)
+        partitions: dict[tuple[str, str], int] = {}
+        for namespace, topic, partition, _ in found:
+            partitions[namespace, topic] = max(partition + 1, partitions.get((namespace, topic), 0))
+        for (namespace, topic), count in partitions.items():
+            self._cursors.forget(ReaderName(namespace, topic, self.name), count)
+        return len(found)
 
     def _end(self, spec: TopicSpec, partition: int) -> tuple[int | None, str | None]:
         """How far the partition has come, or why this process cannot say it."""
