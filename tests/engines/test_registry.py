@@ -102,6 +102,26 @@ def test_a_thread_that_opens_a_shard_while_it_is_given_up_waits_until_it_is_clos
     assert before.closed == 1
 
 
+def test_a_worker_gives_up_only_the_very_shard_that_it_means() -> None:
+    """A shard that was opened since, and one that another thread is at, stay as they are."""
+    registry, opening = Registry[Shard](), Slow()
+    opening.gate.open()
+    lost = registry.open(B, opening)
+    assert not registry.give_up_this(lost, lambda: False, closed), "it is worked on"
+    assert registry.find(TOPIC_ID, 1) is lost and lost.closed == 0
+    give_up(registry, B)
+    opened = registry.open(B, opening)
+
+    assert registry.give_up_this(lost, lambda: pytest.fail("it is out already"), closed)
+
+    assert registry.find(TOPIC_ID, 1) is opened and opened.closed == 0
+    with ThreadPoolExecutor(1) as threads, registry.lock(TOPIC_ID, 1):
+        busy = threads.submit(registry.give_up_this, opened, lambda: True, closed)
+        assert not busy.result(PATIENCE), "another thread is at the shard: the worker does not wait"
+    assert registry.give_up_this(opened, lambda: True, closed)
+    assert registry.find(TOPIC_ID, 1) is None and (lost.closed, opened.closed) == (1, 1)
+
+
 def test_a_shard_that_cannot_be_opened_is_tried_again_by_the_next_caller() -> None:
     registry = Registry[Shard]()
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -25,8 +27,9 @@ from forebay.storage import Storage, Topic
 from forebay.storage.background.history import FIRST_SWEEP_SECONDS
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
-from tests.storage.rig import QUICK
-from tests.support.waiting import PATIENCE
+from forebay.topics import TopicName, TopicSpec
+from tests.storage.rig import QUICK, WatchedDisk
+from tests.support.waiting import PATIENCE, until
 
 
 def _settings(tmp_path: Path, **groups: object) -> Settings:
@@ -353,6 +356,63 @@ def test_a_part_of_the_clean_up_that_fails_unforeseen_keeps_no_other_part_from_i
         assert swept == ["late"]
         (status,) = (status for status in log.workers() if status.name == "forebay-cleanup")
         assert status.error == "ZeroDivisionError: "
+
+
+def test_a_deletion_that_could_not_be_finished_is_finished_in_the_background(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the next creation, deletion or opening went on with it. While it fails, it is tried less and less often."""
+    clock, disk = ManualClock(), WatchedDisk()
+    with Storage.open(tmp_path / "log", _settings(tmp_path), clock=clock, disk=disk) as log:
+        worker, tried = inside(log).workers.cleanup.take_over(), list[float]()
+        topic = log.create_topic("t")
+        topic.append(b"v")
+
+        def refuse(kind: str, path: str) -> None:
+            if topic.spec.topic_id in path and kind in ("unlink", "rename", "remove_directory"):
+                raise OSError(errno.EROFS, "read-only", path)
+
+        disk.meet = refuse
+        log.delete_topic("t")
+        finish = Deletions.finish
+
+        def noted(deletions: Deletions) -> list[TopicSpec]:
+            tried.append(clock.monotonic())
+            return finish(deletions)
+
+        monkeypatch.setattr(Deletions, "finish", noted)
+
+        for _ in range(20):
+            clock.advance(1)
+            worker.step()
+        assert [round(after - before) for before, after in pairwise(tried)] == [2, 4, 8]
+        disk.meet = lambda kind, path: None
+        clock.advance(20)
+        worker.step()
+
+        assert inside(log).deletions.notes.deleting() == []
+        assert not any(topic.spec.topic_id in path.name for path in (tmp_path / "log" / "shards").iterdir())
+        tried.clear()
+        clock.advance(60)
+        worker.step()
+        assert tried == [], "with nothing left it is looked for now and then only"
+
+
+def test_a_deletion_that_a_dead_process_has_begun_is_finished_by_one_that_lives(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with Storage.open(tmp_path / "log", _settings(tmp_path), clock=clock) as log:
+        worker = inside(log).workers.cleanup.take_over()
+        log.create_topic("t").append(b"v")
+        inside(log).definitions.begin_deletion(TopicName.parse("t"))
+
+        def is_finished() -> bool:
+            # More than once: the worker of history may just be at the shard.
+            clock.advance(log.settings.retention.check_interval_s)
+            worker.step()
+            return inside(log).deletions.notes.deleting() == []
+
+        until(is_finished)
+        assert inside(log).shards() == []
 
 
 def test_a_failure_that_nobody_foresaw_is_one_shard_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from forebay.errors import Closed, Conflict, Indeterminate, Unavailable, Unsuppo
 from forebay.records import Record
 from forebay.shard.deletes import DeleteKey
 from forebay.testing.inside import inside
+from tests.support.waiting import until
 
 
 def values(records: object) -> list[bytes | None]:
@@ -194,3 +195,13 @@ def test_without_the_package_the_refusal_names_it(tmp_path: Path, monkeypatch: p
         with pytest.raises(Unsupported, match=r'install "forebay\[rocksdb\]"'):
             log.create_topic("rocks", engine="rocksdb")
         assert log.topics() == []
+
+
+def test_the_worker_that_syncs_the_database_shows_how_it_fares(tmp_path: Path) -> None:
+    with forebay.open(tmp_path / "log", {"wal": {"sync_interval_ms": 20}}) as log:
+        topic = log.create_topic("t", engine="rocksdb")
+        for _ in range(2):
+            topic.append(b"v")
+        until(lambda: topic.offsets().durable == 2)
+
+        until(lambda: [status.steps >= 1 for status in log.workers() if status.name == "forebay-rocksdb"] == [True])

@@ -183,6 +183,12 @@ class Deletions:
         self._drop = drop
         self._delete_shard = delete_shard
         self._forget_topic = forget_topic
+        self._is_behind = False
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the last `finish` of this process has left something, so that it is worth trying again soon."""
+        return self._is_behind
 
     def finish(self) -> list[TopicSpec]:
         """Remove what deleted topics left. What cannot be removed now is logged and tried again later.
@@ -196,6 +202,7 @@ class Deletions:
             except (OSError, ForebayError) as error:
                 logger.warning("%s is deleted, but not all of it could be removed yet: %s", spec.name, error)
                 left.append(spec)
+        self._is_behind = bool(left)
         return left
 
     def sweep_late(self) -> None:

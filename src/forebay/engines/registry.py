@@ -83,6 +83,29 @@ class Registry(Generic[S]):
         with deferred(), self.lock(*key), self._work_on(key):
             closing(self._shards.pop(key, None))
 
+    def give_up_this(self, shard: S, may_close: Callable[[], bool], closing: Callable[[S], None]) -> bool:
+        """Take out and close this very shard, for a background worker that waits for nothing; whether that is done.
+
+        Also done if the shard was taken out before: one that was opened since stays. Not done while another thread is
+        at the shard, or `may_close` refuses; it is asked with the lock held, so no shard is opened meanwhile.
+        """
+        key = (shard.ref.spec.topic_id, shard.ref.partition)
+        lock = self.lock(*key)
+        with deferred():
+            if not lock.acquire(blocking=False):
+                return False
+            try:
+                if self._shards.get(key) is not shard:
+                    return True
+                if not may_close():
+                    return False
+                with self._work_on(key):
+                    del self._shards[key]
+                    closing(shard)
+                return True
+            finally:
+                lock.release()
+
     def drop(self, shard: S) -> None:
         """Take out this very shard, which has ended by itself; one that was opened since stays. Waits for no shard."""
         key = (shard.ref.spec.topic_id, shard.ref.partition)

@@ -256,6 +256,10 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         """Close the shard, if it is open: its next use waits for that, and acquires it again."""
         self.registry.give_up(ref.spec.topic_id, ref.partition, self._close_if_open)
 
+    def retire_lost(self, shard: SegmentShard, may_close: Callable[[], bool]) -> bool:
+        """Close this very shard, which another owner has; false if that is to be tried again. See `give_up_this`."""
+        return self.registry.give_up_this(shard, may_close, self._close)
+
     def clear_moved(self, ref: ShardRef, *, wait: bool = True) -> None:
         """If another directory has the shard now, remove what is left of it here.
 

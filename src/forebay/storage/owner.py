@@ -232,6 +232,7 @@ class OwnerBackend:
             self.limits.worker,
             self.cursors.worker,
             self.cleanup.worker,
+            self.engines.rocksdb.worker,
         )
 
     # What it offers
@@ -319,16 +320,21 @@ class OwnerBackend:
 
         So a store that does not answer an export of this shard delays no sync, and no other shard's giving up.
         """
-        ref, engine = shard.ref, self.engines.segment
-        if engine.find(ref) is not shard:
-            return
-        if not self._is_dropped(ref):
+        if self.engines.segment.retire_lost(shard, lambda: self._is_left(shard.ref)):
+            self.cleanup.look_for_moved()
+        else:
             self._giving_up.ask(shard)
-            return
+
+    def _is_left(self, ref: ShardRef) -> bool:
+        """Have readers and workers leave a shard that another owner has; whether no work on it is under way.
+
+        Called with the lock of the shard held, so that what is left is not one that was opened since.
+        """
+        if not self._is_dropped(ref):
+            return False
         self._unowned.lose(ref)
-        self.forget(ref)
-        engine.retire(ref)
-        self.cleanup.look_for_moved()
+        self._unowned.leave(ref, None)
+        return True
 
     # What topics and shards here go by
 

@@ -66,7 +66,8 @@ class RocksEngine(ShardedEngine[RocksShard]):
         self._metadata = metadata
         self._owner_session = owner_session
         seconds = settings.wal.sync_interval_ms / 1000
-        self._syncing = Worker("forebay-rocksdb", self._sync, clock=clock, delay_s=seconds)
+        self.worker = Worker("forebay-rocksdb", self._sync, clock=clock, delay_s=seconds)
+        """Makes appends durable in the background."""
 
     def check_installed(self) -> None:
         """`Unsupported` if the package that this engine needs is not there."""
@@ -119,7 +120,7 @@ class RocksEngine(ShardedEngine[RocksShard]):
         """See `StorageEngine`. `Unavailable` inside a write of this thread, which a signal handler has interrupted."""
         for shard in self.shards():
             shard.refuse_inside()
-        self._syncing.stop()
+        self.worker.stop()
         super().close()
         self._database.close()
 
@@ -204,7 +205,7 @@ class RocksEngine(ShardedEngine[RocksShard]):
             identity=identity,
             stance=stance,
             window=window,
-            on_dirty=self._syncing.wake,
+            on_dirty=self.worker.wake,
         )
 
     def _make_room(self, ref: ShardRef, keys: Keys) -> None:

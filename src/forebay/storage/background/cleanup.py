@@ -26,6 +26,9 @@ from forebay.workers import AtWork, Worker
 
 logger = logging.getLogger(__name__)
 
+FINISH_PAUSE_SECONDS = 1.0
+"""How soon a deletion that could not be finished is tried again; each failure doubles it."""
+
 
 class CleanupWorker:
     """Looks after the directory as a whole. What fails is logged and tried again, and stops nothing else."""
@@ -64,6 +67,8 @@ class CleanupWorker:
         self._cleared_at = float("-inf")
         self._sweep_at = clock.monotonic() + min(FIRST_SWEEP_SECONDS, settings.export.sweep_interval_s)
         self._handoff_swept_at = float("-inf")
+        self._finished_at = clock.monotonic()
+        self._finish_pause_s = FINISH_PAUSE_SECONDS
         self._hear = hear
         self._open_shard = open_shard
         self._relieve = relieve
@@ -85,6 +90,9 @@ class CleanupWorker:
         self._safely(self._loads.step)
         self._safely(self._hear)
         now = self._clock.monotonic()
+        if self._is_finishing_due(now):
+            self._finished_at = now
+            self._safely(self._finish_deletions)
         if now - self._cleared_at >= self._settings.retention.check_interval_s:
             self._cleared_at = now
             self._safely(partial(self.clear_moved, wait=False))
@@ -94,6 +102,17 @@ class CleanupWorker:
         if now - self._handoff_swept_at >= self._settings.export.sweep_interval_s:
             self._handoff_swept_at = now
             self._safely(self._sweep_handoff)
+
+    def _is_finishing_due(self, now: float) -> bool:
+        """Whether to look for deletions that are not finished: soon after one failed here, else now and then."""
+        check_s = self._settings.retention.check_interval_s
+        pause_s = min(self._finish_pause_s, check_s) if self._deletions.is_behind else check_s
+        return now - self._finished_at >= pause_s
+
+    def _finish_deletions(self) -> None:
+        """Remove what deleted topics left, here and where a process has died at it; less often while that fails."""
+        is_left = bool(self._deletions.finish())
+        self._finish_pause_s = 2 * self._finish_pause_s if is_left else FINISH_PAUSE_SECONDS
 
     def clear_moved(self, *, wait: bool = True) -> None:
         """Local files of shards that another directory has now: gone if history has them, else set aside.
