@@ -39,10 +39,10 @@ if _typing.TYPE_CHECKING:
     from forebay.inspection.findings import Finding, Report
     from forebay.inspection.moves import TopicMove, move_topic
     from forebay.inspection.steps import Step
-    from forebay.records import EARLIEST, LATEST, Gap, Offsets, Position, Reason, Record, RecordPage
+    from forebay.records import EARLIEST, LATEST, Gap, GroupOffset, Offsets, Position, Reason, Record, RecordPage
     from forebay.settings import Settings
     from forebay.shard import RecoveryDecision
-    from forebay.storage import Ack, Copied, Group, GroupOffset, Reader, Retained, Storage, Stream, Topic
+    from forebay.storage import Ack, Copied, Group, Reader, Retained, Storage, Stream, Topic
     from forebay.topics import TopicName, TopicSpec
     from forebay.workers import WorkerStatus
 
@@ -105,10 +105,20 @@ _HOMES = {
     "forebay.inspection.findings": ("Finding", "Report"),
     "forebay.inspection.moves": ("TopicMove", "move_topic"),
     "forebay.inspection.steps": ("Step",),
-    "forebay.records": ("EARLIEST", "Gap", "LATEST", "Offsets", "Position", "Reason", "Record", "RecordPage"),
+    "forebay.records": (
+        "EARLIEST",
+        "Gap",
+        "GroupOffset",
+        "LATEST",
+        "Offsets",
+        "Position",
+        "Reason",
+        "Record",
+        "RecordPage",
+    ),
     "forebay.settings": ("Settings",),
     "forebay.shard": ("RecoveryDecision",),
-    "forebay.storage": ("Ack", "Copied", "Group", "GroupOffset", "Reader", "Retained", "Storage", "Stream", "Topic"),
+    "forebay.storage": ("Ack", "Copied", "Group", "Reader", "Retained", "Storage", "Stream", "Topic"),
     "forebay.topics": ("TopicName", "TopicSpec"),
     "forebay.workers": ("WorkerStatus",),
 }

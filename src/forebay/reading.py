@@ -7,15 +7,12 @@ every jump must be a gap with a reason. Knows nothing of where records lie.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from forebay.errors import Closed, Corrupt, DataLoss, Unavailable
 from forebay.format.frame.batch import Batch
 from forebay.pages import Page
-from forebay.records import Gap, Reason
-
-OnGap: TypeAlias = Callable[[int, Gap], None]
-"""Called with the partition and the gap, at its place in the stream."""
+from forebay.records import Gap, OnGap, Reason
 
 PAGE_BYTES = 1024 * 1024
 LOSS = (Reason.LOST, Reason.DAMAGED, Reason.HISTORY)

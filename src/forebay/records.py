@@ -1,4 +1,4 @@
-"""What flows through Forebay: records, positions in a stream, and the named holes of a stream.
+"""What flows through Forebay: records, positions in a stream, the named gaps of a stream, and the offsets of groups.
 
 Knows nothing of bytes on disk. Records come in bulk, so they are structs without
 garbage-collector tracking and never dataclasses. Ends are exclusive everywhere.
@@ -7,8 +7,8 @@ garbage-collector tracking and never dataclasses. Ends are exclusive everywhere.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from typing import NamedTuple, NewType, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple, NewType, TypeAlias
 
 import msgspec
 
@@ -17,6 +17,8 @@ from forebay.errors import Invalid
 Offset = NewType("Offset", int)
 Bytes: TypeAlias = bytes | bytearray | memoryview
 Headers: TypeAlias = tuple[tuple[str, bytes | None], ...]
+HeadersLike: TypeAlias = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]]
+"""Headers as a caller may give them."""
 
 OFFSET_MAX = 2**63 - 1
 
@@ -95,6 +97,14 @@ EARLIEST = Position("earliest")
 LATEST = Position("latest")
 
 
+Start: TypeAlias = Position | int | Mapping[int, Position | int]
+"""Where to begin: in every partition, or in each named one at a place of its own."""
+OnGap: TypeAlias = Callable[[int, Gap], None]
+"""Called with the partition and the gap, at its place in the stream."""
+CommitAck: TypeAlias = Literal["durable", "cached"]
+"""When a commit of a group returns: once it is stored, or at once."""
+
+
 class Offsets(NamedTuple):
     """The watermarks of one partition; `next` is the next offset to assign."""
 
@@ -103,6 +113,24 @@ class Offsets(NamedTuple):
     durable: int
     exported: int
     next: int
+
+
+class GroupOffset(NamedTuple):
+    """Where a group stands in a partition: everything below `offset` is done, `lag` records are not.
+
+    `end` and `lag` are `None` where this process cannot ask the partition how far it has come; `failure` says why.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    end: int | None
+    note: str
+    failure: str | None = None
+
+    @property
+    def lag(self) -> int | None:
+        return None if self.end is None else max(0, self.end - self.offset)
 
 
 class RecordPage(NamedTuple):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from forebay.aio.workers import Workers
-from forebay.records import Position
-from forebay.storage import Group, GroupOffset
-from forebay.storage.cursors import CommitAck
+from forebay.records import CommitAck, GroupOffset, Position
+from forebay.storage import Group
 from forebay.topics import TopicName
 
 

@@ -6,8 +6,7 @@ from functools import partial
 
 from forebay.aio.streams import AsyncStream, Followed, Paged
 from forebay.aio.workers import Workers
-from forebay.reading import OnGap
-from forebay.records import EARLIEST, Position, Record
+from forebay.records import EARLIEST, OnGap, Position, Record
 from forebay.storage import Reader
 from forebay.storage.arguments import checked_seconds
 

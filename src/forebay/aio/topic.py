@@ -13,12 +13,11 @@ from forebay.aio.workers import Published, Workers
 from forebay.appends.queue import QueueFull
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
 from forebay.errors import Unavailable
-from forebay.reading import OnGap
-from forebay.records import EARLIEST, LATEST, Offsets, Position, Record, RecordPage
+from forebay.records import EARLIEST, LATEST, HeadersLike, Offsets, OnGap, Position, Record, RecordPage, Start
 from forebay.settings import Settings
 from forebay.shard import RecoveryDecision
 from forebay.storage import Ack, Topic
-from forebay.storage.arguments import HeadersLike, Start, checked_seconds
+from forebay.storage.arguments import checked_seconds
 from forebay.topics import TopicSpec
 
 if TYPE_CHECKING:

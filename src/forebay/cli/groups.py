@@ -15,7 +15,7 @@ from forebay.cli.terminal import say, say_json, say_table
 from forebay.errors import Conflict, ForebayError
 
 if TYPE_CHECKING:
-    from forebay.storage import GroupOffset
+    from forebay.records import GroupOffset
 
 logger = logging.getLogger(__name__)
 

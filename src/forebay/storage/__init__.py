@@ -2,9 +2,9 @@
 
 from forebay.storage.acks import Ack
 from forebay.storage.copying import Copied
-from forebay.storage.cursors import Group, GroupOffset, Reader
+from forebay.storage.cursors import Group, Reader
 from forebay.storage.store import Retained, Storage
 from forebay.storage.streams import Stream
 from forebay.storage.topic import Topic
 
-__all__ = ["Ack", "Copied", "Group", "GroupOffset", "Reader", "Retained", "Storage", "Stream", "Topic"]
+__all__ = ["Ack", "Copied", "Group", "Reader", "Retained", "Storage", "Stream", "Topic"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,16 +16,13 @@ from forebay.appends.queue import Producing
 from forebay.errors import Invalid
 from forebay.format.columns.rows import ROWS_SMALL, Timestamps
 from forebay.partitioning import Partitioner
-from forebay.records import OFFSET_MAX, Headers, Position
+from forebay.records import OFFSET_MAX, Headers, HeadersLike, Position
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 S = TypeVar("S")
 
-HeadersLike: TypeAlias = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]]
-Start: TypeAlias = Position | int | Mapping[int, Position | int]
-"""Where to begin: in every partition, or in each named one at a place of its own."""
 
 TAG_BYTES_MAX = 1024
 HEADERS_MAX = 1000

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from forebay.clock import Clock
 from forebay.disk.forks import ForkGuard
@@ -27,8 +27,7 @@ from forebay.progress import (
     ReaderName,
     check_progress,
 )
-from forebay.reading import OnGap
-from forebay.records import EARLIEST, Position, Record, check_offset
+from forebay.records import EARLIEST, CommitAck, GroupOffset, OnGap, Position, Record, check_offset
 from forebay.settings import ProgressSettings
 from forebay.storage.arguments import StoredOffset, checked_partition
 from forebay.storage.streams import Following, Stream
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CommitAck: TypeAlias = Literal["durable", "cached"]
 _Place: TypeAlias = tuple[ReaderName, int, str]
 """A cursor: reader, partition, and the id of the topic, for a later topic may have the same name."""
 
@@ -358,24 +356,6 @@ class Reader:
         progress = Progress(offset=offset, incarnation=self.topic.spec.topic_id, epoch=epoch, note=note)
         check_progress(progress)
         return progress
-
-
-class GroupOffset(NamedTuple):
-    """Where a group stands in a partition: everything below `offset` is done, `lag` records are not.
-
-    `end` and `lag` are `None` where this process cannot ask the partition how far it has come; `failure` says why.
-    """
-
-    topic: str
-    partition: int
-    offset: int
-    end: int | None
-    note: str
-    failure: str | None = None
-
-    @property
-    def lag(self) -> int | None:
-        return None if self.end is None else max(0, self.end - self.offset)
 
 
 class Group:

@@ -19,16 +19,26 @@ from forebay.format.columns.rows import Columns
 from forebay.format.frame.batch import Batch
 from forebay.pages import Page, Reach
 from forebay.partitioning import Partitioner, partition_of_key
-from forebay.reading import Cursor, OnGap, report_gap
-from forebay.records import EARLIEST, LATEST, Offsets, Position, Reason, Record, RecordPage, check_offset
+from forebay.reading import Cursor, report_gap
+from forebay.records import (
+    EARLIEST,
+    LATEST,
+    HeadersLike,
+    Offsets,
+    OnGap,
+    Position,
+    Reason,
+    Record,
+    RecordPage,
+    Start,
+    check_offset,
+)
 from forebay.settings import WalSettings
 from forebay.shard import RecoveryDecision, SegmentShard
 from forebay.shard.deletes import DeleteBefore, DeleteKey, DeleteTag, Deletion, RangeDelete
 from forebay.storage.acks import Ack
 from forebay.storage.append import Appender
 from forebay.storage.arguments import (
-    HeadersLike,
-    Start,
     StoredOffset,
     checked_arrow,
     checked_bytes,
