@@ -42,7 +42,18 @@ if _typing.TYPE_CHECKING:
     from forebay.records import EARLIEST, LATEST, Gap, GroupOffset, Offsets, Position, Reason, Record, RecordPage
     from forebay.settings import Settings
     from forebay.shard import RecoveryDecision
-    from forebay.storage import Ack, Copied, Group, Reader, Retained, Storage, Stream, Topic
+    from forebay.storage import (
+        Ack,
+        BatchAck,
+        Copied,
+        Group,
+        OffsetRange,
+        Reader,
+        Retained,
+        Storage,
+        Stream,
+        Topic,
+    )
     from forebay.topics import TopicName, TopicSpec
     from forebay.workers import WorkerStatus
 
@@ -50,6 +61,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Ack",
+    "BatchAck",
     "Closed",
     "Conflict",
     "Copied",
@@ -67,6 +79,7 @@ __all__ = [
     "Invalid",
     "LATEST",
     "Moved",
+    "OffsetRange",
     "Offsets",
     "PartitionSalvage",
     "Position",
@@ -118,7 +131,18 @@ _HOMES = {
     ),
     "forebay.settings": ("Settings",),
     "forebay.shard": ("RecoveryDecision",),
-    "forebay.storage": ("Ack", "Copied", "Group", "Reader", "Retained", "Storage", "Stream", "Topic"),
+    "forebay.storage": (
+        "Ack",
+        "BatchAck",
+        "Copied",
+        "Group",
+        "OffsetRange",
+        "Reader",
+        "Retained",
+        "Storage",
+        "Stream",
+        "Topic",
+    ),
     "forebay.topics": ("TopicName", "TopicSpec"),
     "forebay.workers": ("WorkerStatus",),
 }

@@ -171,6 +171,20 @@ class Partitioner:
             chosen[keyless] = self._keyless(producer)
         return chosen
 
+    def choose_column(
+        self,
+        keys: Key,
+        offsets: npt.NDArray[np.integer],
+        present: npt.NDArray[np.bool_] | None,
+        *,
+        producer: int = 0,
+    ) -> Partitions:
+        """As `choose_many`, for a column of keys in Arrow's layout; `present` says which of them are not null."""
+        chosen = partitions_of_keys(keys, offsets, self.partitions)
+        if present is not None:
+            chosen[~present] = self._keyless(producer)
+        return chosen
+
     def _keyless(self, producer: int) -> int:
         if producer:
             return partition_of_producer(producer, self.partitions)

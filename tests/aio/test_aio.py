@@ -89,7 +89,6 @@ def test_every_method_of_the_embedded_log_is_there() -> None:
             "open",
             "read_only",
             "append_nowait",
-            "append_if_open",
             "following",
             "waiting",
             "on_published",

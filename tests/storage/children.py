@@ -55,7 +55,7 @@ def append_and_exit(path: str, way: str) -> None:
     if way == "exit":
         sys.exit(3)
     if way == "nowait":
-        say(str([topic.append_nowait(b"queued").ticket.offset for _ in range(100)][-1]))
+        say(str([topic.append_nowait(b"queued").offset for _ in range(100)][-1]))
 
 
 def _append_on(topic: forebay.Topic) -> None:

@@ -14,8 +14,9 @@ import forebay
 from forebay import Ack, Closed, Conflict, Indeterminate, Invalid, Storage, Unavailable
 from forebay.appends.queue import Producing, QueuedRecord, QueueFull
 from forebay.appends.ticket import Ticket
-from forebay.format.columns.rows import ColumnBytes, Columns
-from forebay.partitioning import partition_of_key, partition_of_producer
+from forebay.engines import OwnedShard
+from forebay.format.columns.rows import ColumnBytes
+from forebay.partitioning import Partitioner, partition_of_key, partition_of_producer
 from forebay.settings import WalSettings
 from forebay.storage.append import Appender
 from forebay.testing.clock import ManualClock
@@ -441,13 +442,17 @@ def _appender(*shards: _Refusing, timeout_ms: int = 1000) -> tuple[Appender, Man
     """Each look for the partition finds the next shard, and at last the same one."""
     left, clock = list(shards), ManualClock()
     settings = WalSettings(append_timeout_ms=timeout_ms)
-    return Appender("t", settings, clock, lambda _: left.pop(0) if len(left) > 1 else left[0]), clock  # type: ignore[arg-type,return-value]
+
+    def own(_: int) -> OwnedShard:
+        return left.pop(0) if len(left) > 1 else left[0]  # type: ignore[return-value]
+
+    found = Appender("t", settings, clock, Partitioner(1), own=own, find=lambda _: None, commit_soon=lambda _: None)
+    return found, clock
 
 
 def _appended(appender: Appender, many: str) -> int:
     if many == "many":
-        columns = Columns(values=[b"v"], timestamps=[1])
-        return appender.together(0, columns, None, atomic=True)[0]
+        return appender.batch(appender.prepare_many([b"v"]))[0]
     return appender.one(0, QueuedRecord(b"v", None, None, (), 1, None, Ticket()))
 
 

@@ -240,7 +240,7 @@ def test_a_callback_may_append_where_an_append_at_a_cap_writes_what_waits(tmp_pa
         if engine == "segment":
             # Of class memory a callback would be called at once: queued, by an append that is not in the queue alone.
             ack = Ack(0)
-            inside(topic).queue(b"second", ack.ticket)
+            inside(topic).queue(b"second", ack)
         else:
             ack = topic.append_nowait(b"second")
         ack.add_callback(lambda _: work(topic))

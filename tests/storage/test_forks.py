@@ -9,12 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import forebay
 from forebay import EARLIEST, Closed, Storage, Topic
 from forebay.locks import Rank, RankedCondition
-from forebay.storage.acks import Ack
+from forebay.storage.acks import Ack, BatchAck, Share
 from forebay.testing.inside import inside
 from tests.storage.rig import QUICK
 
@@ -25,11 +26,15 @@ def _calls(log: Storage, topic: Topic) -> list[Callable[[], object]]:
     """What a program may do with the handles that it has. Made before the fork, called in the child."""
     stream, lookup = topic.follow(EARLIEST), topic.read_by_key(b"k")
     queued, reader, group = Ack(0), topic.reader("r"), log.group("g")
+    batch = BatchAck("t", [Share(0, 1, None), Share(1, 1, None)])
+    _, single = topic.appender.prepare(b"v")
     return [
         lambda: topic.append(b"v"),
         lambda: topic.append_many([b"v"]),
         lambda: topic.append_nowait(b"v"),
-        lambda: topic.append_if_open(b"v"),
+        lambda: topic.append_many_nowait([b"v"]),
+        lambda: topic.append_arrow_nowait(pa.record_batch({"value": [b"v"]})),
+        lambda: topic.appender.queue_if_open(single, ()),
         topic.acquire,
         topic.offsets,
         topic.flush,
@@ -38,6 +43,7 @@ def _calls(log: Storage, topic: Topic) -> list[Callable[[], object]]:
         lambda: next(lookup),
         lambda: topic.delete_by_key(b"k"),
         queued.result,
+        batch.result,
         reader.offset,
         lambda: reader.ack_up_to(0),
         lambda: reader.reset(0),

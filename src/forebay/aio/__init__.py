@@ -1,7 +1,7 @@
 """The same surface for asyncio: nothing here blocks the event loop.
 
-Single appends go through the queue and wait for their acknowledgement without a thread; whatever may touch
-the disk in the caller's thread runs in a few threads of its own. A call that is cancelled has an open outcome:
+Appends, single ones and batches, go through the queue and wait for their acknowledgement without a thread; what may
+touch the disk in the caller's thread runs in a few threads of its own. A call that is cancelled has an open outcome:
 an append that was queued may still become visible, once, as after `Indeterminate`. One event loop per log.
 
     async with forebay.aio.open("./data") as log:

@@ -1,4 +1,4 @@
-"""A topic for asyncio: appends by the queue, everything else in the log's few threads."""
+"""A topic for asyncio: appends by the queue, without a thread each; everything else in the log's few threads."""
 
 from __future__ import annotations
 
@@ -12,16 +12,21 @@ from forebay.aio.streams import LOOK_SECONDS, AsyncStream, Followed, Paged
 from forebay.aio.workers import Published, Workers
 from forebay.appends.queue import QueueFull
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
-from forebay.errors import Unavailable
+from forebay.errors import ForebayError, Unavailable
 from forebay.records import EARLIEST, LATEST, HeadersLike, Offsets, OnGap, Position, Record, RecordPage, Start
 from forebay.settings import Settings
 from forebay.shard import RecoveryDecision
-from forebay.storage import Ack, Topic
-from forebay.storage.arguments import checked_seconds
+from forebay.storage import BatchAck, OffsetRange, Topic
+from forebay.storage.acks import mixed, placed
+from forebay.storage.append import Batched, PreparedBatch, Queueable, Records, check_turns
+from forebay.storage.arguments import checked_arrow, checked_seconds, checked_values
 from forebay.topics import TopicSpec
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+LOOP_RECORDS_MAX = 2_000
+"""More records than that are checked and encoded by a worker: the loop would stand still for a millisecond or more."""
 
 
 class _Opening:
@@ -40,6 +45,7 @@ class AsyncTopic:
 
     def __init__(self, topic: Topic, settings: Settings, workers: Workers) -> None:
         self._topic = topic
+        self._appender = topic.appender
         self._run = workers.run
         self._workers = workers
         self._timeout = settings.wal.append_timeout_ms / 1000
@@ -78,8 +84,7 @@ class AsyncTopic:
 
         Cancelled, it may still become visible, once. While the queue is full it waits without blocking.
         """
-        queue = partial(
-            self._topic.append_if_open,
+        ack, single = self._appender.prepare(
             value,
             key=key,
             tag=tag,
@@ -88,56 +93,53 @@ class AsyncTopic:
             partition=partition,
             producer=producer,
             sequence=sequence,
-            waiting=self._opening,
         )
         try:
-            ack = await self._queued(queue)
+            if not self._appender.queue_if_open(single, self._opening):
+                await self._queue_when_open(single)
         except QueueFull as full:
-            ack = await self._patiently(queue, full)
+            await self._queue_patiently(single, full)
         return await ack
 
-    async def _queued(self, queue: partial[Ack | int]) -> Ack:
-        """Queue the append in the loop; where its shard is not open, a worker acquires and recovers it first.
+    async def _queue_when_open(self, item: Queueable) -> None:
+        """Queue it once a worker has acquired and recovered its shard.
 
         Appends that wait for a shard are queued in the order they came, and later ones behind them.
         """
-        queued = queue()
-        if not isinstance(queued, int):
-            return queued
-        partition = queued
+        partition = item.partition
         opening = self._opening.setdefault(partition, _Opening())
         # What began after the append came: an older failure is not an answer to it.
         acquired = opening.acquired if opening.acquired is not None and not opening.acquired.done() else None
         opening.appends += 1
         try:
             async with opening.turn:
-                queued = queue(partition=partition, waiting=())
-                if isinstance(queued, int):
-                    if acquired is None:
-                        acquired = opening.acquired = self._workers.start(self._topic.acquire, partition)
-                    await asyncio.shield(acquired)
-                    queued = queue(partition=partition, waiting=())
-                if isinstance(queued, int):
-                    # Lost again at once: the worker waits for it, not the loop.
-                    options = {**queue.keywords, "partition": partition}
-                    del options["waiting"]
-                    return await self._workers.run_append(partial(self._topic.append_nowait, *queue.args, **options))
-                return queued
+                if self._appender.queue_if_open(item, ()):
+                    return
+                if acquired is None:
+                    acquired = opening.acquired = self._workers.start_opening(self._topic.acquire, partition)
+                await asyncio.shield(acquired)
+                if not self._appender.queue_if_open(item, ()):
+                    # Lost again at once: a worker opens it and queues, not the loop.
+                    await self._workers.start_opening(self._appender.queue, item)
         finally:
             opening.appends -= 1
             if opening.appends == 0:
                 del self._opening[partition]
 
-    async def _patiently(self, queue: partial[Ack | int], full: QueueFull) -> Ack:
+    async def _queue_patiently(self, item: Queueable, full: QueueFull) -> None:
+        """Queue it when there is room, or raise `Unavailable` when the time is up."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout
         with self._room as room:
             while (left := deadline - loop.time()) > 0:
                 published = room.next()
                 try:
-                    return await self._queued(queue)
+                    if not self._appender.queue_if_open(item, self._opening):
+                        await self._queue_when_open(item)
                 except QueueFull as still:
                     full = still
+                else:
+                    return
                 await asyncio.wait([published], timeout=min(left, LOOK_SECONDS))
         waited = round(self._timeout * 1000)
         raise Unavailable(f"{self.name}: waited {waited} ms (wal.append_timeout_ms): {full}") from full
@@ -155,9 +157,8 @@ class AsyncTopic:
         sequence: int | None = None,
         atomic: bool = True,
     ) -> Sequence[int]:
-        """See `Topic.append_many`."""
-        return await self._workers.run_append(
-            self._topic.append_many,
+        """See `Topic.append_many`. Batches of many tasks are written together, as single appends are."""
+        records = await self._prepared_many(
             values,
             keys=keys,
             tags=tags,
@@ -168,6 +169,36 @@ class AsyncTopic:
             sequence=sequence,
             atomic=atomic,
         )
+        return await (self._append_batch(records) if atomic else self._append_in_turn(records))
+
+    async def append_many_nowait(
+        self,
+        values: Iterable[bytes | None],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        tags: Sequence[str | None] | str | None = None,
+        headers: Sequence[HeadersLike | None] | None = None,
+        timestamps: Sequence[int] | int | None = None,
+        partition: int | None = None,
+        producer: int | None = None,
+        sequence: int | None = None,
+    ) -> BatchAck:
+        """See `Topic.append_many_nowait`: returns once the records are queued; await the ack for their offsets.
+
+        It waits for nothing but the opening of a shard.
+        """
+        records = await self._prepared_many(
+            values,
+            keys=keys,
+            tags=tags,
+            headers=headers,
+            timestamps=timestamps,
+            partition=partition,
+            producer=producer,
+            sequence=sequence,
+            atomic=True,
+        )
+        return await self._queue_batch(self._appender.prepared(records), is_patient=False)
 
     async def append_arrow(
         self,
@@ -177,10 +208,112 @@ class AsyncTopic:
         producer: int | None = None,
         sequence: int | None = None,
     ) -> Sequence[int]:
-        """See `Topic.append_arrow`."""
-        return await self._workers.run_append(
-            self._topic.append_arrow, batch, partition=partition, producer=producer, sequence=sequence
+        """See `Topic.append_arrow`. Batches of many tasks are written together, as single appends are."""
+        return list(await self._append_batch(await self._prepared_arrow(batch, partition, producer, sequence)))
+
+    async def append_arrow_nowait(
+        self,
+        batch: pa.RecordBatch,
+        *,
+        partition: int | None = None,
+        producer: int | None = None,
+        sequence: int | None = None,
+    ) -> BatchAck:
+        """See `Topic.append_arrow_nowait`, and `append_many_nowait` here."""
+        records = await self._prepared_arrow(batch, partition, producer, sequence)
+        return await self._queue_batch(self._appender.prepared(records), is_patient=False)
+
+    async def _prepared_many(
+        self,
+        values: Iterable[bytes | None],
+        *,
+        keys: Sequence[bytes | None] | None,
+        tags: Sequence[str | None] | str | None,
+        headers: Sequence[HeadersLike | None] | None,
+        timestamps: Sequence[int] | int | None,
+        partition: int | None,
+        producer: int | None,
+        sequence: int | None,
+        atomic: bool,
+    ) -> Records:
+        values = checked_values(values)
+        prepare = partial(
+            self._appender.prepare_many,
+            values,
+            keys=keys,
+            tags=tags,
+            headers=headers,
+            timestamps=timestamps,
+            partition=partition,
+            producer=producer,
+            sequence=sequence,
+            atomic=atomic,
         )
+        return prepare() if len(values) <= LOOP_RECORDS_MAX else await self._run(prepare)
+
+    async def _prepared_arrow(
+        self, batch: pa.RecordBatch, partition: int | None, producer: int | None, sequence: int | None
+    ) -> Records:
+        prepare = partial(
+            self._appender.prepare_arrow, batch, partition=partition, producer=producer, sequence=sequence
+        )
+        return prepare() if checked_arrow(batch).num_rows <= LOOP_RECORDS_MAX else await self._run(prepare)
+
+    async def _append_batch(self, records: Records) -> Sequence[int]:
+        """Queue the records, patiently, and wait for all; their offsets in the order given."""
+        ack = await self._queue_batch(self._appender.prepared(records), is_patient=True)
+        held = await ack
+        return placed(records.count, zip((part.rows for part in records.parts), held, strict=True))
+
+    async def _append_in_turn(self, records: Records) -> Sequence[int]:
+        """As `Appender.in_turn`."""
+        check_turns(records)
+        held: list[OffsetRange] = []
+        for part in records.parts:
+            one = Records([part], part.columns.count, records.producing)
+            try:
+                held += await (await self._queue_batch(self._appender.prepared(one), is_patient=True))
+            except ForebayError as error:
+                if held:
+                    raise mixed(self.name, held, {part.partition: error}) from error
+                raise
+        return placed(records.count, zip((part.rows for part in records.parts), held, strict=True))
+
+    async def _queue_batch(self, batch: PreparedBatch, *, is_patient: bool) -> BatchAck:
+        """Queue the records of each partition, none of which waits for another. Raises if none could be queued."""
+        later: list[Batched] = []
+        for share in batch.shares:
+            try:
+                if not self._appender.queue_if_open(share, self._opening):
+                    later.append(share)
+            except QueueFull as full:
+                if is_patient:
+                    later.append(share)
+                else:
+                    share.ticket.finish(full)
+            except ForebayError as error:
+                share.ticket.finish(error)
+        if len(later) == 1:
+            # Without a task of its own: it does not fall behind appends that come later.
+            await self._queue_later(later[0], is_patient=is_patient)
+        elif later:
+            await asyncio.gather(*(self._queue_later(share, is_patient=is_patient) for share in later))
+        if (refusal := batch.ack.refusal) is not None:
+            raise refusal
+        return batch.ack
+
+    async def _queue_later(self, share: Batched, *, is_patient: bool) -> None:
+        """Queue what could not be queued at once. What keeps it from that is the outcome of its share."""
+        try:
+            try:
+                if not self._appender.queue_if_open(share, self._opening):
+                    await self._queue_when_open(share)
+            except QueueFull as full:
+                if not is_patient:
+                    raise
+                await self._queue_patiently(share, full)
+        except ForebayError as error:
+            share.ticket.finish(error)
 
     def read(
         self,

@@ -20,11 +20,11 @@ WORKERS = 4
 
 
 class Workers:
-    """A few threads for calls that may touch the disk; appends, which may wait for room, have threads of their own."""
+    """A few threads for calls that may touch the disk; the opening of shards for appends has threads of its own."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="forebay-aio")
-        self._appends = ThreadPoolExecutor(WORKERS, thread_name_prefix="forebay-aio-append")
+        self._openers = ThreadPoolExecutor(WORKERS, thread_name_prefix="forebay-aio-open")
         self._ended = False
 
     def start(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
@@ -34,14 +34,14 @@ class Workers:
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.start(call, *args, **kwargs)
 
-    async def run_append(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """As `run`, for a call that may wait until there is room in the queue."""
-        return await self._start(self._appends, partial(call, *args, **kwargs))
+    def start_opening(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
+        """As `start`, for a call that opens a shard: one that cannot be acquired keeps no other call waiting."""
+        return self._start(self._openers, partial(call, *args, **kwargs))
 
     def end(self) -> None:
         self._ended = True
         self._pool.shutdown(wait=False)
-        self._appends.shutdown(wait=False)
+        self._openers.shutdown(wait=False)
 
     def _start(self, pool: ThreadPoolExecutor, call: Callable[[], T]) -> asyncio.Future[T]:
         if self._ended:

@@ -1,10 +1,21 @@
 """The entry point: topics by name, each on the engine it names. Embedded use starts with `Storage.open`."""
 
-from forebay.storage.acks import Ack
+from forebay.storage.acks import Ack, BatchAck, OffsetRange
 from forebay.storage.copying import Copied
 from forebay.storage.cursors import Group, Reader
 from forebay.storage.store import Retained, Storage
 from forebay.storage.streams import Stream
 from forebay.storage.topic import Topic
 
-__all__ = ["Ack", "Copied", "Group", "Reader", "Retained", "Storage", "Stream", "Topic"]
+__all__ = [
+    "Ack",
+    "BatchAck",
+    "Copied",
+    "Group",
+    "OffsetRange",
+    "Reader",
+    "Retained",
+    "Storage",
+    "Stream",
+    "Topic",
+]

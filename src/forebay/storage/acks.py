@@ -1,4 +1,7 @@
-"""The acknowledgement of an append that was not waited for: await it, ask it, or be called back."""
+"""The acknowledgements of appends that were not waited for: await one, ask it, or give it a callback.
+
+`Ack` is for one record, `BatchAck` for many. Knows tickets and event loops, nothing of shards.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,12 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from forebay.appends.callbacks import Answered, in_callback
 from forebay.appends.ticket import Ticket
@@ -18,6 +25,11 @@ from forebay.storage.arguments import checked_seconds
 
 logger = logging.getLogger(__name__)
 
+Rows: TypeAlias = Sequence[int] | npt.NDArray[np.int64]
+"""Places in the call that brought the records."""
+
+PLACES_MAX = 20
+"""How many ranges of offsets a message names."""
 
 _FIRST = RankedRLock(Rank.LEAF, "storage.first_callback")
 """Held while an ack gets its first callback."""
@@ -40,11 +52,6 @@ class Ack(Ticket):
         self._wakers: list[Callable[[Ack], None]] = []
         """Wake those who wait, at once, whatever lock is held."""
         self._callbacks: list[Callable[[Ack], None]] | None = None
-
-    @property
-    def ticket(self) -> Ticket:
-        """What the shard settles."""
-        return self
 
     def finish(self, error: ForebayError | None = None, due: deque[Answered] | None = None) -> None:
         """See `Ticket`."""
@@ -107,6 +114,173 @@ class Ack(Ticket):
             self._wake(partial(wakeups.add, settled))
             yield from settled
         return super().result()
+
+
+class OffsetRange(NamedTuple):
+    """Records of one append in one partition: `count` of them, at consecutive offsets from `first` on."""
+
+    partition: int
+    first: int
+    count: int  # type: ignore[assignment]
+
+
+class Share(NamedTuple):
+    """How many records of one append go to a partition, and which they are; all of them if `rows` is `None`."""
+
+    partition: int
+    count: int  # type: ignore[assignment]
+    rows: Rows | None
+
+
+class _ShareTicket(Ticket):
+    """The records of one partition on their way, as part of an append to several."""
+
+    __slots__ = ("_batch",)
+
+    def __init__(self, batch: BatchAck) -> None:
+        super().__init__()
+        self._batch: BatchAck | None = batch
+
+    def finish(self, error: ForebayError | None = None, due: deque[Answered] | None = None) -> None:
+        """See `Ticket`."""
+        super().finish(error, due)
+        batch = self._batch
+        if batch is not None:
+            batch.note_answered(due)
+            self._batch = None
+
+
+class BatchAck:
+    """One append of many records on its way. Made by `append_many_nowait` and `append_arrow_nowait` of a topic.
+
+    The records of one partition are appended all together or not at all, and each partition by itself: where one is
+    refused, the others stand. `ranges` says what stands and `failures` what does not; `result()` and `await` give the
+    ranges if all of it does, and raise otherwise.
+    """
+
+    __slots__ = ("_ack", "_name", "_shares", "tickets")
+
+    def __init__(self, name: str, shares: Sequence[Share]) -> None:
+        """`name` is that of the topic, for messages."""
+        self._name = name
+        self._shares = shares
+        self._ack = Ack(shares[0].partition if shares else 0)
+        self.tickets: list[Ticket] = [self._ack] if len(shares) == 1 else [_ShareTicket(self) for _ in shares]
+        """What the shards answer, one for each share."""
+        if not shares:
+            self._ack.finish()
+
+    @property
+    def done(self) -> bool:
+        """Whether the outcome is known in every partition."""
+        return self._ack.done
+
+    @property
+    def count(self) -> int:
+        """How many records it has."""
+        return sum(share.count for share in self._shares)
+
+    @property
+    def ranges(self) -> tuple[OffsetRange, ...]:
+        """What is acknowledged by now, a range for each partition."""
+        return tuple(found for _, found in self._held())
+
+    @property
+    def failures(self) -> dict[int, ForebayError]:
+        """The partitions that are known by now to have failed, and why.
+
+        After `Indeterminate` the records of the partition may be there, after any other error they are not.
+        """
+        answered = zip(self._shares, self.tickets, strict=True)
+        return {share.partition: ticket.error for share, ticket in answered if ticket.done and ticket.error is not None}
+
+    @property
+    def refusal(self) -> ForebayError | None:
+        """Why nothing at all was queued, if so."""
+        if any(ticket.error is None or ticket.offset >= 0 for ticket in self.tickets):
+            return None
+        return self._ack.error
+
+    def offsets(self) -> Sequence[int | None]:
+        """The offset of each record in the order given; `None` for one that is not acknowledged."""
+        found = placed(self.count, self._held())
+        return found if isinstance(found, range) else [None if offset < 0 else offset for offset in found]
+
+    def result(self, timeout: float | None = None) -> tuple[OffsetRange, ...]:
+        """Wait until every partition has answered; the ranges, or the error if any has failed.
+
+        The error is the partition's own if all have failed, else an `Indeterminate` that names what stands. For the
+        time and for callbacks see `Ack.result`.
+        """
+        self._ack.result(timeout)
+        return self.ranges
+
+    def add_callback(self, callback: Callable[[BatchAck], None]) -> None:
+        """Call `callback(ack)` when every partition has answered; see `Ack.add_callback`."""
+        self._ack.add_callback(lambda _: callback(self))
+
+    def __await__(self) -> Generator[object, None, tuple[OffsetRange, ...]]:
+        yield from self._ack.__await__()
+        return self.ranges
+
+    def note_answered(self, due: deque[Answered] | None) -> None:
+        """A share has its outcome. Called by the thread that answers it, maybe under a lock of the log.
+
+        Two threads may see the last two outcomes: both then finish the whole, which counts once.
+        """
+        if all(ticket.done for ticket in self.tickets):
+            self._ack.finish(self._failure(), due)
+
+    def _failure(self) -> ForebayError | None:
+        failures = self.failures
+        if not failures:
+            return None
+        held = self.ranges
+        return mixed(self._name, held, failures) if held else next(iter(failures.values()))
+
+    def _held(self) -> list[tuple[Rows | None, OffsetRange]]:
+        return [
+            (share.rows, OffsetRange(share.partition, ticket.offset, share.count))
+            for share, ticket in zip(self._shares, self.tickets, strict=True)
+            if ticket.done and ticket.error is None
+        ]
+
+
+def placed(count: int, held: Iterable[tuple[Rows | None, OffsetRange]]) -> Sequence[int]:
+    """The offset of each of `count` records in the order that the caller gave; -1 for one that has none."""
+    offsets = np.full(count, -1, np.int64)
+    for rows, (_, first, records) in held:
+        if rows is None:
+            return range(first, first + records)
+        offsets[rows] = np.arange(first, first + records)
+    found: list[int] = offsets.tolist()
+    return found
+
+
+def mixed(name: str, held: Sequence[OffsetRange], failures: Mapping[int, ForebayError]) -> Indeterminate:
+    """The error of an append to the topic `name` of which some partitions hold their records and others do not."""
+    count = sum(found.count for found in held)
+    rest = "in doubt" if any(isinstance(error, Indeterminate) for error in failures.values()) else "not"
+    partition, error = next(iter(failures.items()))
+    return Indeterminate(
+        f"{name}: {count} records are appended ({_places(held)}), the rest is {rest} "
+        f"(partition {partition}: {error}): repeat only what is missing",
+        topic=name,
+    )
+
+
+def _places(held: Sequence[OffsetRange]) -> str:
+    """Which offsets of which partitions, neighbours together."""
+    merged: list[OffsetRange] = []
+    for found in held:
+        last = merged[-1] if merged else None
+        if last is not None and last.partition == found.partition and last.first + last.count == found.first:
+            merged[-1] = last._replace(count=last.count + found.count)
+        else:
+            merged.append(found)
+    named = [f"partition {partition}: offsets {first} to {first + count - 1}" for partition, first, count in merged]
+    more = f" and {len(named) - PLACES_MAX} more" if len(named) > PLACES_MAX else ""
+    return ", ".join(named[:PLACES_MAX]) + more
 
 
 def _call(callbacks: list[Callable[[Ack], None]], ack: Ack) -> None:

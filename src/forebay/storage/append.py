@@ -1,12 +1,14 @@
-"""How records get into the shards of a topic: partition by partition, patiently, all or none in each.
+"""How records get into the shards of a topic: each partition's records all together or not at all, and by itself.
 
-Input is checked before it comes here, apart from sizes. Knows shards, nothing of engines or disks.
+Records are checked, encoded and given a partition before any is queued. Then there are three ways in: `one` and `batch`
+wait until the records hold, `queue` returns once they are queued, and `queue_if_open` is for event loops and opens no
+shard. Knows shards, nothing of engines or disks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Container, Iterable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -14,235 +16,459 @@ from forebay.appends.queue import Producing, QueuedRecord, QueueFull, record_byt
 from forebay.appends.ticket import Ticket
 from forebay.clock import Clock
 from forebay.engines import OwnedShard
-from forebay.errors import Closed, ForebayError, Indeterminate, Invalid, Unavailable
+from forebay.errors import Closed, ForebayError, Invalid, Unavailable
 from forebay.format.columns.rows import ColumnBytes, Columns, encode_columns
-from forebay.format.frame.batch import encode_arrow
-from forebay.partitioning import Partitioner
+from forebay.format.frame.batch import encode_arrow, key_strip
+from forebay.partitioning import Partitioner, Partitions
+from forebay.records import HeadersLike
 from forebay.settings import WalSettings
-from forebay.storage.arguments import rows_by_partition
+from forebay.storage.acks import Ack, BatchAck, OffsetRange, Rows, Share, mixed, placed
+from forebay.storage.arguments import (
+    checked_arrow,
+    checked_bytes,
+    checked_column,
+    checked_header_column,
+    checked_headers,
+    checked_partition,
+    checked_producing,
+    checked_tag,
+    checked_tags,
+    checked_timestamp,
+    checked_timestamps,
+    checked_values,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_NEW: Final = tuple.__new__
+"""Half the cost of calling a named tuple's class."""
+
 FRAME_ROOM = 1024
 """What a frame needs beside its columns: head, runs, padding."""
-PLACES_MAX = 20
-"""How many ranges of offsets a message names."""
 
 
-class Staged(NamedTuple):
-    """The records of one partition, queued together."""
+class Part(NamedTuple):
+    """The records of one call that go to one partition as one append, encoded."""
 
     partition: int
-    shard: OwnedShard
+    columns: ColumnBytes
+    rows: Rows | None
+    """Their places in the call; `None` for all of them."""
+
+
+class Records(NamedTuple):
+    """The records of one call, ready to be queued: a part for each partition, or several that follow each other."""
+
+    parts: Sequence[Part]
+    count: int  # type: ignore[assignment]
+    producing: Producing | None
+
+
+NO_RECORDS: Final = Records((), 0, None)
+
+
+class Queueable(Protocol):
+    """What can be queued in one partition, all of it or nothing."""
+
+    @property
+    def partition(self) -> int:
+        """Where it goes."""
+
+    @property
+    def ticket(self) -> Ticket:
+        """What the shard answers."""
+
+    def stage(self, shard: OwnedShard) -> Ticket:
+        """Queue it in this shard; `QueueFull` at once if there is no room."""
+
+
+class Single(NamedTuple):
+    """One record that can be queued."""
+
+    partition: int
+    entry: QueuedRecord
+    size: int
+
+    @property
+    def ticket(self) -> Ticket:
+        """See `Queueable`."""
+        return self.entry.ticket
+
+    def stage(self, shard: OwnedShard) -> Ticket:
+        """See `Queueable`."""
+        return shard.stage_one(self.entry, self.size)
+
+
+class Batched(NamedTuple):
+    """Records of one partition that can be queued as one append."""
+
+    partition: int
+    columns: ColumnBytes
+    producing: Producing | None
     ticket: Ticket
-    records: int
+
+    def stage(self, shard: OwnedShard) -> Ticket:
+        """See `Queueable`."""
+        return shard.stage_many(self.columns, self.producing, self.ticket)
 
 
-class Failed(NamedTuple):
-    """A partition whose records were not appended."""
+class PreparedBatch(NamedTuple):
+    """Many records that can be queued, partition by partition, and the acknowledgement of all."""
 
-    partition: int
-    error: ForebayError
-
-
-class Held(NamedTuple):
-    """Records that are in."""
-
-    partition: int
-    offsets: range
+    shares: Sequence[Batched]
+    ack: BatchAck
 
 
 class Appender:
-    """Appends to the shards of one topic."""
+    """Appends to the shards of one topic. Safe for concurrent calls; the caller holds no lock of the log."""
 
-    def __init__(self, name: str, settings: WalSettings, clock: Clock, shard: Callable[[int], OwnedShard]) -> None:
+    def __init__(
+        self,
+        name: str,
+        settings: WalSettings,
+        clock: Clock,
+        partitioner: Partitioner,
+        *,
+        own: Callable[[int], OwnedShard],
+        find: Callable[[int], OwnedShard | None],
+        commit_soon: Callable[[OwnedShard], None],
+    ) -> None:
+        """`own` gives the shard of a partition and opens it if need be, `find` only if it is open.
+
+        `commit_soon` has another thread commit what is queued in a shard.
+        """
         self._name = name
         self._settings = settings
         self._clock = clock
-        self._shard = shard
+        self._partitioner = partitioner
+        self._own = own
+        self._find = find
+        self._commit_soon = commit_soon
         self._bytes_max = settings.frame_bytes_max - FRAME_ROOM
+
+    # Records that can be queued
+
+    def entry(
+        self,
+        value: bytes | None,
+        key: bytes | None,
+        tag: str | None,
+        headers: HeadersLike | None,
+        timestamp: int | None,
+        producing: Producing | None,
+        ticket: Ticket,
+    ) -> QueuedRecord:
+        """One record, checked."""
+        return _NEW(
+            QueuedRecord,
+            (
+                value if type(value) is bytes else checked_bytes("value", value),
+                key if key is None or type(key) is bytes else checked_bytes("key", key),
+                None if tag is None else checked_tag(tag),
+                () if headers is None else checked_headers(headers),
+                self._clock.now_ms() if timestamp is None else checked_timestamp(timestamp),
+                producing,
+                ticket,
+            ),
+        )
+
+    def prepare(
+        self,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        tag: str | None = None,
+        headers: HeadersLike | None = None,
+        timestamp: int | None = None,
+        partition: int | None = None,
+        producer: int | None = None,
+        sequence: int | None = None,
+    ) -> tuple[Ack, Single]:
+        """A record as `append_nowait` queues it, for callers who queue it in their own way."""
+        producing = None if producer is None and sequence is None else checked_producing(producer, sequence)
+        if partition is not None:
+            checked_partition(partition)
+        hashed = key if key is None else checked_bytes("key", key)
+        chosen = self._partitioner.choose(hashed, partition=partition, producer=producer or 0)
+        ack = Ack(chosen)
+        entry = self.entry(value, key, tag, headers, timestamp, producing, ack)
+        return ack, self._single(chosen, entry)
+
+    def prepare_many(
+        self,
+        values: Iterable[bytes | None],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        tags: Sequence[str | None] | str | None = None,
+        headers: Sequence[HeadersLike | None] | None = None,
+        timestamps: Sequence[int] | int | None = None,
+        partition: int | None = None,
+        producer: int | None = None,
+        sequence: int | None = None,
+        atomic: bool = True,
+    ) -> Records:
+        """Many records, checked and encoded by partition, for callers who queue them in their own way.
+
+        Without `atomic` in parts that fit into a frame each.
+        """
+        values = checked_values(values)
+        count = len(values)
+        if count == 0:
+            return NO_RECORDS
+        producing = checked_producing(producer, sequence)
+        columns = Columns(
+            values=values,
+            timestamps=checked_timestamps(timestamps, count, self._clock.now_ms()),
+            keys=checked_column("keys", keys, count),
+            tags=checked_tags(tags, count),
+            headers=checked_header_column(headers, count),
+        )
+        if partition is not None:
+            checked_partition(partition)
+        chosen = self._partitioner.choose_many(columns.keys, count, partition=partition, producer=producer or 0)
+        parts_of = self._parts_of if atomic else self._split_parts_of
+        return Records(parts_of(chosen, columns), count, producing)
+
+    def prepare_arrow(
+        self,
+        batch: pa.RecordBatch,
+        *,
+        partition: int | None = None,
+        producer: int | None = None,
+        sequence: int | None = None,
+    ) -> Records:
+        """The rows of a record batch, checked and encoded by partition; see `prepare_many`."""
+        if checked_arrow(batch).num_rows == 0:
+            return NO_RECORDS
+        if partition is not None:
+            checked_partition(partition)
+        producing = checked_producing(producer, sequence)
+        parts = self._arrow_parts_of(batch, partition, producer or 0)
+        return Records(parts, batch.num_rows, producing)
+
+    # One record
 
     def one(self, partition: int, entry: QueuedRecord) -> int:
         """Append a record; its offset once its durability class holds."""
-        shard = self._shard(partition)
+        shard = self._own(partition)
         size = record_bytes(*entry[:4])
         if size > self._bytes_max:
-            self.checked_size(size)
+            self._check_size(size)
         try:
             shard.stage_one(entry, size)
         except (QueueFull, Closed) as refused:
-            shard = self._patiently(partition, shard, lambda shard: shard.stage_one(entry, size), refused)
+            shard = self._patiently(Single(partition, entry, size), shard, refused)
         return shard.acknowledge(entry.ticket)
 
-    def one_soon(self, partition: int, entry: QueuedRecord) -> OwnedShard:
-        """Queue a record; `Unavailable` at once if there is no room."""
-        shard = self._shard(partition)
+    def _single(self, partition: int, entry: QueuedRecord) -> Single:
+        """A record that can be queued; `Invalid` if no frame can hold it."""
         size = record_bytes(*entry[:4])
         if size > self._bytes_max:
-            self.checked_size(size)
-        try:
-            shard.stage_one(entry, size)
-        except Closed as ended:
-            shard = self._next_after(partition, shard, ended)
-            shard.stage_one(entry, size)
-        return shard
+            self._check_size(size)
+        return _NEW(Single, (partition, entry, size))
 
-    def one_in(self, shard: OwnedShard, entry: QueuedRecord) -> bool:
-        """Queue a record in this shard; false if the shard is closed. `Unavailable` at once if there is no room."""
-        size = record_bytes(*entry[:4])
-        if size > self._bytes_max:
-            self.checked_size(size)
-        try:
-            shard.stage_one(entry, size)
-        except Closed:
-            return False
-        return True
+    # Many records
 
-    def _next_after(self, partition: int, shard: OwnedShard, ended: Closed) -> OwnedShard:
-        """The shard as it is open now, where one was let go of before it was used; raises why, if it has moved."""
-        found = self._shard(partition)
-        if found is shard:
-            raise ended
-        return found
+    def _parts_of(self, chosen: int | Partitions, columns: Columns) -> list[Part]:
+        """The records by partition, each part as one append; `Invalid` if no frame can hold one of them."""
+        parts = [Part(number, encode_columns(some), rows) for number, some, rows in _by_partition(chosen, columns)]
+        for part in parts:
+            self._check_size(part.columns.size)
+        return parts
 
-    def together(self, partition: int, columns: Columns, producing: Producing | None, *, atomic: bool) -> Sequence[int]:
-        """Append records to one partition."""
-        encoded = encode_columns(columns)
-        if atomic or encoded.size + FRAME_ROOM <= self._settings.frame_bytes_max:
-            return self._settled([self._stage(partition, encoded, producing)])[0]
-        # Every piece is checked before the first is appended.
-        pieces = [(partition, piece) for piece in self._split(columns, encoded)]
-        return [offset for held in self._in_turn(pieces, producing) for offset in held.offsets]
+    def _split_parts_of(self, chosen: int | Partitions, columns: Columns) -> list[Part]:
+        """The records by partition, in parts that fit into a frame each and follow each other."""
+        return [
+            part
+            for number, some, rows in _by_partition(chosen, columns)
+            for part in self._split(number, some, range(len(columns.values)) if rows is None else rows)
+        ]
 
-    def _in_turn(self, pieces: Sequence[tuple[int, Columns]], producing: Producing | None) -> list[Held]:
-        """Append the pieces one after the other. Once the first is in, a refusal no longer means nothing was done."""
-        if producing is not None and len(pieces) > 1:
-            raise Invalid("atomic=False may split the append, but a producer's sequence names exactly one")
-        held: list[Held] = []
-        for partition, piece in pieces:
+    def _arrow_parts_of(self, batch: pa.RecordBatch, partition: int | None, producer: int) -> list[Part]:
+        """The rows of a record batch by partition: one hash over the column of keys and one gather for all rows."""
+        now, partitioner = self._clock.now_ms(), self._partitioner
+        keys = key_strip(batch) if partition is None and partitioner.partitions > 1 else None
+        if keys is None:
+            chosen = partitioner.choose_many(None, batch.num_rows, partition=partition, producer=producer)
+            assert isinstance(chosen, int), "records without keys stay together"
+            parts = [Part(chosen, encode_arrow(batch, now), None)]
+        else:
+            by_row = partitioner.choose_column(*keys, producer=producer)
+            order = np.argsort(by_row, kind="stable")
+            gathered = batch.take(order)
+            ends = np.cumsum(np.bincount(by_row)).tolist()
+            parts = [
+                Part(number, encode_arrow(gathered.slice(start, end - start), now), order[start:end])
+                for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False))
+                if start < end
+            ]
+        for part in parts:
+            self._check_size(part.columns.size)
+        return parts
+
+    def batch(self, records: Records) -> Sequence[int]:
+        """Append many records and wait for all: each partition's are queued before any of them is waited for.
+
+        A partition whose queue is full, or whose shard is being opened again, is waited for last: it holds up no other.
+        """
+        _refuse_scattered_producer(records)
+        staged: list[tuple[Batched, OwnedShard]] = []
+        later: list[tuple[Batched, OwnedShard, QueueFull | Closed]] = []
+        failures: dict[int, ForebayError] = {}
+        for part in records.parts:
+            share = Batched(part.partition, part.columns, records.producing, Ticket())
             try:
-                found = self._settled([self._stage(partition, encode_columns(piece), producing)])
+                shard = self._own(share.partition)
+                try:
+                    share.stage(shard)
+                    staged.append((share, shard))
+                except (QueueFull, Closed) as refused:
+                    later.append((share, shard, refused))
+            except ForebayError as error:
+                failures[share.partition] = error
+        held = self._acknowledged(staged, failures)
+        for share, shard, why in later:
+            try:
+                taken = self._patiently(share, shard, why)
+            except ForebayError as error:
+                failures[share.partition] = error
+            else:
+                held |= self._acknowledged([(share, taken)], failures)
+        ranges = [held[part.partition] for part in records.parts if part.partition in held]
+        if failures:
+            first = next(iter(failures.values()))
+            if not ranges:
+                raise first
+            raise mixed(self._name, ranges, failures) from first
+        return placed(records.count, zip((part.rows for part in records.parts), ranges, strict=True))
+
+    def in_turn(self, records: Records) -> Sequence[int]:
+        """Append the parts one after the other. Once the first is in, a refusal no longer means nothing was done."""
+        check_turns(records)
+        held: list[OffsetRange] = []
+        for part in records.parts:
+            try:
+                first = self.batch(Records([part._replace(rows=None)], part.columns.count, records.producing))[0]
             except ForebayError as error:
                 if held:
-                    raise self._mixed(held, [Failed(partition, error)]) from error
+                    raise mixed(self._name, held, {part.partition: error}) from error
                 raise
-            held.append(Held(partition, found[0]))
-        return held
+            held.append(OffsetRange(part.partition, first, part.columns.count))
+        return placed(records.count, zip((part.rows for part in records.parts), held, strict=True))
 
-    def _split(self, columns: Columns, encoded: ColumnBytes) -> list[Columns]:
-        """The columns in pieces that fit into a frame each."""
-        if encoded.size + FRAME_ROOM <= self._settings.frame_bytes_max:
-            return [columns]
-        if encoded.count == 1:
-            self.checked_size(encoded.size)
-        half = encoded.count // 2
-        halves = (_picked(columns, range(half)), _picked(columns, range(half, encoded.count)))
-        return [piece for part in halves for piece in self._split(part, encode_columns(part))]
-
-    def scattered(
-        self, chosen: Sequence[int], columns: Columns, producing: Producing | None, *, atomic: bool
-    ) -> Sequence[int]:
-        """Append records to the partition named for each; all are staged before the first is waited for."""
-        rows: dict[int, list[int]] = {}
-        for row, number in enumerate(chosen):
-            rows.setdefault(number, []).append(row)
-        _refuse_scattered_producer(producing, len(rows))
-        parts = {number: _picked(columns, places) for number, places in rows.items()}
-        offsets = [0] * len(chosen)
-        encoded = {number: encode_columns(part) for number, part in parts.items()}
-        if not atomic:
-            pieces = [(number, piece) for number, part in parts.items() for piece in self._split(part, encoded[number])]
-            held = self._in_turn(pieces, producing)
-            for number, places in rows.items():
-                _place(
-                    offsets, places, [offset for piece in held if piece.partition == number for offset in piece.offsets]
-                )
-            return offsets
-        for part in encoded.values():
-            self.checked_size(part.size)
-        settled = self._all_settled(list(encoded.items()), producing)
-        for number, found in zip(encoded, settled, strict=True):
-            _place(offsets, rows[number], found)
-        return offsets
-
-    def arrow(
-        self, batch: pa.RecordBatch, partitioner: Partitioner, partition: int | None, producing: Producing | None
-    ) -> Sequence[int]:
-        """Append the rows of a record batch."""
-        pieces = rows_by_partition(batch, partitioner, partition, producing.producer if producing else 0)
-        _refuse_scattered_producer(producing, len(pieces))
-        now = self._clock.now_ms()
-        encoded = [(piece.partition, encode_arrow(piece.batch, now)) for piece in pieces]
-        for _, columns in encoded:
-            self.checked_size(columns.size)
-        offsets = np.zeros(batch.num_rows, np.int64)
-        for piece, settled in zip(pieces, self._all_settled(encoded, producing), strict=True):
-            offsets[piece.rows] = np.arange(settled.start, settled.stop)
-        found: list[int] = offsets.tolist()
-        return found
-
-    def _all_settled(self, parts: Sequence[tuple[int, ColumnBytes]], producing: Producing | None) -> list[range]:
-        """Stage every partition's records, then wait for all."""
-        staged: list[Staged] = []
-        for number, columns in parts:
-            try:
-                staged.append(self._stage(number, columns, producing))
-            except ForebayError as error:
-                if staged:
-                    self._settled(staged, Failed(number, error))
-                raise
-        return self._settled(staged)
-
-    def _settled(self, staged: Sequence[Staged], refused: Failed | None = None) -> list[range]:
-        """The offsets of what was staged. Where some partitions hold and others failed the outcome is mixed."""
-        held: list[Held] = []
-        failed = [refused] if refused is not None else []
-        for partition, shard, ticket, count in staged:
-            try:
-                first = shard.acknowledge(ticket)
-                held.append(Held(partition, range(first, first + count)))
-            except ForebayError as error:
-                failed.append(Failed(partition, error))
-        if failed and held:
-            raise self._mixed(held, failed) from failed[0].error
-        if failed:
-            raise failed[0].error
-        return [found.offsets for found in held]
-
-    def _mixed(self, held: Sequence[Held], failed: Sequence[Failed]) -> Indeterminate:
-        """What is in, where, and why the rest is not."""
-        count = sum(len(found.offsets) for found in held)
-        rest = "in doubt" if any(isinstance(failure.error, Indeterminate) for failure in failed) else "not"
-        return Indeterminate(
-            f"{self._name}: {count} records are appended ({_places(held)}), the rest is {rest} "
-            f"(partition {failed[0].partition}: {failed[0].error}): repeat only what is missing"
+    def prepared(self, records: Records) -> PreparedBatch:
+        """The records as they can be queued, with their acknowledgement."""
+        _refuse_scattered_producer(records)
+        ack = BatchAck(self._name, [Share(part.partition, part.columns.count, part.rows) for part in records.parts])
+        return PreparedBatch(
+            [
+                Batched(part.partition, part.columns, records.producing, ticket)
+                for part, ticket in zip(records.parts, ack.tickets, strict=True)
+            ],
+            ack,
         )
 
-    def checked_size(self, size: int) -> int:
-        """The size, or `Invalid` if no frame can hold it."""
+    # Queueing
+
+    def queue(self, item: Queueable) -> None:
+        """Queue it and have it committed soon; `QueueFull` at once if there is no room. May open the shard."""
+        self._soon(self._queued(item), item)
+
+    def queue_if_open(self, item: Queueable, waiting: Container[int]) -> bool:
+        """As `queue`, for event loops: false, with nothing queued, if the shard is not open.
+
+        `waiting` are partitions that earlier appends wait for: this one does not overtake them, even if the shard is
+        open by now.
+        """
+        partition = item.partition
+        shard = self._find(partition) if partition not in waiting else None
+        if shard is None:
+            return False
+        try:
+            item.stage(shard)
+        except Closed:
+            return False
+        self._soon(shard, item)
+        return True
+
+    def queue_batch(self, batch: PreparedBatch) -> BatchAck:
+        """Queue each partition's records that there is room for now; raises if there is room for none."""
+        queued: list[tuple[OwnedShard, Batched]] = []
+        try:
+            for share in batch.shares:
+                try:
+                    queued.append((self._queued(share), share))
+                except ForebayError as error:
+                    share.ticket.finish(error)
+        finally:
+            # Also after an interrupt (Ctrl-C): what is queued is committed.
+            for shard, share in queued:
+                self._soon(shard, share)
+        if not queued and batch.ack.refusal is not None:
+            raise batch.ack.refusal
+        return batch.ack
+
+    def _queued(self, item: Queueable) -> OwnedShard:
+        shard = self._own(item.partition)
+        try:
+            item.stage(shard)
+        except Closed as ended:
+            shard = self._next_after(item.partition, shard, ended)
+            item.stage(shard)
+        return shard
+
+    def _soon(self, shard: OwnedShard, item: Queueable) -> None:
+        """See that what was queued is committed."""
+        ticket = item.ticket
+        if shard.is_held(ticket):
+            ticket.finish()
+        else:
+            self._commit_soon(shard)
+
+    # How
+
+    def _acknowledged(
+        self, staged: Sequence[tuple[Batched, OwnedShard]], failures: dict[int, ForebayError]
+    ) -> dict[int, OffsetRange]:
+        """Wait for what was staged; what is in, by partition. What has failed is entered in `failures`."""
+        held: dict[int, OffsetRange] = {}
+        for share, shard in staged:
+            try:
+                first = shard.acknowledge(share.ticket)
+            except ForebayError as error:
+                failures[share.partition] = error
+            else:
+                held[share.partition] = OffsetRange(share.partition, first, share.columns.count)
+        return held
+
+    def _split(self, partition: int, columns: Columns, rows: Rows) -> list[Part]:
+        """The columns in parts that fit into a frame each."""
+        encoded = encode_columns(columns)
+        if encoded.size + FRAME_ROOM <= self._settings.frame_bytes_max:
+            return [Part(partition, encoded, rows)]
+        if encoded.count == 1:
+            self._check_size(encoded.size)
+        half = encoded.count // 2
+        lower, upper = _picked(columns, range(half)), _picked(columns, range(half, encoded.count))
+        return [*self._split(partition, lower, rows[:half]), *self._split(partition, upper, rows[half:])]
+
+    def _check_size(self, size: int) -> None:
+        """`Invalid` if no frame can hold so many bytes."""
         if size + FRAME_ROOM > self._settings.frame_bytes_max:
             raise Invalid(
                 f"{size} bytes in one append to {self._name}; the limit is wal.frame_bytes_max "
                 f"({self._settings.frame_bytes_max}): send less at once, or raise the setting"
             )
-        return size
 
-    def _stage(self, partition: int, columns: ColumnBytes, producing: Producing | None) -> Staged:
-        self.checked_size(columns.size)
-        shard = self._shard(partition)
-        ticket = Ticket()
-        try:
-            shard.stage_many(columns, producing, ticket)
-        except (QueueFull, Closed) as refused:
-            shard = self._patiently(
-                partition, shard, lambda shard: shard.stage_many(columns, producing, ticket), refused
-            )
-        return Staged(partition, shard, ticket, columns.count)
+    def _next_after(self, partition: int, shard: OwnedShard, ended: Closed) -> OwnedShard:
+        """The shard as it is open now, where one was closed before it was used; raises why, if it has moved."""
+        found = self._own(partition)
+        if found is shard:
+            raise ended
+        return found
 
-    def _patiently(
-        self, partition: int, shard: OwnedShard, stage: Callable[[OwnedShard], Ticket], refused: QueueFull | Closed
-    ) -> OwnedShard:
+    def _patiently(self, item: Queueable, shard: OwnedShard, refused: QueueFull | Closed) -> OwnedShard:
         """Stage again after `shard` refused, until the time limit; the shard that took it.
 
         While the queue is full this thread helps to write it. Where the shard has ended, the one that is open now
@@ -254,7 +480,7 @@ class Appender:
             if isinstance(refused, Closed):
                 if is_second and self._clock.monotonic() >= deadline:
                     raise refused
-                shard = self._next_after(partition, shard, refused)
+                shard = self._next_after(item.partition, shard, refused)
             elif (left := deadline - self._clock.monotonic()) > 0:
                 shard.commit_within(left)
             else:
@@ -262,19 +488,38 @@ class Appender:
                 raise Unavailable(f"{self._name}: waited {waited} ms (wal.append_timeout_ms): {refused}") from refused
             is_second = True
             try:
-                stage(shard)
+                item.stage(shard)
             except (QueueFull, Closed) as again:
                 refused = again
             else:
                 return shard
 
 
-def _refuse_scattered_producer(producing: Producing | None, partitions: int) -> None:
-    if producing is not None and partitions > 1:
-        raise Invalid(
-            f"the records fall into {partitions} partitions, but a producer's sequence counts in one: "
-            "append each partition's records by themselves"
-        )
+def check_turns(records: Records) -> None:
+    """`Invalid` if one idempotent append would become several."""
+    _refuse_scattered_producer(records)
+    if records.producing is not None and len(records.parts) > 1:
+        raise Invalid("atomic=False may split the append, but a producer's sequence names exactly one")
+
+
+def _refuse_scattered_producer(records: Records) -> None:
+    if records.producing is not None and len(records.parts) > 1:
+        partitions = len({part.partition for part in records.parts})
+        if partitions > 1:
+            raise Invalid(
+                f"the records fall into {partitions} partitions, but a producer's sequence counts in one: "
+                "append each partition's records by themselves"
+            )
+
+
+def _by_partition(chosen: int | Partitions, columns: Columns) -> list[tuple[int, Columns, Rows | None]]:
+    """The records of each partition, and their places in the call."""
+    if isinstance(chosen, int):
+        return [(chosen, columns, None)]
+    rows: dict[int, list[int]] = {}
+    for row, number in enumerate(chosen.tolist()):
+        rows.setdefault(number, []).append(row)
+    return [(number, _picked(columns, places), places) for number, places in rows.items()]
 
 
 def _picked(columns: Columns, rows: Sequence[int]) -> Columns:
@@ -286,21 +531,3 @@ def _picked(columns: Columns, rows: Sequence[int]) -> Columns:
         tags=None if columns.tags is None else [columns.tags[row] for row in rows],
         headers=None if columns.headers is None else [columns.headers[row] for row in rows],
     )
-
-
-def _places(held: Sequence[Held]) -> str:
-    """Which offsets of which partitions, neighbours together."""
-    merged: list[Held] = []
-    for found in held:
-        if merged and merged[-1].partition == found.partition and merged[-1].offsets.stop == found.offsets.start:
-            merged[-1] = Held(found.partition, range(merged[-1].offsets.start, found.offsets.stop))
-        else:
-            merged.append(found)
-    named = [f"partition {partition}: offsets {offsets.start} to {offsets.stop - 1}" for partition, offsets in merged]
-    more = f" and {len(named) - PLACES_MAX} more" if len(named) > PLACES_MAX else ""
-    return ", ".join(named[:PLACES_MAX]) + more
-
-
-def _place(offsets: list[int], places: Sequence[int], found: Sequence[int]) -> None:
-    for place, offset in zip(places, found, strict=True):
-        offsets[place] = offset

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from forebay.appends.queue import Producing
 from forebay.errors import Invalid
 from forebay.format.columns.rows import ROWS_SMALL, Timestamps
-from forebay.partitioning import Partitioner
 from forebay.records import OFFSET_MAX, Headers, HeadersLike, Position
 
 if TYPE_CHECKING:
@@ -223,29 +221,3 @@ def _sequence(what: str, column: Sequence[S], count: int) -> Sequence[S]:
     if length != count or isinstance(column, str | bytes | Mapping):
         raise Invalid(f"{length} {what} for {count} records: give a sequence with one entry for each")
     return column
-
-
-class PartitionRows(NamedTuple):
-    """The rows of one partition, in order."""
-
-    partition: int
-    batch: pa.RecordBatch
-    rows: npt.NDArray[np.int64]
-
-
-def rows_by_partition(
-    batch: pa.RecordBatch, partitioner: Partitioner, partition: int | None, producer: int
-) -> list[PartitionRows]:
-    """The batch by partition; one piece, uncopied, where all rows go together."""
-    keys = None
-    if partition is None and partitioner.partitions > 1 and "key" in batch.schema.names:
-        keys = checked_column("key", batch.column("key").to_pylist(), None)
-    chosen = partitioner.choose_many(keys, batch.num_rows, partition=partition, producer=producer)
-    if isinstance(chosen, int):
-        return [PartitionRows(chosen, batch, np.arange(batch.num_rows))]
-    order = np.argsort(chosen, kind="stable")
-    numbers, firsts = np.unique(chosen[order], return_index=True)
-    return [
-        PartitionRows(int(number), batch.take(rows), rows)
-        for number, rows in zip(numbers, np.split(order, firsts[1:]), strict=True)
-    ]

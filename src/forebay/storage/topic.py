@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from forebay.appends.queue import Producing, QueuedRecord
 from forebay.appends.ticket import Ticket
 from forebay.clock import Clock
 from forebay.engines import OwnedShard, ReadShard
@@ -15,7 +14,6 @@ from forebay.engines.readonly import FollowedShard
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
 from forebay.engines.unowned import UnownedShard
 from forebay.errors import Closed, Indeterminate, Invalid, Unavailable
-from forebay.format.columns.rows import Columns
 from forebay.format.frame.batch import Batch
 from forebay.pages import Page, Reach
 from forebay.partitioning import Partitioner, partition_of_key
@@ -36,15 +34,11 @@ from forebay.records import (
 from forebay.settings import WalSettings
 from forebay.shard import RecoveryDecision, SegmentShard
 from forebay.shard.deletes import DeleteBefore, DeleteKey, DeleteTag, Deletion, RangeDelete
-from forebay.storage.acks import Ack
+from forebay.storage.acks import Ack, BatchAck
 from forebay.storage.append import Appender
 from forebay.storage.arguments import (
     StoredOffset,
-    checked_arrow,
     checked_bytes,
-    checked_column,
-    checked_header_column,
-    checked_headers,
     checked_limit,
     checked_partition,
     checked_position,
@@ -52,10 +46,7 @@ from forebay.storage.arguments import (
     checked_seconds,
     checked_stop,
     checked_tag,
-    checked_tags,
     checked_timestamp,
-    checked_timestamps,
-    checked_values,
 )
 from forebay.storage.cursors import Cursors, Reader
 from forebay.storage.shards import TopicShards
@@ -97,10 +88,12 @@ class Topic:
         self.spec = spec
         self._clock = clock
         self._shards = shards
-        self._commit_soon = commit_soon
         self._cursors = cursors
         self._partitioner = Partitioner(spec.partitions)
-        self._appender = Appender(self.name, settings, clock, shards.own)
+        self.appender = Appender(
+            self.name, settings, clock, self._partitioner, own=shards.own, find=shards.find, commit_soon=commit_soon
+        )
+        """For callers who wait in their own way."""
 
     @property
     def name(self) -> str:
@@ -139,11 +132,11 @@ class Topic:
         Raises `Unavailable` if nothing was done and `Indeterminate` if the outcome is unknown.
         """
         producing = None if producer is None and sequence is None else checked_producing(producer, sequence)
-        entry = self._entry(value, key, tag, headers, timestamp, producing, Ticket())
+        entry = self.appender.entry(value, key, tag, headers, timestamp, producing, Ticket())
         if partition is not None:
             checked_partition(partition)
         chosen = self._partitioner.choose(entry.key, partition=partition, producer=producer or 0)
-        return self._appender.one(chosen, entry)
+        return self.appender.one(chosen, entry)
 
     def append_nowait(
         self,
@@ -161,59 +154,17 @@ class Topic:
 
         Raises `Unavailable` at once if the queue is full.
         """
-        chosen, ack, entry = self._queueable(value, key, tag, headers, timestamp, partition, producer, sequence)
-        return self._soon(self._appender.one_soon(chosen, entry), ack)
-
-    def append_if_open(
-        self,
-        value: bytes | None,
-        *,
-        key: bytes | None = None,
-        tag: str | None = None,
-        headers: HeadersLike | None = None,
-        timestamp: int | None = None,
-        partition: int | None = None,
-        producer: int | None = None,
-        sequence: int | None = None,
-        waiting: Container[int] = (),
-    ) -> Ack | int:
-        """As `append_nowait`, for event loops: opens no shard, and returns the partition that is to be acquired first.
-
-        Then nothing was queued: repeat it for that partition once `acquire` has returned in another thread. `waiting`
-        are partitions that earlier appends wait for: this one does not overtake them, even if the shard is open by now.
-        """
-        chosen, ack, entry = self._queueable(value, key, tag, headers, timestamp, partition, producer, sequence)
-        shard = self._shards.find(chosen) if chosen not in waiting else None
-        if shard is None or not self._appender.one_in(shard, entry):
-            return chosen
-        return self._soon(shard, ack)
-
-    def _queueable(
-        self,
-        value: bytes | None,
-        key: bytes | None,
-        tag: str | None,
-        headers: HeadersLike | None,
-        timestamp: int | None,
-        partition: int | None,
-        producer: int | None,
-        sequence: int | None,
-    ) -> tuple[int, Ack, QueuedRecord]:
-        """A record that can be queued, with its acknowledgement, and the partition it goes to."""
-        producing = None if producer is None and sequence is None else checked_producing(producer, sequence)
-        if partition is not None:
-            checked_partition(partition)
-        hashed = key if key is None else checked_bytes("key", key)
-        chosen = self._partitioner.choose(hashed, partition=partition, producer=producer or 0)
-        ack = Ack(chosen)
-        return chosen, ack, self._entry(value, key, tag, headers, timestamp, producing, ack.ticket)
-
-    def _soon(self, shard: OwnedShard, ack: Ack) -> Ack:
-        """See that what was queued is committed."""
-        if shard.is_held(ack.ticket):
-            ack.ticket.finish()
-        else:
-            self._commit_soon(shard)
+        ack, single = self.appender.prepare(
+            value,
+            key=key,
+            tag=tag,
+            headers=headers,
+            timestamp=timestamp,
+            partition=partition,
+            producer=producer,
+            sequence=sequence,
+        )
+        self.appender.queue(single)
         return ack
 
     def append_many(
@@ -235,24 +186,47 @@ class Topic:
         go to one partition. More than `wal.frame_bytes_max` in one partition is `Invalid`, or, with
         `atomic=False`, is split into several appends.
         """
-        values = checked_values(values)
-        count = len(values)
-        if count == 0:
-            return []
-        producing = checked_producing(producer, sequence)
-        columns = Columns(
-            values=values,
-            timestamps=checked_timestamps(timestamps, count, self._clock.now_ms()),
-            keys=checked_column("keys", keys, count),
-            tags=checked_tags(tags, count),
-            headers=checked_header_column(headers, count),
+        records = self.appender.prepare_many(
+            values,
+            keys=keys,
+            tags=tags,
+            headers=headers,
+            timestamps=timestamps,
+            partition=partition,
+            producer=producer,
+            sequence=sequence,
+            atomic=atomic,
         )
-        if partition is not None:
-            checked_partition(partition)
-        chosen = self._partitioner.choose_many(columns.keys, count, partition=partition, producer=producer or 0)
-        if isinstance(chosen, int):
-            return self._appender.together(chosen, columns, producing, atomic=atomic)
-        return self._appender.scattered(chosen.tolist(), columns, producing, atomic=atomic)
+        return self.appender.batch(records) if atomic else self.appender.in_turn(records)
+
+    def append_many_nowait(
+        self,
+        values: Iterable[bytes | None],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        tags: Sequence[str | None] | str | None = None,
+        headers: Sequence[HeadersLike | None] | None = None,
+        timestamps: Sequence[int] | int | None = None,
+        partition: int | None = None,
+        producer: int | None = None,
+        sequence: int | None = None,
+    ) -> BatchAck:
+        """Queue many records as `append_many` and return at once: `await` the ack, ask it, or give it a callback.
+
+        Where some partitions have room and others do not, the ack says which. Raises `Unavailable` at once if none
+        has.
+        """
+        records = self.appender.prepare_many(
+            values,
+            keys=keys,
+            tags=tags,
+            headers=headers,
+            timestamps=timestamps,
+            partition=partition,
+            producer=producer,
+            sequence=sequence,
+        )
+        return self.appender.queue_batch(self.appender.prepared(records))
 
     def append_arrow(
         self,
@@ -266,12 +240,20 @@ class Topic:
 
         It has a column `value` and may have `key`, `tag`, `headers` and `timestamp`.
         """
-        if checked_arrow(batch).num_rows == 0:
-            return []
-        if partition is not None:
-            checked_partition(partition)
-        producing = checked_producing(producer, sequence)
-        return self._appender.arrow(batch, self._partitioner, partition, producing)
+        records = self.appender.prepare_arrow(batch, partition=partition, producer=producer, sequence=sequence)
+        return list(self.appender.batch(records))
+
+    def append_arrow_nowait(
+        self,
+        batch: pa.RecordBatch,
+        *,
+        partition: int | None = None,
+        producer: int | None = None,
+        sequence: int | None = None,
+    ) -> BatchAck:
+        """Queue the rows of a `pyarrow.RecordBatch` and return at once; see `append_many_nowait`."""
+        records = self.appender.prepare_arrow(batch, partition=partition, producer=producer, sequence=sequence)
+        return self.appender.queue_batch(self.appender.prepared(records))
 
     # Reading
 
@@ -600,29 +582,6 @@ class Topic:
     def _asked(self, partition: int, call: Callable[[ReadShard], T]) -> T:
         """What a shard answers to a caller who only looks."""
         return self._tried(self._shards.read, self._place(partition), call)
-
-    def _entry(
-        self,
-        value: bytes | None,
-        key: bytes | None,
-        tag: str | None,
-        headers: HeadersLike | None,
-        timestamp: int | None,
-        producing: Producing | None,
-        ticket: Ticket,
-    ) -> QueuedRecord:
-        return _NEW(
-            QueuedRecord,
-            (
-                value if type(value) is bytes else checked_bytes("value", value),
-                key if key is None or type(key) is bytes else checked_bytes("key", key),
-                None if tag is None else checked_tag(tag),
-                () if headers is None else checked_headers(headers),
-                self._clock.now_ms() if timestamp is None else checked_timestamp(timestamp),
-                producing,
-                ticket,
-            ),
-        )
 
     def _chosen(self, start: Start, partition: int | None, stop: int | None = None) -> Sequence[int]:
         if partition is not None:

@@ -45,6 +45,7 @@ from forebay.shard.eviction import ByteCount
 from forebay.shard.history import ShardHistory
 from forebay.shard.tiers import RecordedHistory, Tiers
 from forebay.storage import Storage, Topic
+from forebay.storage.append import Single
 from forebay.storage.background.cleanup import CleanupWorker
 from forebay.storage.background.history import HistoryWorker
 from forebay.storage.background.limits import LimitsWorker
@@ -142,12 +143,12 @@ class InsideTopic:
 
     def leave_queued(self) -> None:
         """Commit nothing in the background that this handle queues, as if that thread had not come to it yet."""
-        self.topic._commit_soon = lambda _: None
+        self.topic.appender._commit_soon = lambda _: None
 
     def queue(self, value: bytes, ticket: Ticket, partition: int = 0) -> None:
         """Queue a record as an append that waits does, without waiting; its outcome is the ticket's."""
-        entry = self.topic._entry(value, None, None, None, None, None, ticket)
-        self.topic._appender.one_soon(partition, entry)
+        entry = self.topic.appender.entry(value, None, None, None, None, None, ticket)
+        self.topic.appender._queued(Single(partition, entry, len(value)))
 
     def group(self, partition: int = 0) -> GroupCommit:
         """What commits the appends that wait for a partition on disk together."""

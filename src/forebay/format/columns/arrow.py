@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from forebay.errors import Corrupt, Invalid
 from forebay.format.columns import layout
 from forebay.format.columns import rows as column_format
-from forebay.format.columns.layout import ColumnSpan, Layout
+from forebay.format.columns.layout import ColumnSpan, Layout, Strip
 from forebay.format.columns.rows import ColumnBytes, Columns, PaddedBuffers
 from forebay.records import Headers
 
@@ -81,7 +81,7 @@ def _add(out: PaddedBuffers, array: pa.Array) -> bool:
     nulls = bool(array.null_count)
     offsets = _offsets(array, count)
     if nulls:
-        valid = np.asarray(array.is_valid().to_numpy(zero_copy_only=False), dtype=bool)
+        valid = _valid(array)
         if (offsets[1:] - offsets[:-1])[~valid].any():
             array = pc.fill_null(array, pa.scalar(b"" if pa.types.is_binary(array.type) else "", array.type))
             offsets = _offsets(array, count)
@@ -91,6 +91,10 @@ def _add(out: PaddedBuffers, array: pa.Array) -> bool:
     filling = array.buffers()[2]
     out.add(memoryview(filling).cast("B")[first:last] if filling is not None and last > first else b"")
     return nulls
+
+
+def _valid(array: pa.Array) -> npt.NDArray[np.bool_]:
+    return np.asarray(array.is_valid().to_numpy(zero_copy_only=False), dtype=bool)
 
 
 def _offsets(array: pa.Array, count: int) -> npt.NDArray[np.int32]:
@@ -115,6 +119,28 @@ def encode_arrow(batch: pa.RecordBatch, timestamp: int) -> ColumnBytes:
         return _encode_batch(batch, timestamp)
     except pa.ArrowException as error:
         raise Invalid(f"the batch cannot be stored: {error}") from error
+
+
+def key_strip(batch: pa.RecordBatch) -> Strip | None:
+    """The keys of a record batch as arrays; `None` if no record has one.
+
+    Raises `Invalid` for a type that `encode_arrow` does not store.
+    """
+    place = batch.schema.get_field_index("key")
+    if place < 0:
+        return None
+    try:
+        array = _cast("key", batch.column(place), _BINARY)
+    except pa.ArrowException as error:
+        raise Invalid(f"the keys of the batch cannot be stored: {error}") from error
+    count = len(array)
+    if array.null_count == count:
+        return None
+    offsets = _offsets(array, count)
+    first, last = int(offsets[0]), int(offsets[-1])
+    filling = array.buffers()[2]
+    inside = memoryview(filling).cast("B")[first:last] if filling is not None else memoryview(b"")
+    return Strip(inside, offsets - first if first else offsets, _valid(array) if array.null_count else None)
 
 
 def _encode_batch(batch: pa.RecordBatch, timestamp: int) -> ColumnBytes:

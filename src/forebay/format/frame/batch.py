@@ -183,6 +183,13 @@ def encode_arrow(batch: pa.RecordBatch, timestamp: int) -> ColumnBytes:
     return arrow.encode_arrow(batch, timestamp)
 
 
+def key_strip(batch: pa.RecordBatch) -> Strip | None:
+    """The keys of a record batch as arrays; `None` if no record has one. See `arrow.key_strip`."""
+    from forebay.format.columns import arrow  # noqa: PLC0415 - loaded only where it is used
+
+    return arrow.key_strip(batch)
+
+
 def encode_data_frame(
     *,
     salt_crc: int,
