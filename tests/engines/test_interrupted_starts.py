@@ -10,6 +10,7 @@ from types import FrameType
 import pytest
 
 from forebay.appends import group_commit
+from forebay.appends.budget import QueueBudget
 from forebay.appends.group_commit import GroupCommit
 from forebay.appends.producer_window import ProducerWindow
 from forebay.appends.queue import AppendQueue
@@ -99,7 +100,9 @@ class Appends:
     """Acknowledges what waits; the first thread that leads is struck at a step of its way."""
 
     def __init__(self, step: str) -> None:
-        self.group = GroupCommit("tested", AppendQueue(0, ProducerWindow(1, 1), WalSettings()), self._commit)
+        self.group = GroupCommit(
+            "tested", AppendQueue(0, ProducerWindow(1, 1), WalSettings(), QueueBudget(1 << 30)), self._commit
+        )
         self.group._claims = StruckClaims(step)
         self.waiting: list[Ticket] = []
 

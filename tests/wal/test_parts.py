@@ -10,16 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.appends.budget import QueueBudget
 from forebay.appends.producer_window import ProducerWindow
 from forebay.appends.queue import AppendQueue, Producing, QueuedRecord, QueueFull
 from forebay.appends.ticket import Ticket
+from forebay.clock import SystemClock
 from forebay.errors import Closed, Conflict
 from forebay.format.columns.rows import Columns, encode_columns
 from forebay.format.control.frames import WindowEntry
 from forebay.format.frame.batch import encode_data_frame
 from forebay.wal.files import READ_ATTEMPTS, Attempts, FileList, LogFile
 from forebay.wal.sparse import ENTRY_BYTES, SparseIndex
-from forebay.wal.tail import CachedFrame, TailCache
+from forebay.wal.tail import CacheBudget, CachedFrame, TailCache
 from tests.wal.rig import SMALL
 
 
@@ -74,7 +76,7 @@ def test_a_window_restated_from_its_entries_answers_alike(appends: list[tuple[in
 
 
 def _queue(**settings: int) -> AppendQueue:
-    return AppendQueue(5, ProducerWindow(10, 10), msgspec.structs.replace(SMALL, **settings))
+    return AppendQueue(5, ProducerWindow(10, 10), msgspec.structs.replace(SMALL, **settings), QueueBudget(1 << 30))
 
 
 def _entry(producing: Producing | None = None) -> QueuedRecord:
@@ -181,7 +183,7 @@ def _frame(base: int, count: int, size: int = 10) -> CachedFrame:
 
 
 def test_the_cache_gives_everything_since_an_offset_and_the_watermark() -> None:
-    cache = TailCache(1 << 20)
+    cache = TailCache(1 << 20, CacheBudget(1 << 30, SystemClock()))
     cache.add([_frame(0, 3), _frame(3, 2)])
 
     batches, watermark = cache.read_cached_since(1)
@@ -192,7 +194,7 @@ def test_the_cache_gives_everything_since_an_offset_and_the_watermark() -> None:
 
 
 def test_the_cache_stays_within_its_limit_and_drops_the_oldest() -> None:
-    cache = TailCache(1000)
+    cache = TailCache(1000, CacheBudget(1 << 30, SystemClock()))
     for base in range(50):
         cache.add([_frame(base, 1)])
         assert cache.bytes <= 1000
@@ -204,7 +206,7 @@ def test_the_cache_stays_within_its_limit_and_drops_the_oldest() -> None:
 
 
 def test_a_jump_in_offsets_empties_the_cache() -> None:
-    cache = TailCache(1 << 20)
+    cache = TailCache(1 << 20, CacheBudget(1 << 30, SystemClock()))
     cache.add([_frame(0, 3)])
     cache.add([_frame(10, 1)])
 

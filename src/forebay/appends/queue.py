@@ -11,6 +11,7 @@ import copy
 from collections import deque
 from typing import NamedTuple
 
+from forebay.appends.budget import STEP_BYTES, QueueBudget
 from forebay.appends.callbacks import Answered
 from forebay.appends.producer_window import ProducerWindow, check_repeat
 from forebay.appends.ticket import Ticket
@@ -111,7 +112,8 @@ class PendingFrame:
 class AppendQueue:
     """The bounded queue of a shard."""
 
-    def __init__(self, next_offset: int, window: ProducerWindow, settings: WalSettings) -> None:
+    def __init__(self, next_offset: int, window: ProducerWindow, settings: WalSettings, budget: QueueBudget) -> None:
+        """`budget` bounds this queue and all others of the process together."""
         self.lock = RankedRLock(Rank.QUEUE, "appends.queue")
         """Its owner is known, so that a signal handler that comes in between is refused. Never entered twice."""
         self._is_inside = is_inside(self.lock)
@@ -122,6 +124,9 @@ class AppendQueue:
         self._frames: list[PendingFrame] = [PendingFrame(next_offset)]
         self._settings = settings
         self._bytes = 0
+        self._share = budget.share()
+        self._allowed = 0
+        """How much of the share is for what waits; the rest is for `taken`."""
         self._queued: dict[int, dict[int, Ticket]] = {}
         self._failing: list[tuple[list[PendingFrame], ForebayError]] = []
         self.refusal: ForebayError | None = None
@@ -159,7 +164,7 @@ class AppendQueue:
         if self._is_inside():
             raise Unavailable(INSIDE)
         with self.lock:
-            if self._bytes or self.refusal is not None or self._held is not None:
+            if self._bytes or self.refusal is not None or self._held is not None or size > STEP_BYTES:
                 self._admit(1, size)
             if entry.producing is None:
                 return self._enter(entry, size)
@@ -191,7 +196,7 @@ class AppendQueue:
             else:
                 following = waiting[0].base + len(waiting[0].entries)
             self.taken, self._frames = waiting, [PendingFrame(following)]
-            self._bytes = 0
+            self._bytes = self._allowed = 0
 
     def acknowledge(self) -> None:
         """All of `taken` is published: remember its producers and acknowledge. May be repeated if it was cut short."""
@@ -199,6 +204,8 @@ class AppendQueue:
             for frame in self.taken:
                 if frame.produced:
                     self._remember(frame)
+            if self._share.bytes != self._allowed:
+                self._share.budget.shrink(self._share, self._allowed)
         for frame in self.taken:
             if frame.ticket is not None:
                 frame.ticket.finish(None, self.due)
@@ -210,13 +217,15 @@ class AppendQueue:
         """Fail what was taken with one error and what still waits with another; go on at `next_offset`."""
         with self.lock:
             # One statement: an exception (Ctrl-C) finds every append either waiting or failing, never in between.
-            self._failing, self.taken, self._frames, self._queued, self._bytes = (
+            self._failing, self.taken, self._frames, self._queued, self._bytes, self._allowed = (
                 [*self._failing, (self.taken, written), (self._frames, queued)],
                 [],
                 [PendingFrame(next_offset)],
                 {},
                 0,
+                0,
             )
+            self._share.budget.shrink(self._share, 0)
         self._finish_failed()
 
     def _finish_failed(self) -> None:
@@ -273,6 +282,21 @@ class AppendQueue:
                 records=waiting,
                 size=self._bytes,
             )
+        if self._bytes + size > self._allowed and (waiting or size > STEP_BYTES):
+            self._charge(waiting, size)
+
+    def _charge(self, waiting: int, size: int) -> None:
+        """Have the share cover another append; `QueueFull` if others wait here and the process holds too much."""
+        share = self._share
+        more = max(self._bytes + size - self._allowed, STEP_BYTES)
+        if not share.budget.grow(share, more, always=not waiting):
+            raise QueueFull(
+                f"{waiting} records wait to be written here, and the append queues of this process hold "
+                f"runtime.queue_bytes_max ({share.budget.bytes_max} bytes) together: try again",
+                records=waiting,
+                size=self._bytes,
+            )
+        self._allowed += more
 
     def _enter(self, entry: QueuedRecord, size: int) -> Ticket:
         frame = self._frames[-1]

@@ -32,6 +32,7 @@ from forebay.shard.ownership import (
 from forebay.shard.recovery import refuse_contradiction, refuse_lost_directory
 from forebay.shard.seal import ClosedShard, OnFile, begin_seal, end_reservations, export_tails, finish_seal
 from forebay.topics import TopicSpec
+from forebay.wal.bounds import MemoryBounds
 from forebay.wal.recovery.survey import has_log, survey, tail_bytes
 
 logger = logging.getLogger(__name__)
@@ -54,12 +55,14 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         places: Places,
         on_open: Callable[[SegmentShard], None],
         on_dirty: Callable[[str], None],
+        bounds: MemoryBounds | None = None,
     ) -> None:
         """`on_open` gets each shard that was opened. `on_dirty` gets the id of one with work for its upkeep, under the
-        locks of its log: it must not wait."""
+        locks of its log: it must not wait. `bounds` are shared with other engines, if given."""
         super().__init__()
         self.directory = shards
         self.places = places
+        self.bounds = bounds or MemoryBounds.of(settings.runtime, clock)
         self._settings = settings
         self._disk = disk
         self._clock = clock
@@ -193,6 +196,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         shards = self.shards() if self._settings.is_shared and not self.registry.is_closed else []
         export_tails(shards, self._clock, self._settings.export.at_close_seconds_max)
         super().close()
+        self.bounds.caches.worker.stop()
         ended = [
             ClosedShard(wanted(shard.ref, self._settings).key, shard.epoch, shard.wal.writer.next)
             for shard in shards
@@ -378,7 +382,9 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
             self._close(shard)
 
     def _around(self, session: Session) -> ShardContext:
-        return ShardContext(self._metadata, self._settings, self.places, self._owner_session.holder, session.alive)
+        return ShardContext(
+            self._metadata, self._settings, self.places, self._owner_session.holder, session.alive, self.bounds
+        )
 
     def _recover(
         self,

@@ -392,6 +392,22 @@ class RuntimeSettings(SettingsGroup, frozen=True, forbid_unknown_fields=True, kw
     shards_syncfs_min: Annotated[
         int, within(1, 1_000_000, "From this many dirty shards on, one sync of the file system replaces one per file.")
     ] = 64
+    cache_bytes_max: Annotated[
+        int,
+        within(
+            MIB,
+            TIB,
+            "Newest records of all shards together kept in memory; the shards read least recently give up theirs.",
+        ),
+    ] = 256 * MIB
+    queue_bytes_max: Annotated[
+        int,
+        within(
+            64 * KIB,
+            TIB,
+            "Bytes that may wait in all shards together; beyond it a shard takes one append per commit, others wait.",
+        ),
+    ] = 512 * MIB
 
 
 GROUPS: Mapping[str, type[SettingsGroup]] = MappingProxyType(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from forebay.blobs import BlobStore, DirectoryStore
 from forebay.catalog import ShardCatalog, ShardKeys
@@ -25,6 +25,9 @@ from forebay.sealed import ByteSource, SealedSegment
 from forebay.settings import Settings, StoreSettings
 from forebay.topics import TopicSpec, shard_id
 from forebay.wal.files import SealedFile
+
+if TYPE_CHECKING:
+    from forebay.wal.bounds import MemoryBounds
 
 logger = logging.getLogger(__name__)
 
@@ -216,6 +219,8 @@ class ShardContext(NamedTuple):
     places: Places
     holder: str
     still_owner: Callable[[], bool]
+    bounds: MemoryBounds | None = None
+    """What all shards of the process may hold in memory; `None` where none is opened to be written."""
 
     def keys(self, ref: ShardRef) -> ShardKeys:
         """Where the facts of a shard stand."""

@@ -41,6 +41,7 @@ from forebay.shard.recovery import (
 )
 from forebay.shard.tiers import NOTHING, PAGE_BYTES, NoHistory, Tiers, Visible
 from forebay.topics import TopicSpec, parse_compression
+from forebay.wal.bounds import MemoryBounds
 from forebay.wal.log import Wal
 from forebay.wal.recovery.resume import Start, resume
 from forebay.wal.recovery.survey import Survey, survey
@@ -365,6 +366,7 @@ class _Ties(TypedDict, total=False):
     reserve: Callable[[int], int] | None
     window: ProducerWindow | None
     still_owner: Callable[[], bool] | None
+    bounds: MemoryBounds | None
 
 
 def _of_surroundings(
@@ -393,6 +395,7 @@ def _of_surroundings(
         "reserve": reserve_in_state(around.metadata, catalog.keys.state, epoch) if shared else None,
         "window": known.window,
         "still_owner": around.still_owner,
+        "bounds": around.bounds,
     }
 
 

@@ -36,6 +36,7 @@ from forebay.storage.moves import Moves, refusal_of_moves
 from forebay.storage.shards import Engines, OwnerShards, Progress
 from forebay.storage.stores import open_places
 from forebay.topics import Engine, TopicSpec
+from forebay.wal.bounds import MemoryBounds
 from forebay.workers import Background, ItemWorker
 
 ROCKSDB = "rocksdb"
@@ -64,6 +65,7 @@ class OpenDirectory:
         `on_dirty` gets the id of each segment shard that has work for the background.
         """
         settings, disk, clock, metadata = self.settings, self.disk, self.clock, self.metadata
+        bounds = MemoryBounds.of(settings.runtime, clock)
         return Engines(
             memory=MemoryEngine(settings, clock=clock, metadata=metadata, owner_session=self.owner_session),
             segment=SegmentEngine(
@@ -76,6 +78,7 @@ class OpenDirectory:
                 places=self.places,
                 on_open=on_open,
                 on_dirty=on_dirty,
+                bounds=bounds,
             ),
             rocksdb=RocksEngine(
                 f"{self.directory.path}/{ROCKSDB}",
@@ -84,6 +87,7 @@ class OpenDirectory:
                 clock=clock,
                 metadata=metadata,
                 owner_session=self.owner_session,
+                queues=bounds.queues,
             ),
         )
 
@@ -227,6 +231,7 @@ class OwnerBackend:
     def _add_workers(self) -> None:
         self.background.add(
             *self.segments.workers,
+            self.engines.segment.bounds.caches.worker,
             self.committer.worker,
             self._giving_up.worker,
             self.limits.worker,

@@ -55,6 +55,7 @@ from forebay.storage.definitions import Defined, Definitions
 from forebay.storage.in_memory import InMemoryBackend
 from forebay.storage.owner import OwnerBackend
 from forebay.storage.read_only import ReadOnlyBackend
+from forebay.wal.bounds import MemoryBounds
 from forebay.wal.files import SealedFile
 from forebay.wal.log import Wal
 
@@ -214,6 +215,11 @@ class InsideLog:
         disk = _owner(self.log).opened.own_disk
         assert disk is not None, "this log was given its disk"
         return disk
+
+    @property
+    def bounds(self) -> MemoryBounds:
+        """What the caches and the append queues of all shards may hold together, and what they hold."""
+        return self.engine.bounds
 
     @property
     def cleanup(self) -> ObjectCleanup:

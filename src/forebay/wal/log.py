@@ -26,6 +26,7 @@ from forebay.format.columns.rows import ColumnBytes
 from forebay.pages import Page
 from forebay.records import Gap, Offsets
 from forebay.topics import Durability
+from forebay.wal.bounds import MemoryBounds
 from forebay.wal.files import FileList
 from forebay.wal.recovery.heal import rebuild
 from forebay.wal.refusals import Refusals, fenced, refusals
@@ -77,6 +78,7 @@ class Wal:
         self,
         writer: Writer,
         files: FileList,
+        bounds: MemoryBounds,
         *,
         durability: Durability,
         live: LiveFile,
@@ -90,9 +92,9 @@ class Wal:
         self.settings = settings
         self.files = files
         self.writer = writer
-        self.queue = AppendQueue(writer.next, writer.window, settings)
+        self.queue = AppendQueue(writer.next, writer.window, settings, bounds.queues)
         self.group = GroupCommit(place, self.queue, self._commit)
-        self.tail = Tail(writer.end, place.epoch, settings.cache_bytes_max, live)
+        self.tail = Tail(writer.end, place.epoch, settings.cache_bytes_max, bounds.caches, live)
         self.state = LogState(LogPhase.OPEN)
         """Changed by `_become` alone."""
         self.counters = writer.counters

@@ -7,21 +7,25 @@ take no lock of the writer.
 from __future__ import annotations
 
 import logging
+import weakref
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, count
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from forebay.clock import Clock
 from forebay.disk import Disk, File
 from forebay.format.files.live import LIVE_BYTES, Live, decode_live, encode_live
 from forebay.format.frame.batch import Batch, decode
 from forebay.format.frame.head import HEADER_SIZE, WHOLE_HEAD, FrameHead, Verdict
 from forebay.format.frame.scan import table_at
 from forebay.format.frame.small_frames import STRETCH_MIN, batches_of
-from forebay.locks import Rank, RankedCondition, RankedLock
+from forebay.locks import Rank, RankedCondition, RankedLock, RankedRLock
 from forebay.pages import Page
+from forebay.workers import Worker
 
 if TYPE_CHECKING:
     from forebay.wal.files import LogFile
@@ -32,6 +36,14 @@ logger = logging.getLogger(__name__)
 LIVE_NAME = "live"
 SMALL_BYTES = 2048
 """Frames up to here are worth copying to be read together."""
+FRAME_COST = 256
+"""What Python needs for a cached frame beside its bytes, about."""
+NOTED_BYTES = 4096
+"""A cache tells the budget of its process what it holds once that has changed by more than this."""
+FRAMES_AT_ONCE = 1000
+"""So many frames are dropped from a cache before a reader or an append that waits for its lock gets it."""
+EVICTED_PART = 16
+"""Once the budget is exceeded, this part of it is freed beyond the excess, so that not every append exceeds it."""
 
 
 class CachedFrame(NamedTuple):
@@ -50,10 +62,10 @@ class CachedFrame(NamedTuple):
 class Tail:
     """What readers of a log that grows go by. Only the thread that commits changes it."""
 
-    def __init__(self, head: int, epoch: int, cache_bytes_max: int, live: LiveFile) -> None:
+    def __init__(self, head: int, epoch: int, cache_bytes_max: int, budget: CacheBudget, live: LiveFile) -> None:
         self.head = head
         """Readers see everything below."""
-        self.cache = TailCache(cache_bytes_max)
+        self.cache = TailCache(cache_bytes_max, budget)
         self.live = live
         self.wakers: set[Callable[[], None]] = set()
         """Called after each publication, when no lock is held, by the thread that published."""
@@ -90,6 +102,7 @@ class Tail:
         frames = self.cache.frames_from(offset, bytes_max)
         if not frames:
             return None
+        self.cache.note_read()
         batches = batches_in(frames)
         if batches[0].base < offset:
             batches[0] = batches[0].slice(offset, batches[0].end)
@@ -113,9 +126,10 @@ class Tail:
                 self._changed.notify_all()
 
     def end(self) -> None:
-        """No record will follow: threads in `wait` return."""
+        """No record will follow: threads in `wait` return, and what was in memory is read from files, if at all."""
         self._is_ended = True
         self.wake()
+        self.cache.clear()
 
 
 def batches_in(frames: Sequence[CachedFrame]) -> list[Batch]:
@@ -132,23 +146,36 @@ class TailCache:
     """The newest published frames, in offset order without a gap; the oldest go first when the limit is reached.
 
     Holds them exactly as they were written, so that it costs no second encoding and can replace a damaged tail byte for
-    byte.
+    byte. While the caches of the process hold more than their budget, it does not grow; the newest frame stays until
+    the background worker of the budget drops it.
     """
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, budget: CacheBudget) -> None:
         self._bytes_max = bytes_max
+        self._budget = budget
+        self.read_at = 0
+        """Which of all reads from caches of the process was the last of this one; 0 before the first."""
+        self.noted = 0
+        """What the budget counts for it."""
         self._frames: dict[int, CachedFrame] = {}
         self._bases: list[int] = []
         self._dropped = 0
         self._end = -1
-        self._lock = RankedLock(Rank.LEAF, "wal.tail")
+        self.lock = RankedLock(Rank.LEAF, "wal.tail")
         self.bytes = 0
         self.hits = 0
         self.misses = 0
+        budget.enter(self)
+
+    @property
+    def cost(self) -> int:
+        """About what it takes in memory."""
+        return self.bytes + FRAME_COST * len(self._frames)
 
     def add(self, frames: Sequence[CachedFrame]) -> None:
         """Append frames that continue the newest one; a jump in offsets empties the cache first."""
-        with self._lock:
+        with self.lock:
+            bytes_max = min(self._bytes_max, self.bytes) if self._budget.is_full else self._bytes_max
             for frame in frames:
                 base, end, data = frame
                 if base != self._end:
@@ -157,12 +184,34 @@ class TailCache:
                 self._bases.append(base)
                 self._end = end
                 self.bytes += len(data)
-            while self.bytes > self._bytes_max and len(self._frames) > 1:
+            while self.bytes > bytes_max and len(self._frames) > 1:
                 self._drop_oldest()
+        if not -NOTED_BYTES <= self.bytes + FRAME_COST * len(self._frames) - self.noted <= NOTED_BYTES:
+            self._budget.note(self)
+
+    def note_read(self) -> None:
+        """A reader found what it asked for here: other caches give up theirs first."""
+        self.read_at = next(self._budget.reads)
+
+    def drop(self, cost: int) -> int:
+        """Give up the oldest frames, to free about so much, but only so many at once; how much that was."""
+        with self.lock:
+            before, held = self.cost, self._frames
+            if before <= cost:
+                self._clear()
+            for _ in range(min(FRAMES_AT_ONCE, len(self._frames))):
+                if self.cost <= before - cost:
+                    break
+                self._drop_oldest()
+            freed = before - self.cost
+        # Where a whole cache is given up, its memory is freed here, when no lock is held.
+        del held
+        self._budget.note(self)
+        return freed
 
     def frames_from(self, offset: int, bytes_max: int) -> list[CachedFrame]:
         """Frames that cover `offset` and on, at least one if any, up to about `bytes_max`; empty if not held."""
-        with self._lock:
+        with self.lock:
             frame = self._covering(offset)
             if frame is None:
                 self.misses += 1
@@ -179,13 +228,13 @@ class TailCache:
 
     def next_frame(self, offset: int) -> CachedFrame | None:
         """The first held frame that starts at `offset` or later."""
-        with self._lock:
+        with self.lock:
             index = max(bisect_left(self._bases, offset), self._dropped)
             return self._frames[self._bases[index]] if index < len(self._bases) else None
 
     def read_cached_since(self, offset: int) -> tuple[list[Batch], int]:
         """All cached records at or after `offset`, and the offset that follows them (the watermark)."""
-        with self._lock:
+        with self.lock:
             held = [frame for frame in self._frames.values() if frame.end > offset]
         batches = [frame.batch() for frame in held]
         if batches and batches[0].base < offset:
@@ -194,8 +243,9 @@ class TailCache:
 
     def clear(self) -> None:
         """Forget everything."""
-        with self._lock:
+        with self.lock:
             self._clear()
+        self._budget.note(self)
 
     def _covering(self, offset: int) -> CachedFrame | None:
         index = bisect_right(self._bases, offset) - 1
@@ -203,8 +253,7 @@ class TailCache:
         return frame if frame is not None and offset < frame.end else None
 
     def _clear(self) -> None:
-        self._frames.clear()
-        self._bases.clear()
+        self._frames, self._bases = {}, []
         self._dropped = 0
         self.bytes = 0
 
@@ -215,6 +264,66 @@ class TailCache:
         if self._dropped * 2 > len(self._bases):
             del self._bases[: self._dropped]
             self._dropped = 0
+
+
+class CacheBudget:
+    """How many bytes the tail caches of a process may hold together; those that were read least recently give up first.
+
+    A background worker drops frames, so an append never waits for the cache of another shard. Until it has, caches do
+    not grow, each at most by the newest frame. Safe for concurrent use, in signal handlers too.
+    """
+
+    def __init__(self, bytes_max: int, clock: Clock) -> None:
+        self.bytes_max = bytes_max
+        self.is_full = False
+        """Whether the caches hold more than they may."""
+        self.evicted_bytes = 0
+        """How much caches have given up for others."""
+        self.reads = count(1)
+        """Numbers the reads from all caches."""
+        self.worker = Worker("forebay-cache", self.evict, clock=clock)
+        self.noted = 0
+        """What the caches hold, as far as they have said so."""
+        self._caches: weakref.WeakValueDictionary[int, TailCache] = weakref.WeakValueDictionary()
+        self._numbers = count()
+        self._lock = RankedRLock(Rank.LEAF, "wal.cache_budget")
+
+    def enter(self, cache: TailCache) -> None:
+        """Count this cache too, while it lives."""
+        self._caches[next(self._numbers)] = cache
+
+    @property
+    def bytes(self) -> int:
+        """What all caches take in memory now, about."""
+        return sum(cache.cost for cache in self._living())
+
+    def note(self, cache: TailCache) -> None:
+        """A cache has changed. Called without its lock by the thread that commits and by the worker; it never waits."""
+        with self._lock:
+            cost = cache.cost
+            self.noted += cost - cache.noted
+            cache.noted = cost
+            self.is_full = self.noted > self.bytes_max
+        if self.is_full:
+            self.worker.wake()
+
+    def evict(self) -> None:
+        """Drop frames until the caches are within the budget again. A step of the worker; takes one lock at a time."""
+        caches = self._living()
+        with self._lock:
+            # Counted again: a cache may have ended, or an interrupt (Ctrl-C) cut its note short.
+            self.noted = sum([cache.noted for cache in caches])
+            self.is_full = self.noted > self.bytes_max
+        if not self.is_full:
+            return
+        target = self.bytes_max - self.bytes_max // EVICTED_PART
+        for cache in sorted(caches, key=attrgetter("read_at")):
+            while (excess := self.noted - target) > 0 and cache.cost and self.worker.goes_on():
+                self.evicted_bytes += cache.drop(excess)
+
+    def _living(self) -> list[TailCache]:
+        """Every cache, by one step that no other thread comes into."""
+        return [cache for living in self._caches.valuerefs() if (cache := living()) is not None]
 
 
 class LiveFile:

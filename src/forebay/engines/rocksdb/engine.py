@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
+from forebay.appends.budget import QueueBudget
 from forebay.catalog import read_state
 from forebay.clock import Clock
 from forebay.disk import Disk
@@ -57,7 +58,9 @@ class RocksEngine(ShardedEngine[RocksShard]):
         clock: Clock,
         metadata: MetadataStore,
         owner_session: OwnerSession,
+        queues: QueueBudget | None = None,
     ) -> None:
+        """`queues` bounds what waits here and in other engines together, if given."""
         super().__init__()
         self._database = RocksDatabase(path, disk)
         self._settings = settings
@@ -65,6 +68,7 @@ class RocksEngine(ShardedEngine[RocksShard]):
         self._clock = clock
         self._metadata = metadata
         self._owner_session = owner_session
+        self._queues = queues or QueueBudget(settings.runtime.queue_bytes_max)
         seconds = settings.wal.sync_interval_ms / 1000
         self.worker = Worker("forebay-rocksdb", self._sync, clock=clock, delay_s=seconds)
         """Makes appends durable in the background."""
@@ -206,6 +210,7 @@ class RocksEngine(ShardedEngine[RocksShard]):
             stance=stance,
             window=window,
             on_dirty=self.worker.wake,
+            queues=self._queues,
         )
 
     def _make_room(self, ref: ShardRef, keys: Keys) -> None:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+from forebay.appends.budget import QueueBudget
 from forebay.appends.callbacks import Waking, deferred, wake_all
 from forebay.appends.free_space import FreeSpace
 from forebay.appends.group_commit import GroupCommit
@@ -61,6 +62,7 @@ class RocksShard:
         stance: Stance,
         window: ProducerWindow,
         on_dirty: Callable[[], None],
+        queues: QueueBudget,
     ) -> None:
         self.ref = ref
         self.decision = decision
@@ -91,9 +93,8 @@ class RocksShard:
         self._pages = Pages(str(ref), database, shelf)
         self._removal = Removal(database, shelf, self._change)
         self.failure: str | None = None
-        self._in_doubt = False
-        """Whether some of the batch at hand may be written already."""
-        self._queue = AppendQueue(stance.counters.next, window, settings)
+        self._in_doubt = False  # some of the batch at hand may be written already
+        self._queue = AppendQueue(stance.counters.next, window, settings, queues)
         self._group = GroupCommit(str(ref), self._queue, self._commit_taken)
 
     # Appending

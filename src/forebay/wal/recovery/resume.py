@@ -18,8 +18,9 @@ from forebay.disk import Disk, File, make_directories, replace_file, write_all
 from forebay.format.files.live import Live
 from forebay.format.files.segment import INDEX_SUFFIX, parse_segment_name
 from forebay.records import Gap, Reason
-from forebay.settings import WalSettings
+from forebay.settings import RuntimeSettings, WalSettings
 from forebay.topics import Durability
+from forebay.wal.bounds import MemoryBounds
 from forebay.wal.files import FileList, LogFile, walked
 from forebay.wal.log import Wal
 from forebay.wal.recovery.survey import CHECKPOINT_NAME, TEMPORARY_SUFFIX, Survey
@@ -66,12 +67,14 @@ def resume(
     window: ProducerWindow | None = None,
     still_owner: Callable[[], bool] | None = None,
     on_dirty: Callable[[], None] = lambda: None,
+    bounds: MemoryBounds | None = None,
 ) -> Wal:
     """The shard's log, ready. Writes nothing where nothing needs repair.
 
     `reserve` makes a reservation durable outside, of which `reserved_end` is the present one; else the log does.
     `window` tells of producers where no local log does. `still_owner` is asked before each acknowledgement. `on_dirty`
-    is called when there may be work for `Upkeep`; the default is for a log that is looked after by hand.
+    is called when there may be work for `Upkeep`; the default is for a log that is looked after by hand. `bounds` are
+    those of the process, if the log is not alone.
     """
     assert start.gap is None or start.gap.reason is not Reason.HISTORY
     if start.set_aside:
@@ -92,15 +95,13 @@ def resume(
     )
     if reserve is not None:
         writer.note_reserved(reserved_end)
-    if facts.last is not None:
-        _take_up(writer, files, facts, facts.last, start)
-    else:
-        writer.resume_at(start.history_end, start.gap)
+    _take_up(writer, files, facts, start)
     if facts.is_empty:
         # One that has a file in it got its own name made durable before.
         make_directories(disk, place.directory)
     assert writer.next == start.next_offset
-    return Wal(writer, files, durability=durability, live=_live(writer), on_dirty=on_dirty, still_owner=still_owner)
+    live, bounds = _live(writer), bounds or MemoryBounds.of(RuntimeSettings(), clock)
+    return Wal(writer, files, bounds, durability=durability, live=live, on_dirty=on_dirty, still_owner=still_owner)
 
 
 def _live(writer: Writer) -> LiveFile:
@@ -166,7 +167,12 @@ def _is_outdated(live: Live | None, newest: LogFile) -> bool:
     return (live.file_start, live.end) != (newest.start, newest.end) or live.position > newest.limit
 
 
-def _take_up(writer: Writer, files: FileList, facts: Survey, last: LogScan, start: Start) -> None:
+def _take_up(writer: Writer, files: FileList, facts: Survey, start: Start) -> None:
+    """Go on in the newest file, or with none."""
+    last = facts.last
+    if last is None:
+        writer.resume_at(start.history_end, start.gap)
+        return
     _settle(writer.disk, last, doubtful=facts.doubtful)
     _resume(writer, files, last, start, writer.clock)
     if facts.is_short and writer.active is None:
