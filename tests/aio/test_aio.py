@@ -48,6 +48,26 @@ async def collected(stream: forebay.aio.AsyncStream[T]) -> list[T]:
     return [row async for row in stream]
 
 
+def test_sequences_may_leave_numbers_out(tmp_path: Path) -> None:
+    async def use(log: AsyncLog) -> None:
+        topic = await log.create_topic("t", partitions=2)
+        rows = pa.record_batch({"value": [b"d"]})
+        for _ in range(2):
+            assert await topic.append(b"a", producer=7, sequence=5, previous=-1, partition=0) == 0
+            assert list(await topic.append_many([b"b", b"c"], producer=7, sequence=9, previous=5, partition=0)) == [
+                1,
+                2,
+            ]
+            assert await topic.append_arrow(rows, producer=7, sequence=20, previous=9, partition=0) == [3]
+            keyed = await topic.append_many([b"e"] * 9, keys=[b"%d" % n for n in range(9)], producer=8, sequence=30)
+        assert await topic.last_sequence(7, 0) == 20
+        assert await topic.append_many([b"e"] * 9, keys=[b"%d" % n for n in range(9)], producer=8, sequence=30) == keyed
+        with pytest.raises(Conflict):
+            await topic.append(b"a", producer=7, sequence=30, previous=9, partition=0)
+
+    run(tmp_path / "log", use)
+
+
 def test_the_surface_is_that_of_the_embedded_log(tmp_path: Path) -> None:
     async def use(log: AsyncLog) -> None:
         topic = await log.create_topic("shop/orders", partitions=2, durability="fsync")

@@ -165,10 +165,11 @@ def test_what_producers_did_outlives_the_engine_and_is_bounded(tmp_path: Path) -
         shard = engine.engine.open_shard(ref)
         assert sorted(inside(shard).window.entries()) == sorted(model.entries())
         for _ in range(chance.randrange(12)):
-            producer = chance.randrange(1, 6)
+            producer = chance.randrange(1, 6) + chance.choice((0, 2**63))
             last = model.last_sequence(producer)
-            sequence = 0 if last is None else last + 1
-            offset = append_by(shard, producer, sequence)
+            previous = -1 if last is None else last
+            sequence = previous + chance.randrange(1, 4)
+            offset = append_by(shard, producer, sequence, previous=previous)
             model.add(WindowEntry(producer, sequence, 1, 1, offset))
             assert append_by(shard, producer, sequence) == offset
         engine.close()

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import settings as effort
 
 from forebay.disk import SystemDisk
-from forebay.engines import NewRecord
+from forebay.engines import NewRecord, OwnedShard
 from forebay.errors import ForebayError
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardRef
@@ -59,10 +59,12 @@ records = st.builds(
     st.none() | st.text(min_size=1, max_size=8),
     headers,
 )
+producers = st.integers(1, 4) | st.integers(2**63, 2**63 + 3)
 operations = st.one_of(
     st.tuples(st.just("write"), st.integers(0, 1), records),
     st.tuples(st.just("batch"), st.integers(0, 1), st.lists(records, max_size=40)),
-    st.tuples(st.just("producer"), st.integers(0, 1), st.tuples(st.integers(1, 4), st.integers(0, 8))),
+    st.tuples(st.just("producer"), st.integers(0, 1), st.tuples(producers, st.integers(0, 8), st.none())),
+    st.tuples(st.just("producer"), st.integers(0, 1), st.tuples(producers, st.integers(3, 30), st.integers(-1, 2))),
     st.tuples(st.just("read"), st.integers(0, 1), st.tuples(st.integers(0, 100), st.integers(1, 30))),
     st.tuples(st.just("time"), st.integers(0, 1), st.integers(-6, 51)),
     st.tuples(st.just("rotate"), st.integers(0, 1), st.none()),
@@ -80,7 +82,7 @@ def answer(engine: NamedEngine, ref: ShardRef, kind: str, what: object, upkeep: 
     answers: dict[str, Callable[[], object]] = {
         "write": lambda: engine.write(ref, what),  # type: ignore[arg-type]
         "batch": lambda: engine.batch_write(ref, what),  # type: ignore[arg-type]
-        "producer": lambda: append_by(shard, *what),  # type: ignore[misc]
+        "producer": lambda: append_by(shard, *what[:2], previous=_before(shard, *what)),  # type: ignore[index,misc]
         "read": lambda: steps_of(engine, ref, what[0], records_max=what[1]),  # type: ignore[index]
         "time": lambda: engine.get_offset_by_timestamp(ref, what),  # type: ignore[arg-type]
         "rotate": shard.rotate,
@@ -92,6 +94,12 @@ def answer(engine: NamedEngine, ref: ShardRef, kind: str, what: object, upkeep: 
         return answers[kind]()
     except ForebayError as error:
         return type(error)
+
+
+def _before(shard: OwnedShard, producer: int, sequence: int, nearness: int | None) -> int | None:
+    """Mostly the last sequence of the producer, now and then another."""
+    last = shard.last_sequence(producer)
+    return None if nearness is None else (-1 if last is None else last) + nearness // 2
 
 
 def history_of(

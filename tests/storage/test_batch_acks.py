@@ -297,8 +297,21 @@ def test_a_repeated_idempotent_batch_has_its_first_range(log: Storage, kind: dic
     [place] = {ack.result(PATIENCE)[0].partition for ack in acks}
     assert {ack.result() for ack in acks} == {((place, 0, 2),)}
     assert values(topic.read()) == [b"a", b"b"]
-    with pytest.raises(Invalid, match="fall into 2 partitions"):
-        _ = topic.append_many_nowait([b"a", b"b"], keys=[KEY_OF[0], KEY_OF[1]], producer=9, sequence=1)
+
+
+def test_a_repeated_batch_over_partitions_has_its_first_ranges(log: Storage, kind: dict[str, Any]) -> None:
+    topic = log.create_topic("t", partitions=2, **kind)
+    rows = pa.record_batch({"value": [b"a", b"b"], "key": [KEY_OF[0], KEY_OF[1]]})
+
+    acks = [
+        topic.append_many_nowait([b"a", b"b"], keys=[KEY_OF[0], KEY_OF[1]], producer=9, sequence=6) for _ in range(3)
+    ]
+    acks.append(topic.append_arrow_nowait(rows, producer=9, sequence=6))
+
+    assert {ack.result(PATIENCE) for ack in acks} == {((0, 0, 1), (1, 0, 1))}
+    assert sorted(record.value or b"" for record in topic.read()) == [b"a", b"b"]
+    with pytest.raises(Invalid, match="the records fall into 2"):
+        _ = topic.append_arrow_nowait(rows, producer=9, sequence=7, previous=6)
 
 
 def test_closing_answers_the_acks_that_are_outstanding(tmp_path: Path, kind: dict[str, Any]) -> None:

@@ -33,9 +33,9 @@ def test_the_window_answers_a_remembered_repeat_with_its_offset() -> None:
     window = _window()
     window.extend([WindowEntry(7, 0, 1, 2, 10), WindowEntry(7, 1, 1, 1, 20)])
 
-    assert window.expect(7, 0, None, 2) == 10
-    assert window.expect(7, 1, None) == 20
-    assert window.expect(7, 2, None) is None
+    assert window.expect(7, 0, None, None, 2) == 10
+    assert window.expect(7, 1, None, None) == 20
+    assert window.expect(7, 2, None, None) is None
 
 
 def test_the_window_refuses_what_is_out_of_step_or_forgotten() -> None:
@@ -43,12 +43,12 @@ def test_the_window_refuses_what_is_out_of_step_or_forgotten() -> None:
     window.extend(WindowEntry(7, sequence, 1, 1, 10 * sequence) for sequence in range(5))
 
     with pytest.raises(Conflict, match="expected 5"):
-        window.expect(7, 6, None)
+        window.expect(7, 6, None, None)
     with pytest.raises(Conflict, match="no longer remembered"):
-        window.expect(7, 1, None)
+        window.expect(7, 1, None, None)
     with pytest.raises(Conflict, match="starts at sequence 0"):
-        window.expect(8, 1, None)
-    assert window.expect(7, 2, None) == 20
+        window.expect(8, 1, None, None)
+    assert window.expect(7, 2, None, None) == 20
 
 
 def test_the_window_forgets_the_producer_that_was_silent_longest() -> None:

@@ -79,6 +79,7 @@ class AsyncTopic:
         partition: int | None = None,
         producer: int | None = None,
         sequence: int | None = None,
+        previous: int | None = None,
     ) -> int:
         """See `Topic.append`. Appends of many tasks are written together; start them together.
 
@@ -93,6 +94,7 @@ class AsyncTopic:
             partition=partition,
             producer=producer,
             sequence=sequence,
+            previous=previous,
         )
         try:
             if not self._appender.queue_if_open(single, self._opening):
@@ -155,6 +157,7 @@ class AsyncTopic:
         partition: int | None = None,
         producer: int | None = None,
         sequence: int | None = None,
+        previous: int | None = None,
         atomic: bool = True,
     ) -> Sequence[int]:
         """See `Topic.append_many`. Batches of many tasks are written together, as single appends are."""
@@ -167,6 +170,7 @@ class AsyncTopic:
             partition=partition,
             producer=producer,
             sequence=sequence,
+            previous=previous,
             atomic=atomic,
         )
         return await (self._append_batch(records) if atomic else self._append_in_turn(records))
@@ -182,6 +186,7 @@ class AsyncTopic:
         partition: int | None = None,
         producer: int | None = None,
         sequence: int | None = None,
+        previous: int | None = None,
     ) -> BatchAck:
         """See `Topic.append_many_nowait`: returns once the records are queued; await the ack for their offsets.
 
@@ -196,6 +201,7 @@ class AsyncTopic:
             partition=partition,
             producer=producer,
             sequence=sequence,
+            previous=previous,
             atomic=True,
         )
         return await self._queue_batch(self._appender.prepared(records), is_patient=False)
@@ -207,9 +213,12 @@ class AsyncTopic:
         partition: int | None = None,
         producer: int | None = None,
         sequence: int | None = None,
+        previous: int | None = None,
     ) -> Sequence[int]:
         """See `Topic.append_arrow`. Batches of many tasks are written together, as single appends are."""
-        return list(await self._append_batch(await self._prepared_arrow(batch, partition, producer, sequence)))
+        return list(
+            await self._append_batch(await self._prepared_arrow(batch, partition, producer, sequence, previous))
+        )
 
     async def append_arrow_nowait(
         self,
@@ -218,9 +227,10 @@ class AsyncTopic:
         partition: int | None = None,
         producer: int | None = None,
         sequence: int | None = None,
+        previous: int | None = None,
     ) -> BatchAck:
         """See `Topic.append_arrow_nowait`, and `append_many_nowait` here."""
-        records = await self._prepared_arrow(batch, partition, producer, sequence)
+        records = await self._prepared_arrow(batch, partition, producer, sequence, previous)
         return await self._queue_batch(self._appender.prepared(records), is_patient=False)
 
     async def _prepared_many(
@@ -234,6 +244,7 @@ class AsyncTopic:
         partition: int | None,
         producer: int | None,
         sequence: int | None,
+        previous: int | None,
         atomic: bool,
     ) -> Records:
         values = checked_values(values)
@@ -247,15 +258,26 @@ class AsyncTopic:
             partition=partition,
             producer=producer,
             sequence=sequence,
+            previous=previous,
             atomic=atomic,
         )
         return prepare() if len(values) <= LOOP_RECORDS_MAX else await self._run(prepare)
 
     async def _prepared_arrow(
-        self, batch: pa.RecordBatch, partition: int | None, producer: int | None, sequence: int | None
+        self,
+        batch: pa.RecordBatch,
+        partition: int | None,
+        producer: int | None,
+        sequence: int | None,
+        previous: int | None,
     ) -> Records:
         prepare = partial(
-            self._appender.prepare_arrow, batch, partition=partition, producer=producer, sequence=sequence
+            self._appender.prepare_arrow,
+            batch,
+            partition=partition,
+            producer=producer,
+            sequence=sequence,
+            previous=previous,
         )
         return prepare() if checked_arrow(batch).num_rows <= LOOP_RECORDS_MAX else await self._run(prepare)
 

@@ -1,17 +1,27 @@
-"""Which appends of which producers does this shard remember? The idempotence window.
+"""Recognises repeated appends: the newest appends of the most recent idempotent producers of a shard.
 
 Pure bookkeeping: knows sequences and offsets, nothing of files or threads. Two stages, because
 a repeat may be answered only once its original is acknowledged: `expect` looks at what is
 acknowledged *and* what is still on its way, `add` is called when an append is acknowledged.
+Sequences of a producer rise; an append names the one before it, so they need not be dense.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import chain, islice
+from typing import Final
 
 from forebay.errors import Conflict
 from forebay.format.control.frames import WindowEntry
+
+NONE_BEFORE: Final = -1
+"""Named as the previous sequence: the producer has appended nothing to this shard."""
+ANY_BEFORE: Final = -2
+"""Named as the previous sequence: any lower one, for a batch whose records fall into several partitions."""
+CLIENT_IDS: Final = 2**63
+"""Producers from this id on (routers, hashed keys) are remembered apart, so that clients never displace them."""
 
 
 class Producer:
@@ -34,6 +44,11 @@ class Producer:
             if run.sequence <= sequence < run.sequence + run.appends:
                 return run.offset + (sequence - run.sequence) * run.count, run.count
         return None
+
+    def sequences(self) -> Iterator[int]:
+        """The sequences that are remembered, oldest first."""
+        for run in self.runs:
+            yield from range(run.sequence, run.sequence + run.appends)
 
     def add(self, entry: WindowEntry, appends_max: int) -> None:
         """Remember later appends; forget the oldest beyond the limit."""
@@ -69,22 +84,30 @@ def _continues(newest: WindowEntry, entry: WindowEntry) -> bool:
 
 
 class ProducerWindow:
-    """(producer, sequence) → original offset for the most recent producers of a shard."""
+    """(producer, sequence) → original offset for the most recent producers of a shard.
+
+    Two parts of `producers_max` producers each: ids below `CLIENT_IDS`, and those from there on.
+    """
 
     def __init__(self, producers_max: int, appends_max: int) -> None:
-        self._producers: OrderedDict[int, Producer] = OrderedDict()
+        self._parts: tuple[OrderedDict[int, Producer], ...] = (OrderedDict(), OrderedDict())
+        """Clients, then routers and keys; in each the producer that has been silent longest first."""
         self._producers_max = producers_max
         self._appends_max = appends_max
         self.is_partial = False
         """Appends may be missing, of producers that are not known here: damage has taken them."""
 
-    def expect(self, producer: int, sequence: int, last_queued: int | None, count: int = 1) -> int | None:
+    def expect(
+        self, producer: int, sequence: int, previous: int | None, last_queued: int | None, count: int = 1
+    ) -> int | None:
         """`None` if this is the producer's next append, the original offset if it is a remembered repeat.
 
-        `last_queued` is the producer's newest sequence still on its way to the disk. Anything else is a
-        `Conflict`: accepting it could store a record twice or hide that one is missing.
+        `previous` is the sequence that the producer's last append to this shard had: `None` for the one before
+        `sequence`, `NONE_BEFORE` if there was no append, `ANY_BEFORE` if any lower one will do. `last_queued` is the
+        producer's newest sequence still on its way to the disk. Anything else is a `Conflict`: accepting it could
+        store a record twice or hide that one is missing.
         """
-        known = self._producers.get(producer)
+        known = self._part(producer).get(producer)
         if known is None and last_queued is None and self.is_partial:
             raise Conflict(
                 f"whether producer {producer} repeats sequence {sequence} is not known, because the log or its history "
@@ -95,25 +118,19 @@ class ProducerWindow:
                 producer=producer,
                 sequence=sequence,
             )
-        last = last_queued if last_queued is not None else (known.last() if known else -1)
-        if sequence == last + 1:
-            return None
+        last = last_queued if last_queued is not None else (known.last() if known else NONE_BEFORE)
         if sequence > last:
-            raise Conflict(
-                f"producer {producer} sent sequence {sequence}, expected {last + 1}: "
-                "sequences rise by one per partition; send the missing appends first"
-                if last >= 0
-                else f"producer {producer} is not known here and sent sequence {sequence}: "
-                "a producer starts at sequence 0; take a new producer id to start over",
-                producer=producer,
-                sequence=sequence,
-                expected=last + 1,
-            )
+            if previous is None:
+                previous = sequence - 1
+            if previous in (last, ANY_BEFORE):
+                return None
+            raise _out_of_step(producer, sequence, previous, last)
         original = known.append_of(sequence) if known else None
         if original is None:
             raise Conflict(
-                f"producer {producer} repeats sequence {sequence}, older than its last {self._appends_max} appends: "
-                "its offset is no longer remembered; read the topic to find it",
+                f"producer {producer} repeats sequence {sequence}, older than its last {self._appends_max} appends, or "
+                f"never sent to this partition before sequence {last}: its offset is no longer remembered; read the "
+                "topic to find it",
                 producer=producer,
                 sequence=sequence,
             )
@@ -122,13 +139,14 @@ class ProducerWindow:
 
     def add(self, entry: WindowEntry) -> None:
         """Remember acknowledged appends. Forgets the producer that has been silent longest beyond the limit."""
-        known = self._producers.get(entry.producer) or Producer()
+        part = self._part(entry.producer)
+        known = part.get(entry.producer) or Producer()
         known.add(entry, self._appends_max)
         # Only now: a producer in the window has at least one append, whatever interrupts this.
-        self._producers[entry.producer] = known
-        self._producers.move_to_end(entry.producer)
-        if len(self._producers) > self._producers_max:
-            self._producers.popitem(last=False)
+        part[entry.producer] = known
+        part.move_to_end(entry.producer)
+        if len(part) > self._producers_max:
+            part.popitem(last=False)
 
     def extend(self, entries: Iterable[WindowEntry]) -> None:
         """Add many, in the order in which they were acknowledged."""
@@ -138,26 +156,60 @@ class ProducerWindow:
     @property
     def producers(self) -> int:
         """How many producers are known."""
-        return len(self._producers)
+        return sum(map(len, self._parts))
 
     def lose(self) -> None:
         """Appends cannot be read: forget all before them, and refuse producers that do not appear behind them."""
-        self._producers.clear()
+        self.clear()
         self.is_partial = True
 
     def clear(self) -> None:
         """Forget everything."""
-        self._producers.clear()
+        for part in self._parts:
+            part.clear()
 
     def last_sequence(self, producer: int) -> int | None:
         """The producer's newest acknowledged sequence."""
-        known = self._producers.get(producer)
+        known = self._part(producer).get(producer)
         return known.last() if known else None
 
     def entries(self) -> Iterator[WindowEntry]:
-        """Everything remembered, longest silent producer first, so that `extend` rebuilds the same window."""
-        for known in self._producers.values():
-            yield from known.runs
+        """Everything remembered; of each part the longest silent first, so that `extend` rebuilds the same window."""
+        for part in self._parts:
+            for known in part.values():
+                yield from known.runs
+
+    def sequences_to_forget(self, producer: int, added: Sequence[int]) -> Iterator[int]:
+        """The oldest sequences of a producer that go when it adds these: no more than the limit are remembered."""
+        known = self._part(producer).get(producer)
+        appends = (known.appends if known else 0) + len(added)
+        return islice(chain(known.sequences() if known else (), added), max(0, appends - self._appends_max))
+
+    def producers_to_forget(self, added: Collection[int]) -> Iterator[int]:
+        """The producers that have been silent longest, of as many as go when these append."""
+        for number, part in enumerate(self._parts):
+            new = sum(producer not in part for producer in added if producer // CLIENT_IDS == number)
+            excess = len(part) + new - self._producers_max
+            if new and excess > 0:
+                yield from islice((producer for producer in part if producer not in added), excess)
+
+    def _part(self, producer: int) -> OrderedDict[int, Producer]:
+        return self._parts[producer // CLIENT_IDS]
+
+
+def _out_of_step(producer: int, sequence: int, previous: int, last: int) -> Conflict:
+    after = "" if previous == sequence - 1 else f" after {previous}"
+    expected = f"one after {last}" if after else f"{last + 1}"
+    return Conflict(
+        f"producer {producer} sent sequence {sequence}{after}, expected {expected}: "
+        "sequences rise by one per partition, or name the one before; send the missing appends first"
+        if last >= 0
+        else f"producer {producer} is not known here and sent sequence {sequence}{after}: a producer starts at "
+        "sequence 0, or names -1 as the previous one; take a new producer id to start over",
+        producer=producer,
+        sequence=sequence,
+        expected=last + 1,
+    )
 
 
 def check_repeat(producer: int, sequence: int, original: int, count: int) -> None:

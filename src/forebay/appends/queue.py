@@ -44,10 +44,12 @@ def record_bytes(value: bytes | None, key: bytes | None, tag: str | None, header
 
 
 class Producing(NamedTuple):
-    """Who appends, for idempotence."""
+    """Who appends, for idempotence; see `ProducerWindow.expect`."""
 
     producer: int
     sequence: int
+    previous: int | None = None
+    """The sequence of the producer's last append to the shard; `None` for the one before `sequence`."""
 
 
 class QueuedRecord(NamedTuple):
@@ -99,10 +101,10 @@ class PendingFrame:
     def runs(self) -> list[Run]:
         """Who appended what, in order; empty if no append of the frame is idempotent."""
         if self.columns is not None:
-            return [Run(self.columns.count, *self.producing)] if self.producing else []
+            return [Run(self.columns.count, *self.producing[:2])] if self.producing else []
         if not self.produced or not any(entry.producing for entry in self.entries):
             return []
-        return [Run(1, *(entry.producing or (0, 0))) for entry in self.entries]
+        return [Run(1, *(entry.producing or (0, 0))[:2]) for entry in self.entries]
 
     def tickets(self) -> list[Ticket]:
         """The appends in it, in offset order."""
@@ -339,11 +341,11 @@ class AppendQueue:
         queued = self._queued.get(producing.producer, {})
         original = queued.get(producing.sequence)
         if original is not None:
-            check_repeat(*producing, original.count, count)
+            check_repeat(producing.producer, producing.sequence, original.count, count)
             original.follow(ticket)
             return True
         # Sequences rise, so the one queued last is the highest.
-        offset = self.window.expect(producing.producer, producing.sequence, next(reversed(queued), None), count)
+        offset = self.window.expect(*producing, next(reversed(queued), None), count)
         if offset is None:
             return False
         ticket.offset = offset

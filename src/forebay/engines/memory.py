@@ -118,7 +118,7 @@ class MemoryShard:
         # After everything that takes time, and before any waker runs.
         self._hold_on()
         if producing is not None:
-            self._window.add(WindowEntry(*producing, 1, columns.count, base))
+            self._window.add(WindowEntry(producing.producer, producing.sequence, 1, columns.count, base))
         self._held.append(batch, columns.size)
         self._fit()
         return base

@@ -75,7 +75,9 @@ class WalSettings(SettingsGroup, frozen=True, forbid_unknown_fields=True, kw_onl
     reframe_bytes_max: Annotated[
         int, within(4 * KIB, 64 * MIB, "Frames made by that rewriting; never above `wal.frame_bytes_max`.")
     ] = MIB
-    producers_max: Annotated[int, within(1, 1_000_000, "Idempotent producers each shard remembers.")] = 10_000
+    producers_max: Annotated[
+        int, within(1, 1_000_000, "Idempotent producers each shard remembers; as many again with ids from 2^63 on.")
+    ] = 10_000
     producer_appends_max: Annotated[
         int, within(1, 100_000, "Newest appends of each idempotent producer whose repetition is recognised.")
     ] = 1_000

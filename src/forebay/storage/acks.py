@@ -264,7 +264,8 @@ def mixed(name: str, held: Sequence[OffsetRange], failures: Mapping[int, Forebay
     partition, error = next(iter(failures.items()))
     return Indeterminate(
         f"{name}: {count} records are appended ({_places(held)}), the rest is {rest} "
-        f"(partition {partition}: {error}): repeat only what is missing",
+        f"(partition {partition}: {error}): repeat only what is missing, or all of it "
+        "with the same producer and sequence if it had them",
         topic=name,
     )
 

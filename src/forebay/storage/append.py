@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
 
+from forebay.appends.producer_window import ANY_BEFORE
 from forebay.appends.queue import Producing, QueuedRecord, QueueFull, record_bytes
 from forebay.appends.ticket import Ticket
 from forebay.clock import Clock
@@ -184,9 +185,12 @@ class Appender:
         partition: int | None = None,
         producer: int | None = None,
         sequence: int | None = None,
+        previous: int | None = None,
     ) -> tuple[Ack, Single]:
         """A record as `append_nowait` queues it, for callers who queue it in their own way."""
-        producing = None if producer is None and sequence is None else checked_producing(producer, sequence)
+        producing = None
+        if producer is not None or sequence is not None or previous is not None:
+            producing = checked_producing(producer, sequence, previous)
         if partition is not None:
             checked_partition(partition)
         hashed = key if key is None else checked_bytes("key", key)
@@ -206,6 +210,7 @@ class Appender:
         partition: int | None = None,
         producer: int | None = None,
         sequence: int | None = None,
+        previous: int | None = None,
         atomic: bool = True,
     ) -> Records:
         """Many records, checked and encoded by partition, for callers who queue them in their own way.
@@ -216,7 +221,7 @@ class Appender:
         count = len(values)
         if count == 0:
             return NO_RECORDS
-        producing = checked_producing(producer, sequence)
+        producing = checked_producing(producer, sequence, previous)
         columns = Columns(
             values=values,
             timestamps=checked_timestamps(timestamps, count, self._clock.now_ms()),
@@ -228,7 +233,8 @@ class Appender:
             checked_partition(partition)
         chosen = self._partitioner.choose_many(columns.keys, count, partition=partition, producer=producer or 0)
         parts_of = self._parts_of if atomic else self._split_parts_of
-        return Records(parts_of(chosen, columns), count, producing)
+        parts = parts_of(chosen, columns)
+        return Records(parts, count, producing if isinstance(chosen, int) else _in_each(producing, parts))
 
     def prepare_arrow(
         self,
@@ -237,15 +243,17 @@ class Appender:
         partition: int | None = None,
         producer: int | None = None,
         sequence: int | None = None,
+        previous: int | None = None,
     ) -> Records:
         """The rows of a record batch, checked and encoded by partition; see `prepare_many`."""
         if checked_arrow(batch).num_rows == 0:
             return NO_RECORDS
         if partition is not None:
             checked_partition(partition)
-        producing = checked_producing(producer, sequence)
+        producing = checked_producing(producer, sequence, previous)
         parts = self._arrow_parts_of(batch, partition, producer or 0)
-        return Records(parts, batch.num_rows, producing)
+        is_keyed = partition is None and self._partitioner.partitions > 1 and "key" in batch.schema.names
+        return Records(parts, batch.num_rows, _in_each(producing, parts) if is_keyed else producing)
 
     # One record
 
@@ -312,7 +320,6 @@ class Appender:
 
         A partition whose queue is full, or whose shard is being opened again, is waited for last: it holds up no other.
         """
-        _refuse_scattered_producer(records)
         staged: list[tuple[Batched, OwnedShard]] = []
         later: list[tuple[Batched, OwnedShard, QueueFull | Closed]] = []
         failures: dict[int, ForebayError] = {}
@@ -359,7 +366,6 @@ class Appender:
 
     def prepared(self, records: Records) -> PreparedBatch:
         """The records as they can be queued, with their acknowledgement."""
-        _refuse_scattered_producer(records)
         ack = BatchAck(self._name, [Share(part.partition, part.columns.count, part.rows) for part in records.parts])
         return PreparedBatch(
             [
@@ -496,20 +502,28 @@ class Appender:
 
 
 def check_turns(records: Records) -> None:
-    """`Invalid` if one idempotent append would become several."""
-    _refuse_scattered_producer(records)
-    if records.producing is not None and len(records.parts) > 1:
-        raise Invalid("atomic=False may split the append, but a producer's sequence names exactly one")
+    """`Invalid` if one idempotent append would become several in a partition."""
+    if records.producing is not None and len(records.parts) > len({part.partition for part in records.parts}):
+        raise Invalid(
+            "atomic=False may split the append, but a producer's sequence names exactly one in each partition: "
+            "send less at once"
+        )
 
 
-def _refuse_scattered_producer(records: Records) -> None:
-    if records.producing is not None and len(records.parts) > 1:
-        partitions = len({part.partition for part in records.parts})
-        if partitions > 1:
-            raise Invalid(
-                f"the records fall into {partitions} partitions, but a producer's sequence counts in one: "
-                "append each partition's records by themselves"
-            )
+def _in_each(producing: Producing | None, parts: Sequence[Part]) -> Producing | None:
+    """The append in each partition that a keyed batch falls into: it follows any lower sequence there.
+
+    The caller cannot know which partitions its earlier batches fell into. A repeat finds the parts that are there.
+    """
+    if producing is None or producing.previous is None:
+        return producing and producing._replace(previous=ANY_BEFORE)
+    partitions = len({part.partition for part in parts})
+    if partitions > 1:
+        raise Invalid(
+            f"previous is {producing.previous}, the last sequence in one partition, but the records fall into "
+            f"{partitions}: name the partition, or leave previous out"
+        )
+    return producing
 
 
 def _by_partition(chosen: int | Partitions, columns: Columns) -> list[tuple[int, Columns, Rows | None]]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from forebay.appends.producer_window import NONE_BEFORE
 from forebay.appends.queue import Producing
 from forebay.errors import Invalid
 from forebay.format.columns.rows import ROWS_SMALL, Timestamps
@@ -84,17 +85,19 @@ def checked_timestamp(timestamp: object) -> int:
     return timestamp
 
 
-def checked_producing(producer: int | None, sequence: int | None) -> Producing | None:
-    """Both of producer id and sequence, or neither."""
-    if producer is None and sequence is None:
+def checked_producing(producer: int | None, sequence: int | None, previous: int | None) -> Producing | None:
+    """Both of producer id and sequence, perhaps with the sequence before it, or none of them."""
+    if producer is None and sequence is None and previous is None:
         return None
     if producer is None or sequence is None:
-        raise Invalid("producer and sequence go together: give both or neither")
+        raise Invalid("producer and sequence go together: give both or neither; previous needs both")
     if not isinstance(producer, int) or not 1 <= producer <= PRODUCER_MAX:
         raise Invalid(f"producer is {producer!r}; allowed: 1 to {PRODUCER_MAX}")
     if not isinstance(sequence, int) or not 0 <= sequence <= OFFSET_MAX:
         raise Invalid(f"sequence is {sequence!r}; allowed: 0 to {OFFSET_MAX}")
-    return Producing(producer, sequence)
+    if previous is not None and (not isinstance(previous, int) or not NONE_BEFORE <= previous < sequence):
+        raise Invalid(f"previous is {previous!r}; allowed: {NONE_BEFORE} for none, to below sequence {sequence}")
+    return Producing(producer, sequence, previous)
 
 
 def checked_column(what: str, column: Iterable[object] | None, count: int | None) -> list[bytes | None] | None:

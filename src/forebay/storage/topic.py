@@ -124,14 +124,18 @@ class Topic:
         partition: int | None = None,
         producer: int | None = None,
         sequence: int | None = None,
+        previous: int | None = None,
     ) -> int:
         """Append one record and return its offset, once the topic's durability class holds for it.
 
         The partition follows from `key` (as in Kafka), else they take turns, unless `partition` says.
-        With `producer` and `sequence` (0, 1, 2, … per partition) a repeated append gives its original offset.
+        With `producer` and `sequence` (0, 1, 2, … per partition) a repeated append gives its original offset. Sequences
+        may leave numbers out if `previous` names the producer's last one in the partition, -1 for none.
         Raises `Unavailable` if nothing was done and `Indeterminate` if the outcome is unknown.
         """
-        producing = None if producer is None and sequence is None else checked_producing(producer, sequence)
+        producing = None
+        if producer is not None or sequence is not None or previous is not None:
+            producing = checked_producing(producer, sequence, previous)
         entry = self.appender.entry(value, key, tag, headers, timestamp, producing, Ticket())
         if partition is not None:
             checked_partition(partition)
@@ -149,6 +153,7 @@ class Topic:
         partition: int | None = None,
         producer: int | None = None,
         sequence: int | None = None,
+        previous: int | None = None,
     ) -> Ack:
         """Queue one record and return at once: `await` the ack, ask its `result()`, or give it a callback.
 
@@ -163,6 +168,7 @@ class Topic:
             partition=partition,
             producer=producer,
             sequence=sequence,
+            previous=previous,
         )
         self.appender.queue(single)
         return ack
@@ -178,13 +184,15 @@ class Topic:
         partition: int | None = None,
         producer: int | None = None,
         sequence: int | None = None,
+        previous: int | None = None,
         atomic: bool = True,
     ) -> Sequence[int]:
         """Append many records; their offsets in the order given.
 
         In each partition they fall into they are one atomic append at consecutive offsets; without keys all
         go to one partition. More than `wal.frame_bytes_max` in one partition is `Invalid`, or, with
-        `atomic=False`, is split into several appends.
+        `atomic=False`, is split into several appends. With `producer` and `sequence` each partition's records are
+        recognised by themselves, as in `append`: a repeat adds what is missing.
         """
         records = self.appender.prepare_many(
             values,
@@ -195,6 +203,7 @@ class Topic:
             partition=partition,
             producer=producer,
             sequence=sequence,
+            previous=previous,
             atomic=atomic,
         )
         return self.appender.batch(records) if atomic else self.appender.in_turn(records)
@@ -210,6 +219,7 @@ class Topic:
         partition: int | None = None,
         producer: int | None = None,
         sequence: int | None = None,
+        previous: int | None = None,
     ) -> BatchAck:
         """Queue many records as `append_many` and return at once: `await` the ack, ask it, or give it a callback.
 
@@ -225,6 +235,7 @@ class Topic:
             partition=partition,
             producer=producer,
             sequence=sequence,
+            previous=previous,
         )
         return self.appender.queue_batch(self.appender.prepared(records))
 
@@ -235,12 +246,15 @@ class Topic:
         partition: int | None = None,
         producer: int | None = None,
         sequence: int | None = None,
+        previous: int | None = None,
     ) -> Sequence[int]:
         """Append the rows of a `pyarrow.RecordBatch`, as `append_many`, without a Python object per record.
 
         It has a column `value` and may have `key`, `tag`, `headers` and `timestamp`.
         """
-        records = self.appender.prepare_arrow(batch, partition=partition, producer=producer, sequence=sequence)
+        records = self.appender.prepare_arrow(
+            batch, partition=partition, producer=producer, sequence=sequence, previous=previous
+        )
         return list(self.appender.batch(records))
 
     def append_arrow_nowait(
@@ -250,9 +264,12 @@ class Topic:
         partition: int | None = None,
         producer: int | None = None,
         sequence: int | None = None,
+        previous: int | None = None,
     ) -> BatchAck:
         """Queue the rows of a `pyarrow.RecordBatch` and return at once; see `append_many_nowait`."""
-        records = self.appender.prepare_arrow(batch, partition=partition, producer=producer, sequence=sequence)
+        records = self.appender.prepare_arrow(
+            batch, partition=partition, producer=producer, sequence=sequence, previous=previous
+        )
         return self.appender.queue_batch(self.appender.prepared(records))
 
     # Reading

@@ -7,8 +7,7 @@ without its indexes, nor they without it, nor is an append of a producer remembe
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from itertools import groupby, pairwise
-from operator import attrgetter
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -233,26 +232,21 @@ def index_keys(keys: Keys, batch: Batch) -> Iterator[bytes]:
             yield with_offset(keys.of_tag(tag), offset)
 
 
-def put_runs(
-    changes: Changes, keys: Keys, frames: Sequence[PendingFrame], window: ProducerWindow, settings: WalSettings
-) -> None:
+def put_runs(changes: Changes, keys: Keys, frames: Sequence[PendingFrame], window: ProducerWindow) -> None:
     """Write which producer appended what in these frames, and remove what the window is about to forget."""
-    new: set[int] = set()
+    added: dict[int, list[int]] = {}
     for frame in frames:
         offset = frame.base
         for run in frame.runs():
             if run.producer:
                 changes.put(keys.appended(run.producer, run.sequence), encode_appended(run.count, offset))
-                if run.sequence >= settings.producer_appends_max:
-                    changes.delete(keys.appended(run.producer, run.sequence - settings.producer_appends_max))
-                new.add(run.producer)
+                added.setdefault(run.producer, []).append(run.sequence)
             offset += run.count
-    unknown = sum(window.last_sequence(producer) is None for producer in new)
-    excess = window.producers + unknown - settings.producers_max
-    if unknown and excess > 0:
-        silent = (producer for producer, _ in groupby(window.entries(), attrgetter("producer")) if producer not in new)
-        for producer, _ in zip(silent, range(excess), strict=False):
-            forget(changes, keys, producer)
+    for producer, sequences in added.items():
+        for sequence in window.sequences_to_forget(producer, sequences):
+            changes.delete(keys.appended(producer, sequence))
+    for producer in window.producers_to_forget(added):
+        forget(changes, keys, producer)
 
 
 def forget(changes: Changes, keys: Keys, producer: int) -> None:

@@ -212,7 +212,7 @@ class RocksShard:
             columns = frame.encode()
             found = batch_of(columns, base=frame.base, epoch=self.epoch, appended_at=appended_at)
             stance = self._shelf.add(batch, stance, found, columns)
-        put_runs(batch, keys, frames, self._window, self._settings)
+        put_runs(batch, keys, frames, self._window)
         bounds = self._bounds
         if bounds.epoch != self.epoch or bounds.clean or stance.counters.next > bounds.reserved_end:
             bounds = Bounds(

@@ -82,15 +82,19 @@ def values_of(records: Sequence[Record]) -> list[bytes | None]:
     return [record.value for record in records]
 
 
-def stage_by(shard: OwnedShard, producer: int, sequence: int, value: bytes = b"v") -> Ticket:
+def stage_by(
+    shard: OwnedShard, producer: int, sequence: int, value: bytes = b"v", *, previous: int | None = None
+) -> Ticket:
     """Queue one record of an idempotent producer."""
-    entry = QueuedRecord(value, None, None, (), 1, Producing(producer, sequence), Ticket())
+    entry = QueuedRecord(value, None, None, (), 1, Producing(producer, sequence, previous), Ticket())
     return shard.stage_one(entry, record_bytes(value, None, None, ()))
 
 
-def append_by(shard: OwnedShard, producer: int, sequence: int, value: bytes = b"v") -> int:
+def append_by(
+    shard: OwnedShard, producer: int, sequence: int, value: bytes = b"v", *, previous: int | None = None
+) -> int:
     """Append one record of an idempotent producer."""
-    return shard.acknowledge(stage_by(shard, producer, sequence, value))
+    return shard.acknowledge(stage_by(shard, producer, sequence, value, previous=previous))
 
 
 def in_threads(count: int, work: Callable[[int], None]) -> None:
@@ -348,6 +352,23 @@ class EngineContract:
         assert shard.last_sequence(7) == 3
         assert shard.last_sequence(8) is None
         assert len(records_of(engine, ref)) == 5
+
+    def test_sequences_may_leave_numbers_out_if_each_names_the_one_before(
+        self, engine: NamedEngine, ref: ShardRef
+    ) -> None:
+        shard = engine.open_shard(ref)
+        for producer in (7, 2**63 + 7):
+            offsets = [
+                append_by(shard, producer, sequence, previous=previous)
+                for sequence, previous in ((5, -1), (9, 5), (10, None), (2**40, 10))
+            ]
+
+            assert [append_by(shard, producer, sequence) for sequence in (5, 9, 10, 2**40)] == offsets
+            assert shard.last_sequence(producer) == 2**40
+            for sequence, previous in ((2**41, 10), (2**41, None), (2**41, -1), (7, 5), (4, -1)):
+                with pytest.raises(Conflict):
+                    append_by(shard, producer, sequence, previous=previous)
+        assert shard.offsets().next == 8
 
     def test_a_sequence_out_of_step_is_a_conflict(self, engine: NamedEngine, ref: ShardRef) -> None:
         shard = engine.open_shard(ref)
