@@ -15,7 +15,7 @@ import importlib as _importlib
 import typing as _typing
 
 if _typing.TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import PurePath
 
     from forebay.errors import (
@@ -41,7 +41,7 @@ if _typing.TYPE_CHECKING:
     from forebay.inspection.steps import Step
     from forebay.records import EARLIEST, LATEST, Gap, GroupOffset, Offsets, Position, Reason, Record, RecordPage
     from forebay.settings import Settings
-    from forebay.shard import RecoveryDecision
+    from forebay.shard import RecoveryDecision, ShardRef
     from forebay.storage import (
         Ack,
         BatchAck,
@@ -91,6 +91,7 @@ __all__ = [
     "Report",
     "Retained",
     "Settings",
+    "ShardRef",
     "ShardState",
     "Step",
     "Storage",
@@ -130,7 +131,7 @@ _HOMES = {
         "RecordPage",
     ),
     "forebay.settings": ("Settings",),
-    "forebay.shard": ("RecoveryDecision",),
+    "forebay.shard": ("RecoveryDecision", "ShardRef"),
     "forebay.storage": (
         "Ack",
         "BatchAck",
@@ -166,17 +167,22 @@ def __dir__() -> list[str]:
 
 
 def open(
-    path: str | PurePath | None, settings: Settings | Mapping[str, object] | None = None, *, read_only: bool = False
+    path: str | PurePath | None,
+    settings: Settings | Mapping[str, object] | None = None,
+    *,
+    read_only: bool = False,
+    may_own: Callable[[ShardRef], bool] | None = None,
 ) -> Storage:
     """Open the data directory `path`, made if it does not exist, for this process alone; or `:memory:`.
 
     With `read_only`, open it beside its owner, to read, to follow and to acknowledge; `path` may then be `None`
     if metadata and history are shared. `settings` are a `Settings`, or a mapping such as
-    `{"wal": {"sync_interval_ms": 200}}`.
+    `{"wal": {"sync_interval_ms": 200}}`. `may_own` says which shards this process may acquire, by default every one
+    that is free: see `Storage.open`.
     """
     from forebay.settings import Settings  # noqa: PLC0415 - loaded when first used, as __getattr__ says
     from forebay.storage import Storage  # noqa: PLC0415
 
     if not isinstance(settings, Settings):
         settings = Settings.load(overrides=settings)
-    return Storage.open(path, settings, read_only=read_only)
+    return Storage.open(path, settings, read_only=read_only, may_own=may_own)

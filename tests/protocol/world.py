@@ -252,6 +252,7 @@ class Node(Member):
             disk=world.disk,
             clock=world.clock,
             hear=lambda: None,
+            was_here=self.engine.was_here,
             open_shard=self.engine.open_shard,
             alone_with=at_once,
             relieve=lambda: None,

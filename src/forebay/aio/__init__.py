@@ -13,7 +13,7 @@ an append that was queued may still become visible, once, as after `Indeterminat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import PurePath
 
 from forebay.aio.groups import AsyncGroup
@@ -22,14 +22,19 @@ from forebay.aio.readers import AsyncReader
 from forebay.aio.streams import AsyncStream
 from forebay.aio.topic import AsyncTopic
 from forebay.settings import Settings
+from forebay.shard import ShardRef
 
 __all__ = ["AsyncGroup", "AsyncLog", "AsyncReader", "AsyncStream", "AsyncTopic", "open"]
 
 
 def open(
-    path: str | PurePath | None, settings: Settings | Mapping[str, object] | None = None, *, read_only: bool = False
+    path: str | PurePath | None,
+    settings: Settings | Mapping[str, object] | None = None,
+    *,
+    read_only: bool = False,
+    may_own: Callable[[ShardRef], bool] | None = None,
 ) -> AsyncLog:
-    """A log to be opened by `async with` or `await`; see `forebay.open`."""
+    """A log to be opened by `async with` or `await`; see `forebay.open`. `may_own` is called in other threads."""
     if not isinstance(settings, Settings):
         settings = Settings.load(overrides=settings)
-    return AsyncLog(path, settings, read_only=read_only)
+    return AsyncLog(path, settings, read_only=read_only, may_own=may_own)

@@ -17,6 +17,7 @@ from forebay.errors import Closed, Conflict, Moved
 from forebay.format.metadata.descriptor import ShardState
 from forebay.locks import Rank, RankedLock
 from forebay.settings import Settings
+from forebay.shard.ownership import MayOwn
 from forebay.storage import Retained, Storage, Topic
 from forebay.storage.copying import Copied, OnRecords
 from forebay.storage.shards import Progress
@@ -27,8 +28,15 @@ from forebay.workers import WorkerStatus
 class AsyncLog:
     """Topics in one place, for one event loop."""
 
-    def __init__(self, path: str | PurePath | None, settings: Settings, *, read_only: bool = False) -> None:
-        self._open = partial(Storage.open, path, settings, read_only=read_only)
+    def __init__(
+        self,
+        path: str | PurePath | None,
+        settings: Settings,
+        *,
+        read_only: bool = False,
+        may_own: MayOwn | None = None,
+    ) -> None:
+        self._open = partial(Storage.open, path, settings, read_only=read_only, may_own=may_own)
         self._storage: Storage | None = None
         self._workers = Workers()
         self._opening = RankedLock(Rank.LOG, "aio.opening")

@@ -34,7 +34,7 @@ from forebay.settings import Settings
 from forebay.shard import NextSource, Owner, RecoveryDecision, ShardRef, acquire
 from forebay.shard.deletes import DeleteBefore, DeleteKey, Deletion, RangeDelete
 from forebay.shard.limits import Evicted, Holding, Limits, plan
-from forebay.shard.ownership import Check, OwnerSession, reserve_in_state, wanted
+from forebay.shard.ownership import Check, MayOwn, OwnerSession, anywhere, reserve_in_state, wanted
 from forebay.topics import Durability, TopicSpec
 
 EVICTED_PART = 8
@@ -94,8 +94,8 @@ class MemoryShard:
         if self._is_inside():
             # A signal handler in the middle of an append: it would be given the same offset.
             raise Unavailable(INSIDE)
-        self._rejoin()
         try:
+            self._rejoin()
             with self._published:
                 self._check_open()
                 repeated = self._window.expect(*producing, None, columns.count) if producing is not None else None
@@ -125,8 +125,8 @@ class MemoryShard:
 
     def check_owner(self) -> None:
         """Go on as the owner in a new session if the last has ended; end if another owner has the shard."""
-        self._rejoin()
         try:
+            self._rejoin()
             with self._published:
                 if self._closed is None:
                     self._hold_on()
@@ -136,7 +136,7 @@ class MemoryShard:
     def _rejoin(self) -> None:
         """Before the lock is taken: readers need not wait for a metadata store that is away."""
         if not self._owned.still_owner() and self._closed is None:
-            self._owner.rejoin()
+            self._owner.rejoin(self.ref)
 
     def _hold_on(self) -> None:
         """On return the session lives in which the shard is ours. What it holds stays, if no other owner has had it."""
@@ -363,7 +363,10 @@ class OwnedEpoch(NamedTuple):
 class MemoryOwner:
     """This process as an owner: acquires shards, and again in a new session where the last one has ended."""
 
-    def __init__(self, metadata: MetadataStore, settings: Settings, owner_session: OwnerSession) -> None:
+    def __init__(
+        self, metadata: MetadataStore, settings: Settings, owner_session: OwnerSession, may_own: MayOwn
+    ) -> None:
+        self._may_own = may_own
         self._metadata = metadata
         self._settings = settings
         self._owner_session = owner_session
@@ -372,8 +375,13 @@ class MemoryOwner:
         """Own the shard from now on; what was recorded of it before."""
         return self._acquired(ref, lambda owner: lambda _, state: None)
 
-    def rejoin(self) -> None:
-        """On return this process has a session that lives; may take long where the metadata store is away."""
+    def rejoin(self, ref: ShardRef) -> None:
+        """On return this process has a session that lives; may take long where the metadata store is away.
+
+        `Fenced` if the shard may not be owned here any more.
+        """
+        if not self._may_own(ref):
+            raise Fenced(f"{ref}: may_own of this log refuses it since the session has ended", shard=ref)
         _ = self._owner_session.session
 
     def regain(self, ref: ShardRef, epoch: int) -> OwnedEpoch:
@@ -402,22 +410,27 @@ class MemoryOwner:
 
 
 class MemoryEngine(ShardedEngine[MemoryShard]):
-    """Shards in memory, owned by this process. Beside an owner, without an owner session, none is opened."""
+    """Shards in memory, owned by this process."""
 
     def __init__(
-        self, settings: Settings, *, clock: Clock, metadata: MetadataStore, owner_session: OwnerSession | None
+        self,
+        settings: Settings,
+        *,
+        clock: Clock,
+        metadata: MetadataStore,
+        owner_session: OwnerSession,
+        may_own: MayOwn = anywhere,
     ) -> None:
+        """`may_own` is asked before an open shard goes on in a new session, without a lock."""
         super().__init__()
         self._settings = settings
         self._clock = clock
         self._metadata = metadata
         self._owner_session = owner_session
-        self._owner = MemoryOwner(metadata, settings, owner_session) if owner_session is not None else None
+        self._owner = MemoryOwner(metadata, settings, owner_session, may_own)
 
     def may_own(self, ref: ShardRef) -> bool:
         """See `ShardedEngine`; `Moved` if another directory has the shard: its records are in memory there."""
-        if self._owner_session is None:
-            return True
         stored = read_state(self._metadata, wanted(ref, self._settings).key)
         if stored is not None and stored.state.holder not in (None, self._owner_session.holder):
             raise Moved(
@@ -439,7 +452,6 @@ class MemoryEngine(ShardedEngine[MemoryShard]):
 
     def _open(self, ref: ShardRef) -> MemoryShard:
         owner = self._owner
-        assert owner is not None, "beside an owner no shard is opened"
         owned, before = owner.acquire(ref)
         start = before.reserved_end if before is not None else 0
         return MemoryShard(

@@ -28,8 +28,15 @@ from forebay.shard.directories import directory_beside
 
 logger = logging.getLogger(__name__)
 
+MayOwn: TypeAlias = Callable[[ShardRef], bool]
+"""Whether this process may own a shard: the gate that a log is opened with, asked before each acquisition."""
 BATCH_SHARDS = 30
 """Three comparisons each stay below the limit of a transaction."""
+
+
+def anywhere(ref: ShardRef) -> bool:
+    """The gate of a log that was opened without one: it may own every shard."""
+    return True
 
 
 class Owner(NamedTuple):

@@ -22,7 +22,7 @@ from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardContext, ShardRef, refs_of
 from forebay.shard.context import Places
 from forebay.shard.directories import DirectoryPlace, record_directory
-from forebay.shard.ownership import OwnerSession
+from forebay.shard.ownership import MayOwn, OwnerSession, anywhere
 from forebay.storage.alter import Alterations
 from forebay.storage.background.cleanup import CleanupWorker
 from forebay.storage.background.limits import LimitsWorker
@@ -58,6 +58,8 @@ class OpenDirectory:
     own_disk: SystemDisk | None
     """The disk, if it is this log's own: then it ends with the log."""
     clock: Clock
+    may_own: MayOwn
+    """The gate that is asked before a shard is acquired."""
 
     def engines(self, on_open: Callable[[SegmentShard], None], on_dirty: Callable[[str], None]) -> Engines:
         """The engines; `on_open` is called with each segment shard that was opened, with its lock held.
@@ -67,7 +69,9 @@ class OpenDirectory:
         settings, disk, clock, metadata = self.settings, self.disk, self.clock, self.metadata
         bounds = MemoryBounds.of(settings.runtime, clock)
         return Engines(
-            memory=MemoryEngine(settings, clock=clock, metadata=metadata, owner_session=self.owner_session),
+            memory=MemoryEngine(
+                settings, clock=clock, metadata=metadata, owner_session=self.owner_session, may_own=self.may_own
+            ),
             segment=SegmentEngine(
                 self.directory.shards,
                 settings,
@@ -129,7 +133,14 @@ class OwnerBackend:
         self._unowned = UnownedShards(
             context, disk=opened.disk, clock=clock, is_known=lambda ref: definitions.is_current(ref.spec)
         )
-        self.shards = OwnerShards(self.engines, self._unowned, definitions, lifetime, self._adopt_definition)
+        self.shards = OwnerShards(
+            self.engines,
+            self._unowned,
+            definitions,
+            lifetime,
+            may_own=opened.may_own,
+            on_opened=self._adopt_definition,
+        )
         self.alterations = Alterations(definitions, self.shards, clock, self._apply_limits)
         evict_s = settings.retention.evict_interval_s
         self.limits = LimitsWorker(self.shards, definitions, self.alterations, clock=clock, interval_s=evict_s)
@@ -157,6 +168,7 @@ class OwnerBackend:
         own_disk: SystemDisk | None,
         clock: Clock,
         lifetime: Lifetime,
+        may_own: MayOwn = anywhere,
     ) -> OwnerBackend:
         """Take the data directory `path` for this process alone; made if it does not exist.
 
@@ -179,6 +191,7 @@ class OwnerBackend:
                 disk=disk,
                 own_disk=own_disk,
                 clock=clock,
+                may_own=may_own,
             )
             owner = cls(opened, lifetime)
             opened.record()
@@ -212,6 +225,7 @@ class OwnerBackend:
             disk=self.opened.disk,
             clock=self.opened.clock,
             hear=self.limits.hear,
+            was_here=self.shards.was_here,
             open_shard=self.shards.ours,
             alone_with=self.segments.history.alone_with,
             relieve=self.background.relieve,

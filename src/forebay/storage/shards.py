@@ -12,8 +12,9 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from forebay.disk.forks import FORKS, ForkGuard
 from forebay.engines import MemoryEngine, OwnedShard, ReadShard, RocksEngine, SegmentEngine, UnownedShards
-from forebay.errors import Unavailable, UnknownTopic
+from forebay.errors import Moved, Unavailable, UnknownTopic
 from forebay.shard import ShardRef
+from forebay.shard.ownership import MayOwn
 from forebay.storage.definitions import Definitions
 from forebay.storage.lifetime import Lifetime
 from forebay.topics import Engine, TopicSpec
@@ -132,9 +133,15 @@ class OwnerShards:
         unowned: UnownedShards,
         definitions: Definitions,
         lifetime: Lifetime,
+        *,
+        may_own: MayOwn,
         on_opened: Callable[[OwnedShard], None],
     ) -> None:
-        """`on_opened` is called with each shard that was opened here, with its lock held."""
+        """`may_own` is asked before a shard is acquired, without a lock, in the thread that would acquire it.
+
+        `on_opened` is called with each shard that was opened here, with its lock held.
+        """
+        self._may_own = may_own
         self._engines = engines
         self._unowned = unowned
         self._definitions = definitions
@@ -152,7 +159,7 @@ class OwnerShards:
     def was_here(self, ref: ShardRef) -> bool:
         """See `Shards`. Of a shard in memory nothing is here once it is closed."""
         engine = self._engines.of(ref.spec)
-        return not isinstance(engine, MemoryEngine) and engine.was_here(ref)
+        return not isinstance(engine, MemoryEngine) and self._may_own(ref) and engine.was_here(ref)
 
     def of_topic(self, spec: TopicSpec) -> TopicShards:
         """See `Shards`."""
@@ -160,15 +167,15 @@ class OwnerShards:
         return TopicShards(spec, self, owned=registry, readable=registry, guard=self._lifetime.guard)
 
     def own(self, ref: ShardRef) -> OwnedShard:
-        """See `Shards`."""
-        self._lifetime.check()
+        """See `Shards`; `Moved` if `may_own` refuses it."""
+        self._check_may_own(ref)
         engine = self._engines.of(ref.spec)
         with engine.registry.lock(ref.spec.topic_id, ref.partition):
             return self._opened(engine.open_shard, self._current(ref))
 
     def ours(self, ref: ShardRef) -> OwnedShard:
-        """See `Shards`."""
-        self._lifetime.check()
+        """See `Shards`; `Moved` if `may_own` refuses it."""
+        self._check_may_own(ref)
         engine = self._engines.of(ref.spec)
         with engine.registry.lock(ref.spec.topic_id, ref.partition):
             return self._opened(engine.open_here, self._current(ref))
@@ -176,14 +183,14 @@ class OwnerShards:
     def read(self, ref: ShardRef) -> ReadShard:
         """The shard for a caller who only looks: opened if it is this directory's, else as it is recorded.
 
-        Acquires nothing that another directory holds, that was sealed or that was never used. A shard that is
-        recorded as this directory's is acquired and recovered: only its log says where it ends.
+        Acquires nothing that another directory holds, that was sealed, that was never used or that `may_own` refuses.
+        A shard that is recorded as this directory's is acquired and recovered: only its log says where it ends.
         """
         self._lifetime.check()
         found = self._unowned.found(ref)
         if found is not None:
             return found
-        engine = self._engines.of(ref.spec)
+        engine, may_own = self._engines.of(ref.spec), self._may_own(ref)
         with engine.registry.lock(ref.spec.topic_id, ref.partition):
             owned = engine.find(ref)
             if owned is not None:
@@ -191,11 +198,16 @@ class OwnerShards:
             ref = self._current(ref)
             if not engine.may_own(ref):
                 return self._unowned.open(ref)
-            return self._opened(engine.open_here, ref)
+            if may_own:
+                return self._opened(engine.open_here, ref)
+            if engine is not self._engines.segment:
+                raise _refusal(ref)  # Without an owner nothing shows the records of such a shard.
+            return self._unowned.open(ref)
 
     def recover(self, refs: Sequence[ShardRef], on_progress: Progress) -> None:
         """Open those of these shards that are here now; `on_progress` is called with 0.0 to 1.0, by bytes walked."""
         segment, rocksdb = self._engines.segment, self._engines.rocksdb
+        refs = [ref for ref in refs if self._may_own(ref)]
         logs = [ref for ref in refs if ref.spec.engine is Engine.SEGMENT]
         done, total = 0, sum(segment.tail_bytes(ref) for ref in logs) or 1
 
@@ -215,6 +227,12 @@ class OwnerShards:
             for shard in self.all():
                 self._introduce(shard)
         on_progress(1.0)
+
+    def _check_may_own(self, ref: ShardRef) -> None:
+        """`Moved` if this process may not own the shard. Asked before the lock: a gate of the user's may take long."""
+        self._lifetime.check()
+        if not self._may_own(ref):
+            raise _refusal(ref)
 
     def _current(self, ref: ShardRef) -> ShardRef:
         return current(ref, self._definitions, self._lifetime)
@@ -246,3 +264,10 @@ def opened(opening: Callable[[ShardRef], S], ref: ShardRef) -> S:
         return opening(ref)
     except OSError as error:
         raise Unavailable(f"{ref} cannot be opened: {error}; once the disk works, try again") from error
+
+
+def _refusal(ref: ShardRef) -> Moved:
+    return Moved(
+        f"{ref} may not be owned here: the may_own of this log refuses it; use it in the process that may own it",
+        shard=ref,
+    )

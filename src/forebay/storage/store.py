@@ -20,6 +20,7 @@ from forebay.loads.service import Loads
 from forebay.locks import Rank, RankedRLock
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, refs_of
+from forebay.shard.ownership import MayOwn, anywhere
 from forebay.shard.seal import OnFile
 from forebay.storage.backend import Backend, WritableBackend
 from forebay.storage.copying import Copied, OnRecords, copy_records
@@ -62,10 +63,16 @@ class Storage:
         settings: Settings,
         *,
         read_only: bool = False,
+        may_own: MayOwn | None = None,
         disk: Disk | None = None,
         clock: Clock | None = None,
     ) -> Storage:
         """Open the data directory `path` for this process alone, or `:memory:`. Made if it does not exist.
+
+        `may_own` is asked with a shard (`ref.spec`, `ref.partition`) before it would be acquired, in the thread that
+        would acquire it: a caller's or a background worker's. What it refuses is not written here, and read as far
+        as history goes. It answers at once and uses no part of this log. A shard that is open is not asked for again
+        until its session ends. In memory and read-only nothing is taken from another process, and it is not asked.
 
         With `read_only`, beside its owner: to read, to follow, and to keep the places of readers and groups.
         Then `path` may be `None` where metadata and history are shared: a consumer needs no directory of its own.
@@ -87,7 +94,15 @@ class Storage:
                         path, settings, disk=used, own_disk=own, clock=clock, lifetime=lifetime
                     )
                 else:
-                    backend = OwnerBackend.open(path, settings, disk=used, own_disk=own, clock=clock, lifetime=lifetime)
+                    backend = OwnerBackend.open(
+                        path,
+                        settings,
+                        disk=used,
+                        own_disk=own,
+                        clock=clock,
+                        lifetime=lifetime,
+                        may_own=may_own or anywhere,
+                    )
                 undo.pop_all()
         storage = cls(settings, backend, clock=clock, lifetime=lifetime)
         close_with_process(storage)

@@ -46,18 +46,21 @@ class CleanupWorker:
         disk: Disk,
         clock: Clock,
         hear: Callable[[], None],
+        was_here: Callable[[ShardRef], bool],
         open_shard: Callable[[ShardRef], OwnedShard],
         alone_with: AloneWith,
         relieve: Callable[[], None],
     ) -> None:
         """`holder` is this data directory. `hear` goes by what others have altered.
 
+        `was_here` says whether a shard may be opened here in the background, and `open_shard` does that.
         `relieve` has other threads take over from stuck workers.
         """
         self._engines = engines
         self._objects = objects
         self._holder = holder
         self._alone_with = alone_with
+        self._was_here = was_here
         self._loads = loads
         self._definitions = definitions
         self._deletions = deletions
@@ -166,7 +169,7 @@ class CleanupWorker:
         """Collect what the shard has where topics are handed over. One of which history names it all is not opened."""
         engine = self._engines.segment
         if not is_open:
-            if not engine.was_here(ref):
+            if not self._was_here(ref):
                 return
             named = named_by(engine.catalog(ref), lambda piece: not is_private(piece))
             if not self._objects.collector.may_go(found, named):
