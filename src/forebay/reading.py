@@ -74,14 +74,17 @@ class Cursor(Generic[R]):
                 return []
             if stop is not None:
                 page = page.clipped(stop)
-            self._check(page)
-            batches = self._until_gap(page)
+            check_page(self._name, self.next, page)
+            batches = self.take(page)
             if batches:
                 return batches
         return []
 
-    def _until_gap(self, page: Page) -> list[Batch]:
-        """The records before the first gap; or, if the page begins with one, report it and give what follows."""
+    def take(self, page: Page) -> list[Batch]:
+        """The records of a page before its first gap; or, if it begins with one, report that and give what follows.
+
+        The page begins at `next`, which moves behind what is given and reported.
+        """
         batches: list[Batch] = []
         for piece in in_order(page):
             if isinstance(piece, Gap):
@@ -102,15 +105,17 @@ class Cursor(Generic[R]):
         elif gap.reason in LOSS:
             raise _data_loss(self._name, gap)
 
-    def _check(self, page: Page) -> None:
-        expected = self.next
-        for piece in in_order(page):
-            start, stop = (piece.start, piece.stop) if isinstance(piece, Gap) else (piece.base, piece.end)
-            if start != expected:
-                raise Corrupt(f'{self._name}: the stream goes on at {start}, expected {expected}: run "forebay verify"')
-            expected = stop
-        if expected != page.next:
-            raise Corrupt(f"{self._name}: a page ends at {expected} but says {page.next}")
+
+def check_page(name: str, start: int, page: Page) -> None:
+    """`Corrupt` unless the page goes on at `start` and leads without a break to its own end."""
+    expected = start
+    for piece in in_order(page):
+        start, stop = (piece.start, piece.stop) if isinstance(piece, Gap) else (piece.base, piece.end)
+        if start != expected:
+            raise Corrupt(f'{name}: the stream goes on at {start}, expected {expected}: run "forebay verify"')
+        expected = stop
+    if expected != page.next:
+        raise Corrupt(f"{name}: a page ends at {expected} but says {page.next}")
 
 
 def report_gap(topic: str, on_gap: OnGap | None, partition: int, gap: Gap) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from forebay.aio.streams import AsyncStream, Followed, Paged
+from forebay.aio.streams import AsyncStream, Paged
 from forebay.aio.workers import Workers
+from forebay.format.frame.batch import Batch
+from forebay.live import Watcher
 from forebay.records import EARLIEST, OnGap, Position, Record
 from forebay.storage import Reader
 from forebay.storage.arguments import checked_seconds
@@ -62,4 +64,4 @@ class AsyncReader:
         if timeout is not None:
             checked_seconds("timeout", timeout)
         begin = partial(self._reader.following, start=start, partition=partition, on_gap=on_gap)
-        return AsyncStream(Followed(self._workers, begin, timeout))
+        return AsyncStream(Watcher(self._workers.feeds, self._reader.topic, begin, Batch.records, timeout))

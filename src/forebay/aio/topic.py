@@ -8,11 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from forebay.aio.readers import AsyncReader
-from forebay.aio.streams import LOOK_SECONDS, AsyncStream, Followed, Paged
-from forebay.aio.workers import Published, Workers
+from forebay.aio.streams import AsyncStream, Paged
+from forebay.aio.workers import LOOK_SECONDS, Published, Workers
 from forebay.appends.queue import QueueFull
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
 from forebay.errors import ForebayError, Unavailable
+from forebay.format.frame.batch import Batch
+from forebay.live import Watcher
 from forebay.records import EARLIEST, LATEST, HeadersLike, Offsets, OnGap, Position, Record, RecordPage, Start
 from forebay.settings import Settings
 from forebay.shard import RecoveryDecision
@@ -384,14 +386,15 @@ class AsyncTopic:
         timeout: float | None = None,
         on_gap: OnGap | None = None,
     ) -> AsyncStream[Record]:
-        """See `Topic.follow`. Leave it by cancelling, by `aclose` or by `async with`.
+        """See `Topic.follow`. Leave it by cancelling, by `aclose` or by `async with`. `on_gap` is called in the loop.
 
-        Where it starts is settled by the first record that is asked for, or by `async with`.
+        Where it starts is decided when the first record is asked for, or by `async with`. Any number of streams may
+        follow a topic: they share what is read, and a writer pays for one of them.
         """
         if timeout is not None:
             checked_seconds("timeout", timeout)
         begin = partial(self._topic.following, start, partition=partition, on_gap=on_gap)
-        return AsyncStream(Followed(self._workers, begin, timeout))
+        return AsyncStream(Watcher(self._workers.feeds, self._topic, begin, Batch.records, timeout))
 
     def read_by_key(
         self,

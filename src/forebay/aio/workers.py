@@ -11,12 +11,15 @@ from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
 from forebay.errors import Closed
+from forebay.live import Feeds
 from forebay.storage import Topic
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 WORKERS = 4
+LOOK_SECONDS = 0.5
+"""A task that waits for room in a queue looks again after this time, although no publication woke it."""
 
 
 class Workers:
@@ -25,7 +28,15 @@ class Workers:
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="forebay-aio")
         self._openers = ThreadPoolExecutor(WORKERS, thread_name_prefix="forebay-aio-open")
+        self._feeds: Feeds | None = None
         self._ended = False
+
+    @property
+    def feeds(self) -> Feeds:
+        """What is followed in the event loop of the log. For calls in that loop."""
+        if self._feeds is None:
+            self._feeds = Feeds(self.start)
+        return self._feeds
 
     def start(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
         """Begin the call in a thread. Cancelling what waits for it does not stop it."""

@@ -220,6 +220,11 @@ class MemoryShard:
         finally:
             self._lock.release()
 
+    def ended(self) -> object:
+        """See `ReadShard`."""
+        held = self._held
+        return held.earliest, held.next - held.live
+
     def reach(self) -> Reach:
         """See `ReadShard`."""
         held = self._held

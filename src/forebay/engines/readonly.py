@@ -109,6 +109,10 @@ class FollowedShard:
         """See `ReadShard`: nothing is in memory here."""
         return None
 
+    def ended(self) -> object:
+        """See `ReadShard`."""
+        return self._visible.ended
+
     def reach(self) -> Reach:
         """See `ReadShard`."""
         offsets = self.offsets()

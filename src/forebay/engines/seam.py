@@ -65,6 +65,12 @@ class ReadShard(Protocol):
     def reach(self) -> Reach:
         """Which offsets can be read now. Of a shard that this process owns, it takes no lock."""
 
+    def ended(self) -> object:
+        """A value that stays equal until more records of the shard are deleted or evicted. Takes no lock.
+
+        A page that was read after this call, and that is kept, is out of date once the value is another.
+        """
+
     def wait(self, offset: int, timeout: float | None) -> bool:
         """Wait until something at or above `offset` can be read; false if the time is up."""
 

@@ -156,6 +156,10 @@ class SegmentShard:
         # At the end of the log history may go on: a bulk load lies there.
         return None if page is not None and page.next == offset < self._past.exported else page
 
+    def ended(self) -> object:
+        """See `ReadShard`."""
+        return self._visible.ended
+
     def reach(self) -> Reach:
         """See `ReadShard`."""
         floor = self.wal.writer.removals.floor

@@ -382,6 +382,12 @@ class Topic:
 
         return Following(cursors, _records, Added(lambda: self.spec.partitions, begin))
 
+    def shard_page(self, partition: int, offset: int, bytes_max: int) -> tuple[ReadShard, object, Page]:
+        """A page for readers that share it: the shard that gave it, and what had ended there before (`ended`)."""
+        return self._tried(
+            self._shards.read, partition, lambda shard: (shard, shard.ended(), shard.read(offset, bytes_max))
+        )
+
     def on_published(self, waker: Callable[[], None], *, open_only: bool = False) -> Callable[[], None]:
         """Call `waker`, which must be quick, after each publication in the topic, until the result is called.
 

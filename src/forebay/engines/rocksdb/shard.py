@@ -313,6 +313,11 @@ class RocksShard:
         is_end = self._closed is None and offset >= self.stance.counters.next
         return Page([], [], offset) if is_end else None
 
+    def ended(self) -> object:
+        """See `ReadShard`."""
+        counters = self.stance.counters
+        return counters.earliest, counters.next - counters.live
+
     def reach(self) -> Reach:
         """See `ReadShard`."""
         counters = self.stance.counters

@@ -267,19 +267,23 @@ class EngineContract:
         assert shard.read_cached(0) == ([], [], 0)
         engine.batch_write(ref, [NewRecord(b"%d" % n, n) for n in range(10)])
         engine.write(ref, NewRecord(b"10", 10))
+        before = shard.ended()
+        engine.write(ref, NewRecord(b"11", 11))
+        assert shard.ended() == before
         shard.delete(RangeDelete(2, 4))
         shard.commit()
+        assert shard.ended() != before
 
-        for offset in range(11):
+        for offset in range(12):
             cached, page = shard.read_cached(offset, 1), shard.read(offset, 1)
             assert cached is None or _contents(cached) == _contents(page)
-        assert shard.read_cached(11) == ([], [], 11)
-        assert shard.reach() == (0, 0, 11)
+        assert shard.read_cached(12) == ([], [], 12)
+        assert shard.reach() == (0, 0, 12)
 
         shard.delete(DeleteBefore(6))
         cached = shard.read_cached(0)
         assert cached is None or _contents(cached) == _contents(shard.read(0))
-        assert shard.reach() == (6, 0, 11)
+        assert shard.reach() == (6, 0, 12)
 
     def test_what_is_no_offset_and_no_limit_is_refused(self, engine: NamedEngine, ref: ShardRef) -> None:
         for offset in (-1, OFFSET_MAX + 1, True, "0", 1.0, None):
