@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 
 import pytest
 
+from forebay.appends.callbacks import Answered, call_back
 from forebay.errors import Indeterminate, Invalid, Unavailable
 from forebay.storage.acks import Ack
+from tests.support.waiting import PATIENCE
 
 
 def test_each_callback_is_called_once_whenever_it_was_added() -> None:
@@ -105,6 +108,89 @@ def test_acks_settled_together_cost_one_call_into_the_loop() -> None:
     asyncio.run(everyone())
 
     assert calls == 1
+
+
+def test_acks_of_one_round_wake_their_loop_once_when_the_round_is_over() -> None:
+    """The first of them woke it: it ran in the middle of the round, for one task."""
+    round_over: list[str] = []
+
+    async def everyone() -> None:
+        due: deque[Answered] = deque()
+        acks = [Ack(0) for _ in range(100)]
+        acks[50].add_callback(lambda _: round_over.append("callback"))
+        waiting = [asyncio.ensure_future(_awaited(ack)) for ack in acks]
+        await asyncio.sleep(0)
+        for ack in acks:
+            ack.finish(None, due)
+        await asyncio.sleep(0)
+        assert not any(task.done() for task in waiting)
+
+        assert len(due) == 2, "one call into the loop, and the callback behind it"
+        call_back(due)
+        await asyncio.gather(*waiting)
+
+    asyncio.run(everyone())
+
+    assert round_over == ["callback"]
+
+
+def test_an_append_answered_inside_a_callback_wakes_its_task_at_once() -> None:
+    """The callback may wait for what that task does."""
+
+    async def both() -> None:
+        outer, inner = Ack(0), Ack(0)
+        waiting = asyncio.ensure_future(_awaited(inner))
+        await asyncio.sleep(0)
+        woken = threading.Event()
+        waiting.add_done_callback(lambda _: woken.set())
+
+        def work(_: Ack) -> None:
+            inner.finish(None, deque())
+            assert woken.wait(PATIENCE)
+
+        outer.add_callback(work)
+        due: deque[Answered] = deque()
+        outer.finish(None, due)
+        await asyncio.get_running_loop().run_in_executor(None, call_back, due)
+        await waiting
+
+    asyncio.run(both())
+
+
+def test_a_loop_that_is_closed_does_no_harm_to_the_thread_that_answers(caplog: pytest.LogCaptureFixture) -> None:
+    left: list[Ack] = [Ack(0), Ack(0)]
+
+    async def leave() -> None:
+        _ = [asyncio.ensure_future(_awaited(ack)) for ack in left]
+        await asyncio.sleep(0)
+
+    asyncio.run(leave())
+    due: deque[Answered] = deque()
+    for ack in left:
+        ack.finish(None, due)
+    call_back(due)
+
+    assert not due
+    assert caplog.text.count("event loop that waited for appends is closed") == 1
+
+
+def test_many_waiters_of_one_ack_are_all_woken() -> None:
+    """Threads, tasks of two loops, and two tasks of one."""
+    ack, found = Ack(0), list[int]()
+
+    async def tasks() -> None:
+        found.extend(await asyncio.gather(_awaited(ack), _awaited(ack)))
+
+    threads = [threading.Thread(target=lambda: found.append(ack.result(PATIENCE))) for _ in range(2)]
+    threads += [threading.Thread(target=lambda: asyncio.run(tasks())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    ack.offset = 5
+    ack.finish()
+    for thread in threads:
+        thread.join()
+
+    assert found == [5] * 6
 
 
 def test_a_loop_after_another_in_the_same_thread_is_woken_too() -> None:

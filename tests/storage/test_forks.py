@@ -27,7 +27,7 @@ def _calls(log: Storage, topic: Topic) -> list[Callable[[], object]]:
     stream, lookup = topic.follow(EARLIEST), topic.read_by_key(b"k")
     queued, reader, group = Ack(0), topic.reader("r"), log.group("g")
     batch = BatchAck("t", [Share(0, 1, None), Share(1, 1, None)])
-    _, single = topic.appender.prepare(b"v")
+    _, single = topic.appender.prepare(b"v", *[None] * 8)
     return [
         lambda: topic.append(b"v"),
         lambda: topic.append_many([b"v"]),

@@ -88,15 +88,7 @@ class AsyncTopic:
         Cancelled, it may still become visible, once. While the queue is full it waits without blocking.
         """
         ack, single = self._appender.prepare(
-            value,
-            key=key,
-            tag=tag,
-            headers=headers,
-            timestamp=timestamp,
-            partition=partition,
-            producer=producer,
-            sequence=sequence,
-            previous=previous,
+            value, key, tag, headers, timestamp, partition, producer, sequence, previous
         )
         try:
             if not self._appender.queue_if_open(single, self._opening):

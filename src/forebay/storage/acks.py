@@ -10,7 +10,6 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -36,28 +35,39 @@ _FIRST = RankedRLock(Rank.LEAF, "storage.first_callback")
 
 
 class Ack(Ticket):
-    """One append on its way. Settled by another thread, once; callbacks run there, after the log's lock is released.
+    """One append on its way. Answered by another thread, once; callbacks run there, after the log's lock is released.
 
-    Takes no lock: a callback is first entered and `done` looked at afterwards, while settling turns `done`
-    true first and looks for callbacks afterwards. The thread that comes second sees the other's step, and a list gives
-    each of its entries to one thread only.
+    Takes no lock: a waiter is first entered and `done` looked at afterwards, while answering turns `done` true first
+    and looks for waiters afterwards. The thread that comes second sees the other's step, and a list gives each of its
+    entries to one thread only.
     """
 
-    __slots__ = ("_callbacks", "_generation", "_wakers", "partition")
+    __slots__ = ("_callbacks", "_generation", "_waiters", "partition")
 
     def __init__(self, partition: int) -> None:
-        super().__init__()
+        # As `Ticket` has them, without a call: of many tasks each makes one for each of its records.
+        self.offset = -1
+        self.count = 0
+        self.done = False
+        self.error = None
+        self.callback = None
+        self.followers = None
         self.partition = partition
         self._generation = FORKS.generation
-        self._wakers: list[Callable[[Ack], None]] = []
-        """Wake those who wait, at once, whatever lock is held."""
+        self._waiters: list[tuple[Wakeups, asyncio.Future[None]] | threading.Event] = []
         self._callbacks: list[Callable[[Ack], None]] | None = None
 
     def finish(self, error: ForebayError | None = None, due: deque[Answered] | None = None) -> None:
         """See `Ticket`."""
-        super().finish(error, due)
-        if self._wakers:
-            _call(self._wakers, self)
+        if self.followers is None and self.callback is None:
+            # As `Ticket` does it, for the many that no repeat and no thread waits for.
+            if not self.done:
+                self.error = error
+                self.done = True
+        else:
+            super().finish(error, due)
+        if self._waiters:
+            self._wake(due)
         if self._callbacks:
             if due is None:
                 self.call_back()
@@ -77,9 +87,9 @@ class Ack(Ticket):
                 raise Closed("this append was queued before a fork, and only the parent gets its offset")
             if in_callback():
                 raise Indeterminate("asked in the callback of an append, which cannot wait for another: add a callback")
-            settled = threading.Event()
-            self._wake(lambda _: settled.set())
-            if not settled.wait(timeout):
+            answered = threading.Event()
+            self._waiters.append(answered)
+            if not self.done and not answered.wait(timeout):
                 raise Indeterminate(f"not acknowledged within {timeout} s: it may still be; ask again")
         return super().result()
 
@@ -102,18 +112,27 @@ class Ack(Ticket):
         if self._callbacks:
             _call(self._callbacks, self)
 
-    def _wake(self, waker: Callable[[Ack], None]) -> None:
-        self._wakers.append(waker)
-        if self.done:
-            _call(self._wakers, self)
-
     def __await__(self) -> Generator[object, None, int]:
         if not self.done:
             wakeups = _wakeups()
-            settled = wakeups.loop.create_future()
-            self._wake(partial(wakeups.add, settled))
-            yield from settled
-        return super().result()
+            answered = wakeups.loop.create_future()
+            self._waiters.append((wakeups, answered))
+            if not self.done:
+                yield from answered
+        return self.offset if self.error is None else super().result()
+
+    def _wake(self, due: deque[Answered] | None) -> None:
+        waiters = self._waiters
+        while waiters:
+            try:
+                waiter = waiters.pop()
+            except IndexError:
+                return
+            if isinstance(waiter, tuple):
+                wakeups, answered = waiter
+                wakeups.add(answered, due)
+            else:
+                waiter.set()
 
 
 class OffsetRange(NamedTuple):
@@ -298,9 +317,10 @@ def _call(callbacks: list[Callable[[Ack], None]], ack: Ack) -> None:
 
 
 class Wakeups:
-    """Futures of one event loop that are to be settled: one call into the loop for all that come together.
+    """Futures of one event loop that are to be done: one call into the loop for all that come together.
 
-    A call from another thread costs more than an append does, so there is at most one on its way.
+    A call from another thread costs more than an append does, so there is at most one on its way. It is made when the
+    thread that answers has answered all of its round and holds no lock.
     """
 
     __slots__ = ("_asked", "_due", "loop")
@@ -310,14 +330,26 @@ class Wakeups:
         self._due: deque[asyncio.Future[None]] = deque()
         self._asked = False
 
-    def add(self, future: asyncio.Future[None], _: Ack | None = None) -> None:
-        """Settle the future, in its loop, soon. For any thread."""
+    def add(self, future: asyncio.Future[None], due: deque[Answered] | None = None) -> None:
+        """Have the future done soon, in its loop. For any thread; `due` takes what is to run when the round is over."""
         self._due.append(future)
         if not self._asked:
             self._asked = True
-            self.loop.call_soon_threadsafe(self._settle)
+            if due is None or in_callback():
+                self.call_back()
+            else:
+                # Before the callbacks of users, which may take long.
+                due.appendleft(self)
 
-    def _settle(self) -> None:
+    def call_back(self) -> None:
+        """See `Answered`."""
+        try:
+            self.loop.call_soon_threadsafe(self._finish)
+        except RuntimeError:
+            # The appends are what they are; the loop was closed, and its tasks with it.
+            logger.exception("the event loop that waited for appends is closed")
+
+    def _finish(self) -> None:
         # In this order: what is added from here on either is found below or asks again.
         self._asked = False
         due = self._due

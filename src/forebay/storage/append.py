@@ -177,17 +177,16 @@ class Appender:
     def prepare(
         self,
         value: bytes | None,
-        *,
-        key: bytes | None = None,
-        tag: str | None = None,
-        headers: HeadersLike | None = None,
-        timestamp: int | None = None,
-        partition: int | None = None,
-        producer: int | None = None,
-        sequence: int | None = None,
-        previous: int | None = None,
+        key: bytes | None,
+        tag: str | None,
+        headers: HeadersLike | None,
+        timestamp: int | None,
+        partition: int | None,
+        producer: int | None,
+        sequence: int | None,
+        previous: int | None,
     ) -> tuple[Ack, Single]:
-        """A record as `append_nowait` queues it, for callers who queue it in their own way."""
+        """One record, checked, and its acknowledgement; `Invalid` if no frame can hold it."""
         producing = None
         if producer is not None or sequence is not None or previous is not None:
             producing = checked_producing(producer, sequence, previous)
@@ -197,7 +196,10 @@ class Appender:
         chosen = self._partitioner.choose(hashed, partition=partition, producer=producer or 0)
         ack = Ack(chosen)
         entry = self.entry(value, key, tag, headers, timestamp, producing, ack)
-        return ack, self._single(chosen, entry)
+        size = record_bytes(*entry[:4])
+        if size > self._bytes_max:
+            self._check_size(size)
+        return ack, _NEW(Single, (chosen, entry, size))
 
     def prepare_many(
         self,
@@ -268,13 +270,6 @@ class Appender:
         except (QueueFull, Closed) as refused:
             shard = self._patiently(Single(partition, entry, size), shard, refused)
         return shard.acknowledge(entry.ticket)
-
-    def _single(self, partition: int, entry: QueuedRecord) -> Single:
-        """A record that can be queued; `Invalid` if no frame can hold it."""
-        size = record_bytes(*entry[:4])
-        if size > self._bytes_max:
-            self._check_size(size)
-        return _NEW(Single, (partition, entry, size))
 
     # Many records
 
@@ -379,7 +374,7 @@ class Appender:
 
     def queue(self, item: Queueable) -> None:
         """Queue it and have it committed soon; `QueueFull` at once if there is no room. May open the shard."""
-        self._soon(self._queued(item), item)
+        self._soon(self._queued(item), item.ticket)
 
     def queue_if_open(self, item: Queueable, waiting: Container[int]) -> bool:
         """As `queue`, for event loops: false, with nothing queued, if the shard is not open.
@@ -395,7 +390,7 @@ class Appender:
             item.stage(shard)
         except Closed:
             return False
-        self._soon(shard, item)
+        self._soon(shard, item.ticket)
         return True
 
     def queue_batch(self, batch: PreparedBatch) -> BatchAck:
@@ -410,7 +405,7 @@ class Appender:
         finally:
             # Also after an interrupt (Ctrl-C): what is queued is committed.
             for shard, share in queued:
-                self._soon(shard, share)
+                self._soon(shard, share.ticket)
         if not queued and batch.ack.refusal is not None:
             raise batch.ack.refusal
         return batch.ack
@@ -424,9 +419,8 @@ class Appender:
             item.stage(shard)
         return shard
 
-    def _soon(self, shard: OwnedShard, item: Queueable) -> None:
+    def _soon(self, shard: OwnedShard, ticket: Ticket) -> None:
         """See that what was queued is committed."""
-        ticket = item.ticket
         if shard.is_held(ticket):
             ticket.finish()
         else:

@@ -160,15 +160,7 @@ class Topic:
         Raises `Unavailable` at once if the queue is full.
         """
         ack, single = self.appender.prepare(
-            value,
-            key=key,
-            tag=tag,
-            headers=headers,
-            timestamp=timestamp,
-            partition=partition,
-            producer=producer,
-            sequence=sequence,
-            previous=previous,
+            value, key, tag, headers, timestamp, partition, producer, sequence, previous
         )
         self.appender.queue(single)
         return ack
