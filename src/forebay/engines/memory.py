@@ -324,6 +324,7 @@ class MemoryShard:
     def offsets(self) -> Offsets:
         """See `OwnedShard`."""
         with self._published:
+            self._check_open()
             return Offsets(self._held.earliest, self._evict_floor, durable=0, exported=0, next=self._held.next)
 
     def published(self) -> int:
