@@ -8,7 +8,7 @@ from forebay.aio.streams import AsyncStream, Paged
 from forebay.aio.workers import Workers
 from forebay.format.frame.batch import Batch
 from forebay.live import Watcher
-from forebay.records import EARLIEST, OnGap, Position, Record
+from forebay.records import EARLIEST, CommitAck, OnGap, Position, Record
 from forebay.storage import Reader
 from forebay.storage.arguments import checked_seconds
 
@@ -33,9 +33,19 @@ class AsyncReader:
         """See `Reader.ack`."""
         return await self._workers.run(self._reader.ack, record, note)
 
-    async def ack_up_to(self, offset: int, partition: int = 0, note: str = "") -> int:
+    async def ack_up_to(
+        self,
+        offset: int,
+        partition: int = 0,
+        note: str = "",
+        *,
+        ack: CommitAck = "durable",
+        expected: int | None = None,
+    ) -> int:
         """See `Reader.ack_up_to`."""
-        return await self._workers.run(self._reader.ack_up_to, offset, partition, note)
+        return await self._workers.run(
+            partial(self._reader.ack_up_to, offset, partition, note, ack=ack, expected=expected)
+        )
 
     async def reset(self, position: Position | int = EARLIEST, partition: int = 0, note: str = "") -> int:
         """See `Reader.reset`."""
