@@ -1,0 +1,14 @@
+"""What every way of using Forebay offers: logs, topics, readers, groups and streams as Protocols, without any code.
+
+`surface.Log`, `surface.TopicHandle`, … are for calls that return when they are done: `forebay.open` gives a `Log`.
+The same for asyncio stands in `surface.awaiting`: `forebay.aio.open` gives an `awaiting.Log`. A program that is written
+for these Protocols works with each implementation; `forebay.testing.contracts.surface` is the suite that each passes.
+
+Operations of the process that owns the files (recovery, exports, moves, workers) are no part of it.
+"""
+
+from __future__ import annotations
+
+from forebay.surface.blocking import Group, Log, Reader, Stream, TopicHandle
+
+__all__ = ["Group", "Log", "Reader", "Stream", "TopicHandle"]

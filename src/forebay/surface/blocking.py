@@ -1,0 +1,323 @@
+"""The surface for calls that return when they are done. Errors are those of `forebay.errors`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar, Unpack
+
+from forebay.records import (
+    EARLIEST,
+    LATEST,
+    CommitAck,
+    GroupOffset,
+    HeadersLike,
+    Offsets,
+    OnGap,
+    Position,
+    Record,
+    RecordPage,
+    Start,
+)
+from forebay.topics import TopicChanges, TopicLimits, TopicName, TopicSpec
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+T_co = TypeVar("T_co", covariant=True)
+
+PAGE_RECORDS = 10_000
+PAGE_BYTES = 1024 * 1024
+
+
+class Stream(Protocol[T_co]):
+    """An iterator that may be left and entered again, also after an error, and goes on where it was."""
+
+    def __iter__(self) -> Iterator[T_co]: ...
+
+    def __next__(self) -> T_co: ...
+
+    def close(self) -> None:
+        """End the stream; harmless when repeated."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Reader(Protocol):
+    """A name for the cursors of one topic: how far it has come in each partition survives restarts and moves."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+
+    def offset(self, partition: int = 0) -> int | None:
+        """Everything below is done; `None` before the first acknowledgement."""
+
+    def note(self, partition: int = 0) -> str:
+        """What was noted beside the cursor."""
+
+    def ack(self, record: Record, note: str = "") -> int:
+        """This record, and all before it in its partition, are done."""
+
+    def ack_up_to(
+        self,
+        offset: int,
+        partition: int = 0,
+        note: str = "",
+        *,
+        ack: CommitAck = "durable",
+        expected: int | None = None,
+    ) -> int:
+        """Everything below `offset` is done; where the cursor stands on return. It never goes back."""
+
+    def reset(self, position: Position | int = EARLIEST, partition: int = 0, note: str = "") -> int:
+        """Set the cursor, also to an earlier place; the offset it stands for now."""
+
+    def forget(self) -> None:
+        """Remove every cursor of this reader."""
+
+    def read(
+        self, *, start: Position = EARLIEST, partition: int | None = None, on_gap: OnGap | None = None
+    ) -> Stream[Record]:
+        """What is not done yet, up to the end as it is now; from `start` where nothing was acknowledged."""
+
+    def follow(
+        self,
+        *,
+        start: Position = EARLIEST,
+        partition: int | None = None,
+        timeout: float | None = None,
+        on_gap: OnGap | None = None,
+    ) -> Stream[Record]:
+        """What is not done yet, and then new records as they come."""
+
+
+class Group(Protocol):
+    """A consumer group: a reader of its name in every topic that it commits in."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+
+    def commit(
+        self,
+        topic: str | TopicName,
+        offset: int,
+        partition: int = 0,
+        *,
+        note: str = "",
+        ack: CommitAck = "durable",
+        expected: int | None = None,
+    ) -> int:
+        """Everything below `offset` is done; where the group stands on return. With `expected`, only from there."""
+
+    def fetch(self, topic: str | TopicName, partition: int = 0) -> int | None:
+        """Everything below is done; `None` if the group has never committed there."""
+
+    def note(self, topic: str | TopicName, partition: int = 0) -> str:
+        """What was noted with the last commit."""
+
+    def offsets(self) -> list[GroupOffset]:
+        """Where the group stands in every topic that it has committed in, and how far each has come."""
+
+    def reset(self, topic: str | TopicName, position: Position | int, partition: int | None = None) -> dict[int, int]:
+        """Set the group's cursor in a partition, or in all of them, also to an earlier place; where each stands now."""
+
+    def delete(self) -> int:
+        """Forget every cursor of the group; how many there were."""
+
+
+class TopicHandle(Protocol):
+    """One topic: append to it, read and follow it, look records up, delete them."""
+
+    @property
+    def name(self) -> str:
+        """`namespace/topic`."""
+
+    @property
+    def spec(self) -> TopicSpec:
+        """The definition of the topic."""
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions the topic has."""
+
+    def append(
+        self,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        tag: str | None = None,
+        headers: HeadersLike | None = None,
+        timestamp: int | None = None,
+        partition: int | None = None,
+        producer: int | None = None,
+        sequence: int | None = None,
+        previous: int | None = None,
+    ) -> int:
+        """Append one record; its offset, once the topic's durability class holds for it."""
+
+    def append_many(
+        self,
+        values: Iterable[bytes | None],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        tags: Sequence[str | None] | str | None = None,
+        headers: Sequence[HeadersLike | None] | None = None,
+        timestamps: Sequence[int] | int | None = None,
+        partition: int | None = None,
+        producer: int | None = None,
+        sequence: int | None = None,
+        previous: int | None = None,
+        atomic: bool = True,
+    ) -> Sequence[int]:
+        """Append many records, in each partition as one atomic append; their offsets in the order given."""
+
+    def append_arrow(
+        self,
+        batch: pa.RecordBatch,
+        *,
+        partition: int | None = None,
+        producer: int | None = None,
+        sequence: int | None = None,
+        previous: int | None = None,
+    ) -> Sequence[int]:
+        """As `append_many`, by column."""
+
+    def read(
+        self,
+        start: Start = EARLIEST,
+        *,
+        stop: int | None = None,
+        partition: int | None = None,
+        on_gap: OnGap | None = None,
+    ) -> Stream[Record]:
+        """The records from `start` up to the end as it is now, or to offset `stop`; partition after partition."""
+
+    def read_arrow(
+        self,
+        start: Start = EARLIEST,
+        *,
+        stop: int | None = None,
+        partition: int | None = None,
+        on_gap: OnGap | None = None,
+    ) -> Stream[pa.RecordBatch]:
+        """As `read`, by column."""
+
+    def page(
+        self, partition: int, offset: int, *, records_max: int = PAGE_RECORDS, bytes_max: int = PAGE_BYTES
+    ) -> RecordPage:
+        """Records and gaps of one partition from an offset on, and where to ask again."""
+
+    def follow(
+        self,
+        start: Start = LATEST,
+        *,
+        partition: int | None = None,
+        timeout: float | None = None,
+        on_gap: OnGap | None = None,
+    ) -> Stream[Record]:
+        """The records from `start` on and then new ones as they come; ends after `timeout` seconds without any."""
+
+    def read_by_key(
+        self,
+        key: bytes,
+        *,
+        history: bool = False,
+        start: Start = EARLIEST,
+        limit: int | None = None,
+        partition: int | None = None,
+        on_gap: OnGap | None = None,
+    ) -> Stream[Record]:
+        """The newest live record with this key; with `history` all of them, oldest first."""
+
+    def read_by_tag(
+        self,
+        tag: str,
+        *,
+        start: Start = EARLIEST,
+        limit: int | None = None,
+        partition: int | None = None,
+        on_gap: OnGap | None = None,
+    ) -> Stream[Record]:
+        """The live records with this tag, partition after partition."""
+
+    def offsets(self, partition: int = 0) -> Offsets:
+        """The watermarks of a partition."""
+
+    def offset_at_time(self, timestamp: int, partition: int = 0) -> int | None:
+        """The offset of the first record at or after the time (ms); `None` if there is none."""
+
+    def last_sequence(self, producer: int, partition: int = 0) -> int | None:
+        """The newest acknowledged sequence of an idempotent producer; `None` if it is not known."""
+
+    def resolve(self, position: Position | int, partition: int = 0) -> int:
+        """The offset that a position stands for now."""
+
+    def delete_by_key(self, key: bytes, *, partition: int | None = None) -> int:
+        """Delete the records with this key; how many there were."""
+
+    def delete_by_tag(self, tag: str, *, partition: int | None = None) -> int:
+        """Delete the records with this tag; how many there were."""
+
+    def delete_by_offset(self, start: int, stop: int, partition: int | None = None) -> int:
+        """Delete the records with offsets in `[start, stop)`; how many there were."""
+
+    def delete_before(self, offset: int, partition: int | None = None) -> int:
+        """Delete the records below `offset`; how many there were."""
+
+    def flush(self) -> None:
+        """On return everything appended so far is synced, whatever the durability class."""
+
+    def reader(self, name: str) -> Reader:
+        """A reader of this name."""
+
+
+class Log(Protocol):
+    """Topics in one place. Close it, or use it in a `with` statement."""
+
+    def create_topic(
+        self,
+        name: str | TopicName,
+        *,
+        partitions: int = 1,
+        durability: str | None = None,
+        engine: str | None = None,
+        compression: str = "none",
+        exist_ok: bool = False,
+        **limits: Unpack[TopicLimits],
+    ) -> TopicHandle:
+        """Create a topic and return it; `Conflict` if it exists, unless `exist_ok`."""
+
+    def topic(self, name: str | TopicName) -> TopicHandle:
+        """A topic that exists; else `UnknownTopic`."""
+
+    def topics(self) -> list[TopicSpec]:
+        """The definitions of all topics, by name."""
+
+    def alter_topic(
+        self, name: str | TopicName, *, allow_loss: bool = False, **changes: Unpack[TopicChanges]
+    ) -> TopicSpec:
+        """Change a topic while it is used; its definition on return."""
+
+    def delete_topic(self, name: str | TopicName) -> None:
+        """Delete a topic with all its records: from the return on it is unknown."""
+
+    def group(self, name: str) -> Group:
+        """The consumer group of this name; it need not exist yet."""
+
+    def groups(self) -> list[str]:
+        """The names of all groups and readers that have committed anywhere."""
+
+    def close(self) -> None:
+        """End in order. Harmless when repeated."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

@@ -1,0 +1,137 @@
+"""One surface: the embedded library and asyncio have it by type, method by method, and pass its contract."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import forebay
+from forebay import aio, surface
+from forebay.surface import Log, awaiting, blocking
+from forebay.testing.contracts.surface import BesideContract, LastingContract, SurfaceContract, called
+
+AsLog = Callable[[awaiting.Log], Log]
+_NAMES: Final = ("Group", "Log", "Reader", "Stream", "TopicHandle")
+_OF_THREADS: Final = {"follow": {"stop"}}
+"""What a call of a thread takes and the surface does not: events of `threading`."""
+
+
+def embedded(path: str | Path) -> Log:
+    """Shows the type checker that a log of this process has the surface."""
+    return forebay.open(path)
+
+
+def awaited(path: str | Path, *, read_only: bool = False) -> awaiting.Log:
+    """Shows the type checker that a log for asyncio has the surface."""
+    return aio.open(path, read_only=read_only)
+
+
+class DirectoryHome:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def open(self) -> Log:
+        return embedded(self._path)
+
+
+class MemoryHome:
+    def open(self) -> Log:
+        return embedded(":memory:")
+
+
+class AwaitedHome:
+    def __init__(self, path: str, as_log: AsLog) -> None:
+        self._path = path
+        self._as_log = as_log
+
+    def open(self) -> Log:
+        log = self._as_log(awaited(self._path))
+        return log.__enter__()
+
+
+@pytest.fixture
+def as_log() -> Iterator[AsLog]:
+    with called() as as_log:
+        yield as_log
+
+
+class TestEmbeddedDirectory(LastingContract):
+    @pytest.fixture
+    def home(self, tmp_path: Path) -> DirectoryHome:
+        return DirectoryHome(tmp_path / "log")
+
+
+class TestEmbeddedMemory(SurfaceContract):
+    @pytest.fixture
+    def home(self) -> MemoryHome:
+        return MemoryHome()
+
+
+class TestAwaitedDirectory(LastingContract):
+    @pytest.fixture
+    def home(self, tmp_path: Path, as_log: AsLog) -> AwaitedHome:
+        return AwaitedHome(str(tmp_path / "log"), as_log)
+
+
+class TestAwaitedMemory(SurfaceContract):
+    @pytest.fixture
+    def home(self, as_log: AsLog) -> AwaitedHome:
+        return AwaitedHome(":memory:", as_log)
+
+
+class TestEmbeddedBeside(BesideContract):
+    @pytest.fixture
+    def logs(self, tmp_path: Path) -> Iterator[tuple[Log, Log]]:
+        with forebay.open(tmp_path) as owner, forebay.open(tmp_path, read_only=True) as beside:
+            yield owner, beside
+
+
+class TestAwaitedBeside(BesideContract):
+    @pytest.fixture
+    def logs(self, tmp_path: Path, as_log: AsLog) -> Iterator[tuple[Log, Log]]:
+        with forebay.open(tmp_path) as owner, as_log(awaited(tmp_path, read_only=True)) as beside:
+            yield owner, beside
+
+
+@pytest.mark.parametrize("name", [name for name in _NAMES if name != "Stream"])
+def test_both_kinds_of_surface_have_the_same_methods(name: str) -> None:
+    calls, awaits = (_methods(getattr(kind, name)) for kind in (blocking, awaiting))
+
+    assert calls.keys() == awaits.keys()
+    for method, signature in calls.items():
+        assert signature.parameters == awaits[method].parameters, method
+
+
+@pytest.mark.parametrize(
+    ("implementation", "protocol"),
+    [
+        (forebay.Storage, surface.Log),
+        (forebay.Topic, surface.TopicHandle),
+        (forebay.Reader, surface.Reader),
+        (forebay.Group, surface.Group),
+        (aio.AsyncLog, awaiting.Log),
+        (aio.AsyncTopic, awaiting.TopicHandle),
+        (aio.AsyncReader, awaiting.Reader),
+        (aio.AsyncGroup, awaiting.Group),
+    ],
+)
+def test_implementations_have_the_parameters_and_defaults_of_the_surface(implementation: type, protocol: type) -> None:
+    """The type checker compares types; that a default is the same one is shown here."""
+    for method, wanted in _methods(protocol).items():
+        given = inspect.signature(getattr(implementation, method)).parameters
+        own = {name: given[name] for name in given if name not in _OF_THREADS.get(method, set())}
+        assert [(p.name, p.kind, p.default) for p in own.values()] == [
+            (p.name, p.kind, p.default) for p in wanted.parameters.values()
+        ], method
+
+
+def _methods(kind: type) -> dict[str, inspect.Signature]:
+    return {
+        name: inspect.signature(method)
+        for name, method in inspect.getmembers(kind, inspect.isfunction)
+        if not name.startswith("__")
+    }
