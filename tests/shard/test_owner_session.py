@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from forebay.errors import Moved, Unavailable
@@ -9,6 +13,7 @@ from forebay.metadata import MemoryMetadata, Session
 from forebay.shard import Owner, Wanted, acquire
 from forebay.shard.ownership import OwnerSession
 from forebay.testing.moves import RecordingMetadata
+from tests.support.waiting import until
 
 SHARD = Wanted("/forebay/storage/topics/shop/orders/0/state", "ab" * 16)
 
@@ -21,12 +26,14 @@ class Late:
         self.is_late = False
         self.is_cut_off = False
         self.closes = 0
+        self.looks = 0
 
     @property
     def id(self) -> str:
         return self.inner.id
 
     def alive(self) -> bool:
+        self.looks += 1
         return not self.is_late and self.inner.alive()
 
     def close(self) -> None:
@@ -43,8 +50,12 @@ class Pausing(RecordingMetadata):
         super().__init__(MemoryMetadata())
         self.sessions: list[Late] = []
         self.is_away = False
+        self.asked = 0
+        self.meet: Callable[[], object] = lambda: None
 
     def session(self, ttl_s: float) -> Session:
+        self.asked += 1
+        self.meet()
         if self.is_away:
             raise Unavailable("the store is away")
         self.sessions.append(Late(self.inner.session(ttl_s)))
@@ -106,3 +117,45 @@ def test_who_comes_back_too_early_is_told_to_wait_and_not_to_go_elsewhere() -> N
 
     with pytest.raises(Moved, match="in directory here: use it there"):
         acquire(store, [SHARD], Owner(store.session(15).id, "there"))
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_threads_that_need_a_new_session_ask_for_it_once_and_share_the_answer(*, is_away: bool) -> None:
+    """Each asked in turn under one lock: while the store was away the last one waited for as many time-outs."""
+    store, asked, go_on = Pausing(), threading.Event(), threading.Event()
+    owner_session = OwnerSession(store, 15, "here")
+    late = store.sessions[0]
+    late.is_late, store.is_away, store.asked = True, is_away, 0
+    store.meet = lambda: asked.set() or go_on.wait(30)  # type: ignore[func-returns-value]
+
+    with ThreadPoolExecutor(4) as threads:
+        first = threads.submit(lambda: owner_session.session)
+        assert asked.wait(30)
+        looks = late.looks
+        others = [threads.submit(lambda: owner_session.session) for _ in range(3)]
+        until(lambda: late.looks == looks + 3)
+        go_on.set()
+        answers = [found.exception(30) or found.result().id for found in (first, *others)]
+
+    assert store.asked == 1
+    if is_away:
+        assert [type(answer) for answer in answers] == [Unavailable] * 4
+    else:
+        assert answers == [store.sessions[1].id] * 4
+
+
+def test_a_thread_that_is_interrupted_while_it_asks_leaves_the_next_one_free_to_ask() -> None:
+    store = Pausing()
+    owner_session = OwnerSession(store, 15, "here")
+    store.sessions[0].is_late = True
+
+    def interrupt() -> None:
+        store.meet = lambda: None
+        raise KeyboardInterrupt
+
+    store.meet = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        _ = owner_session.session
+
+    assert owner_session.session.alive()
+    assert not store.session_alive(store.sessions[0].id)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -275,30 +276,80 @@ def taken(state: ShardState, owner: Owner, *, take_over: bool = True, anew: bool
 
 
 class OwnerSession:
-    """The session that shards are acquired in. Safe for concurrent use."""
+    """The session that this process owns shards in, replaced by a new one when it has ended. Safe for concurrent use.
+
+    One thread at a time asks the store for a new session. Threads that need it meanwhile wait, without any lock, and
+    share the answer.
+    """
 
     def __init__(self, metadata: MetadataStore, ttl_s: float, holder: str) -> None:
         self.holder = holder
         self._metadata = metadata
         self._ttl_s = ttl_s
-        self._lock = RankedLock(Rank.IO, "shard.session")
+        self._lock = RankedLock(Rank.LEAF, "shard.session")
+        """Protects the fields below. No I/O happens under it."""
         self._session = metadata.session(ttl_s)
-        self._unended: list[Session] = []
-        """Those that have ended here, and not yet for everybody."""
+        self._replaced: list[Session] = []
+        """Sessions that have ended in this process, and perhaps not yet for others."""
+        self._answer: Future[Session] | None = None
+        """What the thread that is asking the store will give the others."""
 
     @property
     def session(self) -> Session:
-        """A session that lives: what was owned in an ended one must be acquired again."""
+        """A session that lives: what was owned in an ended one must be acquired again. Waits for the metadata store."""
         with self._lock:
-            if not self._session.alive():
-                # First: where the store is away, the caller does not wait for the end of the last one as well.
-                before, self._session = self._session, self._metadata.session(self._ttl_s)
-                self._unended.append(before)
-            self._unended = [session for session in self._unended if not self._has_ended(session)]
+            if self._session.alive() and not self._replaced:
+                return self._session
+            answer, is_asked = self._answer, self._answer is not None
+            if answer is None:
+                answer = self._answer = Future()
+        if not is_asked:
+            return self._ask(answer)
+        try:
+            return answer.result(self._ttl_s)
+        except TimeoutError:
+            # The thread that asks may have been interrupted (Ctrl-C) before it could answer: the next one asks again.
+            self._end(answer)
+            raise Unavailable(
+                f"no new session within {self._ttl_s} seconds: another thread waits for the metadata store; try again"
+            ) from None
+
+    def _ask(self, answer: Future[Session]) -> Session:
+        try:
+            session = self._renewed()
+        except BaseException as error:
+            self._end(answer)
+            interrupted = Unavailable("the thread that asked for a new session was interrupted; try again")
+            answer.set_exception(error if isinstance(error, Exception) else interrupted)
+            raise
+        self._end(answer)
+        answer.set_result(session)
+        return session
+
+    def _end(self, answer: Future[Session]) -> None:
+        with self._lock:
+            if self._answer is answer:
+                self._answer = None
+
+    def _renewed(self) -> Session:
+        """A session that lives, after those that were replaced have ended for every process, as far as can be."""
+        before = self._session
+        if not before.alive():
+            # First: where the store is away, the caller does not wait for the end of the last one as well.
+            fresh = self._metadata.session(self._ttl_s)
+            with self._lock:
+                if self._session is before:
+                    self._session, self._replaced = fresh, [*self._replaced, before]
+                else:
+                    # A thread that gave up waiting for this one was quicker.
+                    self._replaced = [*self._replaced, fresh]
+        ended = [session for session in self._replaced if self._has_ended(session)]
+        with self._lock:
+            self._replaced = [session for session in self._replaced if session not in ended]
             return self._session
 
     def _has_ended(self, session: Session) -> bool:
-        """End it for everybody: one that was only late would live on, and keep us from what we owned in it."""
+        """End it for every process: one that was only late would live on, and keep this one from what it owned."""
         try:
             session.close()
         except (Unavailable, Indeterminate) as error:
