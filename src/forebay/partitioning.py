@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -135,9 +135,10 @@ def check_partition(partition: int, partitions: int) -> None:
 class Partitioner:
     """Chooses partitions for one topic handle. Safe for concurrent calls."""
 
-    def __init__(self, partitions: int) -> None:
+    def __init__(self, partitions: int, turns: Iterator[int] | None = None) -> None:
+        """`turns` counts the records and batches without a key; handles that share it continue one sequence."""
         self.partitions = partitions
-        self._turns = itertools.count()
+        self._turns = itertools.count() if turns is None else turns
 
     def choose(self, key: Key | None, *, partition: int | None = None, producer: int = 0) -> int:
         """One record's partition: the one asked for, else by key, else by producer (0 means none), else in turn."""

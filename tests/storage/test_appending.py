@@ -56,6 +56,30 @@ def test_records_without_a_key_take_turns_and_calls_stay_together(log: Storage) 
     assert sorted(column.count(b"many") for column in counts) == [0, 0, 5]
 
 
+def test_handles_of_one_topic_continue_one_sequence_of_turns(log: Storage) -> None:
+    """Each handle began with partition 0: a program that asks for the topic at each append filled that one alone."""
+    log.create_topic("t", partitions=3)
+
+    for number in range(4):
+        log.topic("t").append(b"%d" % number)
+    log.topic("t").append_many([b"4", b"4"])
+    first, second = log.topic("t"), log.topic("t")
+    assert [topic.append_nowait(b"v").partition for topic in (first, second, first, second)] == [2, 0, 1, 2]
+    assert [values(first.read(partition=place))[:2] for place in range(3)] == [[b"0", b"3"], [b"1", b"4"], [b"2", b"v"]]
+
+    log.delete_topic("t")
+    assert log.create_topic("t", partitions=3).append_nowait(b"v").partition == 0
+
+
+def test_turns_go_on_over_partitions_that_are_added(log: Storage) -> None:
+    topic = log.create_topic("t", partitions=2)
+    assert [topic.append_nowait(b"v").partition for _ in range(3)] == [0, 1, 0]
+
+    log.alter_topic("t", partitions=4)
+
+    assert [log.topic("t").append_nowait(b"v").partition for _ in range(3)] == [3, 0, 1]
+
+
 def test_a_partition_that_is_named_is_used(log: Storage) -> None:
     topic = log.create_topic("t", partitions=3)
     topic.append(b"v", key=b"k", partition=2)

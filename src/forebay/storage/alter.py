@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from forebay.clock import Clock
 from forebay.engines import OwnedShard
@@ -35,6 +36,12 @@ class Alterations:
         self._lock = RankedLock(Rank.TOPIC, "storage.handles")
         self._newest: dict[str, Defined] = {}
         self._handles: dict[str, weakref.WeakSet[Topic]] = {}
+        self._turns: dict[str, Iterator[int]] = {}
+
+    def turns(self, topic_id: str) -> Iterator[int]:
+        """What the handles of a topic count records without a key by, so that they continue one sequence."""
+        with self._lock:
+            return self._turns.setdefault(topic_id, itertools.count())
 
     def note(self, topic: Topic) -> None:
         """Have a handle follow changes from now on; it goes by the newest definition on return."""
@@ -82,6 +89,7 @@ class Alterations:
         with self._lock:
             self._handles.pop(topic_id, None)
             self._newest.pop(topic_id, None)
+            self._turns.pop(topic_id, None)
 
     def alter(
         self,

@@ -347,6 +347,7 @@ class Storage:
             shards=backend.shards.of_topic(spec),
             commit_soon=backend.committer.ask,
             cursors=backend.cursors,
+            turns=backend.alterations.turns(spec.topic_id),
         )
         backend.alterations.note(topic)
         return topic

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from forebay.appends.ticket import Ticket
 from forebay.clock import Clock
@@ -59,9 +59,6 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=ReadShard)
 T = TypeVar("T")
 
-_NEW: Final = tuple.__new__
-"""Half the cost of calling a named tuple's class."""
-
 
 def partitions_of(spec: TopicSpec, key: bytes) -> list[int]:
     """Where the records of a key are that went by its hash: today's partition first, then those of generations before.
@@ -84,12 +81,14 @@ class Topic:
         shards: TopicShards,
         commit_soon: Callable[[OwnedShard], None],
         cursors: Cursors,
+        turns: Iterator[int],
     ) -> None:
+        """`turns` is what all handles of the topic count records without a key by."""
         self.spec = spec
         self._clock = clock
         self._shards = shards
         self._cursors = cursors
-        self._partitioner = Partitioner(spec.partitions)
+        self._partitioner = Partitioner(spec.partitions, turns)
         self.appender = Appender(
             self.name, settings, clock, self._partitioner, own=shards.own, find=shards.find, commit_soon=commit_soon
         )
