@@ -1,0 +1,286 @@
+"""Counts what an open log does, as counters and histograms that a status shows and a server can publish.
+
+One `Meter` for each open log. Each shard counts on its own, without a lock; the meter adds up what all shards have
+counted, also those that were closed, moved or deleted since: a counter never falls while the log is open. Knows no
+server and no format of metrics.
+"""
+
+from __future__ import annotations
+
+import weakref
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from fnmatch import fnmatchcase
+from typing import Final, NamedTuple, TypeAlias
+
+from forebay.locks import Rank, RankedLock
+
+BOUNDS_SECONDS: Final = (
+    0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01,
+    0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
+)  # fmt: skip
+"""The upper ends of a histogram's ranges, each included; a last range has everything above."""
+TOPICS_MAX: Final = 1000
+"""So many topics get numbers of their own; those of further topics count without a name."""
+
+
+class Kind(Enum):
+    """How a metric behaves."""
+
+    COUNTER = "counter"
+    """Only grows while the log is open."""
+    GAUGE = "gauge"
+    """What is so now."""
+    HISTOGRAM = "histogram"
+    """Durations, counted by their range."""
+
+
+class Metric(Enum):
+    """Everything that is counted, under the name a server publishes it by."""
+
+    kind: Kind
+    help: str
+
+    APPEND_SECONDS = (
+        "forebay_wal_append_latency_seconds",
+        Kind.HISTOGRAM,
+        "From taking queued appends to the answer",
+    )
+    FSYNC_SECONDS = ("forebay_wal_fsync_latency_seconds", Kind.HISTOGRAM, "Syncs of log files")
+    BYTES_WRITTEN = ("forebay_wal_bytes_written_total", Kind.COUNTER, "Bytes of records written to log files")
+    RECORDS = ("forebay_wal_records_total", Kind.COUNTER, "Records appended")
+    COMMITS = (
+        "forebay_wal_commits_total",
+        Kind.COUNTER,
+        "Commits: one write, and a sync where the class asks for it",
+    )
+    ROTATIONS = ("forebay_wal_rotations_total", Kind.COUNTER, "Log files begun in place of full or old ones")
+    CACHE_BYTES = ("forebay_wal_cache_bytes", Kind.GAUGE, "Bytes of the newest records held in memory")
+    CACHE_HITS = ("forebay_wal_cache_hits_total", Kind.COUNTER, "Reads of new records answered from memory")
+    CACHE_MISSES = ("forebay_wal_cache_misses_total", Kind.COUNTER, "Reads of new records that went on to a file")
+    EXPORT_CYCLE_SECONDS = ("forebay_export_cycle_seconds", Kind.HISTOGRAM, "Exports of one sealed segment each")
+    EXPORT_BYTES = ("forebay_export_bytes_total", Kind.COUNTER, "Bytes of segments made history")
+    EXPORT_OBJECTS = ("forebay_export_objects_total", Kind.COUNTER, "Segments made history")
+    EXPORT_ERRORS = ("forebay_export_errors_total", Kind.COUNTER, "Exports that failed")
+    HISTORY_QUERY_SECONDS = ("forebay_history_query_seconds", Kind.HISTOGRAM, "Reads of one page of history each")
+    HISTORY_BYTES_READ = ("forebay_history_bytes_read_total", Kind.COUNTER, "Bytes of history handed to readers")
+    METADATA_PUT_SECONDS = ("forebay_metadata_put_seconds", Kind.HISTOGRAM, "Transactions that write metadata")
+    METADATA_DESCRIPTOR_WRITES = (
+        "forebay_metadata_descriptor_writes_total", Kind.COUNTER, "Descriptors of segments written to the catalog",
+    )  # fmt: skip
+    SHARDS_OPEN = ("forebay_shards_open", Kind.GAUGE, "Shards open in this process")
+    SHARDS_FAILED = ("forebay_shards_failed", Kind.GAUGE, "Open shards that refuse appends")
+
+    def __new__(cls, name: str, kind: Kind, text: str) -> Metric:
+        metric = object.__new__(cls)
+        metric._value_ = name
+        metric.kind = kind
+        metric.help = text
+        return metric
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """What a histogram has counted: how many durations fell into each range, and their sum."""
+
+    counts: tuple[int, ...]
+    """One for each of `BOUNDS_SECONDS`, and one for everything above."""
+    sum: float
+
+    @property
+    def count(self) -> int:
+        """How many durations there were."""
+        return sum(self.counts)
+
+    def quantile(self, share: float) -> float | None:
+        """An upper bound of the duration that `share` of all stayed within; `None` without any.
+
+        Beyond the last bound it is infinite: how much longer they took was not counted.
+        """
+        if not self.count:
+            return None
+        left = share * self.count
+        for bound, count in zip((*BOUNDS_SECONDS, float("inf")), self.counts, strict=True):
+            left -= count
+            if left <= 0:
+                return bound
+        return float("inf")
+
+
+class Histogram:
+    """Durations counted by their range. One thread at a time observes; any may take the value."""
+
+    __slots__ = ("_counts", "_sum")
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BOUNDS_SECONDS) + 1)
+        self._sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one duration."""
+        self._counts[bisect_left(BOUNDS_SECONDS, seconds)] += 1
+        self._sum += seconds
+
+    def add(self, other: Histogram) -> None:
+        """Count everything that another has counted."""
+        self._counts = [mine + theirs for mine, theirs in zip(self._counts, other._counts, strict=True)]
+        self._sum += other._sum
+
+    def value(self) -> Durations:
+        """What was counted so far."""
+        return Durations(tuple(self._counts), self._sum)
+
+
+Labels: TypeAlias = tuple[tuple[str, str], ...]
+"""What a number is about, as pairs of a label and its value: durability class, engine, sometimes the topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One number, what it is, and what it is about."""
+
+    metric: Metric
+    labels: Labels
+    value: float | Durations
+
+
+class ShardCounts:
+    """What one open shard has done. Any thread may look.
+
+    The thread that holds the shard's commit lock counts, and cache hits and misses the one that holds the cache's.
+    """
+
+    __slots__ = (
+        "append_seconds",
+        "bytes_written",
+        "cache_hits",
+        "cache_misses",
+        "commits",
+        "fsync_seconds",
+        "records",
+        "rotations",
+    )
+
+    def __init__(self) -> None:
+        self.bytes_written = self.commits = self.records = self.rotations = 0
+        self.cache_hits = self.cache_misses = 0
+        self.append_seconds, self.fsync_seconds = Histogram(), Histogram()
+
+    @property
+    def fsyncs(self) -> int:
+        """How many syncs of log files have succeeded."""
+        return self.fsync_seconds.value().count
+
+    def add(self, other: ShardCounts) -> None:
+        """Count everything that another has counted."""
+        for name in self.__slots__:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if isinstance(mine, Histogram):
+                mine.add(theirs)
+            else:
+                setattr(self, name, mine + theirs)
+
+    def samples(self, labels: Labels) -> list[Sample]:
+        """Everything counted, by its metric."""
+        return [
+            Sample(Metric.APPEND_SECONDS, labels, self.append_seconds.value()),
+            Sample(Metric.FSYNC_SECONDS, labels, self.fsync_seconds.value()),
+            Sample(Metric.BYTES_WRITTEN, labels, self.bytes_written),
+            Sample(Metric.RECORDS, labels, self.records),
+            Sample(Metric.COMMITS, labels, self.commits),
+            Sample(Metric.ROTATIONS, labels, self.rotations),
+            Sample(Metric.CACHE_HITS, labels, self.cache_hits),
+            Sample(Metric.CACHE_MISSES, labels, self.cache_misses),
+        ]
+
+
+class _Counting(NamedTuple):
+    """A shard that counts, as long as its owner lives."""
+
+    owner: weakref.ref[object]
+    labels: Labels
+    counts: ShardCounts
+
+
+class Meter:
+    """Adds up what all shards of a log count, and counts what concerns the log as a whole. Safe for concurrent use."""
+
+    def __init__(self, topics: Sequence[str] = ()) -> None:
+        """Topics whose name one of these patterns matches (`shop/*`) get numbers of their own, at most `TOPICS_MAX`."""
+        self._topics = tuple(topics)
+        self._lock = RankedLock(Rank.LEAF, "meter.sums")
+        self._named: set[str] = set()
+        self._counting: dict[int, _Counting] = {}
+        """By the identity of the reference: two references to one owner are equal."""
+        self._gone: deque[weakref.ref[object]] = deque()
+        """Of shards that are no more. The garbage collector adds to it at any time, so without a lock."""
+        self._ended: dict[Labels, ShardCounts] = {}
+        self._durations = {metric: Histogram() for metric in _OF_THE_LOG if metric.kind is Kind.HISTOGRAM}
+        self._totals = {metric: 0 for metric in _OF_THE_LOG if metric.kind is Kind.COUNTER}
+
+    def shard(self, owner: object, *, topic: str, durability: str, engine: str) -> ShardCounts:
+        """Where a shard counts from now on. What it has counted stays in the sums when `owner` is no more."""
+        counts = ShardCounts()
+        with self._lock:
+            self._fold()
+            counting = _Counting(weakref.ref(owner, self._gone.append), self._labels(topic, durability, engine), counts)
+            self._counting[id(counting.owner)] = counting
+        return counts
+
+    def observe(self, metric: Metric, seconds: float) -> None:
+        """Count a duration that concerns the log as a whole."""
+        with self._lock:
+            self._durations[metric].observe(seconds)
+
+    def add(self, metric: Metric, number: int = 1) -> None:
+        """Count so many more, of the log as a whole."""
+        with self._lock:
+            self._totals[metric] += number
+
+    def samples(self) -> list[Sample]:
+        """Every counter and histogram now, by metric and labels. Gauges are the log's own to add."""
+        with self._lock:
+            self._fold()
+            sums: dict[Labels, ShardCounts] = {}
+            for labels, counts in self._ended.items():
+                sums.setdefault(labels, ShardCounts()).add(counts)
+            for counting in self._counting.values():
+                sums.setdefault(counting.labels, ShardCounts()).add(counting.counts)
+            found = [sample for labels, counts in sums.items() for sample in counts.samples(labels)]
+            found += [Sample(metric, (), durations.value()) for metric, durations in self._durations.items()]
+            found += [Sample(metric, (), total) for metric, total in self._totals.items()]
+        return sorted(found, key=lambda sample: (sample.metric.value, sample.labels))
+
+    def _labels(self, topic: str, durability: str, engine: str) -> Labels:
+        labels = (("durability", durability), ("engine", engine))
+        if topic not in self._named:
+            if len(self._named) >= TOPICS_MAX or not any(fnmatchcase(topic, pattern) for pattern in self._topics):
+                return labels
+            self._named.add(topic)
+        return (*labels, ("topic", topic))
+
+    def _fold(self) -> None:
+        """Keep what shards that are no more have counted. The caller holds the lock."""
+        while self._gone:
+            key = id(self._gone[0])
+            ended = self._counting.get(key)
+            if ended is not None:
+                # In this order: whatever interrupts it (Ctrl-C), no sum falls.
+                self._ended.setdefault(ended.labels, ShardCounts()).add(ended.counts)
+                del self._counting[key]
+            self._gone.popleft()
+
+
+_OF_THE_LOG: Final = (
+    Metric.EXPORT_CYCLE_SECONDS,
+    Metric.EXPORT_BYTES,
+    Metric.EXPORT_OBJECTS,
+    Metric.EXPORT_ERRORS,
+    Metric.HISTORY_QUERY_SECONDS,
+    Metric.HISTORY_BYTES_READ,
+    Metric.METADATA_PUT_SECONDS,
+    Metric.METADATA_DESCRIPTOR_WRITES,
+)
