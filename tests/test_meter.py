@@ -8,11 +8,15 @@ import threading
 
 import pytest
 
-from forebay.meter import BOUNDS_SECONDS, TOPICS_MAX, Durations, Histogram, Kind, Labels, Meter, Metric
+from forebay.meter import BOUNDS_SECONDS, TOPICS_MAX, Durations, Histogram, Kind, Labels, Meter, Metric, ShardCounts
 
 
 class Owner:
-    """Stands for the log of a shard: counts last as long as it does."""
+    """Stands for the log of a shard: it counts as long as it lives."""
+
+    def __init__(self, meter: Meter, topic: str = "default/a", durability: str = "fsync") -> None:
+        self.counts = ShardCounts()
+        meter.watch(self, self.counts, topic=topic, durability=durability, engine="segment")
 
 
 def value(meter: Meter, metric: Metric, labels: Labels = ()) -> float | Durations:
@@ -53,13 +57,13 @@ def test_a_quantile_of_nothing_is_none_and_one_beyond_the_last_bound_is_infinite
 
 
 def test_what_shards_of_one_class_and_engine_count_is_added_up() -> None:
-    meter, owners = Meter(), [Owner(), Owner()]
+    meter = Meter()
+    owners = [Owner(meter, "default/1"), Owner(meter, "default/2")]
     for number, owner in enumerate(owners, 1):
-        counts = meter.shard(owner, topic=f"default/{number}", durability="fsync", engine="segment")
-        counts.records += number
-        counts.fsync_seconds.observe(0.001)
-    other = meter.shard(owners[0], topic="default/other", durability="disk", engine="segment")
-    other.records += 50
+        owner.counts.records += number
+        owner.counts.fsync_seconds.observe(0.001)
+    other = Owner(meter, "default/1", "disk")
+    other.counts.records += 50
     assert value(meter, Metric.RECORDS, labels()) == 3
     fsyncs = value(meter, Metric.FSYNC_SECONDS, labels())
     assert isinstance(fsyncs, Durations)
@@ -67,15 +71,15 @@ def test_what_shards_of_one_class_and_engine_count_is_added_up() -> None:
 
 
 def test_sums_stay_when_the_shard_is_gone_and_go_on_when_it_is_opened_again() -> None:
-    meter, owner = Meter(), Owner()
-    counts = meter.shard(owner, topic="default/a", durability="fsync", engine="segment")
-    counts.records += 5
-    counts.append_seconds.observe(0.01)
+    meter = Meter()
+    owner = Owner(meter)
+    owner.counts.records += 5
+    owner.counts.append_seconds.observe(0.01)
     del owner
     gc.collect()
     assert value(meter, Metric.RECORDS, labels()) == 5
-    again = Owner()
-    meter.shard(again, topic="default/a", durability="fsync", engine="segment").records += 2
+    again = Owner(meter)
+    again.counts.records += 2
     assert value(meter, Metric.RECORDS, labels()) == 7
     durations = value(meter, Metric.APPEND_SECONDS, labels())
     assert isinstance(durations, Durations)
@@ -85,18 +89,18 @@ def test_sums_stay_when_the_shard_is_gone_and_go_on_when_it_is_opened_again() ->
 def test_shards_that_come_and_go_leave_nothing_but_their_sum() -> None:
     meter = Meter()
     for _ in range(1000):
-        owner = Owner()
-        meter.shard(owner, topic="default/a", durability="fsync", engine="segment").records += 1
+        owner = Owner(meter)
+        owner.counts.records += 1
         del owner
     assert value(meter, Metric.RECORDS, labels()) == 1000
     assert len({sample.labels for sample in meter.samples()}) == 2
 
 
 def test_topics_that_a_pattern_names_have_numbers_of_their_own_up_to_a_limit() -> None:
-    meter, owner = Meter(topics=("shop/*",)), Owner()
-    for number in range(TOPICS_MAX + 5):
-        meter.shard(owner, topic=f"shop/{number}", durability="fsync", engine="segment").records += 1
-    meter.shard(owner, topic="shop2/1", durability="fsync", engine="segment").records += 1
+    meter = Meter(topics=("shop/*",))
+    owners = [Owner(meter, f"shop/{number}") for number in range(TOPICS_MAX + 5)]
+    for owner in (*owners, Owner(meter, "shop2/1")):
+        owner.counts.records += 1
     assert value(meter, Metric.RECORDS, labels("shop/0")) == 1
     assert value(meter, Metric.RECORDS, labels()) == 6
     named = {sample.labels for sample in meter.samples() if dict(sample.labels).get("topic")}

@@ -50,6 +50,7 @@ class Metric(Enum):
         "From taking queued appends to the answer",
     )
     FSYNC_SECONDS = ("forebay_wal_fsync_latency_seconds", Kind.HISTOGRAM, "Syncs of log files")
+    PAUSE_SECONDS = ("forebay_wal_pause_seconds", Kind.HISTOGRAM, "Pauses of appends while a bulk load is attached")
     BYTES_WRITTEN = ("forebay_wal_bytes_written_total", Kind.COUNTER, "Bytes of records written to log files")
     RECORDS = ("forebay_wal_records_total", Kind.COUNTER, "Records appended")
     COMMITS = (
@@ -160,6 +161,7 @@ class ShardCounts:
         "cache_misses",
         "commits",
         "fsync_seconds",
+        "pause_seconds",
         "records",
         "rotations",
     )
@@ -167,7 +169,7 @@ class ShardCounts:
     def __init__(self) -> None:
         self.bytes_written = self.commits = self.records = self.rotations = 0
         self.cache_hits = self.cache_misses = 0
-        self.append_seconds, self.fsync_seconds = Histogram(), Histogram()
+        self.append_seconds, self.fsync_seconds, self.pause_seconds = Histogram(), Histogram(), Histogram()
 
     @property
     def fsyncs(self) -> int:
@@ -188,6 +190,7 @@ class ShardCounts:
         return [
             Sample(Metric.APPEND_SECONDS, labels, self.append_seconds.value()),
             Sample(Metric.FSYNC_SECONDS, labels, self.fsync_seconds.value()),
+            Sample(Metric.PAUSE_SECONDS, labels, self.pause_seconds.value()),
             Sample(Metric.BYTES_WRITTEN, labels, self.bytes_written),
             Sample(Metric.RECORDS, labels, self.records),
             Sample(Metric.COMMITS, labels, self.commits),
@@ -221,14 +224,12 @@ class Meter:
         self._durations = {metric: Histogram() for metric in _OF_THE_LOG if metric.kind is Kind.HISTOGRAM}
         self._totals = {metric: 0 for metric in _OF_THE_LOG if metric.kind is Kind.COUNTER}
 
-    def shard(self, owner: object, *, topic: str, durability: str, engine: str) -> ShardCounts:
-        """Where a shard counts from now on. What it has counted stays in the sums when `owner` is no more."""
-        counts = ShardCounts()
+    def watch(self, owner: object, counts: ShardCounts, *, topic: str, durability: str, engine: str) -> None:
+        """Add up what a shard counts. What it has counted stays in the sums when `owner`, which counts, is no more."""
         with self._lock:
             self._fold()
             counting = _Counting(weakref.ref(owner, self._gone.append), self._labels(topic, durability, engine), counts)
             self._counting[id(counting.owner)] = counting
-        return counts
 
     def observe(self, metric: Metric, seconds: float) -> None:
         """Count a duration that concerns the log as a whole."""

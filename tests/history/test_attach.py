@@ -60,7 +60,7 @@ def test_a_load_lies_behind_what_was_appended_and_appends_go_on_behind_it(land: 
     assert state.state.next_offset == 105
     assert state.state.reserved_end >= 105
     counters = node.shard().wal.counters
-    assert (counters.pauses, node.paused()) == (1, [])
+    assert (counters.pause_seconds.value().count, node.paused()) == (1, [])
     ledger.count("loads attached", mode=land.settings.storage.mode)
 
 

@@ -245,8 +245,7 @@ class Attaching:
         if self._pausing.at_risk is None and wal.writer.next >= self.shard.history.exported:
             wal.queue.resume()
             self._pausing.since = None
-            wal.counters.pauses += 1
-            wal.counters.pause_seconds += seconds
+            wal.counters.pause_seconds.observe(seconds)
         return seconds
 
 

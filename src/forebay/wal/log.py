@@ -435,7 +435,6 @@ class Wal:
         self.writer.report_background_sync(None)
         try:
             with self.group.lock:
-                self.counters.fsyncs += 1
                 self.writer.note_synced(target)
                 if not self.closed:
                     self.show()

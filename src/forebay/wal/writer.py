@@ -22,6 +22,7 @@ from forebay.format.control.frames import State, encode_gap, encode_mark, encode
 from forebay.format.files.segment import SegmentHeader, encode_header, segment_name
 from forebay.format.frame.batch import encode_data_frame
 from forebay.locks import Rank, RankedCondition, RankedLock
+from forebay.meter import ShardCounts
 from forebay.records import Gap, Reason
 from forebay.settings import WalSettings
 from forebay.wal.files import FileList, LogFile
@@ -100,6 +101,7 @@ class SyncTarget(NamedTuple):
     active: ActiveFile
     position: int
     end: int
+    begun: float
 
 
 class BackgroundSync:
@@ -134,25 +136,6 @@ class BackgroundSync:
             raise OSError(self._error.errno, f"a sync begun before has failed: {self._error}", path)
 
 
-class Counters:
-    """What the log has done since it was opened; the core counts, others publish."""
-
-    __slots__ = (
-        "bytes_written",
-        "commits",
-        "fsync_seconds",
-        "fsyncs",
-        "pause_seconds",
-        "pauses",
-        "records",
-        "rotations",
-    )
-
-    def __init__(self) -> None:
-        self.bytes_written = self.commits = self.fsyncs = self.pauses = self.records = self.rotations = 0
-        self.fsync_seconds = self.pause_seconds = 0.0
-
-
 class Writer:
     """One shard's log, from `next` on. Other modules read the public fields and assign none of them."""
 
@@ -174,7 +157,7 @@ class Writer:
         self.settings = settings
         self.files = files
         self.window = window
-        self.counters = Counters()
+        self.counters = ShardCounts()
         self.removals = Removals()
         """Deletes and floors that each new file states again."""
         self.active: ActiveFile | None = None
@@ -270,11 +253,8 @@ class Writer:
         active = self.active
         if active is not None and active.position != active.synced:
             in_doubt, self.in_doubt = self.in_doubt, True
-            target = SyncTarget(active, active.position, self.end)
-            begun = self.clock.monotonic()
+            target = SyncTarget(active, active.position, self.end, self.clock.monotonic())
             active.file.sync()
-            self.counters.fsync_seconds += self.clock.monotonic() - begun
-            self.counters.fsyncs += 1
             self.note_synced(target)
             self.in_doubt = in_doubt
 
@@ -293,7 +273,7 @@ class Writer:
         active = self.active
         if active is None or active.position == active.synced:
             return None
-        target = SyncTarget(active, active.position, self.end)
+        target = SyncTarget(active, active.position, self.end, self.clock.monotonic())
         self._background = BackgroundSync(target)
         return target
 
@@ -321,6 +301,7 @@ class Writer:
 
     def note_synced(self, target: SyncTarget) -> None:
         """A sync that covered `target` has returned without an error."""
+        self.counters.fsync_seconds.observe(self.clock.monotonic() - target.begun)
         active = target.active
         active.synced = max(active.synced, target.position)
         if active is not self.active:
