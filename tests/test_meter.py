@@ -8,18 +8,29 @@ import threading
 
 import pytest
 
-from forebay.meter import BOUNDS_SECONDS, TOPICS_MAX, Durations, Histogram, Kind, Labels, Meter, Metric, ShardCounts
+from forebay.clock import SystemClock
+from forebay.meter import (
+    BOUNDS_SECONDS,
+    TOPICS_MAX,
+    Durations,
+    Histogram,
+    Labels,
+    LogMeter,
+    Metric,
+    MetricKind,
+    ShardCounts,
+)
 
 
 class Owner:
     """Stands for the log of a shard: it counts as long as it lives."""
 
-    def __init__(self, meter: Meter, topic: str = "default/a", durability: str = "fsync") -> None:
+    def __init__(self, meter: LogMeter, topic: str = "default/a", durability: str = "fsync") -> None:
         self.counts = ShardCounts()
         meter.watch(self, self.counts, topic=topic, durability=durability, engine="segment")
 
 
-def value(meter: Meter, metric: Metric, labels: Labels = ()) -> float | Durations:
+def value(meter: LogMeter, metric: Metric, labels: Labels = ()) -> float | Durations:
     (found,) = (sample.value for sample in meter.samples() if sample.metric is metric and sample.labels == labels)
     return found
 
@@ -57,7 +68,7 @@ def test_a_quantile_of_nothing_is_none_and_one_beyond_the_last_bound_is_infinite
 
 
 def test_what_shards_of_one_class_and_engine_count_is_added_up() -> None:
-    meter = Meter()
+    meter = LogMeter(SystemClock())
     owners = [Owner(meter, "default/1"), Owner(meter, "default/2")]
     for number, owner in enumerate(owners, 1):
         owner.counts.records += number
@@ -71,7 +82,7 @@ def test_what_shards_of_one_class_and_engine_count_is_added_up() -> None:
 
 
 def test_sums_stay_when_the_shard_is_gone_and_go_on_when_it_is_opened_again() -> None:
-    meter = Meter()
+    meter = LogMeter(SystemClock())
     owner = Owner(meter)
     owner.counts.records += 5
     owner.counts.append_seconds.observe(0.01)
@@ -87,7 +98,7 @@ def test_sums_stay_when_the_shard_is_gone_and_go_on_when_it_is_opened_again() ->
 
 
 def test_shards_that_come_and_go_leave_nothing_but_their_sum() -> None:
-    meter = Meter()
+    meter = LogMeter(SystemClock())
     for _ in range(1000):
         owner = Owner(meter)
         owner.counts.records += 1
@@ -96,8 +107,25 @@ def test_shards_that_come_and_go_leave_nothing_but_their_sum() -> None:
     assert len({sample.labels for sample in meter.samples()}) == 2
 
 
+def test_a_shard_that_is_watched_twice_counts_once() -> None:
+    meter = LogMeter(SystemClock())
+    owner = Owner(meter)
+    meter.watch(owner, owner.counts, topic="default/a", durability="fsync", engine="segment")
+    owner.counts.records += 1
+    assert value(meter, Metric.RECORDS, labels()) == 1
+
+
+def test_what_fails_is_timed_too() -> None:
+    meter = LogMeter(SystemClock())
+    with pytest.raises(ZeroDivisionError), meter.timed(Metric.EXPORT_CYCLE_SECONDS):
+        raise ZeroDivisionError
+    durations = value(meter, Metric.EXPORT_CYCLE_SECONDS)
+    assert isinstance(durations, Durations)
+    assert durations.count == 1
+
+
 def test_topics_that_a_pattern_names_have_numbers_of_their_own_up_to_a_limit() -> None:
-    meter = Meter(topics=("shop/*",))
+    meter = LogMeter(SystemClock(), ("shop/*",))
     owners = [Owner(meter, f"shop/{number}") for number in range(TOPICS_MAX + 5)]
     for owner in (*owners, Owner(meter, "shop2/1")):
         owner.counts.records += 1
@@ -108,7 +136,7 @@ def test_topics_that_a_pattern_names_have_numbers_of_their_own_up_to_a_limit() -
 
 
 def test_what_concerns_the_log_is_counted_from_several_threads_without_a_loss() -> None:
-    meter = Meter()
+    meter = LogMeter(SystemClock())
 
     def count() -> None:
         for _ in range(2000):
@@ -130,5 +158,5 @@ def test_every_metric_has_a_name_of_its_kind_and_says_what_it_counts() -> None:
     for metric in Metric:
         assert metric.value.startswith("forebay_"), metric
         assert metric.help, metric
-        assert metric.value.endswith("_total") == (metric.kind is Kind.COUNTER), metric
-        assert metric.value.endswith("_seconds") == (metric.kind is Kind.HISTOGRAM), metric
+        assert metric.value.endswith("_total") == (metric.kind is MetricKind.COUNTER), metric
+        assert metric.value.endswith("_seconds") == (metric.kind is MetricKind.HISTOGRAM), metric

@@ -48,7 +48,7 @@ def _returned(owner: type) -> Iterator[tuple[str, type]]:
     """The classes of this package in what public methods and properties return."""
     for name, member in inspect.getmembers(owner):
         call = member.fget if isinstance(member, property) else member
-        if not name.startswith("_") and getattr(call, "__module__", None) and hasattr(call, "__annotations__"):
+        if not name.startswith("_") and callable(call) and hasattr(call, "__annotations__"):
             returned = typing.get_type_hints(call, localns={"pa": pa}).get("return")
             yield from ((name, kind) for kind in _classes(returned) if kind.__module__.startswith("forebay"))
 

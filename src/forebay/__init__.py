@@ -39,9 +39,11 @@ if _typing.TYPE_CHECKING:
     from forebay.inspection.findings import Finding, Report
     from forebay.inspection.moves import TopicMove, move_topic
     from forebay.inspection.steps import Step
+    from forebay.meter import Durations, Metric, MetricKind, Sample
     from forebay.records import EARLIEST, LATEST, Gap, GroupOffset, Offsets, Position, Reason, Record, RecordPage
     from forebay.settings import Settings
     from forebay.shard import RecoveryDecision, ShardRef
+    from forebay.shard.history import ExportStatus
     from forebay.storage import (
         Ack,
         BatchAck,
@@ -54,6 +56,7 @@ if _typing.TYPE_CHECKING:
         Stream,
         Topic,
     )
+    from forebay.storage.status import LogStatus, PartitionStatus, TopicStatus
     from forebay.topics import TopicName, TopicSpec
     from forebay.workers import WorkerStatus
 
@@ -67,7 +70,9 @@ __all__ = [
     "Copied",
     "Corrupt",
     "DataLoss",
+    "Durations",
     "EARLIEST",
+    "ExportStatus",
     "Fenced",
     "Finding",
     "ForebayError",
@@ -78,10 +83,14 @@ __all__ = [
     "Indeterminate",
     "Invalid",
     "LATEST",
+    "LogStatus",
+    "Metric",
+    "MetricKind",
     "Moved",
     "OffsetRange",
     "Offsets",
     "PartitionSalvage",
+    "PartitionStatus",
     "Position",
     "Reader",
     "Reason",
@@ -90,6 +99,7 @@ __all__ = [
     "RecoveryDecision",
     "Report",
     "Retained",
+    "Sample",
     "Settings",
     "ShardRef",
     "ShardState",
@@ -100,6 +110,7 @@ __all__ = [
     "TopicMove",
     "TopicName",
     "TopicSpec",
+    "TopicStatus",
     "Unavailable",
     "UnknownTopic",
     "Unsupported",
@@ -119,6 +130,7 @@ _HOMES = {
     "forebay.inspection.findings": ("Finding", "Report"),
     "forebay.inspection.moves": ("TopicMove", "move_topic"),
     "forebay.inspection.steps": ("Step",),
+    "forebay.meter": ("Durations", "Metric", "MetricKind", "Sample"),
     "forebay.records": (
         "EARLIEST",
         "Gap",
@@ -132,6 +144,7 @@ _HOMES = {
     ),
     "forebay.settings": ("Settings",),
     "forebay.shard": ("RecoveryDecision", "ShardRef"),
+    "forebay.shard.history": ("ExportStatus",),
     "forebay.storage": (
         "Ack",
         "BatchAck",
@@ -144,6 +157,7 @@ _HOMES = {
         "Stream",
         "Topic",
     ),
+    "forebay.storage.status": ("LogStatus", "PartitionStatus", "TopicStatus"),
     "forebay.topics": ("TopicName", "TopicSpec"),
     "forebay.workers": ("WorkerStatus",),
 }

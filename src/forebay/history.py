@@ -21,6 +21,7 @@ from forebay.catalog import ShardCatalog
 from forebay.errors import Corrupt, Unsupported
 from forebay.format.metadata.descriptor import DescriptorKind, LoadStatus, SegmentDescriptor
 from forebay.locks import Rank, RankedLock
+from forebay.meter import LogMeter, Metric
 from forebay.pages import Page, Span
 from forebay.records import Gap, Reason
 from forebay.sealed import ByteSource, SealedSegment
@@ -285,8 +286,16 @@ def _class_of(descriptor: SegmentDescriptor) -> type[SealedSegment]:
 class Objects:
     """Segments in an object store, opened as `History` asks for them. Holds the threads that read ahead."""
 
-    def __init__(self, store: BlobStore, *, read_ahead_bytes: int = BLOCKS_AHEAD * BLOCK_BYTES) -> None:
+    def __init__(
+        self,
+        store: BlobStore,
+        *,
+        read_ahead_bytes: int = BLOCKS_AHEAD * BLOCK_BYTES,
+        meter: LogMeter | None = None,
+    ) -> None:
+        """With `meter` each request to the store is counted."""
         self._store = store
+        self._meter = meter
         self._block_bytes = min(BLOCK_BYTES, max(1, read_ahead_bytes // BLOCKS_AHEAD))
         self._blocks_ahead = read_ahead_bytes // self._block_bytes
         self._budget = Budget(max(BUDGET_BYTES, read_ahead_bytes))
@@ -296,7 +305,7 @@ class Objects:
 
     def segment(self, descriptor: SegmentDescriptor) -> SealedSegment:
         """The segment that a descriptor names; its object must still be the one that was catalogued."""
-        index = partial(self._store.get_range, descriptor.index_object)
+        index = partial(self._fetch, descriptor.index_object, None)
         return _class_of(descriptor)(
             descriptor.object_key,
             descriptor.start,
@@ -319,7 +328,16 @@ class Objects:
         )
 
     def _range(self, descriptor: SegmentDescriptor) -> Range:
-        return partial(self._store.get_range, descriptor.object_key, etag=descriptor.etag)
+        return partial(self._fetch, descriptor.object_key, descriptor.etag)
+
+    def _fetch(self, key: str, etag: str | None, start: int, stop: int) -> bytes:
+        """Bytes of an object; run by readers and by the threads that read ahead."""
+        if self._meter is None:
+            return self._store.get_range(key, start, stop, etag=etag)
+        with self._meter.timed(Metric.HISTORY_QUERY_SECONDS):
+            found = self._store.get_range(key, start, stop, etag=etag)
+        self._meter.add(Metric.HISTORY_BYTES_READ, len(found))
+        return found
 
     def close(self) -> None:
         """End the threads."""

@@ -1,6 +1,6 @@
 """Counts what an open log does, as counters and histograms that a status shows and a server can publish.
 
-One `Meter` for each open log. Each shard counts on its own, without a lock; the meter adds up what all shards have
+One `LogMeter` for each open log. Each shard counts on its own, without a lock; the meter adds up what all shards have
 counted, also those that were closed, moved or deleted since: a counter never falls while the log is open. Knows no
 server and no format of metrics.
 """
@@ -10,12 +10,14 @@ from __future__ import annotations
 import weakref
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
 from typing import Final, NamedTuple, TypeAlias
 
+from forebay.clock import Clock
 from forebay.locks import Rank, RankedLock
 
 BOUNDS_SECONDS: Final = (
@@ -27,7 +29,7 @@ TOPICS_MAX: Final = 1000
 """So many topics get numbers of their own; those of further topics count without a name."""
 
 
-class Kind(Enum):
+class MetricKind(Enum):
     """How a metric behaves."""
 
     COUNTER = "counter"
@@ -41,41 +43,51 @@ class Kind(Enum):
 class Metric(Enum):
     """Everything that is counted, under the name a server publishes it by."""
 
-    kind: Kind
+    kind: MetricKind
     help: str
 
     APPEND_SECONDS = (
         "forebay_wal_append_latency_seconds",
-        Kind.HISTOGRAM,
+        MetricKind.HISTOGRAM,
         "From taking queued appends to the answer",
     )
-    FSYNC_SECONDS = ("forebay_wal_fsync_latency_seconds", Kind.HISTOGRAM, "Syncs of log files")
-    PAUSE_SECONDS = ("forebay_wal_pause_seconds", Kind.HISTOGRAM, "Pauses of appends while a bulk load is attached")
-    BYTES_WRITTEN = ("forebay_wal_bytes_written_total", Kind.COUNTER, "Bytes of records written to log files")
-    RECORDS = ("forebay_wal_records_total", Kind.COUNTER, "Records appended")
+    FSYNC_SECONDS = ("forebay_wal_fsync_latency_seconds", MetricKind.HISTOGRAM, "Syncs of log files")
+    PAUSE_SECONDS = (
+        "forebay_wal_pause_seconds",
+        MetricKind.HISTOGRAM,
+        "Pauses of appends for a bulk load",
+    )
+    BYTES_WRITTEN = ("forebay_wal_bytes_written_total", MetricKind.COUNTER, "Bytes of records written to log files")
+    RECORDS = ("forebay_wal_records_total", MetricKind.COUNTER, "Records appended")
     COMMITS = (
         "forebay_wal_commits_total",
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "Commits: one write, and a sync where the class asks for it",
     )
-    ROTATIONS = ("forebay_wal_rotations_total", Kind.COUNTER, "Log files begun in place of full or old ones")
-    CACHE_BYTES = ("forebay_wal_cache_bytes", Kind.GAUGE, "Bytes of the newest records held in memory")
-    CACHE_HITS = ("forebay_wal_cache_hits_total", Kind.COUNTER, "Reads of new records answered from memory")
-    CACHE_MISSES = ("forebay_wal_cache_misses_total", Kind.COUNTER, "Reads of new records that went on to a file")
-    EXPORT_CYCLE_SECONDS = ("forebay_export_cycle_seconds", Kind.HISTOGRAM, "Exports of one sealed segment each")
-    EXPORT_BYTES = ("forebay_export_bytes_total", Kind.COUNTER, "Bytes of segments made history")
-    EXPORT_OBJECTS = ("forebay_export_objects_total", Kind.COUNTER, "Segments made history")
-    EXPORT_ERRORS = ("forebay_export_errors_total", Kind.COUNTER, "Exports that failed")
-    HISTORY_QUERY_SECONDS = ("forebay_history_query_seconds", Kind.HISTOGRAM, "Reads of one page of history each")
-    HISTORY_BYTES_READ = ("forebay_history_bytes_read_total", Kind.COUNTER, "Bytes of history handed to readers")
-    METADATA_PUT_SECONDS = ("forebay_metadata_put_seconds", Kind.HISTOGRAM, "Transactions that write metadata")
+    ROTATIONS = ("forebay_wal_rotations_total", MetricKind.COUNTER, "Log files begun in place of full or old ones")
+    CACHE_BYTES = ("forebay_wal_cache_bytes", MetricKind.GAUGE, "Bytes of the newest records held in memory")
+    EXPORT_CYCLE_SECONDS = ("forebay_export_cycle_seconds", MetricKind.HISTOGRAM, "Exports of one sealed segment each")
+    EXPORT_BYTES = ("forebay_export_bytes_total", MetricKind.COUNTER, "Bytes of segments made history")
+    EXPORT_OBJECTS = ("forebay_export_objects_total", MetricKind.COUNTER, "Segments made history")
+    EXPORT_ERRORS = ("forebay_export_errors_total", MetricKind.COUNTER, "Exports that failed")
+    HISTORY_QUERY_SECONDS = (
+        "forebay_history_query_seconds",
+        MetricKind.HISTOGRAM,
+        "Reads of objects of history",
+    )
+    HISTORY_BYTES_READ = (
+        "forebay_history_bytes_read_total",
+        MetricKind.COUNTER,
+        "Bytes of objects of history read",
+    )
+    METADATA_PUT_SECONDS = ("forebay_metadata_put_seconds", MetricKind.HISTOGRAM, "Transactions that write metadata")
     METADATA_DESCRIPTOR_WRITES = (
-        "forebay_metadata_descriptor_writes_total", Kind.COUNTER, "Descriptors of segments written to the catalog",
+        "forebay_metadata_descriptor_writes_total", MetricKind.COUNTER, "Descriptors of segments written",
     )  # fmt: skip
-    SHARDS_OPEN = ("forebay_shards_open", Kind.GAUGE, "Shards open in this process")
-    SHARDS_FAILED = ("forebay_shards_failed", Kind.GAUGE, "Open shards that refuse appends")
+    SHARDS_OPEN = ("forebay_shards_open", MetricKind.GAUGE, "Shards open in this process")
+    SHARDS_FAILED = ("forebay_shards_failed", MetricKind.GAUGE, "Open shards that refuse appends")
 
-    def __new__(cls, name: str, kind: Kind, text: str) -> Metric:
+    def __new__(cls, name: str, kind: MetricKind, text: str) -> Metric:
         metric = object.__new__(cls)
         metric._value_ = name
         metric.kind = kind
@@ -149,16 +161,11 @@ class Sample:
 
 
 class ShardCounts:
-    """What one open shard has done. Any thread may look.
-
-    The thread that holds the shard's commit lock counts, and cache hits and misses the one that holds the cache's.
-    """
+    """What one open shard has done. The thread that holds the shard's commit lock counts; any thread may look."""
 
     __slots__ = (
         "append_seconds",
         "bytes_written",
-        "cache_hits",
-        "cache_misses",
         "commits",
         "fsync_seconds",
         "pause_seconds",
@@ -168,7 +175,6 @@ class ShardCounts:
 
     def __init__(self) -> None:
         self.bytes_written = self.commits = self.records = self.rotations = 0
-        self.cache_hits = self.cache_misses = 0
         self.append_seconds, self.fsync_seconds, self.pause_seconds = Histogram(), Histogram(), Histogram()
 
     @property
@@ -195,8 +201,6 @@ class ShardCounts:
             Sample(Metric.RECORDS, labels, self.records),
             Sample(Metric.COMMITS, labels, self.commits),
             Sample(Metric.ROTATIONS, labels, self.rotations),
-            Sample(Metric.CACHE_HITS, labels, self.cache_hits),
-            Sample(Metric.CACHE_MISSES, labels, self.cache_misses),
         ]
 
 
@@ -208,28 +212,31 @@ class _Counting(NamedTuple):
     counts: ShardCounts
 
 
-class Meter:
+class LogMeter:
     """Adds up what all shards of a log count, and counts what concerns the log as a whole. Safe for concurrent use."""
 
-    def __init__(self, topics: Sequence[str] = ()) -> None:
+    def __init__(self, clock: Clock, topics: Sequence[str] = ()) -> None:
         """Topics whose name one of these patterns matches (`shop/*`) get numbers of their own, at most `TOPICS_MAX`."""
+        self._clock = clock
         self._topics = tuple(topics)
         self._lock = RankedLock(Rank.LEAF, "meter.sums")
         self._named: set[str] = set()
         self._counting: dict[int, _Counting] = {}
-        """By the identity of the reference: two references to one owner are equal."""
-        self._gone: deque[weakref.ref[object]] = deque()
+        """By the identity of the counts."""
+        self._gone: deque[int] = deque()
         """Of shards that are no more. The garbage collector adds to it at any time, so without a lock."""
         self._ended: dict[Labels, ShardCounts] = {}
-        self._durations = {metric: Histogram() for metric in _OF_THE_LOG if metric.kind is Kind.HISTOGRAM}
-        self._totals = {metric: 0 for metric in _OF_THE_LOG if metric.kind is Kind.COUNTER}
+        self._durations = {metric: Histogram() for metric in _OF_THE_LOG if metric.kind is MetricKind.HISTOGRAM}
+        self._totals = {metric: 0 for metric in _OF_THE_LOG if metric.kind is MetricKind.COUNTER}
 
     def watch(self, owner: object, counts: ShardCounts, *, topic: str, durability: str, engine: str) -> None:
-        """Add up what a shard counts. What it has counted stays in the sums when `owner`, which counts, is no more."""
+        """Add up what a shard counts, once. It stays in the sums when `owner`, which counts, is no more."""
+        key = id(counts)
         with self._lock:
             self._fold()
-            counting = _Counting(weakref.ref(owner, self._gone.append), self._labels(topic, durability, engine), counts)
-            self._counting[id(counting.owner)] = counting
+            if key not in self._counting:
+                owned = weakref.ref(owner, lambda _: self._gone.append(key))
+                self._counting[key] = _Counting(owned, self._labels(topic, durability, engine), counts)
 
     def observe(self, metric: Metric, seconds: float) -> None:
         """Count a duration that concerns the log as a whole."""
@@ -240,6 +247,15 @@ class Meter:
         """Count so many more, of the log as a whole."""
         with self._lock:
             self._totals[metric] += number
+
+    @contextmanager
+    def timed(self, metric: Metric) -> Iterator[None]:
+        """Count how long it takes, also if it fails."""
+        begun = self._clock.monotonic()
+        try:
+            yield
+        finally:
+            self.observe(metric, self._clock.monotonic() - begun)
 
     def samples(self) -> list[Sample]:
         """Every counter and histogram now, by metric and labels. Gauges are the log's own to add."""
@@ -266,12 +282,11 @@ class Meter:
     def _fold(self) -> None:
         """Keep what shards that are no more have counted. The caller holds the lock."""
         while self._gone:
-            key = id(self._gone[0])
-            ended = self._counting.get(key)
+            ended = self._counting.get(self._gone[0])
             if ended is not None:
                 # In this order: whatever interrupts it (Ctrl-C), no sum falls.
                 self._ended.setdefault(ended.labels, ShardCounts()).add(ended.counts)
-                del self._counting[key]
+                del self._counting[self._gone[0]]
             self._gone.popleft()
 
 

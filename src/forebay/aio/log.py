@@ -21,6 +21,7 @@ from forebay.shard.ownership import MayOwn
 from forebay.storage import Retained, Storage, Topic
 from forebay.storage.copying import Copied, OnRecords
 from forebay.storage.shards import Progress
+from forebay.storage.status import LogStatus
 from forebay.topics import TopicChanges, TopicLimits, TopicName, TopicSpec
 from forebay.workers import WorkerStatus
 
@@ -99,6 +100,10 @@ class AsyncLog:
         spec = await self._workers.run(partial(self._log.alter_topic, name, allow_loss=allow_loss, **changes))
         await self._workers.run(_with_shards, partial(self._log.topic, name))
         return spec
+
+    async def status(self) -> LogStatus:
+        """See `Storage.status`."""
+        return await self._workers.run(self._log.status)
 
     async def delete_topic(self, name: str | TopicName) -> None:
         """See `Storage.delete_topic`."""

@@ -22,6 +22,7 @@ from forebay.storage import BatchAck, OffsetRange, Topic
 from forebay.storage.acks import mixed, placed
 from forebay.storage.append import Batched, PreparedBatch, Queueable, Records, check_turns
 from forebay.storage.arguments import checked_arrow, checked_seconds, checked_values
+from forebay.storage.status import TopicStatus
 from forebay.topics import TopicSpec
 
 if TYPE_CHECKING:
@@ -474,6 +475,10 @@ class AsyncTopic:
     async def failure(self, partition: int = 0) -> str | None:
         """See `Topic.failure`."""
         return await self._run(self._topic.failure, partition)
+
+    async def status(self) -> TopicStatus:
+        """See `Topic.status`."""
+        return await self._run(self._topic.status)
 
     async def export_failure(self, partition: int = 0) -> str | None:
         """See `Topic.export_failure`."""

@@ -92,6 +92,11 @@ class ShardKeys(NamedTuple):
         return f"{self.namespace}/{self.topic}[{self.partition}]"
 
 
+def is_descriptor_key(key: str) -> bool:
+    """Whether a descriptor stands under the key."""
+    return key.split("/")[-2:-1] == ["segments"] and not key.endswith("/cur")
+
+
 class StoredState(NamedTuple):
     """A shard's state as found, with what is needed to change it."""
 

@@ -27,6 +27,7 @@ from forebay.format.frame.batch import Batch, batch_of
 from forebay.format.metadata.descriptor import ShardState
 from forebay.locks import Rank, RankedRLock, condition_of
 from forebay.metadata import MetadataStore
+from forebay.meter import ShardCounts
 from forebay.pages import Page, Reach, joined, tombstone
 from forebay.records import Gap, Offsets, Reason
 from forebay.sealed import Gathered
@@ -60,6 +61,7 @@ class MemoryShard:
         self.durability = Durability.EPHEMERAL
         self.wakers: set[Callable[[], None]] = set()
         self.failure: str | None = None
+        self.counts = ShardCounts()
         self.poll_seconds: float | None = None
         self.decision = _decision(start)
         self._clock = clock
@@ -120,6 +122,9 @@ class MemoryShard:
         if producing is not None:
             self._window.add(WindowEntry(producing.producer, producing.sequence, 1, columns.count, base))
         self._held.append(batch, columns.size)
+        self.counts.commits += 1
+        self.counts.records += columns.count
+        self.counts.bytes_written += columns.size
         self._fit()
         return base
 

@@ -13,6 +13,7 @@ from typing import Protocol
 from forebay.appends.queue import Producing, QueuedRecord
 from forebay.appends.ticket import Ticket
 from forebay.format.columns.rows import ColumnBytes
+from forebay.meter import ShardCounts
 from forebay.pages import Page, Reach
 from forebay.records import Offsets
 from forebay.shard import RecoveryDecision, ShardRef
@@ -110,6 +111,9 @@ class ReadShard(Protocol):
 
 class OwnedShard(ReadShard, Protocol):
     """One shard that this process owns: what a reader may do, and appends, deletes and eviction."""
+
+    counts: ShardCounts
+    """What it has done since it was opened."""
 
     def stage_one(self, entry: QueuedRecord, size: int) -> Ticket:
         """Queue one record: it has its offset on return, nothing more holds yet."""

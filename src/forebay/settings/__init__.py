@@ -21,6 +21,7 @@ from forebay.settings.groups import (
     ExportSettings,
     MemorySettings,
     MetadataSettings,
+    MetricsSettings,
     ProgressSettings,
     RetentionSettings,
     RuntimeSettings,
@@ -43,6 +44,7 @@ __all__ = [
     "ExportSettings",
     "MemorySettings",
     "MetadataSettings",
+    "MetricsSettings",
     "ProgressSettings",
     "RetentionSettings",
     "RuntimeSettings",
@@ -70,6 +72,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     progress: ProgressSettings = msgspec.field(default_factory=ProgressSettings)
     table: TableSettings = msgspec.field(default_factory=TableSettings)
     runtime: RuntimeSettings = msgspec.field(default_factory=RuntimeSettings)
+    metrics: MetricsSettings = msgspec.field(default_factory=MetricsSettings)
 
     def __post_init__(self) -> None:
         mode, store = self.storage.mode, self.store

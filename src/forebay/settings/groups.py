@@ -412,6 +412,21 @@ class RuntimeSettings(SettingsGroup, frozen=True, forbid_unknown_fields=True, kw
     ] = 512 * MIB
 
 
+class MetricsSettings(SettingsGroup, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is counted, and how finely."""
+
+    group: ClassVar[str] = "metrics"
+
+    topics: Annotated[
+        tuple[str, ...],
+        Meta(
+            max_length=100,
+            description="Topics that are counted each by itself, as patterns such as `shop/*`; at most 1,000 topics. "
+            "All others are counted together, by durability class and engine.",
+        ),
+    ] = ()
+
+
 GROUPS: Mapping[str, type[SettingsGroup]] = MappingProxyType(
     {
         kind.group: kind
@@ -426,6 +441,7 @@ GROUPS: Mapping[str, type[SettingsGroup]] = MappingProxyType(
             ProgressSettings,
             TableSettings,
             RuntimeSettings,
+            MetricsSettings,
         )
     }
 )

@@ -21,6 +21,7 @@ from forebay.format.metadata.descriptor import SegmentDescriptor
 from forebay.history import Objects
 from forebay.manifests import ManifestReader
 from forebay.metadata import MetadataStore
+from forebay.meter import LogMeter
 from forebay.sealed import ByteSource, SealedSegment
 from forebay.settings import Settings, StoreSettings
 from forebay.topics import TopicSpec, shard_id
@@ -87,9 +88,11 @@ class Places:
         store: BlobStore | None,
         store_name: str,
         read_ahead_bytes: int = StoreSettings().read_ahead_bytes,
+        meter: LogMeter | None = None,
         is_named: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`is_named` says whether the catalog names objects in the store."""
+        """`is_named` says whether the catalog names objects in the store. Exports and reads are counted by `meter`."""
+        self.meter = meter if meter is not None else LogMeter(clock)
         self.store = store
         self.store_name = store_name
         self.clock = clock
@@ -105,7 +108,8 @@ class Places:
         if store is not None:
             self._stores[store_name] = store
         self._objects = {
-            name: Objects(known, read_ahead_bytes=read_ahead_bytes) for name, known in self._stores.items()
+            name: Objects(known, read_ahead_bytes=read_ahead_bytes, meter=self.meter)
+            for name, known in self._stores.items()
         }
         self._manifests = {name: ManifestReader(known) for name, known in self._stores.items()}
 

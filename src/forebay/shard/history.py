@@ -29,6 +29,7 @@ from forebay.format.files.segment import index_name
 from forebay.format.metadata.descriptor import DescriptorKind, SegmentDescriptor
 from forebay.history import History
 from forebay.locks import Rank, RankedLock
+from forebay.meter import Metric
 from forebay.records import Gap, Reason
 from forebay.settings import Settings
 from forebay.shard.context import ShardContext, ShardRef, is_local, is_private
@@ -99,6 +100,7 @@ class ShardHistory:
         self._wal = wal
         self._deletes = deletes
         self._places = past.places
+        self._meter = past.places.meter
         self._settings = settings
         self._disk = disk
         self._clock = clock
@@ -148,7 +150,8 @@ class ShardHistory:
                 self._noting(self._publish_before)
                 return True
             before = self._exporter.objects
-            self._noting(lambda: self._export_one(accept_damage=accept_damage))
+            with self._meter.timed(Metric.EXPORT_CYCLE_SECONDS):
+                self._noting(lambda: self._export_one(accept_damage=accept_damage))
             # Where nothing could be, as behind a damaged file that cannot be sealed, another try now is of no use.
             if self._exporter.objects > before and self.is_behind:
                 return True
@@ -338,6 +341,7 @@ class ShardHistory:
         if self._store is not None:
             self._places.probe()
         producers, floor = self._wal.writer.window.producers, self._deletes.floor.earliest
+        objects, size = self._exporter.objects, self._exporter.bytes
         self._exporter.export(
             self._wal.files,
             producers=producers,
@@ -345,6 +349,8 @@ class ShardHistory:
             may_lack=lambda gap: accept_damage or gap.stop <= floor,
             publishing=self._deletes.publishing,
         )
+        self._meter.add(Metric.EXPORT_OBJECTS, self._exporter.objects - objects)
+        self._meter.add(Metric.EXPORT_BYTES, self._exporter.bytes - size)
 
     def _publish_before(self) -> None:
         self._local_left = self._publish_one()
@@ -354,6 +360,7 @@ class ShardHistory:
             work()
         except (ForebayError, OSError) as error:
             self.error, self.errors = str(error), self.errors + 1
+            self._meter.add(Metric.EXPORT_ERRORS)
             if isinstance(error, Fenced):
                 self._wal.fence(str(error))
             raise

@@ -85,6 +85,7 @@ class SegmentShard:
         """`before` is what was recorded of the shard when it was acquired."""
         self.ref = ref
         self.wal = wal
+        self.counts = wal.counters
         self.decision = decision
         self.epoch = epoch
         self.durability = wal.durability

@@ -13,6 +13,7 @@ from forebay.cleanup.deleted_topics import Deletions
 from forebay.engines import OwnedShard
 from forebay.loads.service import Loads
 from forebay.metadata import MetadataStore
+from forebay.meter import LogMeter
 from forebay.shard import ShardRef
 from forebay.storage.alter import Alterations
 from forebay.storage.background.limits import LimitsWorker
@@ -37,6 +38,8 @@ class Backend(Protocol):
     """Commits what callers queued that do not wait."""
     background: Background
     """All workers, whatever they serve."""
+    meter: LogMeter
+    """What the log has done since it was opened."""
     is_read_only: bool
 
     @property

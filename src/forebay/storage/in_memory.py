@@ -11,6 +11,7 @@ from forebay.engines import MemoryEngine, OwnedShard, ReadShard
 from forebay.errors import Unsupported
 from forebay.loads.service import Loads
 from forebay.metadata import MemoryMetadata, MetadataStore
+from forebay.meter import LogMeter
 from forebay.progress import ProgressStore
 from forebay.settings import Settings
 from forebay.shard import ShardRef
@@ -23,6 +24,7 @@ from forebay.storage.definitions import Definitions
 from forebay.storage.lifetime import Lifetime
 from forebay.storage.moves import Moves, refusal_of_moves
 from forebay.storage.shards import Progress, TopicShards, current
+from forebay.storage.status import watch_shard
 from forebay.topics import Engine, TopicSpec
 from forebay.workers import Background, ItemWorker
 
@@ -91,6 +93,7 @@ class InMemoryBackend:
         self, settings: Settings, metadata: MetadataStore, engine: MemoryEngine, *, clock: Clock, lifetime: Lifetime
     ) -> None:
         self.metadata = metadata
+        self.meter = LogMeter(clock, settings.metrics.topics)
         self._engine = engine
         self.definitions = Definitions(metadata, settings.metadata.prefix, clock)
         self.cursors = Cursors(ProgressStore(metadata, settings.metadata.prefix, clock), settings.progress, clock)
@@ -168,6 +171,7 @@ class InMemoryBackend:
     def _adopt_definition(self, shard: OwnedShard) -> None:
         """Bring a shard that was just opened to the topic's present definition. Its lock is held."""
         self.alterations.settle(shard)
+        watch_shard(self.meter, shard)
 
     def _apply_limits(self, spec: TopicSpec) -> None:
         """A handle or shard here goes by this definition now."""

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from forebay.catalog.metered import MeteredMetadata
 from forebay.cleanup.deleted_topics import Deletions
 from forebay.cleanup.objects import ObjectCleanup
 from forebay.clock import Clock
@@ -17,6 +18,7 @@ from forebay.engines.rocksdb.database import check_installed
 from forebay.loads.service import Loads
 from forebay.metadata import MetadataStore
 from forebay.metadata.open_store import open_metadata
+from forebay.meter import LogMeter
 from forebay.progress import ProgressStore
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardContext, ShardRef, refs_of
@@ -34,6 +36,7 @@ from forebay.storage.directory import LogDirectory, refuse_lost_metadata
 from forebay.storage.lifetime import Lifetime
 from forebay.storage.moves import Moves, refusal_of_moves
 from forebay.storage.shards import Engines, OwnerShards, Progress
+from forebay.storage.status import watch_shard
 from forebay.storage.stores import open_places
 from forebay.topics import Engine, TopicSpec
 from forebay.wal.bounds import MemoryBounds
@@ -60,6 +63,7 @@ class OpenDirectory:
     clock: Clock
     may_own: MayOwn
     """The gate that is asked before a shard is acquired."""
+    meter: LogMeter
 
     def engines(self, on_open: Callable[[SegmentShard], None], on_dirty: Callable[[str], None]) -> Engines:
         """The engines; `on_open` is called with each segment shard that was opened, with its lock held.
@@ -111,6 +115,7 @@ class OwnerBackend:
     def __init__(self, opened: OpenDirectory, lifetime: Lifetime) -> None:
         self.opened = opened
         self.metadata = metadata = opened.metadata
+        self.meter = opened.meter
         clock, settings, prefix = opened.clock, opened.settings, opened.settings.metadata.prefix
         self.definitions = definitions = Definitions(metadata, prefix, clock)
         self.cursors = Cursors(ProgressStore(metadata, prefix, clock), settings.progress, clock)
@@ -177,10 +182,11 @@ class OwnerBackend:
         with ExitStack() as undo:
             directory = LogDirectory.take(path, disk, clock, settings.wal.dir)
             undo.callback(directory.release)
-            metadata = _open_metadata(directory, settings, disk, clock)
+            meter = LogMeter(clock, settings.metrics.topics)
+            metadata = MeteredMetadata(_open_metadata(directory, settings, disk, clock), meter)
             undo.callback(metadata.close)
             session = OwnerSession(metadata, settings.metadata.lease_ttl_s, directory.id)
-            places = open_places(directory, settings, disk, clock, probed_for=metadata)
+            places = open_places(directory, settings, disk, clock, meter, probed_for=metadata)
             undo.callback(places.close)
             opened = OpenDirectory(
                 directory=directory,
@@ -192,6 +198,7 @@ class OwnerBackend:
                 own_disk=own_disk,
                 clock=clock,
                 may_own=may_own,
+                meter=meter,
             )
             owner = cls(opened, lifetime)
             opened.record()
@@ -363,6 +370,7 @@ class OwnerBackend:
     def _adopt_definition(self, shard: OwnedShard) -> None:
         """Bring a shard that was just opened to the topic's present definition. Its lock is held."""
         self.alterations.settle(shard)
+        watch_shard(self.meter, shard)
 
     def _apply_limits(self, spec: TopicSpec) -> None:
         """A handle or shard here goes by this definition now."""

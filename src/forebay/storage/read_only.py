@@ -15,6 +15,7 @@ from forebay.engines.registry import Registry
 from forebay.errors import Unsupported
 from forebay.metadata import MetadataStore
 from forebay.metadata.open_store import open_metadata
+from forebay.meter import LogMeter
 from forebay.progress import ProgressStore
 from forebay.settings import Settings
 from forebay.shard import ShardContext, ShardRef
@@ -104,6 +105,7 @@ class ReadOnlyBackend:
         """`own_disk` is the disk if it is this log's own: then it ends with the log."""
         self.metadata = metadata
         self.places = places
+        self.meter = places.meter
         self._directory = directory
         self._own_disk = own_disk
         self.definitions = Definitions(metadata, settings.metadata.prefix, clock)
@@ -144,7 +146,7 @@ class ReadOnlyBackend:
         with ExitStack() as undo:
             metadata = _consumer_metadata(directory, settings, disk, clock)
             undo.callback(metadata.close)
-            places = open_places(directory, settings, disk, clock)
+            places = open_places(directory, settings, disk, clock, LogMeter(clock, settings.metrics.topics))
             undo.callback(places.close)
             backend = cls(
                 directory,

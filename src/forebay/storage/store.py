@@ -30,6 +30,7 @@ from forebay.storage.lifetime import Lifetime
 from forebay.storage.owner import OwnerBackend
 from forebay.storage.read_only import ReadOnlyBackend
 from forebay.storage.shards import Progress
+from forebay.storage.status import LogStatus, gauges, partition_statuses
 from forebay.storage.topic import Topic
 from forebay.topics import TopicChanges, TopicLimits, TopicName, TopicSpec
 from forebay.workers import ItemWorker, WorkerStatus
@@ -301,6 +302,20 @@ class Storage:
         """How each background worker of this log fares: its last step, and what failed last."""
         self._lifetime.guard.check("this log")
         return self._backend.background.status()
+
+    def status(self) -> LogStatus:
+        """How the log fares: open partitions, background workers, counters. Opens nothing and asks no other machine."""
+        self._lifetime.check()
+        backend = self._backend
+        found = partition_statuses(backend.shards.all())
+        return LogStatus(
+            path=backend.path,
+            directory_id=backend.directory_id,
+            read_only=backend.is_read_only,
+            open=found,
+            workers=backend.background.status(),
+            metrics=(*backend.meter.samples(), *gauges(found)),
+        )
 
     # Ending
 

@@ -10,6 +10,7 @@ from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.errors import Unavailable
 from forebay.metadata import MetadataStore
+from forebay.meter import LogMeter
 from forebay.settings import Settings
 from forebay.shard.context import Places
 from forebay.storage.directory import LogDirectory, NoDirectory
@@ -25,6 +26,7 @@ def open_places(
     settings: Settings,
     disk: Disk,
     clock: Clock,
+    meter: LogMeter,
     *,
     probed_for: MetadataStore | None = None,
 ) -> Places:
@@ -38,6 +40,7 @@ def open_places(
         store=store,
         store_name=name,
         read_ahead_bytes=settings.store.read_ahead_bytes,
+        meter=meter,
         is_named=lambda: probed_for is not None and names_store(probed_for, name, prefix=settings.metadata.prefix),
     )
     if probed_for is not None:

@@ -50,6 +50,7 @@ from forebay.storage.arguments import (
 )
 from forebay.storage.cursors import Cursors, Reader
 from forebay.storage.shards import TopicShards
+from forebay.storage.status import TopicStatus, partition_statuses
 from forebay.storage.streams import Added, Bounded, Following, LookupPages, LookupSpan, Stream, Waiting, wake
 from forebay.topics import TopicSpec
 
@@ -437,6 +438,15 @@ class Topic:
         Only the owner of a topic on engine `segment` has an answer.
         """
         return self._asked(partition, lambda shard: shard.export_failure if isinstance(shard, SegmentShard) else None)
+
+    def status(self) -> TopicStatus:
+        """How the partitions fare that this process owns and has open. Opens nothing and asks no other machine."""
+        found = [self._shards.find(number) for number in range(self.spec.partitions)]
+        return TopicStatus(
+            name=self.name,
+            partitions=self.spec.partitions,
+            open=partition_statuses(shard for shard in found if shard is not None),
+        )
 
     def flush(self) -> None:
         """On return everything appended so far is synced, whatever the durability class."""

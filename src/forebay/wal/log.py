@@ -218,6 +218,7 @@ class Wal:
             if self.dirty_since is None:
                 self.note_dirty()
             queue.acknowledge()
+            counters.append_seconds.observe(writer.clock.monotonic() - now)
             # A waiting thread counts itself before it looks at `head`, which has moved by now: none is missed.
             if tail.waiting or tail.wakers:
                 self.wake()

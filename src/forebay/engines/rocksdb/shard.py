@@ -30,6 +30,7 @@ from forebay.errors import Closed, Corrupt, ForebayError, Full, Indeterminate, U
 from forebay.format.columns.rows import ColumnBytes
 from forebay.format.frame.batch import batch_of
 from forebay.locks import Rank, RankedCondition, RankedRLock
+from forebay.meter import ShardCounts
 from forebay.pages import Page, Reach
 from forebay.records import Offsets
 from forebay.settings import RetentionSettings, WalSettings
@@ -70,6 +71,7 @@ class RocksShard:
         self.durability = ref.spec.durability
         self._syncs_before_ack = self.durability.policy.syncs_before_ack
         self.wakers: set[Callable[[], None]] = set()
+        self.counts = ShardCounts()
         self.stance = stance
         self.durable = stance.counters.next if bounds.clean or self._syncs_before_ack else 0
         """Everything below is synced."""
@@ -87,8 +89,7 @@ class RocksShard:
         self._closed: str | None = None
         self._changing = RankedRLock(Rank.LIMITS, "rocksdb.deletes")
         self._capping = RankedRLock(Rank.DELETES, "rocksdb.caps")
-        self._admitted = stance.counters.total
-        """What all records count for, with those that wait."""
+        self._admitted = stance.counters.total  # what all records count for, with those that wait
         self._published = RankedCondition(Rank.LEAF, "rocksdb.published")
         self._pages = Pages(str(ref), database, shelf)
         self._removal = Removal(database, shelf, self._change)
@@ -207,11 +208,12 @@ class RocksShard:
         if now >= self._space.due:
             self._space.check(now)
         appended_at, keys = self._clock.now_ms(), self._shelf.keys
-        batch, stance = self._database.batch(), self.stance
+        batch, stance, size = self._database.batch(), self.stance, 0
         for frame in frames:
             columns = frame.encode()
             found = batch_of(columns, base=frame.base, epoch=self.epoch, appended_at=appended_at)
             stance = self._shelf.add(batch, stance, found, columns)
+            size += columns.size
         put_runs(batch, keys, frames, self._window)
         bounds = self._bounds
         if bounds.epoch != self.epoch or bounds.clean or stance.counters.next > bounds.reserved_end:
@@ -225,7 +227,12 @@ class RocksShard:
         self._in_doubt = True
         self._database.write(batch, sync=sync)
         self._bounds = bounds
+        counts, head = self.counts, self.stance.counters.next
         self._publish(stance, synced=sync)
+        counts.commits += 1
+        counts.records += stance.counters.next - head
+        counts.bytes_written += size
+        counts.append_seconds.observe(self._clock.monotonic() - now)
 
     def _publish(self, stance: Stance, *, synced: bool) -> None:
         with self._published:
