@@ -171,14 +171,14 @@ def _follower(plan: Plan) -> Result:
             topic.append(b"first")
             follower = topic.follow(forebay.EARLIEST, timeout=1)
             next(follower)
-            cache = inside(topic).wal().tail.cache
-            hits, misses = cache.hits, cache.misses
+            counts = inside(topic).wal().counters
+            hits, misses = counts.cache_hits, counts.cache_misses
             seen: list[bytes] = []
             for batch in payload.batches(records, 100):
                 topic.append_many(batch)
                 seen += [next(follower).value for _ in batch]
             payload.check("forebay", records, seen)
-            hits, misses = cache.hits - hits, cache.misses - misses
+            hits, misses = counts.cache_hits - hits, counts.cache_misses - misses
         return {"rate": hits / max(1, hits + misses)}
 
     found = plan.compare({"forebay": ours})["forebay"]["rate"]

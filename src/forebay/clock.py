@@ -38,8 +38,8 @@ class SystemClock:
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
-    def monotonic(self) -> float:
-        return time.monotonic()
+    monotonic = staticmethod(time.monotonic)
+    """Python's own function: every append asks it, and a call of ours around it costs more than the clock."""
 
     def boottime(self) -> float:
         return time.clock_gettime(_BOOTTIME)

@@ -66,6 +66,8 @@ class Metric(Enum):
     )
     ROTATIONS = ("forebay_wal_rotations_total", MetricKind.COUNTER, "Log files begun in place of full or old ones")
     CACHE_BYTES = ("forebay_wal_cache_bytes", MetricKind.GAUGE, "Bytes of the newest records held in memory")
+    CACHE_HITS = ("forebay_wal_cache_hits_total", MetricKind.COUNTER, "Reads of new records answered from memory")
+    CACHE_MISSES = ("forebay_wal_cache_misses_total", MetricKind.COUNTER, "Reads of new records that went to a file")
     EXPORT_CYCLE_SECONDS = ("forebay_export_cycle_seconds", MetricKind.HISTOGRAM, "Exports of one sealed segment each")
     EXPORT_BYTES = ("forebay_export_bytes_total", MetricKind.COUNTER, "Bytes of segments made history")
     EXPORT_OBJECTS = ("forebay_export_objects_total", MetricKind.COUNTER, "Segments made history")
@@ -161,11 +163,16 @@ class Sample:
 
 
 class ShardCounts:
-    """What one open shard has done. The thread that holds the shard's commit lock counts; any thread may look."""
+    """What one open shard has done. Any thread may look.
+
+    The thread that holds the shard's commit lock counts, and cache hits and misses the one that holds the cache's.
+    """
 
     __slots__ = (
         "append_seconds",
         "bytes_written",
+        "cache_hits",
+        "cache_misses",
         "commits",
         "fsync_seconds",
         "pause_seconds",
@@ -175,6 +182,7 @@ class ShardCounts:
 
     def __init__(self) -> None:
         self.bytes_written = self.commits = self.records = self.rotations = 0
+        self.cache_hits = self.cache_misses = 0
         self.append_seconds, self.fsync_seconds, self.pause_seconds = Histogram(), Histogram(), Histogram()
 
     @property
@@ -201,6 +209,8 @@ class ShardCounts:
             Sample(Metric.RECORDS, labels, self.records),
             Sample(Metric.COMMITS, labels, self.commits),
             Sample(Metric.ROTATIONS, labels, self.rotations),
+            Sample(Metric.CACHE_HITS, labels, self.cache_hits),
+            Sample(Metric.CACHE_MISSES, labels, self.cache_misses),
         ]
 
 

@@ -17,6 +17,7 @@ from forebay.clock import SystemClock
 from forebay.errors import Closed, Unavailable
 from forebay.format.columns.rows import Columns, encode_columns
 from forebay.format.frame.batch import encode_data_frame
+from forebay.meter import ShardCounts
 from forebay.settings import Settings, WalSettings
 from forebay.storage import Storage, Topic
 from forebay.testing.inside import inside
@@ -66,7 +67,7 @@ class _HeldWorker:
         self.budget.worker.halt()
 
     def cache(self, frames: int = 0, size: int = 1000) -> TailCache:
-        cache = TailCache(MIB, self.budget)
+        cache = TailCache(MIB, self.budget, ShardCounts())
         for base in range(frames):
             cache.add([_frame(base, size)])
         return cache

@@ -19,6 +19,7 @@ from forebay.errors import Closed, Conflict
 from forebay.format.columns.rows import Columns, encode_columns
 from forebay.format.control.frames import WindowEntry
 from forebay.format.frame.batch import encode_data_frame
+from forebay.meter import ShardCounts
 from forebay.wal.files import READ_ATTEMPTS, Attempts, FileList, LogFile
 from forebay.wal.sparse import ENTRY_BYTES, SparseIndex
 from forebay.wal.tail import CacheBudget, CachedFrame, TailCache
@@ -183,7 +184,7 @@ def _frame(base: int, count: int, size: int = 10) -> CachedFrame:
 
 
 def test_the_cache_gives_everything_since_an_offset_and_the_watermark() -> None:
-    cache = TailCache(1 << 20, CacheBudget(1 << 30, SystemClock()))
+    cache = TailCache(1 << 20, CacheBudget(1 << 30, SystemClock()), ShardCounts())
     cache.add([_frame(0, 3), _frame(3, 2)])
 
     batches, watermark = cache.read_cached_since(1)
@@ -194,7 +195,7 @@ def test_the_cache_gives_everything_since_an_offset_and_the_watermark() -> None:
 
 
 def test_the_cache_stays_within_its_limit_and_drops_the_oldest() -> None:
-    cache = TailCache(1000, CacheBudget(1 << 30, SystemClock()))
+    cache = TailCache(1000, CacheBudget(1 << 30, SystemClock()), ShardCounts())
     for base in range(50):
         cache.add([_frame(base, 1)])
         assert cache.bytes <= 1000
@@ -206,7 +207,7 @@ def test_the_cache_stays_within_its_limit_and_drops_the_oldest() -> None:
 
 
 def test_a_jump_in_offsets_empties_the_cache() -> None:
-    cache = TailCache(1 << 20, CacheBudget(1 << 30, SystemClock()))
+    cache = TailCache(1 << 20, CacheBudget(1 << 30, SystemClock()), ShardCounts())
     cache.add([_frame(0, 3)])
     cache.add([_frame(10, 1)])
 

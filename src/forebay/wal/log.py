@@ -36,6 +36,8 @@ from forebay.wal.writer import ActiveFile, SyncTarget, Writer
 
 logger = logging.getLogger(__name__)
 
+TIMED_COMMITS = 8
+"""One of so many commits is timed: a look at the clock for each would cost single appends more than they can spare."""
 PAGE_BYTES = 1024 * 1024
 ROTATE_WAIT_SECONDS = 60.0
 
@@ -94,7 +96,7 @@ class Wal:
         self.writer = writer
         self.queue = AppendQueue(writer.next, writer.window, settings, bounds.queues)
         self.group = GroupCommit(place, self.queue, self._commit)
-        self.tail = Tail(writer.end, place.epoch, settings.cache_bytes_max, bounds.caches, live)
+        self.tail = Tail(writer.end, place.epoch, settings.cache_bytes_max, bounds.caches, live, writer.counters)
         self.state = LogState(LogPhase.OPEN)
         """Changed by `_become` alone."""
         self.counters = writer.counters
@@ -218,7 +220,8 @@ class Wal:
             if self.dirty_since is None:
                 self.note_dirty()
             queue.acknowledge()
-            counters.append_seconds.observe(writer.clock.monotonic() - now)
+            if counters.commits % TIMED_COMMITS == 1:
+                counters.append_seconds.observe(writer.clock.monotonic() - now)
             # A waiting thread counts itself before it looks at `head`, which has moved by now: none is missed.
             if tail.waiting or tail.wakers:
                 self.wake()

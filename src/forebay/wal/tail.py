@@ -24,6 +24,7 @@ from forebay.format.frame.head import HEADER_SIZE, WHOLE_HEAD, FrameHead, Verdic
 from forebay.format.frame.scan import table_at
 from forebay.format.frame.small_frames import STRETCH_MIN, batches_of
 from forebay.locks import Rank, RankedCondition, RankedLock, RankedRLock
+from forebay.meter import ShardCounts
 from forebay.pages import Page
 from forebay.workers import Worker
 
@@ -62,10 +63,12 @@ class CachedFrame(NamedTuple):
 class Tail:
     """What readers of a log that grows go by. Only the thread that commits changes it."""
 
-    def __init__(self, head: int, epoch: int, cache_bytes_max: int, budget: CacheBudget, live: LiveFile) -> None:
+    def __init__(
+        self, head: int, epoch: int, cache_bytes_max: int, budget: CacheBudget, live: LiveFile, counts: ShardCounts
+    ) -> None:
         self.head = head
         """Readers see everything below."""
-        self.cache = TailCache(cache_bytes_max, budget)
+        self.cache = TailCache(cache_bytes_max, budget, counts)
         self.live = live
         self.wakers: set[Callable[[], None]] = set()
         """Called after each publication, when no lock is held, by the thread that published."""
@@ -150,7 +153,7 @@ class TailCache:
     the background worker of the budget drops it.
     """
 
-    def __init__(self, bytes_max: int, budget: CacheBudget) -> None:
+    def __init__(self, bytes_max: int, budget: CacheBudget, counts: ShardCounts) -> None:
         self._bytes_max = bytes_max
         self._budget = budget
         self.read_at = 0
@@ -163,8 +166,7 @@ class TailCache:
         self._end = -1
         self.lock = RankedLock(Rank.LEAF, "wal.tail")
         self.bytes = 0
-        self.hits = 0
-        self.misses = 0
+        self._counts = counts
         budget.enter(self)
 
     @property
@@ -214,9 +216,9 @@ class TailCache:
         with self.lock:
             frame = self._covering(offset)
             if frame is None:
-                self.misses += 1
+                self._counts.cache_misses += 1
                 return []
-            self.hits += 1
+            self._counts.cache_hits += 1
             found = [frame]
             size = len(frame.data)
             while (frame := self._frames.get(frame.end)) is not None:

@@ -253,7 +253,7 @@ class Writer:
         active = self.active
         if active is not None and active.position != active.synced:
             in_doubt, self.in_doubt = self.in_doubt, True
-            target = SyncTarget(active, active.position, self.end, self.clock.monotonic())
+            target = _NEW(SyncTarget, (active, active.position, self.end, self.clock.monotonic()))
             active.file.sync()
             self.note_synced(target)
             self.in_doubt = in_doubt
