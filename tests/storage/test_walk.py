@@ -23,7 +23,7 @@ pytestmark = pytest.mark.plain_locks  # only a test pays for the check of their 
 
 SOURCE: Final = str(Path(forebay.__file__).parent)
 APPEND_CALLS_MAX: Final = 45
-APPEND_FILES_MAX: Final = 22
+APPEND_FILES_MAX: Final = 23
 APPEND_FRAMES_MAX: Final = 6
 """Between `Topic.append` and the file's `write_at`."""
 READ_FRAMES_MAX: Final = 9

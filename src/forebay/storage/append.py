@@ -49,7 +49,7 @@ FRAME_ROOM = 1024
 """What a frame needs beside its columns: head, runs, padding."""
 
 
-class Part(NamedTuple):
+class PartitionShare(NamedTuple):
     """The records of one call that go to one partition as one append, encoded."""
 
     partition: int
@@ -61,7 +61,7 @@ class Part(NamedTuple):
 class Records(NamedTuple):
     """The records of one call, ready to be queued: a part for each partition, or several that follow each other."""
 
-    parts: Sequence[Part]
+    parts: Sequence[PartitionShare]
     count: int  # type: ignore[assignment]
     producing: Producing | None
 
@@ -273,14 +273,16 @@ class Appender:
 
     # Many records
 
-    def _parts_of(self, chosen: int | Partitions, columns: Columns) -> list[Part]:
+    def _parts_of(self, chosen: int | Partitions, columns: Columns) -> list[PartitionShare]:
         """The records by partition, each part as one append; `Invalid` if no frame can hold one of them."""
-        parts = [Part(number, encode_columns(some), rows) for number, some, rows in _by_partition(chosen, columns)]
+        parts = [
+            PartitionShare(number, encode_columns(some), rows) for number, some, rows in _by_partition(chosen, columns)
+        ]
         for part in parts:
             self._check_size(part.columns.size)
         return parts
 
-    def _split_parts_of(self, chosen: int | Partitions, columns: Columns) -> list[Part]:
+    def _split_parts_of(self, chosen: int | Partitions, columns: Columns) -> list[PartitionShare]:
         """The records by partition, in parts that fit into a frame each and follow each other."""
         return [
             part
@@ -288,21 +290,21 @@ class Appender:
             for part in self._split(number, some, range(len(columns.values)) if rows is None else rows)
         ]
 
-    def _arrow_parts_of(self, batch: pa.RecordBatch, partition: int | None, producer: int) -> list[Part]:
+    def _arrow_parts_of(self, batch: pa.RecordBatch, partition: int | None, producer: int) -> list[PartitionShare]:
         """The rows of a record batch by partition: one hash over the column of keys and one gather for all rows."""
         now, partitioner = self._clock.now_ms(), self._partitioner
         keys = key_strip(batch) if partition is None and partitioner.partitions > 1 else None
         if keys is None:
             chosen = partitioner.choose_many(None, batch.num_rows, partition=partition, producer=producer)
             assert isinstance(chosen, int), "records without keys stay together"
-            parts = [Part(chosen, encode_arrow(batch, now), None)]
+            parts = [PartitionShare(chosen, encode_arrow(batch, now), None)]
         else:
             by_row = partitioner.choose_column(*keys, producer=producer)
             order = np.argsort(by_row, kind="stable")
             gathered = batch.take(order)
             ends = np.cumsum(np.bincount(by_row)).tolist()
             parts = [
-                Part(number, encode_arrow(gathered.slice(start, end - start), now), order[start:end])
+                PartitionShare(number, encode_arrow(gathered.slice(start, end - start), now), order[start:end])
                 for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False))
                 if start < end
             ]
@@ -442,11 +444,11 @@ class Appender:
                 held[share.partition] = OffsetRange(share.partition, first, share.columns.count)
         return held
 
-    def _split(self, partition: int, columns: Columns, rows: Rows) -> list[Part]:
+    def _split(self, partition: int, columns: Columns, rows: Rows) -> list[PartitionShare]:
         """The columns in parts that fit into a frame each."""
         encoded = encode_columns(columns)
         if encoded.size + FRAME_ROOM <= self._settings.frame_bytes_max:
-            return [Part(partition, encoded, rows)]
+            return [PartitionShare(partition, encoded, rows)]
         if encoded.count == 1:
             self._check_size(encoded.size)
         half = encoded.count // 2
@@ -504,7 +506,7 @@ def check_turns(records: Records) -> None:
         )
 
 
-def _in_each(producing: Producing | None, parts: Sequence[Part]) -> Producing | None:
+def _in_each(producing: Producing | None, parts: Sequence[PartitionShare]) -> Producing | None:
     """The append in each partition that a keyed batch falls into: it follows any lower sequence there.
 
     The caller cannot know which partitions its earlier batches fell into. A repeat finds the parts that are there.
