@@ -3,8 +3,8 @@
 Knows topics and event loops; knows nothing of sockets, nor of who may read what.
 """
 
-from forebay.live.calls import KeptCall, Start
+from forebay.live.calls import KeptCall, StartCall
 from forebay.live.feeds import Feeds, Render
 from forebay.live.watcher import Watcher
 
-__all__ = ["Feeds", "KeptCall", "Render", "Start", "Watcher"]
+__all__ = ["Feeds", "KeptCall", "Render", "StartCall", "Watcher"]

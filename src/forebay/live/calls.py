@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 T = TypeVar("T")
 
 
-class Start(Protocol):
+class StartCall(Protocol):
     """Begins a call in a thread. Cancelling what waits for it does not stop it; `Closed` once the log is closed."""
 
     def __call__(self, call: Callable[[], T], /) -> asyncio.Future[T]:
@@ -19,7 +19,7 @@ class Start(Protocol):
 class KeptCall(Generic[T]):
     """One call at a time in a thread. The answer that a cancelled task did not take is given to the next one."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: StartCall) -> None:
         self._start = start
         self._pending: asyncio.Future[T] | None = None
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from forebay.engines import ReadShard
 from forebay.errors import Closed, Corrupt, ForebayError
 from forebay.format.frame.batch import Batch
-from forebay.live.calls import Start
+from forebay.live.calls import StartCall
 from forebay.pages import Page
 from forebay.reading import Cursor, check_page
 from forebay.storage import Topic
@@ -257,7 +257,7 @@ class ShardFeed:
 class Feeds:
     """Every shard that is followed in one event loop. Made in that loop, and used in it alone."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: StartCall) -> None:
         """`start` begins a call in a thread."""
         self.loop = asyncio.get_running_loop()
         self.start = start
