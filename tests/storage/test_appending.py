@@ -64,7 +64,8 @@ def test_handles_of_one_topic_continue_one_sequence_of_turns(log: Storage) -> No
         log.topic("t").append(b"%d" % number)
     log.topic("t").append_many([b"4", b"4"])
     first, second = log.topic("t"), log.topic("t")
-    assert [topic.append_nowait(b"v").partition for topic in (first, second, first, second)] == [2, 0, 1, 2]
+    acks = [topic.append_nowait(b"v") for topic in (first, second, first, second)]
+    assert [(ack.partition, ack.result(60)) for ack in acks] == [(2, 1), (0, 2), (1, 3), (2, 2)]
     assert [values(first.read(partition=place))[:2] for place in range(3)] == [[b"0", b"3"], [b"1", b"4"], [b"2", b"v"]]
 
     log.delete_topic("t")
