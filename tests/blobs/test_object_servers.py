@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import http.client
-import threading
 import tracemalloc
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-import psutil
 import pytest
 
 from forebay.blobs import BlobStore, open_store
@@ -19,12 +17,11 @@ from forebay.disk import SystemDisk
 from forebay.errors import ForebayError, Indeterminate, Unavailable
 from forebay.settings import MIB, StoreSettings
 from forebay.testing.clock import ManualClock
-from tests.blobs import servers
+from tests.blobs import large_objects, servers
 from tests.blobs.servers import ACCESS_KEY, BUCKET, SECRET_KEY, Server, s3_settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("blob-servers")]
 
-LARGE_BYTES = 256 * MIB
 EXTRA_BYTES_MAX = 64 * MIB
 
 
@@ -32,42 +29,12 @@ def opened(settings: StoreSettings) -> BlobStore:
     return open_store(settings, disk=SystemDisk())
 
 
-class _Watched:
-    """The most memory that this process held while it was watched."""
-
-    def __init__(self) -> None:
-        self._own = psutil.Process()
-        self._ended = threading.Event()
-        self.before = self._own.memory_info().rss
-        self.most = self.before
-        self._thread = threading.Thread(target=self._watch)
-
-    def _watch(self) -> None:
-        while not self._ended.wait(0.005):
-            self.most = max(self.most, self._own.memory_info().rss)
-
-    def __enter__(self) -> _Watched:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-
 def test_a_large_upload_and_its_reading_hold_a_few_parts_in_memory(seaweed_server: Server, folder: str) -> None:
-    store = opened(s3_settings(seaweed_server.endpoint, folder, part_bytes=8 * MIB))
-    store.put_if_absent("first", bytes(MIB))
+    moved = large_objects.moved(seaweed_server.endpoint, folder)
 
-    with _Watched() as writing:
-        stat = store.upload("large.seg", (bytes([number % 256]) * MIB for number in range(LARGE_BYTES // MIB)))
-    with _Watched() as reading:
-        lengths = [len(chunk) for chunk in store.read("large.seg", 0, LARGE_BYTES, chunk_bytes=2 * MIB, ahead=8)]
-
-    assert stat.size == sum(lengths) == LARGE_BYTES
-    assert writing.most - writing.before < EXTRA_BYTES_MAX
-    assert reading.most - reading.before < EXTRA_BYTES_MAX
-    store.delete("large.seg")
+    assert moved["written"] == moved["read"] == large_objects.LARGE_BYTES
+    assert moved["writing"] < EXTRA_BYTES_MAX
+    assert moved["reading"] < EXTRA_BYTES_MAX
 
 
 def test_a_bucket_that_is_named_by_its_url_is_the_same_store(seaweed_server: Server, folder: str) -> None:

@@ -33,6 +33,7 @@ from forebay.testing.inside import inside
 from tests.engines.audit import violations
 from tests.engines.homes import SETTINGS
 from tests.engines.lookup_homes import RocksHome, rocks_home
+from tests.support.waiting import until
 
 
 class Elsewhere(SystemDisk):
@@ -357,13 +358,9 @@ def test_what_is_written_becomes_durable_soon(tmp_path: Path) -> None:
     settings = Settings.load(overrides={"wal": {"sync_interval_ms": 1, "free_bytes_min": 0}})
     home = RocksHome(str(tmp_path / "rocksdb"), "disk", settings=settings, waiting=SystemClock())
     engine, ref = home.open(), home.ref()
-    clock = SystemClock()
     for number in range(5):
         engine.write(ref, NewRecord(b"v", 1))
-        deadline = clock.monotonic() + 20
-        while engine.open_shard(ref).offsets().durable <= number:
-            assert clock.monotonic() < deadline
-            clock.sleep(0.005)
+        until(lambda: engine.open_shard(ref).offsets().durable > number)  # noqa: B023 - waited for at once
     engine.close()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,7 @@ from tests.ledger import Ledger
 from tests.moves import rig
 from tests.moves.rig import TOPIC, WAL, Land, keys_of, metadata_of, numbers, pieces_of, shard_of, told
 from tests.support.soak import SOAK
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 RECORDS: Final = 200_000 if SOAK else 4_000
 # Few syncs: whoever asks for a new file waits for the one that is under way.
@@ -230,9 +229,10 @@ class Traffic:
             for first in range(0, RECORDS, 20):
                 self._topic.append_many([b"%d" % n for n in range(first, first + 20)])
                 if first % 400 == 0:
+                    # The round after the present one has exported all that is in by now, and dropped its files.
                     rounds = self._rounds
-                    until(lambda: self._rounds != rounds)  # noqa: B023 - waited for at once
-                    if self._rounds < rounds:
+                    until(lambda: self._rounds >= rounds + 2 or self._rounds < 0)  # noqa: B023 - waited for at once
+                    if self._rounds < 0:
                         return
         finally:
             self._written.set()
@@ -240,8 +240,10 @@ class Traffic:
     def keep(self) -> None:
         try:
             while not self.is_over:
-                with contextlib.suppress(Unavailable):  # a sync was under way
+                try:
                     self._log.export_topic(TOPIC)
+                except Unavailable:
+                    continue  # a sync was under way
                 self.dropped += shard_of(self._topic).history.retain()
                 self._rounds += 1
         except BaseException:
@@ -252,7 +254,7 @@ class Traffic:
 def followed(topic: Topic) -> int:
     """Read to the last record; every one must come once, in order. How many there were."""
     expected = 0
-    for record in topic.follow(0, timeout=60):
+    for record in topic.follow(0, timeout=PATIENCE):
         assert (record.offset, record.value) == (expected, b"%d" % expected)
         expected += 1
         if expected == RECORDS:
@@ -286,9 +288,9 @@ def test_no_reader_skips_or_repeats_while_files_come_and_go(land: Land, log: Sto
         work = [threads.submit(traffic.write), threads.submit(traffic.keep)]
         counts = [threads.submit(reader) for reader in readers]
         for job in reversed(work):
-            job.result(100)
+            job.result(PATIENCE)
         for count in counts:
-            assert count.result(100) == RECORDS
+            assert count.result(PATIENCE) == RECORDS
 
     assert traffic.dropped >= 9
     ledger.count("records read across tiers", n=RECORDS * len(readers))

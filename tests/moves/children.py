@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Self
 
 from forebay import ForebayError, Storage
-from forebay.clock import SystemClock
 from forebay.storage.background import cleanup
 from tests.moves import rig
 from tests.moves.rig import TOPIC, Land
@@ -88,10 +87,10 @@ class Servant:
             first = topic.append_many([value.encode() for value in rest])[0]
             return f"acked {first}"
         if word == "flood":
-            # Until the first refusal. With each acknowledgement, when its append began, by the clock of this machine.
+            # Until the first refusal. Each acknowledgement says whether the file was there before its append began.
             while True:
-                began = SystemClock().monotonic()
-                say(f"acked {topic.append(b'flood')} {began}")
+                since = "after" if Path(rest[0]).exists() else "before"
+                say(f"acked {topic.append(b'flood')} {since}")
         if word == "export":
             self._log.export_topic(TOPIC)
             return "done"

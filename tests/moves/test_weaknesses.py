@@ -24,7 +24,7 @@ from tests.ledger import Ledger
 from tests.moves import rig
 from tests.moves.rig import TOPIC, Land, id_of, numbers, pieces_of, shard_of, state_of, told
 from tests.storage.rig import WatchedDisk
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.slow
 
@@ -224,12 +224,12 @@ def test_of_two_who_want_a_sealed_topic_one_gets_it(land: Land, ledger: Ledger) 
 
             def take(log: Storage, name: str = name, ready: threading.Barrier = ready) -> int | None:
                 topic = log.topic(name)
-                ready.wait(60)
+                ready.wait(PATIENCE)
                 with contextlib.suppress(Moved):
                     return topic.append(b"22")
                 return None
 
-            offsets = [job.result(60) for job in [threads.submit(take, log) for log in (a, b)]]
+            offsets = [job.result(PATIENCE) for job in [threads.submit(take, log) for log in (a, b)]]
             assert sorted(offsets, key=str) == [22, None]
             winner = a if offsets[0] is not None else b
             assert told(winner.topic(name).read()) == numbers(0, 23)

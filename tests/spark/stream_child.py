@@ -51,7 +51,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     wait_before_sink: bool = False
     """Before the sink has it; else after that, when Spark does not know of it yet."""
     hold_task: str | None = None
-    """A file: the first attempt at the first task writes the executor's process id there, and waits for ever."""
+    """A named pipe: the first attempt at the first task writes the executor's process id there, and waits for ever."""
 
     def start(self) -> Child:
         """Start the child, with a process group of its own."""
@@ -82,8 +82,7 @@ def run(spark: SparkSession, orders: Orders) -> None:
             executor = psutil.Process().parents()[1].pid  # above the daemon that forks Python workers
             for batch in batches:
                 yield batch
-                Path(held).with_suffix(".new").write_text(str(executor))
-                Path(held).with_suffix(".new").replace(held)
+                Path(held).write_text(str(executor))
                 threading.Event().wait()
         yield from batches
 

@@ -28,6 +28,7 @@ from forebay.storage.background.history import FIRST_SWEEP_SECONDS
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from forebay.topics import TopicName, TopicSpec
+from forebay.workers import AtWork
 from tests.storage.rig import QUICK, WatchedDisk
 from tests.support.waiting import PATIENCE, until
 
@@ -114,16 +115,30 @@ def test_leaving_a_shard_alone_does_not_wait_for_the_files_of_others(
     with Storage.open(tmp_path / "log", _settings(tmp_path)) as log:
         worker = inside(log).workers.history.take_over()
         slow, quick = _with_sealed_file(log, "slow"), _with_sealed_file(log, "quick")
-        begun, go_on = threading.Event(), threading.Event()
-        step = ShardHistory.step
+        begun, waiting, go_on = threading.Event(), threading.Event(), threading.Event()
+        order: list[str] = []
+        step, wait_idle = ShardHistory.step, AtWork.wait_idle
 
         def stepped(history: ShardHistory) -> bool:
-            if history is slow.history:
+            if history is slow.history and not begun.is_set():
                 begun.set()
                 assert go_on.wait(PATIENCE)
+                more = step(history)
+                order.append("exported")
+                return more
             return step(history)
 
+        def waited(at_work: AtWork, key: str) -> None:
+            if key == slow.ref.id:
+                waiting.set()
+            wait_idle(at_work, key)
+
+        def leave() -> None:
+            worker.forget(slow)
+            order.append("left")
+
         monkeypatch.setattr(ShardHistory, "step", stepped)
+        monkeypatch.setattr(AtWork, "wait_idle", waited)
         worker.notice(slow)
         thread = threading.Thread(target=worker.step)
         thread.start()
@@ -131,15 +146,14 @@ def test_leaving_a_shard_alone_does_not_wait_for_the_files_of_others(
 
         log.delete_topic("quick")
         assert not go_on.is_set()
-        leaving = threading.Thread(target=worker.forget, args=(slow,))
+        leaving = threading.Thread(target=leave)
         leaving.start()
-        leaving.join(0.05)
-        assert leaving.is_alive()
+        assert waiting.wait(PATIENCE)
         go_on.set()
         leaving.join(PATIENCE)
         thread.join(PATIENCE)
 
-        assert not leaving.is_alive()
+        assert order == ["exported", "left"]
         assert slow.history.exported == 1
         assert quick.history.exported == 0
 

@@ -8,8 +8,8 @@ from typing import Final
 
 from forebay.clock import SystemClock
 
-PATIENCE: Final = 60.0
-"""Seconds after which a test takes for granted that what it waits for does not come."""
+PATIENCE: Final = 240.0
+"""Seconds after which what a test waits for does not come: as long as a test may take, for it waits for events."""
 
 
 def until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:

@@ -1,4 +1,4 @@
-"""A process that holds a session: `python -m tests.metadata.etcd.holder hold|fork <endpoints>`.
+"""A process that holds a session: `python -m tests.metadata.etcd.holder hold|fork <endpoints> <seconds to live>`.
 
 It says its session, and then at every line of input whether it may still act for it.
 """
@@ -20,10 +20,10 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def main(act: str, endpoints: str) -> None:
+def main(act: str, endpoints: str, ttl_s: str) -> None:
     settings = MetadataSettings(backend="etcd", endpoints=tuple(endpoints.split(",")), lease_margin_s=1)
     store = EtcdMetadata.open(settings, clock=SystemClock())
-    session = store.session(2.0)
+    session = store.session(float(ttl_s))
     store.transaction([], [Put("leased", b"", session=session.id)])
     if act == "fork":
         store.watch("").poll(0.0)

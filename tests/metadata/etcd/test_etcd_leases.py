@@ -36,8 +36,8 @@ def proxy(cluster: Cluster) -> Iterator[Proxy]:
         yield proxy
 
 
-def hold(act: str, cluster: Cluster) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.metadata.etcd.holder", act, ",".join(cluster.endpoints)]
+def hold(act: str, cluster: Cluster, *, ttl_s: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.metadata.etcd.holder", act, ",".join(cluster.endpoints), str(ttl_s)]
     return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
@@ -76,7 +76,8 @@ def test_a_session_that_is_not_renewed_ends_and_its_keys_vanish_in_one_revision(
 def test_a_process_that_was_paused_too_long_knows_it_at_once_and_one_that_runs_is_renewed(
     store: EtcdMetadata, cluster: Cluster
 ) -> None:
-    with hold("hold", cluster) as paused, hold("fork", cluster) as running:
+    # The one that runs has more time to renew than a busy machine takes.
+    with hold("hold", cluster, ttl_s=5) as paused, hold("fork", cluster, ttl_s=15) as running:
         assert hear(running) == "child 0", "a forked child must find its store closed and leave the session alone"
         one, other = hear(paused), hear(running)
         assert store.session_alive(one)
