@@ -28,10 +28,10 @@ class _Place(NamedTuple):
 def examine_metadata(run: Invocation) -> Iterator[Answer]:
     """Whether the metadata store answers, if it is one that others share. Nothing is made."""
     metadata = run.settings.metadata
-    shared = ", ".join(metadata.endpoints) if metadata.backend == "etcd" else metadata.path
+    shared = ", ".join(metadata.endpoints) if metadata.is_served else metadata.path
     if shared is None:
         return
-    if metadata.backend == "sqlite" and not os.path.exists(shared):
+    if metadata.is_file and not os.path.exists(shared):
         yield Answer("metadata", AnswerKind.NOTE, f"{shared} does not exist yet: the first use makes it")
         return
     clock = SystemClock()
@@ -76,7 +76,7 @@ def _place(run: Invocation) -> _Place | None:
     settings = run.settings
     if settings.is_shared:
         assert settings.store.root is not None
-        return _Place("store.root", settings.store.root, settings.store.backend == "directory")
+        return _Place("store.root", settings.store.root, settings.store.is_directory)
     handoff = settings.storage.handoff_root
     return None if handoff is None else _Place("storage.handoff_root", handoff, is_directory=True)
 

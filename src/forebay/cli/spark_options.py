@@ -85,4 +85,4 @@ def _is_enough(run: Invocation) -> bool:
     """Whether there is a settings file, and it names both a store and metadata outside of any data directory."""
     if run.options.settings_file is None or not run.settings.is_shared:
         return False
-    return run.settings.metadata.backend != "sqlite" or run.settings.metadata.path is not None
+    return not run.settings.metadata.is_file or run.settings.metadata.path is not None

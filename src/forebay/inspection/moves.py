@@ -78,7 +78,7 @@ def move_topic(
 def _check_settings(settings: Settings) -> None:
     """Refuse settings under which no topic can move."""
     metadata, storage = settings.metadata, settings.storage
-    if metadata.backend == "sqlite" and metadata.path is None:
+    if metadata.is_file and metadata.path is None:
         raise Unsupported(
             "the two directories share no metadata store: name one file for both as metadata.path (moving the "
             f"source's {METADATA} there if it has one), or set metadata.backend to etcd"
@@ -173,7 +173,7 @@ def _settings_there(settings: Settings) -> Settings:
 
 def _check_metadata(settings: Settings, path: str, disk: Disk) -> None:
     own = posixpath.join(path, METADATA)
-    shared = settings.metadata.path if settings.metadata.backend == "sqlite" else None
+    shared = settings.metadata.path if settings.metadata.is_file else None
     if disk.exists(own) and (shared is None or posixpath.realpath(own) != posixpath.realpath(shared)):
         raise Conflict(
             f"{path} has a metadata store of its own, {METADATA}, and shares none with the source: name a new directory"

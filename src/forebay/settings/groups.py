@@ -155,6 +155,21 @@ class MetadataSettings(SettingsGroup, frozen=True, forbid_unknown_fields=True, k
         str | None, Meta(description="That user's password; better given as `${NAME}`.", extra=SECRET)
     ] = None
 
+    @property
+    def is_file(self) -> bool:
+        """Whether the metadata is a file: `metadata.path`, or else one in the data directory."""
+        return self.backend == "sqlite"
+
+    @property
+    def is_served(self) -> bool:
+        """Whether a service keeps the metadata, for processes on any machine."""
+        return self.backend == "etcd"
+
+    @property
+    def is_volatile(self) -> bool:
+        """Whether the metadata ends with this process."""
+        return self.backend == "memory"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.backend == "etcd" and not self.endpoints:
@@ -307,7 +322,12 @@ class StoreSettings(SettingsGroup, frozen=True, forbid_unknown_fields=True, kw_o
     @property
     def name(self) -> str:
         """What the catalog calls the store. A directory may be mounted elsewhere on each machine."""
-        return "directory" if self.backend == "directory" else f"{self.backend}:{self.root}"
+        return "directory" if self.is_directory else f"{self.backend}:{self.root}"
+
+    @property
+    def is_directory(self) -> bool:
+        """Whether `store.root` is a path, and not a place in an object store."""
+        return self.backend == "directory"
 
     def __post_init__(self) -> None:
         super().__post_init__()

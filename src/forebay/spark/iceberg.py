@@ -119,9 +119,9 @@ def warehouse_of(location: Location) -> str | None:
     """Where tables keep their metadata, as an address; `None` if the catalog itself is to say."""
     settings = location.settings()
     chosen = settings.table.warehouse
-    if chosen is None and settings.store.backend == "directory" and settings.store.root:
+    if chosen is None and settings.store.is_directory and settings.store.root:
         chosen = f"{settings.store.root}/tables"
-    elif chosen is None and settings.store.backend == "directory" and location.path is not None:
+    elif chosen is None and settings.store.is_directory and location.path is not None:
         chosen = f"{location.path}/tables"
     if chosen is None or "://" in chosen:
         return chosen

@@ -126,7 +126,7 @@ class Location:
                 'option "path" is missing: write .option("path", "/var/lib/orders"), or name the store and the '
                 f'metadata of its history: .option("store", …) is {_STORE}, .option("metadata", …) is {_METADATA}'
             )
-        if settings.metadata.backend == "sqlite" and settings.metadata.path is None:
+        if settings.metadata.is_file and settings.metadata.path is None:
             raise Invalid(
                 f'option "metadata" is missing: without a path it says where the topics are known; write {_METADATA}'
             )
@@ -248,7 +248,7 @@ def _settled(settings: Settings) -> Iterator[tuple[str, str]]:
     """Paths that are relative here, made absolute: tasks run elsewhere."""
     chosen = {
         "metadata.path": settings.metadata.path,
-        "store.root": settings.store.root if settings.store.backend == "directory" else None,
+        "store.root": settings.store.root if settings.store.is_directory else None,
         "storage.handoff_root": settings.storage.handoff_root,
     }
     for name, path in chosen.items():

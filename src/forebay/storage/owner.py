@@ -102,7 +102,7 @@ class OpenDirectory:
     def record(self) -> None:
         """Have other processes find the directory by its id."""
         metadata = self.settings.metadata
-        place = DirectoryPlace(path=self.directory.path, host=host() if metadata.backend == "etcd" else "")
+        place = DirectoryPlace(path=self.directory.path, host=host() if metadata.is_served else "")
         record_directory(self.metadata, metadata.prefix, self.directory.id, place)
 
 
@@ -392,6 +392,6 @@ def _commit(shard: OwnedShard) -> None:
 def _open_metadata(directory: LogDirectory, settings: Settings, disk: Disk, clock: Clock) -> MetadataStore:
     """The metadata store, opened by the owner; refused where a database that was here is gone."""
     path = directory.metadata_at(settings.metadata.path)
-    if settings.metadata.backend == "sqlite":
+    if settings.metadata.is_file:
         refuse_lost_metadata(directory.shards, path, disk)
     return open_metadata(settings.metadata, path, disk=disk, clock=clock)

@@ -203,7 +203,7 @@ def _consumer_metadata(
     reading = open_metadata(settings.metadata, path, disk=disk, clock=clock, read_only=True)
 
     def writable() -> MetadataStore:
-        if settings.metadata.backend == "etcd":
+        if settings.metadata.is_served:
             return reading
         return open_metadata(settings.metadata, path, disk=disk, clock=clock)
 

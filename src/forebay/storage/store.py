@@ -414,7 +414,7 @@ def _check_opening(path: str | PurePath | None, settings: Settings, *, read_only
         _check_shared(settings, read_only=read_only)
     elif path == IN_MEMORY and read_only:
         raise Unsupported(f'"{IN_MEMORY}" is a log of this process alone: there is nothing to read beside it')
-    if path != IN_MEMORY and settings.metadata.backend == "memory":
+    if path != IN_MEMORY and settings.metadata.is_volatile:
         raise Unsupported(
             f'metadata.backend "memory" would forget the topics of {path}: use "sqlite", or open "{IN_MEMORY}"'
         )
@@ -428,5 +428,5 @@ def _check_shared(settings: Settings, *, read_only: bool) -> None:
         raise Invalid(
             f'path is None, and storage.mode "{settings.storage.mode}" keeps history in data directories: name one'
         )
-    if settings.metadata.backend == "sqlite" and settings.metadata.path is None:
+    if settings.metadata.is_file and settings.metadata.path is None:
         raise Invalid("path is None, and so is metadata.path: name the shared metadata file, or a data directory")

@@ -59,7 +59,7 @@ def open_places(
 
 def history_store(settings: Settings, disk: Disk, clock: Clock) -> tuple[BlobStore | None, str]:
     """The store of history and what the catalog calls it. It is asked nothing, and no directory is made yet."""
-    if settings.is_shared and settings.store.backend != "directory":
+    if settings.is_shared and not settings.store.is_directory:
         return open_store(settings.store, disk=disk, clock=clock), settings.store.name
     root = settings.store.root if settings.is_shared else settings.storage.handoff_root
     return (None, "") if root is None else (DirectoryStore(root, disk=disk, clock=clock), "directory")
