@@ -9,7 +9,7 @@ import pytest
 
 from forebay import Moved
 from forebay.settings import MetadataSettings, Settings, StorageSettings, StoreSettings
-from forebay.shard import ShardRef
+from forebay.shard import SegmentShard
 from forebay.storage import Storage
 from forebay.testing.inside import inside
 from tests.storage.rig import values, wal_of
@@ -30,15 +30,17 @@ def _id(log: Storage) -> str:
 
 
 def _after_retiring(log: Storage, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-    """Whenever a shard is retired, `act` comes right behind it."""
+    """Whenever a lost shard is closed, `act` comes right behind it."""
     engine = inside(log).engine
-    retire = engine.retire
+    retire = engine.retire_lost
 
-    def retired(ref: ShardRef) -> None:
-        retire(ref)
-        act()
+    def retired(shard: SegmentShard, may_close: Callable[[], bool]) -> bool:
+        is_closed = retire(shard, may_close)
+        if is_closed:
+            act()
+        return is_closed
 
-    monkeypatch.setattr(engine, "retire", retired)
+    monkeypatch.setattr(engine, "retire_lost", retired)
 
 
 def test_a_shard_opened_again_right_after_it_was_lost_is_still_exported(
