@@ -10,6 +10,9 @@ from typing import Final
 import pytest
 
 from forebay import Conflict
+from forebay.format.metadata.descriptor import SegmentDescriptor
+from forebay.sealed import ByteSource
+from forebay.shard.context import Places
 from forebay.storage import Storage, Topic
 from tests.compacting.directly import check_sound, compacted, kinds_of
 from tests.moves import rig
@@ -115,3 +118,42 @@ def test_their_records_are_copied(tmp_path: Path) -> None:
         copied = [record.value for record in log.topic("shop/copies").read(partition=0)]
         assert copied == [record.value for record in log.topic(TOPIC).read(partition=0)]
         _check(log.topic(TOPIC), offsets)
+
+
+def test_an_object_that_compaction_replaces_while_its_producers_are_read_is_looked_up_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next owner took the window for damaged, and refused every producer until an operator accepted that."""
+    land = rig.shared_fs(tmp_path)
+    with land.open("one") as log:
+        log.create_topic(TOPIC)
+        offsets = _produce(log)
+        log.seal_topic(TOPIC)
+    source = Places.source
+    looked: list[SegmentDescriptor] = []
+
+    def replaced(places: Places, descriptor: SegmentDescriptor) -> ByteSource:
+        if not looked:
+            looked.append(descriptor)
+            compacted(land)
+            for path in (tmp_path / "store").rglob("*.seg"):
+                path.unlink()
+        return source(places, descriptor)
+
+    monkeypatch.setattr(Places, "source", replaced)
+    with land.open("two") as log:
+        _check(log.topic(TOPIC), offsets)
+    assert looked
+
+
+def test_an_object_that_is_lost_leaves_producers_unknown(tmp_path: Path) -> None:
+    land = rig.shared_fs(tmp_path)
+    with land.open("one") as log:
+        log.create_topic(TOPIC)
+        _produce(log)
+        log.seal_topic(TOPIC)
+    for path in (tmp_path / "store").rglob("*.seg"):
+        path.unlink()
+
+    with land.open("two") as log, pytest.raises(Conflict, match="is not known, because"):
+        log.topic(TOPIC).append(b"again", producer=7, sequence=5, previous=-1, partition=0)

@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import enum
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -36,6 +37,9 @@ from forebay.wal.sealing import Opening
 from forebay.wal.walk import ControlFrame, DataFrames, Unreadable, walk
 
 logger = logging.getLogger(__name__)
+
+LOOK_ATTEMPTS = 5
+"""So often the newest segment is looked up again, if compaction replaces it while it is read."""
 
 
 class NextSource(enum.StrEnum):
@@ -283,26 +287,46 @@ def known_in_history(
     catalog: ShardCatalog, places: Places, settings: WalSettings, unknown_below: int
 ) -> KnownProducers:
     """By history, where no local log tells: the newest segment born in the log restates what came before it."""
-    window = ProducerWindow(settings.producers_max, settings.producer_appends_max)
     frontier = catalog.frontier().next
     if frontier == 0:
-        return KnownProducers(window, 0)
+        return KnownProducers(ProducerWindow(settings.producers_max, settings.producer_appends_max), 0)
     pieces = catalog.descriptors()
-    newest = next((piece for piece in reversed(pieces) if piece.is_born), None)
-    if newest is not None and newest.producers:
-        try:
-            _take(window, newest, places)
-        except (Corrupt, *REPLACED) as error:
-            window.lose()
-            logger.warning("%s: which producers have appended what cannot be told: %s", catalog.keys, error)
+    newest = _newest_born(pieces)
+    for _ in range(LOOK_ATTEMPTS):
+        window, lost = _window_of(newest, places, settings)
+        if not isinstance(lost, REPLACED):
+            break
+        # Compaction may have replaced the object since the look, and what it replaces is removed later.
+        pieces, before = catalog.descriptors(), newest
+        newest = _newest_born(pieces)
+        if newest == before:
+            break
+    if lost is not None:
+        logger.warning("%s: the appends of producers cannot be read from history: %s", catalog.keys, lost)
     end = newest.end if newest is not None else 0
-    if any(piece.start >= end and _is_damaged(piece) for piece in pieces):
+    if lost is not None or any(piece.start >= end and _is_damaged(piece) for piece in pieces):
         window.lose()
-    if window.is_partial:
         return KnownProducers(window, frontier)
     # What was exported since the damage was found has been restated from a partial window.
     window.is_partial = end > unknown_below > 0
     return KnownProducers(window, unknown_below if window.is_partial else 0)
+
+
+def _newest_born(pieces: Sequence[SegmentDescriptor]) -> SegmentDescriptor | None:
+    return next((piece for piece in reversed(pieces) if piece.is_born), None)
+
+
+def _window_of(
+    newest: SegmentDescriptor | None, places: Places, settings: WalSettings
+) -> tuple[ProducerWindow, Exception | None]:
+    """What the segment says of producers, and why that is not all of it, if so."""
+    window = ProducerWindow(settings.producers_max, settings.producer_appends_max)
+    if newest is not None and newest.producers:
+        try:
+            _take(window, newest, places)
+        except (Corrupt, *REPLACED) as error:
+            return window, error
+    return window, None
 
 
 def _is_damaged(piece: SegmentDescriptor) -> bool:
