@@ -19,6 +19,7 @@ from typing import Any
 import forebay
 from bench import exports, payload, stores
 from forebay.blobs import BlobStore
+from forebay.testing.inside import inside
 
 
 def run(name: str, *arguments: object) -> dict[str, float]:
@@ -167,6 +168,51 @@ def open_topics(path: str, count: str, idle_seconds: str) -> None:
     _die()
 
 
+def churn(path: str, count: str, engine: str) -> None:
+    """Create topics, append to each and delete it; what is resident after a tenth of them and after all."""
+    _import_all()
+    total = int(count)
+    log = forebay.open(":memory:" if engine == "in memory" else path, stores.FREE)
+    early = 0
+    begun = time.perf_counter()
+    for number in range(total):
+        if number == total // 10:
+            early = _resident_now()
+        topic = log.create_topic(f"bench/t{number}", engine=engine.removeprefix("in "))
+        topic.append_many([b"%d" % number] * 10)
+        if len(list(topic.read())) != 10:
+            raise payload.Wrong(f"topic {number} does not hold what was appended")
+        log.delete_topic(f"bench/t{number}")
+    seconds = time.perf_counter() - begun
+    resident = _resident_now()
+    _answer(resident=resident / 1e6, early=early / 1e6, milliseconds=seconds / total * 1e3)
+    _die()
+
+
+def topics_in_use(path: str, count: str, cache_bytes_max: str) -> None:
+    """Append to many topics and read each in turn, three times what their caches may hold; what is resident then."""
+    _import_all()
+    base = _resident_now()
+    limit, total = int(cache_bytes_max), int(count)
+    log = forebay.open(path, {"wal": {"free_bytes_min": 0}, "runtime": {"cache_bytes_max": limit}})
+    topics = [log.create_topic(f"bench/t{number}") for number in range(total)]
+    each = max(1, 3 * limit // total // 10_000)
+    for turn in range(10):
+        for topic in topics:
+            topic.append_many([b"%d" % turn * 1000] * each)
+            if next(iter(topic.read(turn * each))).offset != turn * each:
+                raise payload.Wrong("an append is not there")
+    resident = _resident_now()
+    cached = inside(log).bounds.caches.bytes
+    _answer(resident=(resident - base) / 1e6, appended=total * each * 10 * 1000 / 1e6, cached=cached / 1e6)
+    _die()
+
+
+def _resident_now() -> int:
+    gc.collect()
+    return _resident()
+
+
 def export_weighed(log: str, catalog: str, kind: str, place: str) -> None:
     """Export everything that is sealed; what that held over what an open log and an open store hold."""
     with exports.opened_topic(Path(log)) as topic, exports.opened_store(kind, place) as store:
@@ -224,6 +270,8 @@ STEPS: dict[str, Callable[..., Any]] = {
         rocks_recover,
         make_topics,
         open_topics,
+        churn,
+        topics_in_use,
         export_weighed,
         history_weighed,
     )

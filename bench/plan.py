@@ -33,6 +33,7 @@ class Sizes:
     growth: tuple[int, ...] = (750_000, 1_500_000, 3_000_000)
     topics: tuple[int, ...] = (1, 100, 10_000)
     idle_seconds: float = 2.0
+    churned: int = 10_000
     looked_up: int = 10_000_000
     lookups: int = 200
     spark_records: int = 10_000_000
@@ -55,6 +56,7 @@ TOY = Sizes(
     growth=(1_000, 2_000, 4_000),
     topics=(1, 5),
     idle_seconds=0.05,
+    churned=20,
     looked_up=4_000,
     lookups=5,
     spark_records=5_000,

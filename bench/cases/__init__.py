@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from bench.cases import (
     append,
+    churn,
     durable,
     engines,
     export,
@@ -33,6 +34,7 @@ CASES: dict[str, Callable[[Plan], Iterator[Result]]] = {
     "move": move.run,
     "scale": scale.run,
     "memory": memory.run,
+    "churn": churn.run,
     "engines": engines.run,
     "lookup": lookup.run,
     "spark": spark.run,

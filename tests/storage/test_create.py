@@ -392,7 +392,7 @@ def test_a_deletion_left_over_names_the_topics_it_could_not_remove(house: House)
         house.metadata,
         Settings(),
         house.clock,
-        holder=None,
+        holder="here",
         objects=None,
         drop=lambda ref: True,
         delete_shard=house.engine.delete_shard,

@@ -40,6 +40,8 @@ UPLOADS = ".uploads"
 SAMPLE_BYTES = 4096
 WRITE_BYTES = 1024 * 1024
 NAMES_TRIED_MAX = 1000
+FOLDERS_MAX = 10_000
+"""So many folders are known to last; with one more all of them are looked at again."""
 
 
 class DirectoryStore:
@@ -251,6 +253,9 @@ class DirectoryStore:
         for step in reversed(steps):
             if step not in self._durable:
                 make_directories(self._disk, step)
+        if len(self._durable) >= FOLDERS_MAX:
+            # Shards come and go: those in use are made known again by their next objects.
+            self._durable.clear()
         self._durable.update(steps)
 
     def _settle(self, path: str, key: str) -> None:

@@ -252,6 +252,10 @@ class Collector:
         removed = [key for key, why in judge(store.list(prefix), facts).items() if not why]
         for key in removed:
             store.delete(key)
+        for place in [
+            place for place in self._unneeded.copy() if place[0] == store.name and place[1].startswith(prefix)
+        ]:
+            self._unneeded.pop(place, None)
         return len(removed)
 
     def _old_before_ms(self) -> int:

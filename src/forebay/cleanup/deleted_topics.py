@@ -163,13 +163,13 @@ class Deletions:
         settings: Settings,
         clock: Clock,
         *,
-        holder: str | None,
+        holder: str,
         objects: ObjectCleanup | None,
         drop: Callable[[ShardRef], bool],
         delete_shard: Callable[[ShardRef], None],
         forget_topic: Callable[[TopicSpec], None],
     ) -> None:
-        """`holder` is this data directory, and `objects` removes from its stores; a log in memory has neither.
+        """`holder` is this data directory, or the log in memory; `objects` removes from the stores of a directory.
 
         `drop` has no more work on a shard begin and says whether none is under way, without waiting. `delete_shard`
         removes what an engine keeps of a shard here, `forget_topic` what this process keeps by a topic's id or name.
@@ -224,7 +224,7 @@ class Deletions:
         `local` gives the ids of the shards that have files here or are open. While one of the topic is among them, it
         stays noted that this directory may have something. Nothing is done if it is not noted at all.
         """
-        if self._holder is None or self._holder not in late.holders:
+        if self._holder not in late.holders:
             return
         for engine in engines:
             engine.remove_topic(late.topic_id, late.partitions)
@@ -268,7 +268,7 @@ class Deletions:
 
     def _late(self, spec: TopicSpec, states: Sequence[ShardState]) -> LateObjects | None:
         """What may be found later, if anything: an object that was on its way, and files in other directories."""
-        holders = set[str]().union(*(state.holders for state in states)) - {self._holder or ""}
+        holders = set[str]().union(*(state.holders for state in states)) - {self._holder}
         has_store = self._objects is not None and self._objects.has_store
         if not (has_store or holders):
             return None

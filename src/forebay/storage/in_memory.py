@@ -109,7 +109,7 @@ class InMemoryBackend:
             metadata,
             settings,
             clock,
-            holder=None,
+            holder=IN_MEMORY,
             objects=None,
             drop=self.limits.drop,
             delete_shard=engine.delete_shard,
