@@ -103,7 +103,7 @@ class Exporter:
     ) -> int:
         """Make sealed files behind the frontier history, oldest first, all or up to `files_max`; how many were.
 
-        `producers` tells the next owner whether there is a window of repeats to be rebuilt. Raises `DataLoss` at a
+        `producers` says to the next owner whether there is a window of repeats to be rebuilt. Raises `DataLoss` at a
         damaged range for which `may_lack` is false: history would be without these records for ever.
         """
         pending = self._pending(files)[:files_max]

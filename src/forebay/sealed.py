@@ -33,7 +33,7 @@ FRAME_BYTES_LIMIT = 64 * 1024 * 1024
 INDEX_BYTES_WHOLE = 32 * 1024
 """An index up to here is read at once."""
 INDEX_BYTES_FRONT = 8 * 1024
-"""Read of a longer one in any case: most often its frames and holes, which stand first."""
+"""Read of a longer one in any case: most often its frames and gaps, which stand first."""
 SCAN_BYTES = 4 * 1024 * 1024
 READ_BYTES = 1024 * 1024
 """Of frames asked for at once: less than a block that is read ahead, so that few frames lie in two."""
@@ -86,7 +86,7 @@ class SealedSegment:
     """An immutable segment `[start, end)`. Its index is read when first needed and may be forgotten again.
 
     `shift` is how far behind the offsets in its bytes it was put; 0 for what was born in the log. `source` gives
-    its bytes to whoever reads on, `spot` to whoever wants one frame.
+    its bytes to a caller that reads on, `spot` to one that wants one frame.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class SealedSegment:
 
     @property
     def leading_gap(self) -> Gap | None:
-        """The hole before the first offset of this segment."""
+        """The gap before the first offset of this segment."""
         return next((gap for gap in self.index().gaps if gap.stop == self.start), None)
 
     @property
@@ -127,7 +127,7 @@ class SealedSegment:
         return gap.start if gap is not None else self.start
 
     def index(self) -> SealedIndex:
-        """The frames and holes of the segment; `Corrupt` if the index does not check or is of other offsets."""
+        """The frames and gaps of the segment; `Corrupt` if the index does not check or is of other offsets."""
         return self._known()[0]
 
     def _known(self) -> tuple[SealedIndex, Sections]:
@@ -150,7 +150,7 @@ class SealedSegment:
         return self._read(offset, bytes_max, self._opened)
 
     def read_one(self, offset: int) -> Page:
-        """The frame or hole that covers `offset`, from there on; no other byte is read for it."""
+        """The frame or gap that covers `offset`, from there on; no other byte is read for it."""
         return self._read(offset, 1, self._open_spot or self._opened)
 
     def _read(self, offset: int, bytes_max: int, opened: Callable[[], ByteSource]) -> Page:
@@ -171,7 +171,7 @@ class SealedSegment:
                 self._take(gathered, wanted, buffer, salt_crc)
                 first += len(wanted)
         except Corrupt:
-            # Behind what was gathered the next read begins, and is told.
+            # Behind what was gathered the next read begins, and meets it.
             if gathered.next == offset:
                 gathered.add_gap(Gap(offset, self.end, Reason.DAMAGED))
         return gathered.page()
@@ -190,7 +190,7 @@ class SealedSegment:
     def offset_at_time(self, timestamp: int) -> int | None:
         """The offset of the first record at or after the time; `None` if there is none.
 
-        Where that record lies in a damaged frame, the frame's first offset: whoever reads there is told.
+        Where that record lies in a damaged frame, the frame's first offset: a reader there meets the damage.
         """
         entries = self.index().entries
         place = index_format.find_time(entries, timestamp)
@@ -242,7 +242,7 @@ class SealedSegment:
             yield from self._own(records.astype(np.int64) + origin)
 
     def _own(self, offsets: Places) -> Iterator[Places]:
-        """Those inside the segment: an index may tell of more."""
+        """Those inside the segment: an index may name more."""
         low, high = np.searchsorted(offsets, [self.start, self.end])
         if high > low:
             yield offsets[low:high]
@@ -305,11 +305,11 @@ class SealedSegment:
         for gap in gaps:
             if gap.start <= offset < gap.stop:
                 return gap
-        raise Corrupt(f'{self.name} has no record and names no hole at offset {offset}: run "forebay verify"')
+        raise Corrupt(f'{self.name} has no record and names no gap at offset {offset}: run "forebay verify"')
 
 
 def read_index(source: IndexSource, name: str) -> tuple[SealedIndex, Sections]:
-    """Frames, holes and the table of an index, checked, and little else of its bytes; `Corrupt` if they do not hold."""
+    """Frames, gaps and the table of an index, checked, and little else of its bytes; `Corrupt` if they do not hold."""
     size = source.size()
     front = source.read_at(size if size <= INDEX_BYTES_WHOLE else INDEX_BYTES_FRONT, 0)
 
@@ -325,11 +325,13 @@ def read_index(source: IndexSource, name: str) -> tuple[SealedIndex, Sections]:
         footer, listed = found
         index_format.check_header(front[: index_format.HEADER_BYTES], footer)
         sections = {section.kind: section for section in listed}
-        frames, holes = (sections.get(kind) for kind in (SectionKind.FRAMES, SectionKind.GAPS))
+        frames, gap_list = (sections.get(kind) for kind in (SectionKind.FRAMES, SectionKind.GAPS))
         if frames is None:
             raise Corrupt("it names no frames")
         entries = index_format.decode_frames(read(frames.position, frames.length), frames)
-        gaps = index_format.decode_gaps(read(holes.position, holes.length), holes) if holes is not None else []
+        gaps = (
+            index_format.decode_gaps(read(gap_list.position, gap_list.length), gap_list) if gap_list is not None else []
+        )
     except Corrupt as error:
         raise Corrupt(f'the index of {name}: {error}; run "forebay repair"') from error
     return SealedIndex(footer, entries, gaps), sections
@@ -399,7 +401,7 @@ class Gathered:
         self.next = batch.end
 
     def known_frame(self, first: int, count: int, buffer: Bytes, position: int, salt_crc: int) -> None:
-        """Add the frame that an index names; one that is not whole is a hole."""
+        """Add the frame that an index names; one that is not whole is a gap."""
         head = read_frame(buffer, position, salt_crc, FRAME_BYTES_LIMIT)
         # The checksum is over the base as it was written, so that is what the head must say.
         if isinstance(head, Verdict) or head.base != first - self._shift or head.count != count:
@@ -408,7 +410,7 @@ class Gathered:
             self.add(decode(buffer, position, head).moved(self._shift), head.length)
 
     def add_gap(self, gap: Gap) -> None:
-        """Add a hole, as far as it lies ahead."""
+        """Add a gap, as far as it lies ahead."""
         if gap.stop > self.next:
             self._gaps.append(gap._replace(start=self.next))
             self.next = gap.stop

@@ -10,7 +10,7 @@ from forebay.errors import Conflict, Fenced
 from forebay.format.metadata.descriptor import Phase
 from forebay.metadata import MemoryMetadata
 from forebay.shard import Owner, Wanted, acquire
-from forebay.shard.ownership import change_state, reserve_in_state, tell_reserved
+from forebay.shard.ownership import change_state, record_reserved, reserve_in_state
 
 SHARD = Wanted("/forebay/storage/topics/shop/orders/0/state", "ab" * 16)
 
@@ -79,5 +79,5 @@ def test_what_only_a_log_knows_of_offsets_is_nobodys_to_take_over_before_it_is_t
         taken("there", take_over=True)
 
     _, epoch = taken("here", take_over=True)
-    tell_reserved(store, SHARD.key, epoch, 30)
+    record_reserved(store, SHARD.key, epoch, 30)
     assert taken("there", take_over=True)[0] == 30

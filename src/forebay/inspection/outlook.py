@@ -13,7 +13,7 @@ from forebay.inspection.recorded import recorded
 from forebay.settings import WalSettings
 from forebay.shard import RecoveryDecision, Situation, decide
 from forebay.shard.context import is_local
-from forebay.shard.recovery import refuse_lost_directory, told_of
+from forebay.shard.recovery import refuse_lost_directory, with_undone
 from forebay.topics import TopicSpec
 from forebay.wal.recovery.resume import ASIDE
 from forebay.wal.recovery.survey import survey
@@ -44,7 +44,7 @@ def outlook(found: Inspected, place: ExpectedShard, settings: WalSettings, disk:
         identity = disk.identity(place.directory) if facts.last is not None else ""
         here = Situation(place.name, place.spec.durability, identity, found.id)
         here = _beside_history(here, found, place.spec, place.partition)
-        decision = told_of(decide(facts, found.state(place.spec, place.partition), here), facts.undone)
+        decision = with_undone(decide(facts, found.state(place.spec, place.partition), here), facts.undone)
     except ForebayError as error:
         return Outlook(decision=None, refusal=str(error), files=files, bytes=size)
     return Outlook(decision=decision, refusal=None, files=files, bytes=size)

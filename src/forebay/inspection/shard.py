@@ -296,7 +296,7 @@ class ShardExam:
         if self._place.spec is None or newest is None:
             return
         if state is None:
-            step = "restore the metadata store, or move the shard's directory away to start anew"
+            step = "restore the metadata store, or move the shard's directory away to start afresh"
             self._add(Severity.ERROR, "has a log, but the metadata store knows no state of it", step)
         elif state.incarnation != self._place.spec.topic_id:
             what = f"its recorded state is of another topic, {state.incarnation}"

@@ -159,7 +159,7 @@ class ShardHistory:
             return False
 
     def catch_up(self, on_file: Callable[[Lag], None] | None = None, *, accept_damage: bool = False) -> None:
-        """Make everything sealed history; `on_file` hears before each file what is left.
+        """Make everything sealed history; `on_file` is called before each file with what is left.
 
         Raises `Unavailable` if a file that is not sealed stands before others that are.
         """

@@ -1,6 +1,6 @@
 """Which records end when: the caps and the time to live of a topic, applied to one shard. Pure: reads no clock.
 
-Every engine tells what it holds as `Stretch`es and asks here, so all of them evict the same records. Limits
+Every engine gives what it holds as `Stretch`es and asks here, so all of them evict the same records. Limits
 look at what lies at or above `earliest`; deleted records count for caps as if they were there, because
 nothing but the passing of the floor takes them out of the account. Gaps count for no byte and no time.
 """
@@ -100,7 +100,7 @@ class Holding(NamedTuple):
 def plan(
     limits: Limits, holding: Holding, stretches: Callable[[], Iterator[Stretch]], now_ms: int
 ) -> tuple[int, Evicted]:
-    """Where `earliest` must move to, and what that ends. `stretches` tells of everything from `earliest` on.
+    """Where `earliest` must move to, and what that ends. `stretches` gives everything from `earliest` on.
 
     Caps come first. `cap_records` keeps that many offsets below the head; `cap_bytes` as many records as fit, but
     always the newest; `ttl_ms` ends what was appended so long ago, from the front up to the first that stays.
@@ -144,7 +144,7 @@ class _Pass:
         return self._until <= self.at and self._excess <= 0 and self._expired is None
 
     def takes_all(self, stretch: Stretch) -> bool:
-        """Let go of what must; false if some of the stretch stays."""
+        """End what must go of the stretch; false if some of it stays."""
         capped = self._by_caps(stretch)
         if capped:
             self._take(stretch, capped, Reason.CAP)

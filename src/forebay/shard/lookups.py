@@ -1,6 +1,6 @@
 """Records of one shard by key and tag, over all tiers.
 
-Each file, hot or sealed, tells where a hash occurs; history is asked for what the local files do not have. A hash
+Each file, hot or sealed, knows where a hash occurs; history is asked for what the local files do not have. A hash
 is only a hint: the key or tag itself is compared on the record. A match that cannot be read is reported as a gap.
 """
 
@@ -70,7 +70,7 @@ class SearchedLog(Protocol):
 
 
 class Searched(Protocol):
-    """A file or segment that tells where a hash occurs."""
+    """A file or segment that knows where a hash occurs."""
 
     def find(self, kind: SectionKind, wanted: int, start: int = 0) -> Iterator[Places]:
         """The offsets from `start` on, in rising pieces."""
@@ -155,14 +155,14 @@ class Lookups:
     def _page(self, sought: Sought, start: int, records_max: int, bytes_max: int) -> Page:
         head, ended = self._now()
         found = _Found(records_max, bytes_max)
-        told = _tombstone(start, ended.floor)
+        below = _tombstone(start, ended.floor)
         try:
             for match in self._matches(sought, ended, start, head, waiting=True):
                 if not found.take(match):
-                    return found.page(told, found.end)
+                    return found.page(below, found.end)
         except _Waiting as waiting:
-            return found.page(told, max(start, waiting.offset))
-        return found.page(told, max(start, head))
+            return found.page(below, max(start, waiting.offset))
+        return found.page(below, max(start, head))
 
     def _newest(self, sought: Sought, start: int) -> Page:
         head, ended = self._now()
@@ -258,7 +258,7 @@ class Lookups:
     # What is there
 
     def _read_through(self, sought: Sought, gap: Gap, deleted: OffsetSet) -> list[Match]:
-        """What matches in a range that no postings tell about, read record by record, and what cannot be read of it.
+        """What matches in a range that no postings cover, read record by record, and what cannot be read of it.
 
         Memory may hold what is damaged in a file.
         """
@@ -319,9 +319,9 @@ class _Found:
             self._bytes_left -= int(totals[self._batches[-1].count - 1])
         return room >= match.count
 
-    def page(self, told: Iterable[Gap], following: int) -> Page:
+    def page(self, below: Iterable[Gap], following: int) -> Page:
         """What was found; `following` is where to go on."""
-        return Page(self._batches, [*told, *(gap for gap in self._events if gap.start < following)], following)
+        return Page(self._batches, [*below, *(gap for gap in self._events if gap.start < following)], following)
 
 
 def _within(span: Span[_T], offsets: Places) -> Places:

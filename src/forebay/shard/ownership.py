@@ -124,7 +124,7 @@ def acquire(
     """
 
     def change(shard: Wanted, state: ShardState) -> ShardState:
-        return taken(state, owner, take_over=take_over, anew=shard in without_log)
+        return taken(state, owner, take_over=take_over, is_new_log=shard in without_log)
 
     acquired: list[Acquired] = []
     for first in range(0, len(wanted), BATCH_SHARDS):
@@ -253,11 +253,11 @@ def _refuse_take_over(store: MetadataStore, shard: Wanted, stored: StoredState |
     )
 
 
-def taken(state: ShardState, owner: Owner, *, take_over: bool = True, anew: bool = False) -> ShardState:
-    """The state after `owner` acquired the shard; `anew` where its directory has no log to go on in."""
+def taken(state: ShardState, owner: Owner, *, take_over: bool = True, is_new_log: bool = False) -> ShardState:
+    """The state after `owner` acquired the shard; `is_new_log` where its directory has no log to go on in."""
     epoch = state.epoch + 1
-    since = state.holder_since if state.holder == owner.holder and not anew else epoch
-    # Until the state records how far they went: see `tell_reserved`.
+    since = state.holder_since if state.holder == owner.holder and not is_new_log else epoch
+    # Until the state records how far they went: see `record_reserved`.
     still_in_log = state.reserved_in_log and state.phase is not Phase.SEALED
     others = state.holders - {owner.holder}
     return msgspec.structs.replace(
@@ -381,19 +381,19 @@ def reserve_in_state(store: MetadataStore, key: str, epoch: int) -> Callable[[in
     return reserve
 
 
-def tell_reserved(store: MetadataStore, key: str, epoch: int, end: int) -> None:
+def record_reserved(store: MetadataStore, key: str, epoch: int, end: int) -> None:
     """The log was the only one to know how far its offsets went; on return the state says so, for all below `end`."""
 
-    def told(state: ShardState) -> ShardState:
+    def recorded(state: ShardState) -> ShardState:
         return msgspec.structs.replace(state, reserved_end=max(end, state.reserved_end), reserved_in_log=False)
 
-    change_state(store, key, epoch, told)
+    change_state(store, key, epoch, recorded)
 
 
-def tell_unknown(store: MetadataStore, key: str, epoch: int, below: int) -> None:
+def record_unknown(store: MetadataStore, key: str, epoch: int, below: int) -> None:
     """Appends of producers below this offset may be unknown; 0 if none are. On return the state says so."""
 
-    def told(state: ShardState) -> ShardState:
+    def recorded(state: ShardState) -> ShardState:
         return msgspec.structs.replace(state, unknown_below=below or msgspec.UNSET)
 
-    change_state(store, key, epoch, told)
+    change_state(store, key, epoch, recorded)

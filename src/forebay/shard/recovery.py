@@ -145,7 +145,7 @@ def refuse_contradiction(facts: LogFacts, state: ShardState | None, name: str) -
     if state is None and not facts.is_empty:
         raise Conflict(
             f"{name} has a local log up to {facts.end}, but the metadata store does not know the shard: "
-            "restore the metadata store, or move the shard's directory away to start anew"
+            "restore the metadata store, or move the shard's directory away to start afresh"
         )
     if state is not None and state.phase is Phase.SEALED and facts.end > state.next_offset:
         raise Conflict(
@@ -159,7 +159,7 @@ def refuse_lost_directory(state: ShardState | None, holder: str, name: str, dire
     if state is not None and state.holder == holder and state.reserved_in_log:
         raise Conflict(
             f"{name} has lost its directory {directory}, and with it how far its offsets went: restore it from a "
-            "backup, or delete the topic and create it anew"
+            "backup, or delete the topic and create it again"
         )
 
 
@@ -177,8 +177,8 @@ def decide(facts: LogFacts, state: ShardState | None, here: Situation) -> Recove
     return _without_log(state, here) if facts.is_empty else _continue_log(facts, state, here)
 
 
-def told_of(decision: RecoveryDecision, undone: tuple[Blind, ...]) -> RecoveryDecision:
-    """The same decision, which also tells what the files that are kept have lost of deletes."""
+def with_undone(decision: RecoveryDecision, undone: tuple[Blind, ...]) -> RecoveryDecision:
+    """The same decision, with the deletes that the files which are kept have lost."""
     return decision if decision.set_aside else dataclasses.replace(decision, undone=undone)
 
 
@@ -286,7 +286,7 @@ def known_in_log(facts: Survey, unknown_below: int) -> KnownProducers:
 def known_in_history(
     catalog: ShardCatalog, places: Places, settings: WalSettings, unknown_below: int
 ) -> KnownProducers:
-    """By history, where no local log tells: the newest segment born in the log restates what came before it."""
+    """By history, where no local log says so: the newest segment born in the log restates what came before it."""
     frontier = catalog.frontier().next
     if frontier == 0:
         return KnownProducers(ProducerWindow(settings.producers_max, settings.producer_appends_max), 0)
@@ -334,7 +334,7 @@ def _is_damaged(piece: SegmentDescriptor) -> bool:
 
 
 def _take(window: ProducerWindow, newest: SegmentDescriptor, places: Places) -> None:
-    """Add what the segment tells; `Corrupt` if not all of it is whole."""
+    """Add what the segment says; `Corrupt` if not all of it is whole."""
     if newest.kind is DescriptorKind.PARQUET:
         from forebay.columnar import ParquetSegment  # noqa: PLC0415 - it brings Arrow, which takes its time to load
 

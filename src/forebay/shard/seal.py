@@ -34,7 +34,7 @@ from forebay.shard.segment import SegmentShard
 logger = logging.getLogger(__name__)
 
 OnFile: TypeAlias = Callable[[Lag], None]
-"""Hears before each file what is left to export."""
+"""Called before each file with what is left to export."""
 
 
 def begin_seal(shard: SegmentShard, around: ShardContext, target: str | None) -> None:
@@ -84,7 +84,7 @@ def finish_seal(
 
 
 def withdraw_target(metadata: MetadataStore, key: str) -> None:
-    """A sealed shard that was promised to a directory, and not taken there yet, is anybody's again."""
+    """Let any directory open a sealed shard that was promised to one and is not taken there yet."""
 
     def freed(stored: StoredState | None) -> Write[None] | Done[None]:
         if stored is None or stored.state.phase is not Phase.SEALED or stored.state.target is None:
@@ -104,7 +104,7 @@ def bring_into_history(shard: SegmentShard, on_file: OnFile | None = None, *, ac
     next_offset = _drained(shard, accept_damage=accept_damage)
     history = shard.history
     history.catch_up(on_file, accept_damage=accept_damage)
-    _tell_of_holes(shard)
+    _record_last_gaps(shard)
     return next_offset
 
 
@@ -132,7 +132,7 @@ def seal_files(shard: SegmentShard, *, accept_damage: bool) -> None:
         raise Unavailable(f"{shard.ref}: {unsealed[0]} could not be sealed yet; see the log for why, and try again")
 
 
-def _tell_of_holes(shard: SegmentShard) -> None:
+def _record_last_gaps(shard: SegmentShard) -> None:
     """Make the gaps behind the last record history: those that the active file begins with, or the next one will."""
     writer = shard.wal.writer
     gaps = list(writer.active.gaps) if writer.active is not None and writer.active.is_bare else []

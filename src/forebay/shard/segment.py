@@ -29,7 +29,7 @@ from forebay.shard.eviction import Eviction
 from forebay.shard.history import OwnedHistory, ShardHistory
 from forebay.shard.limits import Evicted, Holding, Limits
 from forebay.shard.lookups import PAGE_RECORDS, Lookups, Sought
-from forebay.shard.ownership import reserve_in_state, tell_reserved, tell_unknown
+from forebay.shard.ownership import record_reserved, record_unknown, reserve_in_state
 from forebay.shard.recovery import (
     NextSource,
     RecoveryDecision,
@@ -37,7 +37,7 @@ from forebay.shard.recovery import (
     decide,
     known_in_history,
     known_in_log,
-    told_of,
+    with_undone,
 )
 from forebay.shard.tiers import NOTHING, PAGE_BYTES, NoHistory, Tiers, Visible
 from forebay.topics import TopicSpec, parse_compression
@@ -338,7 +338,7 @@ class SegmentShard:
         catalog = around.catalog(ref) if around is not None else None
         if around is not None and catalog is not None:
             here = _beside_history(here, catalog, facts, around)
-        decision = told_of(decide(facts, before, here), facts.undone)
+        decision = with_undone(decide(facts, before, here), facts.undone)
         gap = _local_gap(decision, catalog, ref, epoch, clock)
         zstd_level = parse_compression(ref.spec.compression)
         wal = resume(
@@ -359,7 +359,7 @@ class SegmentShard:
         sealer = Sealer(disk, settings, zstd_level)
         if around is None:
             return cls(ref, wal, sealer, decision, epoch, past=NoHistory(), before=before, settings=Settings())
-        # A gap that the catalog was told of reaches up to where the log begins.
+        # A gap that is in the catalog reaches up to where the log begins.
         end = decision.next_offset if decision.source is NextSource.CATALOG else here.frontier
         past = OwnedHistory(around, ref, epoch, disk=disk, clock=clock, end=end)
         return cls(ref, wal, sealer, decision, epoch, past=past, before=before, settings=around.settings)
@@ -388,14 +388,14 @@ def _of_surroundings(
     catalog = around.catalog(ref)
     shared = around.settings.is_shared
     if shared and before is not None and before.reserved_in_log:
-        tell_reserved(around.metadata, catalog.keys.state, epoch, decision.next_offset)
+        record_reserved(around.metadata, catalog.keys.state, epoch, decision.next_offset)
     unknown_below = before.producers_unknown_below if before is not None else 0
     if facts.is_empty or decision.set_aside:
         known = known_in_history(catalog, around.places, around.settings.wal, unknown_below)
     else:
         known = known_in_log(facts, unknown_below)
     if known.unknown_below != unknown_below:
-        tell_unknown(around.metadata, catalog.keys.state, epoch, known.unknown_below)
+        record_unknown(around.metadata, catalog.keys.state, epoch, known.unknown_below)
     return {
         "reserve": reserve_in_state(around.metadata, catalog.keys.state, epoch) if shared else None,
         "window": known.window,
@@ -428,8 +428,8 @@ def _local_gap(
     if catalog is None or gap is None or decision.source is not NextSource.CATALOG:
         return gap
     # In history at once: a reader must not wait for the next record to learn of it.
-    told = gap_descriptor(gap, topic_id=ref.spec.topic_id, epoch=epoch, created_at=clock.now_ms())
-    catalog.extend(epoch, [told])
+    described = gap_descriptor(gap, topic_id=ref.spec.topic_id, epoch=epoch, created_at=clock.now_ms())
+    catalog.extend(epoch, [described])
     return None
 
 

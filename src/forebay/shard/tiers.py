@@ -205,7 +205,7 @@ class Tiers:
             if found is not None:
                 # Whatever lies before it is history too.
                 return found
-            # Files that history has would tell nothing else, and may be damaged.
+            # Files that history has would say nothing else, and may be damaged.
             found = self._log.offset_at_time(timestamp, exported)
             begins = self._log.files.begins
             if self._past.exported == exported or (begins is not None and begins <= exported):

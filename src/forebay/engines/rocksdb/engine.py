@@ -221,7 +221,7 @@ class RocksEngine(ShardedEngine[RocksShard]):
         if stored is not None and stored.state.holder == self._owner_session.holder:
             raise Conflict(
                 f"{ref} is not in the database {self._database.path}, which was lost, and with it how far its "
-                "offsets went: restore it from a backup, or delete the topic and create it anew"
+                "offsets went: restore it from a backup, or delete the topic and create it again"
             )
         batch = self._database.batch()
         batch.put(keys.bounds, Bounds().encode())
