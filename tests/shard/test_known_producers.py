@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from random import Random  # noqa: TID251  # seeded: the same run again
+from typing import Final
+
 import pytest
 
 from forebay.errors import Conflict
 from forebay.testing.contracts.engines import append_by
 from forebay.testing.history import NOTE, AppendAnswered, AppendOutcome
+from tests.ledger import Ledger
 from tests.protocol.world import MODES, Node, World
+
+APPENDS_MAX: Final = 4
+"""So many appends of each producer the owners of these tests remember."""
 
 
 def _offset_of_last(world: World) -> int:
@@ -79,3 +86,47 @@ def test_sequences_that_leave_numbers_out_are_known_after_a_take_over_and_after_
     assert [append_by(other.shard, 2**63 + 7, sequence) for sequence in (5, 9)] == [2, 3]
     with pytest.raises(Conflict, match="sent sequence 30 after 20, expected one after 9"):
         append_by(other.shard, 7, 30, previous=20)
+
+
+def _answer(node: Node, producer: int, sequence: int, previous: int | None) -> int | None:
+    try:
+        return append_by(node.shard, producer, sequence, previous=previous)
+    except Conflict:
+        return None
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_owners_that_change_answer_as_a_single_one_would(seed: int, ledger: Ledger) -> None:
+    """Random sequences, each naming what may be the one before it, over restarts, exports, moves and take-overs."""
+    chance, world = Random(seed), World("shared_fs")
+    node, known = world.node("a"), dict[int, dict[int, int]]()
+    for _ in range(120):
+        act = chance.choice(["append"] * 12 + ["export", "restart", "move", "take over"])
+        if act == "append":
+            producer = chance.choice((7, 8, 2**63 + 7))
+            appends = known.setdefault(producer, {})
+            last = max(appends, default=-1)
+            sequence = chance.choice((last + chance.randrange(1, 6), chance.randrange(0, last + 9)))
+            previous = chance.choice((last, last, None, -1, chance.randrange(-1, sequence + 1)))
+            is_next = sequence > last and (sequence - 1 if previous is None else previous) == last
+            found = _answer(node, producer, sequence, previous)
+            if is_next:
+                assert found is not None and found > max(max(each.values(), default=-1) for each in known.values())
+                appends[sequence] = found
+            else:
+                remembered = sorted(appends)[-APPENDS_MAX:]
+                assert found == (appends[sequence] if sequence in remembered else None), (producer, sequence, previous)
+            act = "next" if is_next else "repeat" if found is not None else "conflict"
+        elif act == "export":
+            node.export()
+        elif act == "restart":
+            node.die()
+            node = world.node(node.name)
+        else:
+            if act == "move":
+                node.seal()
+            else:
+                node.export()
+                node.die()
+            node = world.node("b" if node.name == "a" else "a")
+        ledger.count("producers over owners", act=act)
