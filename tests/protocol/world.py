@@ -251,7 +251,6 @@ class Node(Member):
             holder=self.name,
             disk=world.disk,
             clock=world.clock,
-            hear=lambda: None,
             was_here=self.engine.was_here,
             open_shard=self.engine.open_shard,
             alone_with=at_once,

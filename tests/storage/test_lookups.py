@@ -176,7 +176,8 @@ def test_beside_the_owner_nothing_is_deleted_evicted_or_altered(tmp_path: Path) 
                 theirs.delete_before(1)
             with pytest.raises(Unsupported, match="read-only"):
                 beside.alter_topic("t", partitions=3)
-            inside(beside).workers.limits.step()
+            inside(beside).follow_changes()
+            assert "forebay-limits" not in {worker.name for worker in beside.workers()}
         assert len(list(topic.read())) == 12
 
 

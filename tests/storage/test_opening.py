@@ -365,7 +365,7 @@ def test_threads_are_not_made_per_topic_and_end_with_the_log(tmp_path: Path) -> 
         topics = [log.create_topic(f"t{n}") for n in range(20)]
         for topic in topics:
             topic.append_nowait(b"v").result()
-        assert threading.active_count() <= before + 4  # syncs, history, clean-up, commits
+        assert threading.active_count() <= before + 5  # syncs, history, clean-up, definitions, commits
 
     assert threading.active_count() == before
 

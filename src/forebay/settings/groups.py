@@ -264,8 +264,7 @@ class RetentionSettings(SettingsGroup, frozen=True, forbid_unknown_fields=True, 
         within(
             1,
             86_400,
-            "How often caps and times to live of topics are applied, and changes by other processes looked for. "
-            "For every mode.",
+            "How often caps and times to live of topics are applied. For every mode.",
         ),
     ] = 10
     evict_share_percent: Annotated[

@@ -16,6 +16,7 @@ from forebay.metadata import MetadataStore
 from forebay.meter import LogMeter
 from forebay.shard import ShardRef
 from forebay.storage.alter import Alterations
+from forebay.storage.background.definitions import DefinitionsWorker
 from forebay.storage.background.limits import LimitsWorker
 from forebay.storage.create import Creations
 from forebay.storage.cursors import Cursors
@@ -33,7 +34,8 @@ class Backend(Protocol):
     definitions: Definitions
     alterations: Alterations
     cursors: Cursors
-    limits: LimitsWorker
+    following: DefinitionsWorker
+    """Goes by what other processes change in definitions."""
     committer: ItemWorker[OwnedShard]
     """Commits what callers queued that do not wait."""
     background: Background
@@ -69,6 +71,7 @@ class WritableBackend(Backend, Protocol):
 
     default_durability: str | None
     """The durability of a topic that is created without naming one or an engine; `None` for that of topics."""
+    limits: LimitsWorker
     deletions: Deletions
     creations: Creations
 

@@ -1,15 +1,20 @@
-"""Topic definitions in the metadata store: create, find, list, delete. Each change is one transaction."""
+"""Topic definitions in the metadata store: create, find, list, delete. Each change is one transaction.
+
+A process remembers the definitions that it uses, while it follows the changes that others make: then finding a topic
+reads nothing. What it remembers is at most `STALE_SECONDS` old as far as the metadata store's watch sees.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Unpack
+from typing import Final, NamedTuple, Unpack
 
 from forebay.catalog.transact import Done, Write, transact
 from forebay.clock import Clock
 from forebay.errors import Conflict, Indeterminate, Invalid, UnknownTopic
 from forebay.format.metadata.keys import deleted_key, topic_key, topics_prefix
 from forebay.format.metadata.value import Unknown, decode_value, encode_value
+from forebay.locks import Rank, RankedLock
 from forebay.metadata import (
     Absent,
     Delete,
@@ -21,6 +26,13 @@ from forebay.metadata import (
     Watch,
 )
 from forebay.topics import TopicLimits, TopicName, TopicSpec
+
+FOLLOW_SECONDS: Final = 0.25
+"""How often a process asks the watch for changes that others have made."""
+STALE_SECONDS: Final = 1.0
+"""What is remembered counts for so long after the last answer of the watch; then the store is read."""
+REMEMBERED_MAX: Final = 100_000
+"""Definitions that a process remembers."""
 
 
 class Defined(NamedTuple):
@@ -36,13 +48,70 @@ class Defined(NamedTuple):
         return cls(*decode_value(entry.value, TopicSpec), entry.mod_revision)
 
 
-class Definitions:
-    """What topics there are."""
+class DefinitionChanges(NamedTuple):
+    """What others, and this process, have done to definitions since the last look."""
 
-    def __init__(self, store: MetadataStore, prefix: str, clock: Clock) -> None:
+    defined: dict[TopicName, Defined]
+    """Created or altered, and still there."""
+    deleted: dict[TopicName, TopicSpec | None]
+    """Deleted, with the definition if this process remembered it."""
+
+
+class _Remembered:
+    """The definitions that this process uses, by name. Safe for concurrent use; no lock is held over a read."""
+
+    def __init__(self) -> None:
+        self._lock = RankedLock(Rank.LEAF, "storage.definitions")
+        self._by_name: dict[TopicName, Defined] = {}
+        self.generation = 0
+        """Rises with every change: what was read before the last one is not remembered."""
+
+    def get(self, name: TopicName) -> Defined | None:
+        return self._by_name.get(name)
+
+    def put(self, name: TopicName, defined: Defined, generation: int) -> None:
+        """Remember what was read while this was the generation; the oldest goes if there are too many."""
+        with self._lock:
+            if generation == self.generation:
+                self._by_name[name] = defined
+                if len(self._by_name) > REMEMBERED_MAX:
+                    del self._by_name[next(iter(self._by_name))]
+
+    def change(self, name: TopicName, revision: int, defined: Defined | None) -> Defined | None:
+        """A definition was changed, or deleted, by this revision; what was remembered if it was deleted by that."""
+        with self._lock:
+            self.generation += 1
+            known = self._by_name.get(name)
+            if known is None or known.revision >= revision:
+                return None
+            if defined is not None:
+                self._by_name[name] = defined
+                return None
+            return self._by_name.pop(name)
+
+    def forget(self, name: TopicName) -> None:
+        """This process has changed it: read it before it is used again."""
+        with self._lock:
+            self.generation += 1
+            self._by_name.pop(name, None)
+
+    def clear(self) -> None:
+        with self._lock:
+            self.generation += 1
+            self._by_name.clear()
+
+
+class Definitions:
+    """What topics there are. Safe for concurrent use."""
+
+    def __init__(self, store: MetadataStore, prefix: str, clock: Clock, *, is_alone: bool = False) -> None:
+        """`is_alone`: no other process can change the store, so what is remembered is never outdated."""
         self._store = store
         self._prefix = prefix
         self._clock = clock
+        self._remembered = _Remembered()
+        self._followed_at = float("inf" if is_alone else "-inf")
+        """Every change before this moment has been taken into account."""
 
     def new_spec(
         self,
@@ -99,6 +168,8 @@ class Definitions:
             raise Indeterminate(
                 f"topic {spec.name} may exist now: {error}; create it again with exist_ok=True"
             ) from error
+        finally:
+            self._remembered.forget(spec.name)
 
     def is_registered(self, spec: TopicSpec) -> bool:
         """Whether the topic is still as it was created, whatever a read that lags behind would show."""
@@ -118,6 +189,21 @@ class Definitions:
         """The definition; see `look`."""
         return self.look(name).spec
 
+    def find(self, name: TopicName) -> Defined:
+        """The definition, without a read if this process remembers it and follows the changes of others; see `look`.
+
+        Where it does not follow them, because no watch is open or the store does not answer it, the store is read.
+        """
+        found = self._remembered.get(name)
+        is_followed = self._clock.monotonic() - self._followed_at <= STALE_SECONDS
+        if found is not None and is_followed:
+            return found
+        generation = self._remembered.generation
+        found = self.look(name)
+        if is_followed:
+            self._remembered.put(name, found, generation)
+        return found
+
     def alter(self, name: TopicName, change: Callable[[TopicSpec], TopicSpec]) -> Defined:
         """Change the definition of a topic by what it is; the definition in force on return.
 
@@ -133,16 +219,41 @@ class Definitions:
             put = Put(key, encode_value(spec, unknown=defined.unknown))
             return Write([RevisionIs(key, defined.revision)], [put], None)
 
-        transact(self._store, lambda: self.look(name), altered, what=f"topic {name} is not altered", clock=self._clock)
+        what = f"topic {name} is not altered"
+        try:
+            transact(self._store, lambda: self.look(name), altered, what=what, clock=self._clock)
+        finally:
+            self._remembered.forget(name)
         return self.look(name)
 
     def watch(self) -> Watch:
-        """Changes to definitions from now on."""
-        return self._store.watch(topics_prefix(prefix=self._prefix))
+        """Begin to follow changes: from now on, `follow` gives those that come."""
+        watch = self._store.watch(topics_prefix(prefix=self._prefix))
+        # After it has begun: of what is read from here on, the watch sees every change.
+        self.unfollow()
+        return watch
 
-    def changed(self, watch: Watch) -> list[Defined]:
-        """The definitions that have changed since the last call."""
-        return [Defined.of(change.entry) for change in watch.poll(0) if change.entry is not None]
+    def follow(self, watch: Watch) -> DefinitionChanges:
+        """Take the changes since the last call into account; what they were. By one thread at a time."""
+        began = self._clock.monotonic()
+        changes = DefinitionChanges({}, {})
+        for change in watch.poll(0):
+            defined = Defined.of(change.entry) if change.entry is not None else None
+            name = TopicName.parse(change.key.removeprefix(topics_prefix(prefix=self._prefix)))
+            gone = self._remembered.change(name, change.revision, defined)
+            if defined is not None:
+                changes.defined[name] = defined
+            else:
+                changes.defined.pop(name, None)
+                changes.deleted[name] = gone.spec if gone is not None else None
+        self._followed_at = max(self._followed_at, began)
+        return changes
+
+    def unfollow(self) -> None:
+        """The watch is over: what is remembered does not count any more."""
+        if self._followed_at != float("inf"):
+            self._followed_at = float("-inf")
+            self._remembered.clear()
 
     def current(self, spec: TopicSpec) -> TopicSpec | None:
         """The definition that this very topic, and not another of its name, has now; `None` if it is gone."""
@@ -172,8 +283,12 @@ class Definitions:
             raise UnknownTopic(f"there is no topic {name}", topic=name)
         spec = decode_value(entry.value, TopicSpec)[0]
         note = Put(deleted_key(spec.topic_id, prefix=self._prefix), entry.value)
-        # Commit point: the name is free and the topic gone for everyone; files follow.
-        if not self._store.transaction([RevisionIs(key, entry.mod_revision)], [Delete(key), note]).succeeded:
+        try:
+            # Commit point: the name is free and the topic gone for everyone; files follow.
+            outcome = self._store.transaction([RevisionIs(key, entry.mod_revision)], [Delete(key), note])
+        finally:
+            self._remembered.forget(name)
+        if not outcome.succeeded:
             raise Conflict(
                 f"topic {name} was changed at the same time: look at it again before deleting it", topic=name
             )
@@ -202,4 +317,7 @@ class Definitions:
             note = Put(deleted_key(spec.topic_id, prefix=self._prefix), value)
             return Write([ValueIs(key, value)], [Delete(key), note], None)
 
-        transact(self._store, read, gone, what=f"topic {spec.name} is not taken back", clock=self._clock)
+        try:
+            transact(self._store, read, gone, what=f"topic {spec.name} is not taken back", clock=self._clock)
+        finally:
+            self._remembered.forget(spec.name)

@@ -17,6 +17,7 @@ from forebay.settings import Settings
 from forebay.shard import ShardRef
 from forebay.shard.ownership import OwnerSession
 from forebay.storage.alter import Alterations
+from forebay.storage.background.definitions import DefinitionsWorker
 from forebay.storage.background.limits import LimitsWorker
 from forebay.storage.create import Creations
 from forebay.storage.cursors import Cursors
@@ -95,16 +96,19 @@ class InMemoryBackend:
         self.metadata = metadata
         self.meter = LogMeter(clock, settings.metrics.topics)
         self._engine = engine
-        self.definitions = Definitions(metadata, settings.metadata.prefix, clock)
+        self.definitions = Definitions(metadata, settings.metadata.prefix, clock, is_alone=True)
         self.cursors = Cursors(ProgressStore(metadata, settings.metadata.prefix, clock), settings.progress, clock)
         self.committer: ItemWorker[OwnedShard] = ItemWorker(
             "forebay-committer", lambda shard: shard.commit(), clock=clock
         )
         self.shards = MemoryShards(engine, self.definitions, lifetime, self._adopt_definition)
         self.alterations = Alterations(self.definitions, self.shards, clock, self._apply_limits)
-        self.limits = LimitsWorker(
-            self.shards, self.definitions, self.alterations, clock=clock, interval_s=settings.retention.evict_interval_s
+        self.following = DefinitionsWorker(
+            self.definitions, self.alterations, clock=clock, on_changes=lambda changes: None
         )
+        """Never started: no other process can change anything here."""
+        evict_s = settings.retention.evict_interval_s
+        self.limits = LimitsWorker(self.shards, clock=clock, interval_s=evict_s, follow_changes=self.following.step)
         self.deletions = Deletions(
             metadata,
             settings,
@@ -165,7 +169,7 @@ class InMemoryBackend:
             last_first.callback(self.metadata.close)
             last_first.callback(self._engine.close)
             last_first.callback(self.cursors.end)
-            last_first.callback(self.limits.end)
+            last_first.callback(self.following.end)
             last_first.callback(self.background.stop)
 
     def _adopt_definition(self, shard: OwnedShard) -> None:

@@ -27,11 +27,12 @@ from forebay.shard.directories import DirectoryPlace, record_directory
 from forebay.shard.ownership import MayOwn, OwnerSession, anywhere
 from forebay.storage.alter import Alterations
 from forebay.storage.background.cleanup import CleanupWorker
+from forebay.storage.background.definitions import DefinitionsWorker
 from forebay.storage.background.limits import LimitsWorker
 from forebay.storage.background.segments import SegmentWorkers
 from forebay.storage.create import Creations
 from forebay.storage.cursors import Cursors
-from forebay.storage.definitions import Definitions
+from forebay.storage.definitions import DefinitionChanges, Definitions
 from forebay.storage.directory import LogDirectory, refuse_lost_metadata
 from forebay.storage.lifetime import Lifetime
 from forebay.storage.moves import Moves, refusal_of_moves
@@ -147,16 +148,10 @@ class OwnerBackend:
             on_opened=self._adopt_definition,
         )
         self.alterations = Alterations(definitions, self.shards, clock, self._apply_limits)
+        self.following = DefinitionsWorker(definitions, self.alterations, clock=clock, on_changes=self._keep_limits)
         evict_s = settings.retention.evict_interval_s
-        self.limits = LimitsWorker(self.shards, definitions, self.alterations, clock=clock, interval_s=evict_s)
-        self.loads = Loads(
-            context,
-            clock,
-            topic=definitions.get,
-            shards=self.engines.segment.shards,
-            own=self.shards.own,
-            alone_with=self.segments.history.alone_with,
-        )
+        self.limits = LimitsWorker(self.shards, clock=clock, interval_s=evict_s, follow_changes=self.following.step)
+        self.loads = self._loads(context)
         self.deletions = self._deletions()
         self.creations = Creations(metadata, definitions, self.deletions, settings, clock, prepare=self._prepare)
         self.cleanup = self._cleanup()
@@ -203,10 +198,21 @@ class OwnerBackend:
             owner = cls(opened, lifetime)
             opened.record()
             owner.deletions.finish()
-            # Also if no shard is open: a bulk load that others offer may ask for one.
+            # Also if no shard is open: a bulk load that others offer may ask for one, and so may a limit.
             owner.cleanup.worker.start()
+            owner.following.worker.start()
             undo.pop_all()
         return owner
+
+    def _loads(self, context: ShardContext) -> Loads:
+        return Loads(
+            context,
+            self.opened.clock,
+            topic=self.definitions.get,
+            shards=self.engines.segment.shards,
+            own=self.shards.own,
+            alone_with=self.segments.history.alone_with,
+        )
 
     def _deletions(self) -> Deletions:
         return Deletions(
@@ -231,7 +237,6 @@ class OwnerBackend:
             holder=self.opened.directory.id,
             disk=self.opened.disk,
             clock=self.opened.clock,
-            hear=self.limits.hear,
             was_here=self.shards.was_here,
             open_shard=self.shards.ours,
             alone_with=self.segments.history.alone_with,
@@ -256,6 +261,7 @@ class OwnerBackend:
             self.committer.worker,
             self._giving_up.worker,
             self.limits.worker,
+            self.following.worker,
             self.cursors.worker,
             self.cleanup.worker,
             self.engines.rocksdb.worker,
@@ -317,7 +323,7 @@ class OwnerBackend:
             last_first.callback(self.engines.rocksdb.close)
             last_first.callback(self.engines.segment.close)
             last_first.callback(self.cursors.end)
-            last_first.callback(self.limits.end)
+            last_first.callback(self.following.end)
             last_first.callback(self.background.stop)
         if opened.own_disk is not None:
             # Only here: what a closing that failed has left to do needs it still.
@@ -374,13 +380,21 @@ class OwnerBackend:
 
     def _apply_limits(self, spec: TopicSpec) -> None:
         """A handle or shard here goes by this definition now."""
-        if spec.ends_records or spec.engine is not Engine.SEGMENT:
+        if spec.ends_records:
             self.limits.worker.start()
+
+    def _keep_limits(self, changes: DefinitionChanges) -> None:
+        """Topics have changed, whether or not they are used here."""
+        for name in changes.deleted:
+            self.limits.leave(name)
+        for defined in changes.defined.values():
+            self.limits.look_after(defined.spec)
 
     def _forget_topic(self, spec: TopicSpec) -> None:
         """A topic was deleted: nothing that is kept by its id or name stays."""
         self.alterations.forget(spec.topic_id)
         self.cursors.forget_topic(spec)
+        self.limits.leave(spec.name, spec.topic_id)
         for ref in refs_of(spec):
             self._unowned.forget(ref)
 

@@ -22,7 +22,7 @@ from forebay.shard import ShardContext, ShardRef
 from forebay.shard.context import Places
 from forebay.storage.alter import Alterations
 from forebay.storage.backend import WritableBackend
-from forebay.storage.background.limits import LimitsWorker
+from forebay.storage.background.definitions import DefinitionsWorker
 from forebay.storage.consumer_metadata import ConsumerMetadata
 from forebay.storage.cursors import Cursors
 from forebay.storage.definitions import Definitions
@@ -124,11 +124,11 @@ class ReadOnlyBackend:
         )
         self.shards = FollowedShards(self._engine, self.definitions, lifetime)
         self.alterations = Alterations(self.definitions, self.shards, clock, self._follow_changes)
-        self.limits = LimitsWorker(
-            self.shards, self.definitions, self.alterations, clock=clock, interval_s=settings.retention.evict_interval_s
+        self.following = DefinitionsWorker(
+            self.definitions, self.alterations, clock=clock, on_changes=lambda changes: None
         )
         self.background = Background()
-        self.background.add(self.committer.worker, self.limits.worker, self.cursors.worker)
+        self.background.add(self.committer.worker, self.following.worker, self.cursors.worker)
 
     @classmethod
     def open(
@@ -185,7 +185,7 @@ class ReadOnlyBackend:
             last_first.callback(self.places.close)
             last_first.callback(self._engine.close)
             last_first.callback(self.cursors.end)
-            last_first.callback(self.limits.end)
+            last_first.callback(self.following.end)
             last_first.callback(self.background.stop)
         if self._own_disk is not None:
             # Only here: what a closing that failed has left to do needs it still.
@@ -193,7 +193,7 @@ class ReadOnlyBackend:
 
     def _follow_changes(self, spec: TopicSpec) -> None:
         """A handle goes by this definition now: follow what the owner alters."""
-        self.limits.worker.start()
+        self.following.worker.start()
 
 
 def _consumer_metadata(

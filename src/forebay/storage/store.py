@@ -152,7 +152,7 @@ class Storage:
     def topic(self, name: str | TopicName) -> Topic:
         """A topic that exists; `UnknownTopic` if the metadata store says that it does not."""
         self._lifetime.check()
-        defined = self._backend.definitions.look(TopicName.parse(name))
+        defined = self._backend.definitions.find(TopicName.parse(name))
         self._backend.alterations.adopt_changed(defined)
         return self._handle(defined.spec)
 
@@ -163,7 +163,7 @@ class Storage:
 
         What can change are the limits of `create_topic` (`None` takes one away) and `partitions`, which can only be
         added: keys then hash to other partitions, and older records stay where they are. `Conflict` if a limit would
-        end records at once, unless `allow_loss`. Other processes follow within `retention.evict_interval_s`.
+        end records at once, unless `allow_loss`. Other processes follow within a second.
         """
         backend = self._writable()
         return backend.alterations.alter(name, changes, allow_loss=allow_loss, check=backend.check_creation)
@@ -351,7 +351,7 @@ class Storage:
     def _definition(self, name: str | TopicName) -> TopicSpec:
         """The definition of a topic, also of one whose records this process cannot read."""
         self._lifetime.check()
-        return self._backend.definitions.get(TopicName.parse(name))
+        return self._backend.definitions.find(TopicName.parse(name)).spec
 
     def _handle(self, spec: TopicSpec) -> Topic:
         backend = self._backend

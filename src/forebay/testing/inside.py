@@ -269,15 +269,17 @@ class InsideLog:
     @property
     def changes(self) -> Watch | None:
         """The watch on the definitions of topics, once the log follows them."""
-        return self.log._backend.limits._watch
+        return self.log._backend.following._watch
 
     def follow_changes(self) -> None:
-        """Go by what other processes have altered, if a look is due."""
-        self.log._backend.limits.hear()
+        """Go by what other processes have altered, after a thread that does that now."""
+        following = self.log._backend.following
+        with following._following:
+            following.step()
 
     def is_following_here(self) -> bool:
         """Whether the calling thread keeps others from following changes meanwhile."""
-        return is_inside(self.log._backend.limits._hearing)()
+        return is_inside(self.log._backend.following._following)()
 
     def adopt(self, defined: Defined) -> None:
         """Go by this definition of a topic, as by one that was just looked up."""
@@ -495,6 +497,10 @@ class InsideWorkers:
     def __init__(self, log: Storage) -> None:
         self._log = log
 
+    def stop(self) -> None:
+        """End the threads of all: from now on nothing happens in the background."""
+        self._log._backend.background.stop()
+
     @property
     def sync(self) -> InsideSync:
         """Makes appends durable in the background."""
@@ -511,9 +517,9 @@ class InsideWorkers:
         return InsideHistory(_owner(self._log).segments.history)
 
     @property
-    def limits(self) -> InsideWorker[LimitsWorker]:
-        """Ends records by caps, times to live and key compaction, and follows changes to topics."""
-        return InsideWorker(self._log._backend.limits)
+    def limits(self) -> InsideLimits:
+        """Ends records by caps, times to live and key compaction, after a look at what others have changed."""
+        return InsideLimits(self._log)
 
     @property
     def cleanup(self) -> InsideWorker[CleanupWorker]:
@@ -549,6 +555,19 @@ class InsideWorker(Generic[W]):
         finally:
             worker._step = step
             worker.wake()
+
+
+class InsideLimits(InsideWorker[LimitsWorker]):
+    """The worker that applies limits."""
+
+    def __init__(self, log: Storage) -> None:
+        super().__init__(log._backend.writable().limits)
+        self._log = log
+
+    def step(self) -> None:
+        """As the worker's own thread does; what others have changed before this call counts."""
+        inside(self._log).follow_changes()
+        super().step()
 
 
 class InsideSync(InsideWorker[SyncWorker]):

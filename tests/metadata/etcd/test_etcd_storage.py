@@ -8,6 +8,7 @@ import pytest
 
 import forebay
 from tests.metadata.etcd.cluster import Cluster
+from tests.support.waiting import until
 
 
 def _settings(cluster: Cluster) -> dict[str, object]:
@@ -48,3 +49,19 @@ def test_a_topic_is_refused_while_another_directory_has_it_open(cluster: Cluster
             pytest.raises(forebay.Unavailable, match="living session"),
         ):
             other.topic("shop/orders").append(b"b")
+
+
+def test_a_topic_that_another_process_alters_and_creates_again_is_found_so(cluster: Cluster, tmp_path: Path) -> None:
+    settings = _settings(cluster)
+    with (
+        forebay.open(str(tmp_path / "first"), settings) as here,
+        forebay.open(str(tmp_path / "second"), settings) as there,
+    ):
+        first = here.create_topic("shop/followed")
+        held = there.topic("shop/followed")
+        here.alter_topic("shop/followed", partitions=3)
+        until(lambda: held.partitions == there.topic("shop/followed").partitions == 3)
+        here.delete_topic("shop/followed")
+        second = here.create_topic("shop/followed")
+
+        until(lambda: there.topic("shop/followed").spec == second.spec != first.spec)

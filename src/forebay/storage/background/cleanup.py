@@ -45,13 +45,12 @@ class CleanupWorker:
         holder: str,
         disk: Disk,
         clock: Clock,
-        hear: Callable[[], None],
         was_here: Callable[[ShardRef], bool],
         open_shard: Callable[[ShardRef], OwnedShard],
         alone_with: AloneWith,
         relieve: Callable[[], None],
     ) -> None:
-        """`holder` is this data directory. `hear` goes by what others have altered.
+        """`holder` is this data directory.
 
         `was_here` says whether a shard may be opened here in the background, and `open_shard` does that.
         `relieve` has other threads take over from stuck workers.
@@ -72,7 +71,6 @@ class CleanupWorker:
         self._handoff_swept_at = float("-inf")
         self._finished_at = clock.monotonic()
         self._finish_pause_s = FINISH_PAUSE_SECONDS
-        self._hear = hear
         self._open_shard = open_shard
         self._relieve = relieve
         self._at_work = AtWork()
@@ -91,7 +89,6 @@ class CleanupWorker:
             # They go on in a new session, or end if another owner has had them.
             self._for_shard(ephemeral, ephemeral.check_owner)
         self._safely(self._loads.step)
-        self._safely(self._hear)
         now = self._clock.monotonic()
         if self._is_finishing_due(now):
             self._finished_at = now

@@ -1,4 +1,4 @@
-"""The worker that ends records by caps, time to live and key compaction, and follows what others alter.
+"""The worker that ends records by caps, time to live and key compaction.
 
 Key compaction: records that a later one with their key has superseded are deleted. Each record is looked at once, when
 it has reached `compact_lag_ms`; then everything older of its key goes. So a record ends at the latest when the one that
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections.abc import Callable
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -16,15 +17,11 @@ from forebay.appends.callbacks import deferred
 from forebay.clock import Clock
 from forebay.engines import OwnedShard
 from forebay.errors import Closed, ForebayError, Moved, Unavailable, UnknownTopic
-from forebay.locks import Rank, RankedRLock
-from forebay.metadata import Compacted, Watch
 from forebay.shard import ShardRef, refs_of
 from forebay.shard.deletes import RangeDelete
-from forebay.storage.alter import Alterations
-from forebay.storage.definitions import Defined, Definitions
 from forebay.storage.shards import Shards
-from forebay.topics import Cleanup, Engine, TopicSpec
-from forebay.workers import STOP_SECONDS, AtWork, Worker
+from forebay.topics import Cleanup, Engine, TopicName, TopicSpec
+from forebay.workers import AtWork, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -49,33 +46,27 @@ class LimitsWorker:
     def __init__(
         self,
         shards: Shards,
-        definitions: Definitions,
-        alterations: Alterations,
         *,
         clock: Clock,
         interval_s: float,
+        follow_changes: Callable[[], None],
     ) -> None:
+        """`follow_changes` calls `look_after` with what other processes have changed."""
         self._shards = shards
-        self._definitions = definitions
-        self._alterations = alterations
         self._clock = clock
-        self._interval_s = interval_s
+        self._follow_changes = follow_changes
         self._compacted: weakref.WeakKeyDictionary[OwnedShard, int] = weakref.WeakKeyDictionary()
         """How far each open shard was looked at for key compaction; one that is opened again, from its front."""
         self._left_alone: weakref.WeakSet[OwnedShard] = weakref.WeakSet()
         """Shards that are being given up or removed."""
-        self._unopened: dict[str, TopicSpec] = {}
-        """Topics with limits, by id, whose shards here are not all open yet."""
+        self._unopened: dict[TopicName, TopicSpec] = {}
+        """Topics with limits whose shards here are not all open yet."""
         self._at_work = AtWork()
-        self._hearing = RankedRLock(Rank.ROUND, "storage.following")
-        """Held by the thread that asks for changes to topics; others leave it to that one."""
-        self._watch: Watch | None = None
-        self._heard_at = float("-inf")
         self.worker = Worker("forebay-limits", self.step, clock=clock, interval_s=interval_s)
 
     def step(self) -> None:
         """Go by changes of others, open idle shards with limits, and end what the limits of each open shard ask for."""
-        self.hear()
+        self._follow_changes()
         self._open_idle()
         for shard in self._shards.all():
             if not self.worker.goes_on():
@@ -89,20 +80,19 @@ class LimitsWorker:
         with deferred(), self._at_work.after_others(shard.ref.id):
             return self._ended_by_limits(shard)
 
-    def hear(self) -> None:
-        """Go by what others have altered, if it is time to look. Asks the metadata store."""
-        if not self._hearing.acquire(blocking=False):
-            return
-        try:
-            now = self._clock.monotonic()
-            if now - self._heard_at >= self._interval_s:
-                self._heard_at = now
-                self._hear()
-        except ForebayError as error:
-            self._end_watch()
-            logger.warning("changes to topics are not seen for now: %s", error)
-        finally:
-            self._hearing.release()
+    def look_after(self, spec: TopicSpec) -> None:
+        """A topic is defined so from now on: open its idle shards here if it has limits."""
+        if spec.engine is not Engine.MEMORY and spec.ends_records:
+            self._unopened[spec.name] = spec
+            self.worker.start()
+        else:
+            self.leave(spec.name)
+
+    def leave(self, name: TopicName, topic_id: str | None = None) -> None:
+        """The topic of this name, with this id if one is given, has no limits any more, or is gone."""
+        known = self._unopened.get(name)
+        if known is not None and topic_id in (None, known.topic_id):
+            self._unopened.pop(name, None)
 
     def drop(self, ref: ShardRef) -> bool:
         """Begin no more work on the shard that is open now; whether none is under way. Does not wait."""
@@ -116,48 +106,12 @@ class LimitsWorker:
         self.drop(ref)
         self._at_work.wait_idle(ref.id)
 
-    def end(self) -> None:
-        """Give back what it has of the metadata store, after a thread that asks it for changes now."""
-        is_ours = self._hearing.acquire(timeout=STOP_SECONDS)
-        try:
-            self._end_watch()
-        finally:
-            if is_ours:
-                self._hearing.release()
-
     def _is_watched(self, shard: OwnedShard) -> bool:
         return shard not in self._left_alone and self._shards.find(shard.ref) is shard
 
-    def _hear(self) -> None:
-        if self._watch is None:
-            # First the watch, then the look: a change in between is seen twice rather than never.
-            self._watch = self._definitions.watch()
-            self._take(self._definitions.all_defined())
-        try:
-            self._take(self._definitions.changed(self._watch))
-        except Compacted:
-            self._end_watch()
-            self._heard_at = float("-inf")
-
-    def _end_watch(self) -> None:
-        """Begin with a look at everything next time."""
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            watch.close()
-
-    def _take(self, found: list[Defined]) -> None:
-        for defined in found:
-            self._alterations.adopt_changed(defined)
-            spec = defined.spec
-            if spec.engine is not Engine.MEMORY and spec.ends_records:
-                self._unopened[spec.topic_id] = spec
-                self.worker.start()
-            else:
-                self._unopened.pop(spec.topic_id, None)
-
     def _open_idle(self) -> None:
         """Open the idle shards that lie here; what cannot be opened for now is tried again."""
-        for topic_id, spec in list(self._unopened.items()):
+        for name, spec in list(self._unopened.items()):
             is_done = True
             for ref in refs_of(spec):
                 if not self.worker.goes_on():
@@ -165,9 +119,9 @@ class LimitsWorker:
                 # Not as the shard itself: a thread that waits for this worker to leave the shard may hold up openings.
                 with self._at_work.at(f"opening {ref.id}") as is_free:
                     is_done = is_free and self._is_seen_to(ref) and is_done
-            if is_done and self._unopened.get(topic_id) is spec:
+            if is_done and self._unopened.get(name) is spec:
                 # Gone already if it was altered just now.
-                self._unopened.pop(topic_id, None)
+                self._unopened.pop(name, None)
 
     def _is_seen_to(self, ref: ShardRef) -> bool:
         try:

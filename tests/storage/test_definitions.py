@@ -1,0 +1,289 @@
+"""Definitions of topics from memory: no read while changes are followed, and never outdated for longer than stated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import forebay
+from forebay import Storage, UnknownTopic
+from forebay.errors import Indeterminate, Unavailable
+from forebay.metadata import Entry, MemoryMetadata, Watch
+from forebay.settings import Settings
+from forebay.storage.definitions import FOLLOW_SECONDS, STALE_SECONDS, Definitions
+from forebay.testing.clock import ManualClock
+from forebay.testing.inside import inside
+from forebay.testing.metadata import Fault, FaultyMetadata
+from forebay.topics import TopicName, TopicSpec
+from tests.storage.rig import QUICK
+from tests.support.waiting import until
+
+ORDERS = TopicName("shop", "orders")
+
+
+class Follower:
+    """The definitions as one of several processes has them. It follows changes when the test says so."""
+
+    def __init__(self, inner: MemoryMetadata) -> None:
+        self.clock = ManualClock(seed=id(self) % 1000)
+        self.metadata = FaultyMetadata(inner)
+        self.definitions = Definitions(self.metadata, "/forebay", self.clock)
+        self.watch: Watch = self.definitions.watch()
+        self.definitions.follow(self.watch)
+
+    def create(self) -> TopicSpec:
+        spec = self.definitions.new_spec(ORDERS, partitions=1, durability=None, engine=None, compression="none")
+        return self.definitions.create(spec, exist_ok=False)
+
+    def follow(self) -> None:
+        self.definitions.follow(self.watch)
+
+    def add_partition(self) -> TopicSpec:
+        return self.definitions.alter(ORDERS, lambda spec: spec.altered(partitions=spec.partitions + 1)).spec
+
+    def reads(self, act: Callable[[], object]) -> int:
+        """How many reads of the metadata store something takes."""
+        self.metadata.calls = {}
+        act()
+        return sum(count for method, count in self.metadata.calls.items() if method != "transaction")
+
+
+@pytest.fixture
+def inner() -> MemoryMetadata:
+    return MemoryMetadata()
+
+
+@pytest.fixture
+def here(inner: MemoryMetadata) -> Follower:
+    return Follower(inner)
+
+
+@pytest.fixture
+def there(inner: MemoryMetadata) -> Follower:
+    return Follower(inner)
+
+
+def test_what_was_found_once_is_found_again_without_a_read(here: Follower) -> None:
+    spec = here.create()
+
+    assert here.reads(lambda: here.definitions.find(ORDERS)) == 1
+    assert here.reads(lambda: here.definitions.find(ORDERS)) == 0
+    assert here.definitions.find(ORDERS).spec == spec
+
+
+@pytest.mark.parametrize("is_remembered", [True, False])
+def test_a_change_by_another_process_is_obeyed_with_the_next_step(
+    here: Follower,
+    there: Follower,
+    is_remembered: bool,  # noqa: FBT001
+) -> None:
+    there.create()
+    if is_remembered:
+        here.definitions.find(ORDERS)
+
+    altered = there.add_partition()
+    here.follow()
+
+    assert here.definitions.find(ORDERS).spec == altered
+    assert here.reads(lambda: here.definitions.find(ORDERS)) == 0
+    assert FOLLOW_SECONDS < 1
+
+
+def test_a_topic_that_another_process_has_deleted_is_unknown_and_its_successor_is_found(
+    here: Follower, there: Follower
+) -> None:
+    first = there.create()
+    here.definitions.find(ORDERS)
+
+    there.definitions.begin_deletion(ORDERS)
+    assert here.definitions.follow(here.watch).deleted == {ORDERS: first}
+    with pytest.raises(UnknownTopic):
+        here.definitions.find(ORDERS)
+
+    second = there.create()
+    here.follow()
+    assert here.definitions.find(ORDERS).spec == second
+    assert second.topic_id != first.topic_id
+
+
+def test_changes_that_arrive_late_do_not_undo_what_was_read_since(here: Follower, there: Follower) -> None:
+    there.create()
+    there.definitions.begin_deletion(ORDERS)
+    second = there.create()
+    assert here.definitions.find(ORDERS).spec == second
+
+    here.follow()
+
+    assert here.reads(lambda: here.definitions.find(ORDERS)) == 0
+    assert here.definitions.find(ORDERS).spec == second
+
+
+@pytest.mark.parametrize("change", ["alter", "delete", "create"])
+def test_what_this_process_changes_it_finds_at_once(here: Follower, there: Follower, change: str) -> None:
+    """Also where it has not seen yet that another process has deleted the topic before."""
+    first = there.create()
+    here.definitions.find(ORDERS)
+    if change == "alter":
+        altered = here.add_partition()
+        assert here.definitions.find(ORDERS).spec == altered
+    elif change == "delete":
+        here.definitions.begin_deletion(ORDERS)
+        with pytest.raises(UnknownTopic):
+            here.definitions.find(ORDERS)
+    else:
+        there.definitions.begin_deletion(ORDERS)
+        second = here.create()
+        assert here.definitions.find(ORDERS).spec == second != first
+
+
+@pytest.mark.parametrize("fault", [Fault.FAIL_AFTER, Fault.TIME_OUT])
+def test_a_deletion_whose_answer_is_lost_leaves_nothing_remembered(here: Follower, fault: Fault) -> None:
+    here.create()
+    here.definitions.find(ORDERS)
+    here.metadata.inject(fault)
+
+    with pytest.raises(Indeterminate):
+        here.definitions.begin_deletion(ORDERS)
+
+    assert here.reads(lambda: fault is Fault.FAIL_AFTER or here.definitions.find(ORDERS)) == (fault is Fault.TIME_OUT)
+    here.metadata.land()
+    if fault is Fault.FAIL_AFTER:
+        with pytest.raises(UnknownTopic):
+            here.definitions.find(ORDERS)
+
+
+def test_without_answers_of_the_watch_what_is_remembered_counts_for_a_second(here: Follower, there: Follower) -> None:
+    there.create()
+    here.definitions.find(ORDERS)
+    altered = there.add_partition()
+
+    here.clock.advance(STALE_SECONDS)
+    assert here.definitions.find(ORDERS).spec.partitions == 1, "within the stated time it may be outdated"
+    here.clock.advance(0.001)
+
+    assert here.definitions.find(ORDERS).spec == altered
+    assert here.reads(lambda: here.definitions.find(ORDERS)) == 1, "until the watch answers, each time is a read"
+    here.follow()
+    assert here.reads(lambda: here.definitions.find(ORDERS)) == 0
+
+
+def test_a_store_that_does_not_answer_is_not_covered_up_for_longer_than_that(here: Follower) -> None:
+    here.create()
+    here.definitions.find(ORDERS)
+    here.metadata.inject(Fault.FAIL_BEFORE, method="get", count=100)
+
+    here.definitions.find(ORDERS)
+    here.clock.advance(STALE_SECONDS + 0.001)
+
+    with pytest.raises(Unavailable):
+        here.definitions.find(ORDERS)
+
+
+def test_a_watch_that_has_lost_its_place_leaves_nothing_remembered(here: Follower, there: Follower) -> None:
+    there.create()
+    here.definitions.find(ORDERS)
+    altered = there.add_partition()
+    here.metadata.compact_watches()
+
+    with pytest.raises(Unavailable):
+        here.follow()
+    here.definitions.unfollow()
+
+    assert here.definitions.find(ORDERS).spec == altered
+    here.watch = here.definitions.watch()
+    here.follow()
+    assert here.reads(lambda: here.definitions.find(ORDERS)) == 1
+    assert here.reads(lambda: here.definitions.find(ORDERS)) == 0
+
+
+def test_a_read_that_a_change_overtakes_is_not_remembered(
+    here: Follower, there: Follower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the change, which was seen before, would never be obeyed."""
+    there.create()
+    get = FaultyMetadata.get
+    altered: list[TopicSpec] = []
+
+    def overtaken(metadata: FaultyMetadata, key: str) -> Entry | None:
+        found = get(metadata, key)
+        if metadata is here.metadata and not altered:
+            altered.append(there.add_partition())
+            here.follow()
+        return found
+
+    monkeypatch.setattr(FaultyMetadata, "get", overtaken)
+    assert here.definitions.find(ORDERS).spec.partitions == 1
+
+    assert here.definitions.find(ORDERS).spec == altered[0]
+
+
+def test_a_process_remembers_a_limited_number_of_definitions(here: Follower, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forebay.storage.definitions.REMEMBERED_MAX", 3)
+    names = [TopicName("shop", f"t{number}") for number in range(5)]
+    for name in names:
+        spec = here.definitions.new_spec(name, partitions=1, durability=None, engine=None, compression="none")
+        here.definitions.create(spec, exist_ok=False)
+    for name in names:
+        here.definitions.find(name)
+
+    assert [here.reads(partial(here.definitions.find, name)) for name in reversed(names[2:])] == [0, 0, 0]
+    assert here.reads(lambda: here.definitions.find(names[0])) == 1
+
+
+def _reads(log: Storage, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every read of the metadata store from now on, by any thread but those that follow changes."""
+    asked: list[str] = []
+    for method in ("get", "range", "revision", "session_alive"):
+        original = getattr(inside(log).metadata, method)
+
+        def counted(
+            *args: object, method: str = method, original: Callable[..., object] = original, **kw: object
+        ) -> object:
+            asked.append(f"{method} {args[0] if args else ''}")
+            return original(*args, **kw)
+
+        monkeypatch.setattr(inside(log).metadata, method, counted)
+    return asked
+
+
+@pytest.mark.parametrize("engine", ["segment", "rocksdb", "memory"])
+def test_calls_of_a_known_topic_read_no_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
+    settings = Settings.load(overrides={**QUICK, "progress": {"flush_interval_ms": 600_000}})
+    with Storage.open(tmp_path / "log", settings, clock=ManualClock()) as log:
+        log.create_topic("shop/orders", engine=engine).append(b"a")
+        group = log.group("billing")
+        group.commit("shop/orders", 1)
+        inside(log).follow_changes()
+        log.topic("shop/orders").append(b"b")
+        list(log.topic("shop/orders").read())
+        inside(log).workers.stop()
+
+        asked = _reads(log, monkeypatch)
+        topic = log.topic("shop/orders")
+        topic.append(b"c")
+        topic.append_many([b"d", b"e"])
+        assert len(list(topic.read())) == 5
+        assert topic.offsets().next == 5
+        assert group.commit("shop/orders", 2, ack="cached") == 2
+        assert group.commit("shop/orders", 3) == 3
+        assert group.commit("shop/orders", 4, ack="cached") == 4
+
+        assert asked == []
+
+
+def test_two_processes_on_one_database_go_by_each_others_changes(tmp_path: Path) -> None:
+    settings = {**QUICK, "metadata": {"path": str(tmp_path / "shared.sqlite")}}
+    with forebay.open(tmp_path / "a", settings) as here, forebay.open(tmp_path / "b", settings) as there:
+        first = here.create_topic("shop/orders")
+        until(lambda: there.topic("shop/orders").partitions == 1)
+        here.alter_topic("shop/orders", partitions=3)
+        until(lambda: there.topic("shop/orders").partitions == 3)
+        held = there.topic("shop/orders")
+        here.alter_topic("shop/orders", partitions=4)
+        until(lambda: held.partitions == 4)
+        here.delete_topic("shop/orders")
+        second = here.create_topic("shop/orders")
+        until(lambda: there.topic("shop/orders").spec == second.spec != first.spec)
