@@ -291,7 +291,7 @@ def test_an_undo_that_fails_is_told_as_indeterminate_and_creating_again_converge
 
 
 def test_a_crash_after_registering_leaves_a_topic_that_the_next_create_completes(house: House) -> None:
-    registered = house.definitions().create(house.spec(), exist_ok=False)
+    registered = house.definitions().create(house.spec(), exist_ok=False).spec
 
     with pytest.raises(Conflict, match="exists already"):
         house.log.create_topic("shop/orders")
@@ -305,7 +305,7 @@ def test_a_crash_after_registering_leaves_a_topic_that_the_next_create_completes
 
 def test_a_crash_inside_the_undo_leaves_a_deletion_that_the_next_create_finishes(house: House) -> None:
     definitions = house.definitions()
-    registered = definitions.create(house.spec(), exist_ok=False)
+    registered = definitions.create(house.spec(), exist_ok=False).spec
     definitions.withdraw(registered)
     assert DeletionNotes(house.metadata, "/forebay", house.clock).deleting() == [registered]
 
@@ -385,7 +385,7 @@ def test_a_disk_that_is_not_mounted_leaves_no_topic(tmp_path: Path) -> None:
 
 
 def test_a_deletion_left_over_names_the_topics_it_could_not_remove(house: House) -> None:
-    registered = house.definitions().create(house.spec(), exist_ok=False)
+    registered = house.definitions().create(house.spec(), exist_ok=False).spec
     house.definitions().withdraw(registered)
     house.engine.keeps = True
     deletions = Deletions(

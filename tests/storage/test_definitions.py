@@ -36,7 +36,7 @@ class Follower:
 
     def create(self) -> TopicSpec:
         spec = self.definitions.new_spec(ORDERS, partitions=1, durability=None, engine=None, compression="none")
-        return self.definitions.create(spec, exist_ok=False)
+        return self.definitions.create(spec, exist_ok=False).spec
 
     def follow(self) -> None:
         self.definitions.follow(self.watch)
@@ -287,3 +287,41 @@ def test_two_processes_on_one_database_go_by_each_others_changes(tmp_path: Path)
         here.delete_topic("shop/orders")
         second = here.create_topic("shop/orders")
         until(lambda: there.topic("shop/orders").spec == second.spec != first.spec)
+
+
+def test_a_topic_whose_creation_was_lost_and_that_was_deleted_at_once_is_not_revived(
+    here: Follower, there: Follower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by review: the repetition created a topic of the id whose deletion is noted, to be removed with it."""
+    get, lost = (
+        FaultyMetadata.get,
+        here.definitions.new_spec(ORDERS, partitions=1, durability=None, engine=None, compression="none"),
+    )
+    here.metadata.inject(Fault.FAIL_AFTER)
+    deleted: list[TopicSpec] = []
+
+    def overtaken(metadata: FaultyMetadata, key: str) -> Entry | None:
+        if metadata is here.metadata and not deleted:
+            deleted.append(there.definitions.begin_deletion(ORDERS))
+        return get(metadata, key)
+
+    monkeypatch.setattr(FaultyMetadata, "get", overtaken)
+    created, is_new = here.definitions.create(lost, exist_ok=False)
+
+    assert deleted == [lost]
+    assert is_new
+    assert here.definitions.get(ORDERS) == created
+    assert created.topic_id != lost.topic_id
+
+
+@pytest.mark.parametrize("fault", [Fault.FAIL_AFTER, Fault.TIME_OUT])
+def test_a_creation_whose_answer_was_lost_is_recognised(here: Follower, fault: Fault) -> None:
+    here.metadata.inject(fault)
+    spec = here.definitions.new_spec(ORDERS, partitions=1, durability=None, engine=None, compression="none")
+
+    created, is_new = here.definitions.create(spec, exist_ok=False)
+
+    assert is_new
+    assert (created == spec) == (fault is Fault.FAIL_AFTER)
+    here.metadata.land()
+    assert here.definitions.get(ORDERS) == created

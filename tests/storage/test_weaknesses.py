@@ -64,7 +64,7 @@ def test_a_metadata_store_that_fails_is_not_taken_for_a_new_topic(tmp_path: Path
     def spec() -> object:
         return definitions.new_spec(name, partitions=1, durability=None, engine=None, compression="none")
 
-    created = definitions.create(spec(), exist_ok=False)  # type: ignore[arg-type]
+    created = definitions.create(spec(), exist_ok=False).spec  # type: ignore[arg-type]
     for call in (
         lambda: definitions.get(name),
         definitions.all,

@@ -37,7 +37,8 @@ from forebay.metadata import (
 from forebay.progress import ProgressStore
 from forebay.settings import Settings
 from forebay.shard import ShardRef, refs_of
-from forebay.topics import Engine, TopicSpec, shard_id
+from forebay.topics import Engine, TopicName, TopicSpec, shard_id
+from forebay.workers import AtWork
 
 logger = logging.getLogger(__name__)
 
@@ -184,26 +185,41 @@ class Deletions:
         self._delete_shard = delete_shard
         self._forget_topic = forget_topic
         self._is_behind = False
+        self._at_work = AtWork()
+        """The ids of topics whose deletion a thread finishes now."""
 
     @property
     def is_behind(self) -> bool:
-        """Whether the last `finish` of this process has left something, so that it is worth trying again soon."""
+        """Whether a `finish` of this process has failed at something, so that it is worth trying again soon."""
         return self._is_behind
 
-    def finish(self) -> list[TopicSpec]:
-        """Remove what deleted topics left. What cannot be removed now is logged and tried again later.
+    def finish(self, name: TopicName | None = None) -> list[TopicSpec]:
+        """Remove what deleted topics left; those of which something is left, which is logged and tried again later.
 
-        The topics of which something is left are returned.
+        With `name`, for a caller that creates or deletes a topic, only topics of that name: it does not wait for the
+        objects of others. Without, for the background, all that no other thread is at.
         """
-        left = []
+        left, has_failed = [], False
         for spec in self.notes.deleting():
-            try:
-                self._finish(spec)
-            except (OSError, ForebayError) as error:
-                logger.warning("%s is deleted, but not all of it could be removed yet: %s", spec.name, error)
-                left.append(spec)
-        self._is_behind = bool(left)
-        return left
+            # Where there are no objects nothing takes long, and no worker comes by later.
+            if name not in (None, spec.name) and self._objects is not None:
+                continue
+            with self._at_work.at(spec.topic_id) as is_free:
+                if not is_free and name is None:
+                    left.append(spec)
+                elif not self._is_finished(spec):
+                    left.append(spec)
+                    has_failed = True
+        self._is_behind = has_failed or (self._is_behind and name is not None)
+        return [spec for spec in left if name in (None, spec.name)]
+
+    def _is_finished(self, spec: TopicSpec) -> bool:
+        try:
+            self._finish(spec)
+        except (OSError, ForebayError) as error:
+            logger.warning("%s is deleted, but not all of it could be removed yet: %s", spec.name, error)
+            return False
+        return True
 
     def sweep_late(self) -> None:
         """Remove objects of deleted topics that landed late, once their grace is over."""

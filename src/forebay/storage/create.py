@@ -77,13 +77,13 @@ class Creations:
         If a step fails or its time is up, the error names it, and the topic is not there: `Indeterminate` if
         that could not be seen to. A topic that was there before stays.
         """
-        if any(gone.name == spec.name for gone in self._deletions.finish()):
+        if self._deletions.finish(spec.name):
             raise Unavailable(f"{spec.name}: the files of the deleted topic of that name are not gone yet; try again")
-        found = self._definitions.create(spec, exist_ok=exist_ok)
-        if found.topic_id != spec.topic_id:
+        spec, is_new = self._definitions.create(spec, exist_ok=exist_ok)
+        if not is_new:
             # The process that created it may have died before the last step.
-            self._prepare(found)
-            return found
+            self._prepare(spec)
+            return spec
         try:
             self._await(self._visible, spec, lambda: self._unseen(spec))
             self._await(self._ready, spec, lambda: self._unready(spec))
@@ -94,7 +94,7 @@ class Creations:
         except BaseException:
             self._undo(spec)
             raise
-        return found
+        return spec
 
     def _await(self, step: _Step, spec: TopicSpec, missing: Callable[[], str | None]) -> None:
         """Return once nothing is missing, at the latest when the time of the step is up."""
@@ -149,4 +149,4 @@ class Creations:
     def _undo(self, spec: TopicSpec) -> bool:
         """On return the topic is not there; whether files of it are."""
         self._definitions.withdraw(spec)
-        return any(gone.topic_id == spec.topic_id for gone in self._deletions.finish())
+        return any(gone.topic_id == spec.topic_id for gone in self._deletions.finish(spec.name))

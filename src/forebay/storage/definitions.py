@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple, Unpack
 
+import msgspec
+
 from forebay.catalog.transact import Done, Write, transact
 from forebay.clock import Clock
 from forebay.errors import Conflict, Indeterminate, Invalid, UnknownTopic
@@ -46,6 +48,13 @@ class Defined(NamedTuple):
     def of(cls, entry: Entry) -> Defined:
         """As stored."""
         return cls(*decode_value(entry.value, TopicSpec), entry.mod_revision)
+
+
+class Registered(NamedTuple):
+    """A definition that is recorded, and whether this very call has made it."""
+
+    spec: TopicSpec
+    is_new: bool
 
 
 class DefinitionChanges(NamedTuple):
@@ -138,25 +147,29 @@ class Definitions:
             **limits,
         )
 
-    def create(self, spec: TopicSpec, *, exist_ok: bool) -> TopicSpec:
-        """Record the definition; the one in force on return. An answer that got lost is asked for again."""
+    def create(self, spec: TopicSpec, *, exist_ok: bool) -> Registered:
+        """Record the definition; the one in force on return. An answer that got lost is asked for again.
+
+        Each attempt creates a topic of another id. One whose answer was lost may have landed, and the topic may have
+        been deleted since: the deletion of an id would remove what a later topic of that id writes.
+        """
         key = topic_key(spec.namespace, spec.topic, prefix=self._prefix)
-        is_new = True
+        tried: list[str] = []
 
         def read() -> Entry | None:
-            nonlocal is_new
             # At first it is taken to be new: most often that saves a read.
-            entry = None if is_new else self._store.get(key)
-            is_new = False
-            return entry
+            return self._store.get(key) if tried else None
 
-        def change(entry: Entry | None) -> Write[TopicSpec] | Done[TopicSpec]:
+        def change(entry: Entry | None) -> Write[Registered] | Done[Registered]:
             if entry is None:
+                topic_id = self._clock.random_bytes(16).hex() if tried else spec.topic_id
+                tried.append(topic_id)
+                wanted = msgspec.structs.replace(spec, topic_id=topic_id)
                 # Commit point: from here on the topic exists. Its shards get their state when first opened.
-                return Write([Absent(key)], [Put(key, encode_value(spec))], spec)
+                return Write([Absent(key)], [Put(key, encode_value(wanted))], Registered(wanted, is_new=True))
             found = Defined.of(entry).spec
-            if exist_ok or found.topic_id == spec.topic_id:
-                return Done(found)
+            if exist_ok or found.topic_id in tried:
+                return Done(Registered(found, is_new=found.topic_id in tried))
             raise Conflict(
                 f"topic {spec.name} exists already: open it with topic(), or pass exist_ok=True", topic=spec.name
             )

@@ -176,14 +176,14 @@ class Storage:
     def delete_topic(self, name: str | TopicName) -> None:
         """Delete a topic with all its records: from its return on the topic is unknown.
 
-        Files that cannot be removed now are removed later, at the latest when the directory is opened next.
+        Files that cannot be removed now are removed later, in the background.
         """
         backend = self._writable()
         spec = backend.definitions.begin_deletion(TopicName.parse(name))
         # Waits for work on these shards, so for a store.
         for ref in refs_of(spec):
             backend.forget(ref)
-        backend.deletions.finish()
+        backend.deletions.finish(spec.name)
 
     def seal_topic(
         self,
