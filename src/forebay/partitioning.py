@@ -56,8 +56,11 @@ def murmur2_column(values: Key, offsets: npt.NDArray[np.integer]) -> Hashes:
     """`murmur2` of each `values[offsets[i]:offsets[i + 1]]`, a binary column in Arrow's layout."""
     starts = offsets[:-1].astype(np.int64)
     lengths = offsets[1:].astype(np.int64) - starts
-    longest_first = np.argsort(-lengths, kind="stable")
-    starts, lengths = starts[longest_first], lengths[longest_first]
+    if len(lengths) and (lengths == lengths[0]).all():
+        longest_first = None
+    else:
+        longest_first = np.argsort(-lengths, kind="stable")
+        starts, lengths = starts[longest_first], lengths[longest_first]
     # Four bytes behind the end, so that a word may be loaded where only a tail of a key is left.
     padded = bytes(values) + bytes(4)
     words = np.ndarray((len(padded) - 3,), "<u4", padded, strides=(1,))
@@ -67,6 +70,8 @@ def murmur2_column(values: Key, offsets: npt.NDArray[np.integer]) -> Hashes:
     found = state.view(np.int32)
     for row in range(rest):
         found[row] = murmur2(padded[starts[row] : starts[row] + lengths[row]])
+    if longest_first is None:
+        return found
     hashes = np.empty(len(starts), np.int32)
     hashes[longest_first] = found
     return hashes

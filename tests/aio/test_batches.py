@@ -20,6 +20,7 @@ from forebay.appends.queue import Paused, QueueFull
 from forebay.engines.registry import Registry
 from forebay.partitioning import partition_of_key
 from forebay.shard import SegmentShard, ShardRef
+from forebay.storage.append import Appender
 from forebay.testing.inside import inside
 from tests.aio.test_aio import Held, collected, run
 from tests.storage.rig import QUICK, quick, values
@@ -275,6 +276,17 @@ def test_a_batch_never_acquires_a_shard_in_the_event_loop(
 def test_many_records_are_encoded_by_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop would stand still for them."""
     monkeypatch.setattr(aio_topic, "LOOP_RECORDS_MAX", 10)
+    threads: list[threading.Thread] = []
+
+    def watched(prepare: Callable[..., object]) -> Callable[..., object]:
+        def prepared(*given: object, **named: object) -> object:
+            threads.append(threading.current_thread())
+            return prepare(*given, **named)
+
+        return prepared
+
+    monkeypatch.setattr(Appender, "prepare_many", watched(Appender.prepare_many))
+    monkeypatch.setattr(Appender, "prepare_arrow", watched(Appender.prepare_arrow))
 
     async def use(log: AsyncLog) -> None:
         topic = await log.create_topic("t", partitions=2)
@@ -286,6 +298,7 @@ def test_many_records_are_encoded_by_a_worker(tmp_path: Path, monkeypatch: pytes
         with pytest.raises(Invalid, match="not a pyarrow.RecordBatch"):
             await topic.append_arrow([b"v"])
         assert len(await collected(topic.read())) == 80
+        assert len(threads) == 2 and threading.main_thread() not in threads
 
     run(tmp_path / "log", use)
 
