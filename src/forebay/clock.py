@@ -29,7 +29,7 @@ class Clock(Protocol):
         """Return after about this many seconds."""
 
     def random_bytes(self, count: int) -> bytes:
-        """Bytes nobody can guess, for salts and ids."""
+        """Bytes that cannot be guessed, for salts and ids."""
 
 
 class SystemClock:

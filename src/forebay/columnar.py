@@ -1,7 +1,7 @@
 """A Parquet segment of history: stored, read as pages, and looked into as sealed segments are. Knows no disk.
 
 Its index is of the same kind, with an entry per row group. Every byte is checked before a record of it is shown; a
-row group that does not check is answered as a damaged range. Those decoded last are held, for whoever reads on.
+row group that does not check is answered as a damaged range. Those decoded last are held, for a reader that goes on.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ParquetSegment(SealedSegment):
     def offset_at_time(self, timestamp: int) -> int | None:
         """The offset of the first record at or after the time; `None` if there is none.
 
-        Where that record lies in a damaged row group, the first offset of that: whoever reads there is told.
+        Where that record lies in a damaged row group, the first offset of that: a reader there gets the gap.
         """
         entries = self.index().entries
         place = find_time(entries, timestamp)
@@ -219,7 +219,7 @@ class HeldGroups:
             return held[1]
 
     def put(self, segment: ParquetSegment, number: int, rows: RowGroup) -> None:
-        """Hold it, and let go of others if need be."""
+        """Hold it, and drop others if need be."""
         with self._lock:
             self._drop(segment)
             self._held[segment] = number, rows

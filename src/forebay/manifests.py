@@ -60,7 +60,7 @@ def load_value(store: BlobStore, ref: ManifestRef, kind: type[T]) -> T:
     """The value that was stored; `Corrupt` if the object does not hold it any more."""
     if ref.bytes > BYTES_MAX:
         raise Corrupt(f"{ref.object_key} is said to have {ref.bytes} bytes, a manifest has at most {BYTES_MAX}")
-    # Whoever stored it again gave it another etag, perhaps: its hash alone counts.
+    # A process that stored it again may have given it another etag: its hash alone counts.
     content = b"".join(store.read(ref.object_key, 0, ref.bytes))
     found = content_hash([content]).hex()
     if found != ref.content_hash:

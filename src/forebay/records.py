@@ -54,7 +54,7 @@ class Reason(enum.IntEnum):
     HISTORY = 6
     """Catalogued: held by the history, not by this log. No reader of a topic is ever shown it."""
     DELETED = 7
-    """Deleted by a user. Readers step over it in silence; it only keeps pages without a hole."""
+    """Deleted by a user. Readers step over it in silence; it only keeps pages without a gap."""
 
 
 class Gap(NamedTuple):

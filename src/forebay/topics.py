@@ -244,7 +244,7 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
         """The checked definition of a new topic. Of engine and durability, one may follow from the other."""
         if not _TOPIC_ID.fullmatch(topic_id):
             raise Invalid(f"topic id is {_shown(topic_id)}; it is 32 hexadecimal digits")
-        # A truth value is a number to Python, but not to whoever reads the definition again.
+        # A truth value is a number to Python, but not to the process that reads the definition again.
         if not isinstance(partitions, int) or isinstance(partitions, bool) or not 1 <= partitions <= PARTITIONS_MAX:
             raise Invalid(f"partitions is {partitions!r} for {name}; allowed: 1 to {PARTITIONS_MAX}")
         parse_compression(compression)
@@ -275,7 +275,7 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def altered(self, **changes: Unpack[TopicChanges]) -> TopicSpec:
-        """The checked definition with these changes. Partitions can only be added: then keys hash anew."""
+        """The checked definition with these changes. Partitions can only be added: then keys hash again."""
         unknown = sorted(changes.keys() - TopicChanges.__annotations__.keys())
         if unknown:
             known = ", ".join(TopicChanges.__annotations__)

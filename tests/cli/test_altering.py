@@ -60,10 +60,10 @@ def test_alter_changes_one_thing_and_leaves_the_rest(
 def test_added_partitions_come_with_a_warning(shell: Shell) -> None:
     altered = shell.ok("topic", "alter", "t", "--partitions", "5")
 
-    assert "5 partitions, keeps everything" in altered.out and "keys hash anew" in altered.err
+    assert "5 partitions, keeps everything" in altered.out and "keys hash again" in altered.err
     assert (spec(shell)["generation"], spec(shell)["earlier"]) == (2, [2])
     assert shell.ok("records", "get", "t", "--key", "3").out == "3\n"
-    assert "hash anew" not in shell.ok("topic", "alter", "t", "--ttl", "9w").err
+    assert "hash again" not in shell.ok("topic", "alter", "t", "--ttl", "9w").err
 
 
 def test_what_would_lose_records_needs_a_word(shell: Shell) -> None:

@@ -132,10 +132,10 @@ def test_whoever_reads_when_the_threads_have_ended_is_told_that_it_is_closed(poo
         reading = readers.submit(source.read_at, PAGE_BYTES, 0)
         until(lambda: pool._work_queue.qsize() == 1)
         pool.shutdown(wait=False, cancel_futures=True)
-        with pytest.raises(Closed, match="open it anew"):
+        with pytest.raises(Closed, match="open it again"):
             reading.result(30)
     over_now.set()
-    with pytest.raises(Closed, match="open it anew"):
+    with pytest.raises(Closed, match="open it again"):
         source.read_at(PAGE_BYTES, 0)
 
 

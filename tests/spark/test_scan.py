@@ -335,5 +335,5 @@ def test_rows_that_do_not_add_up_are_an_error(
     (split,) = _splits(path)
     monkeypatch.setattr(scan, "coalesced", lambda batches: (batch.slice(0, 5) for batch in batches))
 
-    with pytest.raises(Corrupt, match=r"5 records, 0 that are left out and 0 named holes do not make up the offsets"):
+    with pytest.raises(Corrupt, match=r"5 records, 0 that are left out and 0 named gaps do not make up the offsets"):
         list(read_split(split))

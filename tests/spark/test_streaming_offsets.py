@@ -95,5 +95,5 @@ def test_topic_created_anew_is_told_by_its_id() -> None:
 
     offsets.check_lives({"shop/orders": _ID, "shop/other": "f" * 32})
     offsets.check_lives({})  # a topic that is gone is another matter
-    with pytest.raises(Conflict, match=f"shop/orders was deleted and created anew: .*{_ID}.*ffff.*: begin again with"):
+    with pytest.raises(Conflict, match=f"shop/orders was deleted and created again: .*{_ID}.*ffff.*: begin again with"):
         offsets.check_lives({"shop/orders": "f" * 32})

@@ -290,7 +290,7 @@ def test_topic_created_anew_fails_the_query_by_name(pipe: Pipe, log: forebay.Sto
     log.delete_topic("shop/orders")
     Filled(log, "shop/orders").many(50)
 
-    with pytest.raises(PySparkException, match="Conflict: shop/orders was deleted and created anew"):
+    with pytest.raises(PySparkException, match="Conflict: shop/orders was deleted and created again"):
         pipe.run(failOnDataLoss="false")
 
 

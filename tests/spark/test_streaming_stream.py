@@ -289,7 +289,7 @@ def test_topic_created_anew_fails_by_name(fail_on_data_loss: bool) -> None:  # n
     land.becomes(_view(stop=40, topic_id="f" * 32))
 
     for ask in (lambda: stream.latest(start), lambda: stream.splits(start, end, ("value",))):
-        with pytest.raises(Conflict, match="a/b was deleted and created anew"):
+        with pytest.raises(Conflict, match="a/b was deleted and created again"):
             ask()
 
 

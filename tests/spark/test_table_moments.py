@@ -74,7 +74,7 @@ def test_a_topic_created_anew_between_the_looks_is_refused_by_name(spark: SparkS
         mixed.log.delete_topic(TOPIC)
         mixed.log.create_topic(TOPIC).append_many([b"another"] * 400)
 
-    with pytest.raises(Conflict, match="shop/orders is not the topic that is meant: .*created anew; load it again"):
+    with pytest.raises(Conflict, match="shop/orders is not the topic that is meant: .*created again; load it again"):
         _rows(spark, mixed, Between(anew))
 
 

@@ -444,7 +444,7 @@ def test_a_topic_created_anew_under_a_query_is_refused_by_name(place: Place) -> 
         log.delete_topic(TOPIC)
         log.create_topic(TOPIC, partitions=3)
 
-    with pytest.raises(Conflict, match="deleted and created anew.*new checkpoint location"):
+    with pytest.raises(Conflict, match="deleted and created again.*new checkpoint location"):
         bring(place.target(), 1)
 
     assert shown(place) == []

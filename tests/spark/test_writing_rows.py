@@ -93,7 +93,7 @@ def test_rows_that_no_topic_takes_are_refused(column: str, kind: pa.DataType, va
         ({"key": "binary"}, 'there is no column "value", only key: make one'),
         ({}, "only none at all"),
         ({"value": "binary", "topic": "string"}, r'one write goes into one topic.*\.drop\("topic"\)'),
-        ({"value": "binary", "offset": "bigint"}, r'gives offsets anew.*\.drop\("offset"\)'),
+        ({"value": "binary", "offset": "bigint"}, r'gives new offsets.*\.drop\("offset"\)'),
         ({"value": "binary", "colour": "string"}, 'a column "colour" cannot be written: the columns are value, key'),
         ({"value": "int"}, 'column "value" is int: it must be binary or string; cast it'),
         ({"value": "binary", "partition": "bigint"}, 'column "partition" is bigint: it must be int'),

@@ -190,7 +190,7 @@ class AsyncLog:
         return self
 
     def _open_wanted(self) -> Storage:
-        """Open in a thread; if nobody waits any more, close again."""
+        """Open in a thread; if the caller waits no more, close again."""
         storage = self._open()
         with self._opening:
             self._found = storage

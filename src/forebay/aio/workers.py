@@ -63,7 +63,7 @@ class Workers:
 
 
 def _take_note(started: asyncio.Future[T]) -> None:
-    """An error that nobody came back for is not worth a complaint of the event loop."""
+    """An error whose caller has gone is not worth a complaint of the event loop."""
     if not started.cancelled():
         started.exception()
 

@@ -1,6 +1,6 @@
 """Where sealed segments are kept: a directory, or a bucket of an object store, behind one Protocol.
 
-`open_store(settings.store, disk=…)` makes one from settings, in each process anew. Knows keys and bytes; knows
+`open_store(settings.store, disk=…)` makes one from settings, in each process again. Knows keys and bytes; knows
 nothing of logs, topics or the catalog.
 """
 

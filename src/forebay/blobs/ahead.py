@@ -28,8 +28,8 @@ def asked_of(pool: ThreadPoolExecutor, fetch: Fetch, start: int, stop: int) -> F
         return pool.submit(fetch, start, stop)
     except RuntimeError as error:
         if "shutdown" not in str(error):
-            raise Unavailable(f"nobody is there to read from this store ({error}): try again") from error
-        raise Closed(f"nothing is read from this store any more ({error}): open it anew") from error
+            raise Unavailable(f"no thread is there to read from this store ({error}): try again") from error
+        raise Closed(f"nothing is read from this store any more ({error}): open it again") from error
 
 
 def answer_of(asked: Future[bytes]) -> bytes:
@@ -37,7 +37,7 @@ def answer_of(asked: Future[bytes]) -> bytes:
     try:
         return asked.result()
     except CancelledError as error:
-        raise Closed("the store was closed while it was read: open it anew") from error
+        raise Closed("the store was closed while it was read: open it again") from error
 
 
 def in_order(fetch: Fetch, pieces: Iterator[tuple[int, int]]) -> Iterator[bytes]:

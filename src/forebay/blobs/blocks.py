@@ -1,4 +1,4 @@
-"""Reading ahead: an object in blocks, fetched before whoever reads on asks for them. Knows ranges, no stores.
+"""Reading ahead: an object in blocks, fetched before the reader asks for them. Knows ranges, no stores.
 
 Memory stays bounded: a few blocks for each of the latest readers, never more than one budget for all of them.
 """
@@ -40,13 +40,13 @@ class _Run:
         return sum(start >= position for start, _ in self.blocks)
 
     def forget_before(self, position: int) -> None:
-        """Let go of the blocks that end there or earlier."""
+        """Drop the blocks that end there or earlier."""
         while len(self.blocks) > 1 and self.blocks[1][0] <= position:
             self.blocks.popleft()
 
 
 class Budget:
-    """How much all readers together hold: beyond it, the one that stood still for longest lets go. Thread-safe."""
+    """How much all readers together hold: beyond it, the one that stood still longest drops blocks. Thread-safe."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -125,7 +125,7 @@ class ReadAhead:
             self.forget(run)
 
     def forget(self, run: _Run) -> None:
-        """Let go of a run's blocks; who still reads from it keeps what it has."""
+        """Drop a run's blocks; a reader that still reads from it keeps what it has."""
         with self._lock:
             if run in self._runs:
                 self._runs.remove(run)

@@ -3,7 +3,7 @@
 A new object is written under a temporary name, synced, and only then given its key, so a key always leads to
 whole bytes. The etag is a hash of the size and of samples of the content (all of it, if small): it survives
 a copy of the directory, and segments differ in their first bytes, where their salt is. On NFS before version
-4.1 an answer may get lost and the repeated link be told "exists": whoever compares by content is not deceived.
+4.1 an answer may get lost and the repeated link be answered "exists": one that compares by content is not deceived.
 Knows the disk's Protocols; knows nothing of what the objects mean.
 """
 

@@ -60,7 +60,7 @@ def _try_sync(disk: Disk, directory: str, store: str) -> None:
 
 
 def _try_lock(disk: Disk, name: str) -> Iterator[str]:
-    """Objects need no locks; whoever wants to keep the log there as well does."""
+    """Objects need no locks; the log does, if it is kept there as well."""
     try:
         first = disk.lock(name)
     except OSError as error:

@@ -72,7 +72,7 @@ class BlobStore(Protocol):
         """Create a small object, unless the key is taken.
 
         When it returns, the object is durable and whole. Of all that try at once exactly one creates it.
-        Raises `Indeterminate` if nobody can say whether this call created what is there, or will yet:
+        Raises `Indeterminate` if it cannot be known whether this call created what is there, or will yet:
         compare by content.
         """
 

@@ -70,7 +70,7 @@ def alter(
     """Change the limits of a topic, or add partitions to it.
 
     A limit that would end records at once is refused without --allow-loss. Partitions can only be added, and keys
-    then hash anew: new records of a key may go to another partition than its older ones, which stay where they are.
+    then hash again: new records of a key may go to another partition than its older ones, which stay where they are.
     """
     limits = parse_limits(cap_records, cap_bytes, ttl, on_full, cleanup, compact_lag)
     changes = cast("TopicChanges", limits)
@@ -83,7 +83,7 @@ def alter(
         spec = log.alter_topic(name, allow_loss=allow_loss, **changes)
     if spec.partitions > before.partitions:
         complain(
-            f"{spec.name}: keys hash anew over {spec.partitions} partitions: the order of a key's records holds from "
+            f"{spec.name}: keys hash again over {spec.partitions} partitions: the order of a key's records holds from "
             "here on, not across the change"
         )
     if as_json:
@@ -105,7 +105,7 @@ def copy(
     """Copy the records of a topic, with keys, tags, headers and times, into another topic on any engine.
 
     A new target is like the source, but for what is said here. May be interrupted at any moment: the same command again
-    goes on, doubles nothing, and later brings what has come since. Offsets are given anew. Ends with code 1 if the
+    goes on, doubles nothing, and later brings what has come since. Records get new offsets. Ends with code 1 if the
     counts differ in the end.
     """
     with run.writer() as log:

@@ -9,11 +9,11 @@ import typer
 
 from forebay.errors import Invalid
 
-YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask. Needed where nobody can be asked.")]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask. Needed where no one can answer.")]
 
 
 def confirm(what: str, *, yes: bool) -> None:
-    """Return if `what` may be deleted; raises if nobody says so."""
+    """Return if `what` may be deleted; raises unless the user says so."""
     if yes:
         return
     if not sys.stdin.isatty():

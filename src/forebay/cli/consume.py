@@ -111,7 +111,7 @@ def consume(
         while left != 0 and (record := next(records, None)) is not None:
             printer.record(record)
             if follow:
-                # Whoever waits for new records wants each of them at once.
+                # A user who waits for new records wants each of them at once.
                 sys.stdout.flush()
             left = None if left is None else left - 1
     return 0

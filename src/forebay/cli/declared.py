@@ -162,7 +162,7 @@ def _say_outline(outlined: Outline, *, as_json: bool) -> None:
 
 @contextmanager
 def live_line() -> Iterator[_Live | None]:
-    """A line on stderr that is written anew, where somebody is looking."""
+    """A line on stderr that is written again and again, where a person is looking."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -182,6 +182,6 @@ class _Live:
         self.clear(shown[: max(width - 1, 20)])
 
     def clear(self, text: str = "") -> None:
-        """Begin the line anew."""
+        """Begin the line again."""
         sys.stderr.write(f"\r\x1b[2K{text}")
         sys.stderr.flush()

@@ -54,7 +54,7 @@ def complain(message: str) -> None:
 
 
 def unwritten(error: OSError) -> int:
-    """The exit code of one whose output cannot be written. Why is said, unless whoever read it has gone."""
+    """The exit code of one whose output cannot be written. Why is said, unless the reader of the output has gone."""
     silence(sys.stdout)
     if isinstance(error, BrokenPipeError):
         return BROKEN_PIPE
@@ -63,7 +63,7 @@ def unwritten(error: OSError) -> int:
 
 
 def silence(stream: TextIO) -> None:
-    """Nobody reads this stream any more: let what is still buffered, and the interpreter's last flush, go nowhere."""
+    """This stream has no reader any more: let what is still buffered, and the interpreter's last flush, go nowhere."""
     try:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())

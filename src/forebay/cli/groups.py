@@ -98,7 +98,7 @@ def reset(
 
 @command(app, "delete", examples=["forebay group delete billing --yes"])
 def delete(run: Invocation, *, name: Name, yes: YesOption = False) -> None:
-    """Forget every place of a group, in all topics. Its readers begin anew."""
+    """Forget every place of a group, in all topics. Its readers begin again."""
     with run.writer() as log:
         group = log.group(name)
         confirm(f"every place of {name}", yes=yes)

@@ -106,7 +106,7 @@ class Invocation:
         return SystemDisk(self.settings.runtime.descriptors_max)
 
     def reader(self) -> Storage:
-        """The directory opened beside whoever owns it; nothing is changed."""
+        """The directory opened beside its owner; nothing is changed."""
         from forebay.storage import Storage
 
         return Storage.open(self.directory, self.settings, read_only=True, disk=self.disk)

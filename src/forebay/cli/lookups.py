@@ -160,7 +160,7 @@ def erase(
 ) -> None:
     """Delete every record of a key, in all partitions and tiers, and say where its bytes still lie.
 
-    From its return on nobody reads them. Files and objects are never changed: the bytes go when those are compacted.
+    From its return on no reader gets them. Files and objects are never changed: the bytes go when those are compacted.
     """
     from forebay.cli.erasing import remains
 

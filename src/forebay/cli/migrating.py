@@ -33,7 +33,7 @@ def migrate(
 ) -> int:
     """Copy the history of topics into another store, verified, and make the catalog name the copies.
 
-    The topics are sealed, or nobody has them open. One transaction switches a partition. Run it again after an
+    The topics are sealed, or no process has them open. One transaction switches a partition. Run it again after an
     interruption. From then on the topics are opened with the settings of --to. Ends with code 6 if an object is
     damaged or could not be copied; its partition stays as it was.
     """

@@ -54,7 +54,7 @@ def register(app: typer.Typer) -> None:
 
 
 def seal(run: Invocation, *, name: TopicArgument, accept_damage: AcceptDamage = False, as_json: AsJson = False) -> None:
-    """End a topic here in order: all of it becomes history, and whoever opens it next goes on exactly there.
+    """End a topic here in order: all of it becomes history, and the next owner goes on exactly there.
 
     Repeat it if it was interrupted. The next append, here or elsewhere, opens the topic again; in mode local without
     storage.handoff_root only this directory can.

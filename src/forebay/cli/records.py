@@ -15,7 +15,7 @@ from forebay.records import Headers
 
 _KNOWN = {"value", "value_b64", "key", "key_b64", "tag", "headers", "timestamp", "partition"}
 _IGNORED = {"offset", "topic"}
-"""Written by `consume`, and given anew when a record is appended."""
+"""Written by `consume`, and given again when a record is appended."""
 
 
 class InputFormat(enum.StrEnum):

@@ -1,4 +1,4 @@
-"""`forebay pipeline reindex`: make indexes of history anew where they lack something."""
+"""`forebay pipeline reindex`: make indexes of history again where they lack something."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
 
 
 def reindex(job: Job, *, topics: TopicNames = None) -> int:
-    """Make indexes in the store anew that are damaged, missing, or written before there were look-ups by key and tag.
+    """Make indexes in the store again that are damaged, missing, or written before there were look-ups by key and tag.
 
     Works beside the owner. No index is overwritten by another: the catalog names the new one. Ends with code 6 if
     a segment itself is damaged.

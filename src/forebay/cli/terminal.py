@@ -1,4 +1,4 @@
-"""What a command shows: lines on stdout, and progress on stderr where somebody is looking."""
+"""What a command shows: lines on stdout, and progress on stderr where a person is looking."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def merge(
     """Write the segments as one, without the records of `ended`; what the catalog will say of it.
 
     `window` is an empty one, as large as owners keep it. On return the object and its index are durable, checked, and
-    named by nobody.
+    named by no descriptor.
     """
     rows = MergedRows(task, ended, sources, window)
     stored = store_parquet(target.store, task.key(token), rows.tables(), rows.facts)

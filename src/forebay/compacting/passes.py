@@ -1,4 +1,4 @@
-"""Passes over one shard, by whoever holds its lease: look, have new segments written, swap them in, until all is done.
+"""Passes over one shard, by the holder of its lease: look, have new segments written, swap them in, until all is done.
 
 Who writes them is told from outside: this process, or executors.
 """
@@ -29,7 +29,7 @@ class Unit(msgspec.Struct, frozen=True, array_like=True):
     store: str
     created_at: int
     window: tuple[int, int]
-    """How many producers owners remember, and how many appends of each: whoever writes may have other settings."""
+    """How many producers owners remember, and how many appends of each: the writer may have other settings."""
 
 
 Write: TypeAlias = Callable[[Sequence[Unit]], Iterator[SegmentDescriptor | str]]
@@ -76,7 +76,7 @@ class Passes:
     def run(self, holding: ShardLease) -> None:
         """On return nothing more is to be done, but for what `failures` names and what came meanwhile."""
         for _ in range(PASSES_MAX):
-            # Under the lease: nobody else rewrites from here on, though history may grow, and records end.
+            # Under the lease: no other process rewrites from here on, though history may grow, and records end.
             outlook = self._look()
             failed = {(failure.start, failure.end) for failure in self.failures}
             wanted = [rewrite for rewrite in outlook.rewrites if (rewrite.start, rewrite.end) not in failed]

@@ -1,6 +1,6 @@
 """One shard under compaction: what is to be done, as of now, and how what was done takes effect.
 
-The work between the two may be done anywhere. Whoever compacts holds the lease of the shard; every swap compares it.
+The work between the two may be done anywhere. The compactor holds the lease of the shard; every swap compares it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ShardCompaction:
 
     @property
     def lease_key(self) -> str:
-        """What whoever compacts must hold."""
+        """What the process that compacts must hold."""
         return self._catalog.keys.compactor
 
     def segments(self) -> list[SegmentDescriptor]:
@@ -72,7 +72,7 @@ class ShardCompaction:
         """What was deleted, and the first offset that was not ended by a floor."""
         stored = self._catalog.state()
         if stored is None:
-            return OffsetSet(), 0  # nobody has had it yet
+            return OffsetSet(), 0  # it has had no owner yet
         if stored.state.incarnation != self._topic_id:
             raise Unavailable(f"{self._catalog.keys} is not a shard of this topic any more")
         deleted = RecordedRemovals(self._catalog).deleted() if stored.state.deletes else OffsetSet()

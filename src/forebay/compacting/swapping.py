@@ -1,7 +1,7 @@
 """The swap: a new segment takes the place of those it was made from, in one transaction.
 
 Done only while the compactor holds its lease, and only if nothing that was read has changed. The deletes that were
-applied stay recorded: local copies of the log may still hold the records, and whoever owns them needs to know.
+applied stay recorded: local copies of the log may still hold the records, and their owner needs to know.
 """
 
 from __future__ import annotations

@@ -339,7 +339,7 @@ class Descriptors:
             file.close()
 
     def abandon(self) -> None:
-        """Close everything without taking the lock: in a forked child, whoever held it does not exist."""
+        """Close everything without taking the lock: in a forked child, the thread that held it does not exist."""
         self._lock = RankedLock(Rank.DISK, "disk.descriptors")
         while self._open:
             file, _ = self._open.popitem()

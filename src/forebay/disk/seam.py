@@ -86,13 +86,13 @@ class Disk(Protocol):
         """Take the exclusive lock of `path` (created if missing) without waiting; `None` if another holds it."""
 
     def is_locked(self, path: str) -> bool:
-        """Whether somebody holds the lock of `path`, told without taking it or needing to write; not if it is missing.
+        """Whether a process holds the lock of `path`, seen without taking it or needing to write; not if it is missing.
 
         Those who ask at the same time do not see each other. For that instant `lock` may answer `None`.
         """
 
     def modified_ms(self, path: str) -> int:
-        """When the file last changed, by the clock of whoever keeps it, in milliseconds since 1970 UTC."""
+        """When the file last changed, by the clock of the machine that keeps it, in milliseconds since 1970 UTC."""
 
     def free_bytes(self, path: str) -> int:
         """Bytes that may still be written on the file system that holds `path`."""

@@ -156,7 +156,7 @@ class SystemDisk:
     def close(self) -> None:
         """Give back every descriptor and lock, and refuse to open more; harmless when repeated.
 
-        A read under way is let finish. Nobody may be syncing any more.
+        A read under way is let finish. No thread may be syncing any more.
         """
         self._ended = self._ended or "this disk is closed"
         self._descriptors.close()
@@ -228,7 +228,7 @@ class SystemLock:
 
 
 def _still_named(fd: int, path: str) -> bool:
-    """Whether the file we locked still has this name; if not, somebody else may lock the new one."""
+    """Whether the file we locked still has this name; if not, another process may lock the new one."""
     try:
         named = os.stat(path)
     except FileNotFoundError:

@@ -28,7 +28,7 @@ from forebay.storage.owner import ROCKSDB
 from forebay.topics import Engine, TopicName, TopicSpec
 
 RESTORE_DATABASE = f"restore the directory {ROCKSDB} from a backup"
-COPY = f'the records are whole: write them anew with "forebay topic copy", or {RESTORE_DATABASE}'
+COPY = f'the records are whole: write them again with "forebay topic copy", or {RESTORE_DATABASE}'
 
 _ROWS = (".log", ".sst")
 

@@ -23,7 +23,7 @@ from forebay.topics import Engine, TopicSpec, shard_id
 
 
 class ExpectedShard(NamedTuple):
-    """A shard that should be there: whose it is and where its files lie. `partition` is -1 if nobody's."""
+    """A shard that should be there: whose it is and where its files lie. `partition` is -1 if of no topic."""
 
     id: str
     name: str

@@ -49,7 +49,7 @@ class _Work(NamedTuple):
 
 
 class HistoryMending:
-    """The mending of one shard, which nobody else may have open here."""
+    """The mending of one shard, which no other process may have open here."""
 
     def __init__(self, place: ExpectedShard, history: HistoryPlaces, *, disk: Disk, on_bytes: Progress | None) -> None:
         self._place = place

@@ -136,7 +136,7 @@ class ObjectExam:
             self._object(copy, store)
         except Unavailable as error:
             self._stores.give_up(descriptor.store, error)
-            # Said once for all that lie there, by whoever looks at all of them.
+            # Said once for all that lie there, by the caller that looks at all of them.
             copy.reachable, copy.flaw = False, f"cannot be checked: {error}"
         except ForebayError as error:
             copy.flaw = f"cannot be read: {error}"
@@ -242,7 +242,7 @@ class ObjectExam:
         self._add(copy, copy.flaw)
 
     def _range_fits(self, copy: ObjectCopy, header: SegmentHeader, content: bytes) -> bool:
-        """Whether its frames and named holes fill exactly the catalogued range."""
+        """Whether its frames and named gaps fill exactly the catalogued range."""
         descriptor = copy.descriptor
         decoded = index_format.decode_index(content)
         assert not isinstance(decoded, Verdict)
@@ -260,7 +260,7 @@ class ObjectExam:
         if witness is not None:
             expected = min(expected, witness.end)
         elif gaps and gaps[-1].reason is Reason.DAMAGED and gaps[-1].stop == expected:
-            # No frame reaches so far, and nobody can tell whether one ever did.
+            # No frame reaches so far, and whether one ever did cannot be known.
             expected = gaps[-1].start
         if (header.start, expected + shift) != (begins, descriptor.end):
             copy.flaw = f"holds the offsets [{header.start}, {expected}) and is catalogued with others"

@@ -30,7 +30,7 @@ class Outlook:
 
 
 def outlook(found: Inspected, place: ExpectedShard, settings: WalSettings, disk: Disk) -> Outlook:
-    """The decision for a shard. If somebody owns the directory there is none to take: both are `None`."""
+    """The decision for a shard. If a process owns the directory there is none to take: both are `None`."""
     files, size = footprint(disk, place.directory)
     if found.owned or place.spec is None:
         return Outlook(decision=None, refusal=None, files=files, bytes=size)

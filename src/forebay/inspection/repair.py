@@ -52,7 +52,7 @@ def repair(
 ) -> list[Step]:
     """The steps that are needed; with `apply`, carried out. `Unavailable` if another process has the directory.
 
-    `on_total` and `on_bytes` hear of the bytes that the history asks to be walked.
+    `on_total` and `on_bytes` are called with the bytes that the history asks to be walked.
     """
     LogDirectory.look(path, disk)
     directory = LogDirectory.take(path, disk, clock)
@@ -83,7 +83,7 @@ def repair_shard(
     history: HistoryPlaces | None = None,
     on_bytes: Progress | None = None,
 ) -> list[Step]:
-    """The same for one shard, which nobody else may have open here."""
+    """The same for one shard, which no other process may have open here."""
     mended = Mended([], {})
     if history is not None and not history.read().is_empty:
         mended = HistoryMending(place, history, disk=disk, on_bytes=on_bytes).run(apply=apply)

@@ -137,7 +137,7 @@ class Salvage:
         """Append every lost record to the target, once, with headers that say where it comes from.
 
         On return each is there; a repetition finds it there and appends nothing. Without `apply`, or without a
-        target, it is only counted. `on_records` hears of records of the files as they have been gone through.
+        target, it is only counted. `on_records` is called with the records of the files that have been gone through.
         """
         counted = Salvaged()
         if not any(item.lost for item in self.listed):

@@ -129,7 +129,7 @@ class SegmentExam:
         return examined
 
     def _compare(self, log: LogFile, index: StoredIndex, known: list[Gap], examined: Examined) -> None:
-        """Work the index out anew and hold it against the stored one, which names the whole file by its hash."""
+        """Work the index out again and hold it against the stored one, which names the whole file by its hash."""
         try:
             content, footer = index_of(log)
         except (Corrupt, UnsupportedFormat) as error:

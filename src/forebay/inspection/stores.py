@@ -47,7 +47,7 @@ class Stores:
         return holder != self._directory.id
 
     def of(self, name: str) -> BlobStore:
-        """The store. Raises the same each time if it cannot be opened: nobody waits for it twice."""
+        """The store. Raises the same each time if it cannot be opened: no caller waits for it twice."""
         if name not in self._opened:
             try:
                 self._opened[name] = self._open(name)
@@ -59,7 +59,7 @@ class Stores:
         return found
 
     def give_up(self, name: str, error: ForebayError) -> None:
-        """The store does not answer: whoever asks for it is told so from now on."""
+        """The store does not answer: every caller gets that error from now on."""
         self._opened[name] = error
 
     def close(self) -> None:

@@ -193,7 +193,7 @@ class LoadBook:
         assert load.sink is not None
         if state.topic_id != load.topic_id:
             raise Conflict(
-                f"{load.namespace}/{load.topic} was deleted and created anew since streaming query "
+                f"{load.namespace}/{load.topic} was deleted and created again since streaming query "
                 f"{load.sink.query_id} wrote batch {state.batch_id} into it: begin with a new checkpoint location"
             )
         return state.batch_id >= load.sink.batch_id

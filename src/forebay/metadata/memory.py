@@ -204,7 +204,7 @@ class MemoryMetadata:
 
     def abandon(self) -> None:
         self._closed = True
-        # A forked child may find the condition locked by a thread it does not have: there is nobody to wake then.
+        # A forked child may find the condition locked by a thread it does not have: there is no thread to wake then.
         if self._changed.acquire(blocking=False):
             self._changed.notify_all()
             self._changed.release()

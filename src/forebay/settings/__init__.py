@@ -1,6 +1,6 @@
 """The settings tree: frozen, checked when it is made, read from YAML, a mapping and the environment.
 
-A settings value that exists is valid: every constructor checks types and ranges, so nobody checks again.
+A settings value that exists is valid: every constructor checks types and ranges, so no caller checks again.
 The declarations in `groups` are the only home of a setting; `docs/settings.md` is generated from them.
 Later sources win: defaults, then the file, then the environment, then overrides of the caller.
 Knows nothing of topics, disks or stores.

@@ -241,7 +241,7 @@ class ExportSettings(SettingsGroup, frozen=True, forbid_unknown_fields=True, kw_
     ] = 86_400
     orphan_grace_s: Annotated[
         int,
-        within(0, 365 * 86_400, "How old such an object, or an upload that nobody finished, is before it is removed."),
+        within(0, 365 * 86_400, "How old such an object, or an upload that was not finished, is before it is removed."),
     ] = 86_400
 
 

@@ -1,6 +1,6 @@
 """What the driver does with the segments that tasks have staged: all of them are brought into the topic, or none.
 
-A load is offered by one write of metadata. Whoever owns the partitions attaches it at its next look; where nobody
+A load is offered by one write of metadata. The owner of the partitions attaches it at its next look; where no process
 does, it is done here, as an owner for a moment. Every wait has an end, and then the load has one too: it is given up,
 unless it was committed just then. A crash at any point leaves a load that is over, that its owners finish, or that
 nobody knows. Knows nothing of Spark.
@@ -37,7 +37,7 @@ TRY_SECONDS: Final = 1.0
 TRY_SECONDS_MAX: Final = 15.0
 """How long after an attempt to attach as an owner the next one comes: longer each time."""
 SLACK_MS: Final = 60_000
-"""Whoever finds the load this long after the driver should have ended the wait gives it up."""
+"""A process that finds the load this long after the driver should have ended the wait gives it up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ def drop(place: LoadStore, results: Sequence[TaskResult]) -> None:
 
 
 def _finish(found: Opened, book: LoadBook, spec: TopicSpec, load_id: str) -> None:
-    """Leave nothing of a load that was given up. What cannot be done now is done by whoever owns the topic next."""
+    """Leave nothing of a load that was given up. What cannot be done now is done by the next owner of the topic."""
     try:
         finish_given_up(
             book,
@@ -112,7 +112,7 @@ class Delivery:
         self._deadline = self._clock.monotonic() + target.attach_seconds
         self._try_at = float("-inf")
         self._pause = TRY_SECONDS
-        self._reason = "nobody has looked at it"
+        self._reason = "no owner has looked at it"
 
     def run(self, load_id: str, results: Sequence[TaskResult], sink: Sink | None) -> None:
         load = self._ready(load_id, results, sink)
@@ -193,7 +193,7 @@ class Delivery:
         return stored.load.status
 
     def _attach(self, load_id: str) -> None:
-        """Where nobody has the directory and the partitions, attach as their owner; now and then."""
+        """Where no process has the directory and the partitions, attach as their owner; now and then."""
         path = self._found.location.path
         if self._clock.monotonic() < self._try_at:
             return

@@ -144,7 +144,7 @@ class Filters:
         return all(each.passed_by(given[each.column]) for each in self.conditions if each.column in given)
 
     def may_match(self, descriptor: SegmentDescriptor) -> bool:
-        """Whether a row of a segment may pass, by its times; a hole passes, for its sake alone."""
+        """Whether a row of a segment may pass, by its times; a gap passes, for its sake alone."""
         low, high = self.span_of("timestamp")
         return descriptor.gap is not None or (descriptor.time_max * 1000 >= low and descriptor.time_min * 1000 <= high)
 

@@ -28,7 +28,7 @@ TYPES: Final = {
 """The columns that are written, and what Spark may call their types; only `value` must be there."""
 _ASSIGNED: Final = {
     "topic": 'one write goes into one topic, that of the option "topic"',
-    "offset": "the topic gives offsets anew",
+    "offset": "the topic gives new offsets",
 }
 
 

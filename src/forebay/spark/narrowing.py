@@ -28,7 +28,7 @@ class OffsetRun(NamedTuple):
 
 
 def wanted_runs(reader: PieceReader, part: Part, filters: Filters) -> Iterator[OffsetRun]:
-    """What of the part the filters may let through, in order; holes are among it. None mixes frames and columns."""
+    """What of the part the filters may let through, in order; gaps are among it. None mixes frames and columns."""
     if not filters.narrows:
         yield from _everything(part)
         return
@@ -56,7 +56,7 @@ def _everything(part: Part) -> list[OffsetRun]:
 
 
 def _runs(segment: SealedSegment, low: int, high: int, filters: Filters) -> list[OffsetRun]:
-    """The frames of `[low, high)` that may have what is sought, and the holes between frames."""
+    """The frames of `[low, high)` that may have what is sought, and the gaps between frames."""
     entries, gaps = segment.index().entries, segment.index().gaps
     starts = entries["offset"]
     stops = starts + entries["count"]

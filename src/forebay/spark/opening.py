@@ -138,7 +138,7 @@ class Opened:
         return LoadStore(places.store, places.store_name)
 
     def log(self, shard: str) -> FollowedLog | None:
-        """The local log of a shard, whoever owns it; `None` without a directory. The caller closes it."""
+        """The local log of a shard, whichever process owns it; `None` without a directory. The caller closes it."""
         directory = self.directory
         if directory is None:
             return None

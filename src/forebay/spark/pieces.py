@@ -1,8 +1,8 @@
 """One partition, read piece by piece from wherever each piece was found to lie: history by its descriptor, the rest
 by the local log.
 
-Whoever planned fixed the pieces. One that is gone since is looked for once more where it lies now; what ended since is
-a hole then, and what cannot be found again a named failure, never a row less. Knows nothing of Spark.
+The planner fixed the pieces. One that is gone since is looked for once more where it lies now; what ended since is
+a gap then, and what cannot be found again a named failure, never a row less. Knows nothing of Spark.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ScanPiece(NamedTuple):
 
     @property
     def gap(self) -> Gap | None:
-        """The hole that it is, if it is one."""
+        """The gap that it is, if it is one."""
         gap = self.descriptor.gap if self.descriptor is not None else None
         return gap._replace(start=self.start, stop=self.stop) if gap is not None else None
 
@@ -54,7 +54,7 @@ class ScanPiece(NamedTuple):
 
 
 Again: TypeAlias = Callable[[int, int], Sequence[ScanPiece]]
-"""Looks for offsets once more: where they lie now, or the holes that they became."""
+"""Looks for offsets once more: where they lie now, or the gaps that they became."""
 
 
 class _Gone(Exception):
@@ -162,7 +162,7 @@ class PieceReader:
         """What a piece that is gone had, from where it lies now."""
         self.close_open()
         if piece.descriptor is None and piece.file is not None:
-            # Sealed anew: the log finds out which file has these offsets now.
+            # Sealed again: the log finds out which file has these offsets now.
             now: Sequence[ScanPiece] = [piece._replace(start=offset, bytes=0, file=None)]
         else:
             now = self._look_again(offset, piece.stop)
@@ -208,7 +208,7 @@ def _first(batch: Batch, timestamp: int, deleted: OffsetSet) -> int | None:
 
 
 def skipped(descriptor: SegmentDescriptor) -> SegmentDescriptor:
-    """The hole that a segment of a load that was given up stands for."""
+    """The gap that a segment of a load that was given up stands for."""
     return SegmentDescriptor(
         kind=DescriptorKind.GAP,
         topic_id=descriptor.topic_id,

@@ -58,7 +58,7 @@ def run(location: Location, topic: str, *, dry_run: bool = False) -> JobReport:
     """Let the table of a topic name its compacted history as it is now; old snapshots are expired.
 
     The table has the name of the topic in the catalog of the settings (`table.…`), and is made if it is not there.
-    Raises `Unavailable` while another registration of the topic runs, `Conflict` if somebody else changed the table.
+    Raises `Unavailable` while another registration of the topic runs, `Conflict` if another program changed the table.
     """
     name = TopicName.parse(topic)
     with opened(location, read_only=dry_run) as found:
@@ -151,7 +151,7 @@ def _name(found: Opened, spec: TopicSpec, table: Table, tabled: TableObjects, ch
                 for address in change.added:
                     update.append_data_file(parquet_file_to_data_file(table.io, changing.table_metadata, address))
         except (CommitFailedException, ValidationException) as error:
-            raise Conflict(f"the table of {spec.name} was changed by somebody else: {error}; run it again") from error
+            raise Conflict(f"the table of {spec.name} was changed by another program: {error}; run it again") from error
 
 
 def _runs(pieces: list[tuple[str, SegmentDescriptor]]) -> list[tuple[int, int]]:

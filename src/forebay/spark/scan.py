@@ -221,7 +221,7 @@ class _PartRead:
         if self._shown_rows + self._left_out + self._explained != part.stop - part.start:
             raise Corrupt(
                 f"{part}: {self._shown_rows} records, {self._left_out} that are left out and {self._explained} named "
-                f'holes do not make up the offsets [{part.start}, {part.stop}): run "forebay verify"'
+                f'gaps do not make up the offsets [{part.start}, {part.stop}): run "forebay verify"'
             )
         for piece in () if self._split.filters.conditions else part.pieces:
             found, count = piece.descriptor, self._seen[piece.start]

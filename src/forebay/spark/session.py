@@ -46,7 +46,7 @@ WANTED: Final[Mapping[str, str]] = MappingProxyType(
         "spark.python.unix.domain.socket.enabled": "rows reach Spark over TCP, a quarter slower",
     }
 )
-"""Settings that a session of somebody else's should have, and what it is like without."""
+"""Settings that a session that another program made should have, and what it is like without."""
 
 
 def session(

@@ -1,6 +1,6 @@
 """`df.writeStream.format("forebay")`: every micro-batch is one bulk load, and each is in the topic exactly once.
 
-A batch is known by the id of its query, which its checkpoint keeps, and by its number. Spark makes the writer anew
+A batch is known by the id of its query, which its checkpoint keeps, and by its number. Spark makes the writer again
 for the commit: what the tasks know goes there in their messages.
 """
 

@@ -1,7 +1,7 @@
 """Topics at one moment: which offsets each partition holds, where they lie, what of them ended; and the tasks that
 read them.
 
-Looks at a data directory beside whoever owns it, or at history alone, and changes nothing. What it finds is plain, so
+Looks at a data directory beside its owner, or at history alone, and changes nothing. What it finds is plain, so
 that it can be sent to other processes; no handle leaves this module. Knows nothing of Spark.
 """
 
@@ -284,7 +284,7 @@ class Viewer:
 
 
 def look_again(opened: Opened, topic_id: str, topic: str, partition: int, start: int, stop: int) -> Sequence[ScanPiece]:
-    """Where offsets of a partition lie now, holes for those that ended by a floor; nothing where the topic is gone."""
+    """Where offsets of a partition lie now, gaps for those that ended by a floor; nothing where the topic is gone."""
     specs = [spec for spec in opened.definitions.all() if spec.topic_id == topic_id and str(spec.name) == topic]
     if not specs:
         return []
@@ -298,7 +298,7 @@ def look_again(opened: Opened, topic_id: str, topic: str, partition: int, start:
 
 
 def _fallen(view: ShardView) -> Iterator[ScanPiece]:
-    """What lies below the floors, as holes."""
+    """What lies below the floors, as gaps."""
     evicted = min(view.floor.evict_floor, view.earliest)
     for gap in (Gap(0, evicted, view.floor.reason or Reason.CAP), Gap(evicted, view.earliest, Reason.DELETED)):
         if gap.start < gap.stop:
@@ -320,7 +320,7 @@ def _refuse_another(spec: TopicSpec, topic_id: str | None) -> None:
     if topic_id not in (None, spec.topic_id):
         raise Conflict(
             f"{spec.name} is not the topic that is meant: it has the id {spec.topic_id} and not {topic_id}, for it was "
-            "deleted and created anew; load it again"
+            "deleted and created again; load it again"
         )
 
 

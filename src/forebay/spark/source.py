@@ -1,6 +1,6 @@
 """The Spark data source `forebay`: what Spark asks of a source, answered by the rooms beside this one.
 
-Spark makes the source anew from its options in processes of its own, and sends it between them: it holds
+Spark makes the source again from its options in processes of its own, and sends it between them: it holds
 plain values only.
 """
 

@@ -1,4 +1,4 @@
-"""What a task does with its rows: finished segments in the store of the topic, of which nobody knows yet.
+"""What a task does with its rows: finished segments in the store of the topic, which no catalog names yet.
 
 Memory is bounded: rows wait for their segment up to a limit, over all partitions together. Knows stores and Arrow,
 not Spark.

@@ -143,7 +143,7 @@ class _Table:
 
 
 def _is_as_before(before: Snapshot, after: Snapshot) -> bool:
-    """Whether nothing ended and nothing was rewritten in between: so whoever looked then saw the same rows."""
+    """Whether nothing ended and nothing was rewritten in between: so a reader then saw the same rows."""
     if len(before.shards) != len(after.shards):
         return False
     pairs = zip(before.shards, after.shards, strict=True)
@@ -154,7 +154,7 @@ def _is_as_before(before: Snapshot, after: Snapshot) -> bool:
 
 
 def native_of(view: ShardView, found: Opened, *, fail_on_data_loss: bool) -> Native:
-    """The longest run of a partition, from its earliest offset, that is Parquet in files, or holes between them.
+    """The longest run of a partition, from its earliest offset, that is Parquet in files, or gaps between them.
 
     Raises `DataLoss` for records that went missing in it, unless told to go on.
     """
@@ -204,7 +204,7 @@ def _refuse_loss(view: ShardView, piece: ScanPiece, found: Opened) -> None:
 
 
 def _gaps(piece: ScanPiece, found: Opened) -> Sequence[Gap]:
-    """The holes that a piece names; one with a record for every offset is not opened for that."""
+    """The gaps that a piece names; one with a record for every offset is not opened for that."""
     descriptor = piece.descriptor
     assert descriptor is not None
     if piece.gap is not None:

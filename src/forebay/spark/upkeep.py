@@ -37,7 +37,7 @@ _COMMIT: Final = re.compile(r"/snap-\d+-\d+-([0-9a-f-]{36})\.avro$")
 
 
 def properties_of(table: Table) -> dict[str, str]:
-    """What keeps the metadata of a table small, as far as nobody chose otherwise."""
+    """What keeps the metadata of a table small, as far as the user did not choose otherwise."""
     return {name: chosen for name, chosen in _SMALL.items() if name not in table.properties}
 
 

@@ -52,7 +52,7 @@ def plan_write(options: Mapping[str, str], schema: StructType, *, overwrite: boo
     """The writer of a DataFrame with this schema."""
     if overwrite:
         raise Unsupported(
-            'mode("overwrite") is not offered: a topic only grows. Write with mode("append"); to begin anew, delete '
+            'mode("overwrite") is not offered: a topic only grows. Write with mode("append"); to begin again, delete '
             "the topic and create it again"
         )
     return ForebayWriter(planned_target(options, schema))

@@ -236,7 +236,7 @@ class SimulatedBlobs:
         return Capabilities(store=self.name, exclusive_create=True)
 
     def abort_stale_uploads(self, older_than_s: float) -> int:
-        """Nothing is ever half there; what may still land is not called back either, as nobody could."""
+        """Nothing is ever half there; what may still land is not called back either, as no caller could."""
         self._meet("abort_stale_uploads", "")
         return 0
 

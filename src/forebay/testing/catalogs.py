@@ -3,7 +3,7 @@
 Every function yields `Violation`s named by invariant, as those of `invariants` do. They read bytes by
 themselves, frame by frame, and so trust neither the reader of history nor an index.
 
-I15 the catalog is contiguous, holes named · I16 every catalogued object is there and decodes to exactly its range ·
+I15 the catalog is contiguous, gaps named · I16 every catalogued object is there and decodes to exactly its range ·
 I17 every retained record has an intact copy · I18 no reference before its object is complete, orphans are swept and
 nothing else · I22 what was interrupted converges when repeated
 """
@@ -70,7 +70,7 @@ def check_history(
 
 
 def catalog_is_contiguous(pieces: Pieces, frontier: int, *, floor: int = 0) -> Iterator[Violation]:
-    """I15: from the floor to the frontier every offset is covered once, in order, and each hole says why."""
+    """I15: from the floor to the frontier every offset is covered once, in order, and each gap says why."""
     expected = min(floor, pieces[0].start) if pieces else floor
     for piece in pieces:
         if piece.start != expected:
@@ -79,7 +79,7 @@ def catalog_is_contiguous(pieces: Pieces, frontier: int, *, floor: int = 0) -> I
         if piece.end <= piece.start:
             yield Violation("I15", f"the piece at {piece.start} ends at {piece.end}")
         if piece.kind is DescriptorKind.GAP and piece.reason not in list(Reason):
-            yield Violation("I15", f"the hole [{piece.start}, {piece.end}) does not say why it is there")
+            yield Violation("I15", f"the gap [{piece.start}, {piece.end}) does not say why it is there")
         expected = piece.end
     if expected != frontier:
         yield Violation("I15", f"the pieces end at {expected}, the frontier is {frontier}")
@@ -178,7 +178,7 @@ class Frames(NamedTuple):
 
     records: tuple[tuple[int, bytes | None], ...]
     ranges: tuple[tuple[int, int], ...]
-    """Of each frame of records and each hole, in file order."""
+    """Of each frame of records and each gap, in file order."""
 
 
 @lru_cache(maxsize=1024)

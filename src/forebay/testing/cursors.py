@@ -21,7 +21,7 @@ class StoredCursor(NamedTuple):
 
 
 class Handed(NamedTuple):
-    """The records `[start, stop)`, holes included, were handed to the reader."""
+    """The records `[start, stop)`, gaps included, were handed to the reader."""
 
     cursor: StoredCursor
     start: int
@@ -37,7 +37,7 @@ class Acked(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Somebody looked where the cursor stands; 0 if there is none."""
+    """A caller looked where the cursor stands; 0 if there is none."""
 
     cursor: StoredCursor
     offset: int
@@ -59,7 +59,7 @@ class _Known:
     lowest: int = 0
     """It cannot stand below: this was promised."""
     highest: int = 0
-    """It cannot stand above: nobody asked for more."""
+    """It cannot stand above: no reader asked for more."""
     handed: int | None = None
     """The end of what was handed out, if anything was."""
 
@@ -85,7 +85,7 @@ def cursors_hold(events: Iterable[Event]) -> Iterator[Violation]:
             case Reset(_, offset, done):
                 place.lowest = offset if done else min(place.lowest, offset)
                 place.highest = offset if done else max(place.highest, offset)
-                # Whoever sets a cursor forward passes over what lies between on purpose.
+                # A reader that sets a cursor forward passes over what lies between on purpose.
                 place.handed = None if place.handed is None else max(place.handed, offset)
 
 
@@ -93,7 +93,7 @@ def _looked(cursor: StoredCursor, place: _Known, offset: int) -> Iterator[Violat
     if offset < place.lowest:
         yield Violation("I25", f"{cursor} stood at {place.lowest} and went back to {offset}")
     if offset > place.highest:
-        yield Violation("I25", f"{cursor} stands at {offset}, but nobody acknowledged more than {place.highest}")
+        yield Violation("I25", f"{cursor} stands at {offset}, but no reader acknowledged more than {place.highest}")
     if place.handed is not None and offset > place.handed:
         yield Violation(
             "I25", f"{cursor} stands at {offset}, but what lies from {place.handed} on was never handed out"

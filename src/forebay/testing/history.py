@@ -146,7 +146,7 @@ class ShardEvents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """A shard read from `start` to its head: records and holes in the order in which they came."""
+    """A shard read from `start` to its head: records and gaps in the order in which they came."""
 
     start: int
     steps: tuple[tuple[int, bytes | None] | Gap, ...]
@@ -161,7 +161,7 @@ class Reading:
 
     @property
     def gaps(self) -> list[Gap]:
-        """The named holes."""
+        """The named gaps."""
         return [step for step in self.steps if isinstance(step, Gap)]
 
 

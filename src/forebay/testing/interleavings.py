@@ -107,8 +107,8 @@ class Moment(NamedTuple):
 class Exploration:
     """All schedules of some programs, each known by its session: what was seen on the way.
 
-    `judge` looks at each moment after a commit, and at each end. `on_write` hears of each transaction that reaches
-    the store: when, whose, and whether it succeeded.
+    `judge` looks at each moment after a commit, and at each end. `on_write` is called with each transaction that
+    reaches the store: when, whose, and whether it succeeded.
     """
 
     def __init__(

@@ -5,8 +5,8 @@ is the history checker: lost, duplicated, reordered, fabricated and skipped reco
 
 I1 acked `fsync` survives · I2 acked `disk` survives kill -9, power takes a suffix · I3 nothing fabricated ·
 I4 one offset, one record · I5 offsets rise in ack order, next never goes back · I6 readable is everything but named
-holes · I7 a stream is gapless and rising · I8 two reads are equal · I9 nobody saw what later vanished · I10 refused is
-never visible, indeterminate at most once · I11 recovering twice is recovering once · I12 damage is reported, never
+gaps · I7 a stream is gapless and rising · I8 two reads are equal · I9 no reader saw what later vanished · I10 refused
+is never visible, indeterminate at most once · I11 recovering twice is recovering once · I12 damage is reported, never
 served or cut · I13 no `fsync` ack before its syncs · I14 synced before renamed, directory after · I26 same (producer,
 sequence), same offset · I27 bounded · I28 after an I/O error healthy, or read-only with a reason
 """
@@ -83,7 +83,7 @@ def nothing_fabricated(history: ShardEvents, reading: Reading) -> Iterator[Viola
     for offset, value in reading.records:
         append = known.get(value) if value is not None else None
         if append is None:
-            yield Violation("I3", f"offset {offset} holds {value!r}, which nobody appended")
+            yield Violation("I3", f"offset {offset} holds {value!r}, which no caller appended")
             continue
         if append.outcome is AppendOutcome.ACKED and (offset, value) not in append.records:
             yield Violation("I4", f"{value!r} was acknowledged at {append.offset} and is read at {offset}")
@@ -95,7 +95,7 @@ def nothing_fabricated(history: ShardEvents, reading: Reading) -> Iterator[Viola
 
 
 def _whole(places: list[int | None], reading: Reading) -> bool:
-    """Contiguous; holes only where damage is named or the reading began later."""
+    """Contiguous; gaps only where damage is named or the reading began later."""
     first = next(place - index for index, place in enumerate(places) if place is not None)
     for index, place in enumerate(places):
         offset = first + index
@@ -142,7 +142,7 @@ def offsets_rise(history: ShardEvents, reading: Reading) -> Iterator[Violation]:
 
 
 def stream_is_gapless(reading: Reading) -> Iterator[Violation]:
-    """I6 and I7: records and named holes follow each other without a jump, from the start to the head."""
+    """I6 and I7: records and named gaps follow each other without a jump, from the start to the head."""
     expected = reading.start
     for step in reading.steps:
         start, stop = (step.start, step.stop) if isinstance(step, Gap) else (step[0], step[0] + 1)
@@ -150,7 +150,7 @@ def stream_is_gapless(reading: Reading) -> Iterator[Violation]:
             yield Violation("I7", f"after {expected} the stream goes on at {start} without a word")
         expected = stop
     if expected != reading.end:
-        yield Violation("I6", f"records and holes end at {expected}, the head is {reading.end}")
+        yield Violation("I6", f"records and gaps end at {expected}, the head is {reading.end}")
 
 
 def readings_agree(first: Reading, second: Reading) -> Iterator[Violation]:

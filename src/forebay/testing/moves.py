@@ -157,7 +157,7 @@ class Handover(NamedTuple):
     began: int
     """The new owner's first next offset."""
     gaps: tuple[Gap, ...] = ()
-    """The holes that a reader of the new owner finds from the frontier on."""
+    """The gaps that a reader of the new owner finds from the frontier on."""
 
 
 def move_goes_on(handover: Handover) -> Iterator[Violation]:
@@ -167,7 +167,7 @@ def move_goes_on(handover: Handover) -> Iterator[Violation]:
         if not last == left.next_offset == began:
             yield Violation("I21", f"stopped at {last}, sealed at {left.next_offset}, went on at {began}")
         if gaps or frontier < left.next_offset:
-            yield Violation("I21", f"sealed at {left.next_offset} with history up to {frontier} and holes {gaps}")
+            yield Violation("I21", f"sealed at {left.next_offset} with history up to {frontier} and gaps {gaps}")
         return
     if began != max(frontier, left.reserved_end) or began < last:
         yield Violation(
@@ -177,4 +177,4 @@ def move_goes_on(handover: Handover) -> Iterator[Violation]:
     for gap in gaps:
         expected = gap.stop if gap.start == expected else -1
     if expected != began:
-        yield Violation("I21", f"[{frontier}, {began}) is not named as a hole: {gaps}")
+        yield Violation("I21", f"[{frontier}, {began}) is not named as a gap: {gaps}")

@@ -51,7 +51,7 @@ def test_every_job_runs_and_reports(shell: Shell, tmp_path: Path) -> None:
             "lake: 100 offsets of shop/orders brought into",
             "backfill: 1 records brought into shop/orders by backfill files-",
             "profile: 101 records of 1 topics counted, page in",
-            "reindex: 0 of 0 indexes made anew",
+            "reindex: 0 of 0 indexes made again",
             "migrate: 2 objects of 1 partitions copied, 0 were there, into directory",
         ),
         strict=True,

@@ -237,7 +237,7 @@ def test_a_table_is_replaced_as_a_whole_and_what_a_crash_left_is_mended(tmp_path
     def never(stage: str) -> None:
         Path(stage).mkdir()
 
-    with pytest.raises(forebay.Conflict, match="was made by somebody else"):
+    with pytest.raises(forebay.Conflict, match="was made by another program"):
         table.replace(never, overwrite=False)
     assert shown() == ["out/t/country=DE/c"] and not (tmp_path / "out" / ".t.new").exists()
 

@@ -1,4 +1,4 @@
-"""Parts of uploads that never came to their end: S3 keeps, and bills, them until somebody aborts the upload.
+"""Parts of uploads that never came to their end: S3 keeps, and bills, them until the upload is aborted.
 
 The library cannot list them, so two signed requests are made here, which takes an access key in `store.options` or
 in the service's variables. Where there is none, and for GCS, a lifecycle rule of the bucket does the same; Azure

@@ -208,7 +208,7 @@ class ObjectStore:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _created(self, key: str, data: Bytes, in_doubt: Callable[[str, Exception], ForebayError]) -> Put:
-        """As `put_if_absent`; `in_doubt` says what to raise where nobody knows what became of it."""
+        """As `put_if_absent`; `in_doubt` says what to raise where its outcome is unknown."""
         path = self._path(key)
         size = data.nbytes if isinstance(data, memoryview) else len(data)
         doubt = False

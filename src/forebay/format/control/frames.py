@@ -234,7 +234,7 @@ def decode_state(buffer: Bytes, position: int, head: FrameHead) -> State:
 
 
 def decode_gap(buffer: Bytes, position: int, head: FrameHead) -> Gap:
-    """The hole named by the whole gap frame at `position`."""
+    """The gap named by the whole gap frame at `position`."""
     assert head.kind == Kind.GAP
     body = _payload(buffer, position, head)
     if len(body) != _GAP.size:

@@ -122,7 +122,7 @@ class OffsetSet:
 
 def encode_bitmap(bitmap: BitMap) -> bytes:
     """The stored bytes of a bitmap: the same for equal ones, however they came about, and few."""
-    # Made anew: a bitmap keeps the shapes that its history gave it, where another would be as good.
+    # Made again: a bitmap keeps the shapes that its history gave it, where another would be as good.
     plain = BitMap(bitmap.to_array())
     plain.run_optimize()
     return plain.serialize()

@@ -26,7 +26,7 @@ def resync(
 ) -> int | None:
     """The next place after `position` where a frame with a base in `[expected, reserved_end]` checks.
 
-    Only 8-byte boundaries of the buffer are tried. A frame of a newer version counts: it is no hole.
+    Only 8-byte boundaries of the buffer are tried. A frame of a newer version counts: it is no gap.
     """
     first = (position // 8 + 1) * 8
     block = _BLOCK_BYTES

@@ -34,7 +34,7 @@ _SIMPLE: Final = KEYS | TAGS
 def batches_of(buffer: bytes, table: FrameTable) -> Iterator[tuple[Batch, int]]:
     """The records of all data frames of a table, in order, each batch with the bytes that its frames take.
 
-    A batch never spans a hole in the offsets, a control frame or a change of epoch. It keeps the times of its frames.
+    A batch never spans a gap in the offsets, a control frame or a change of epoch. It keeps the times of its frames.
     """
     simple = _simple(table)
     for first, stop in pairwise(_edges(table, simple)):

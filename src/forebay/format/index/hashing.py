@@ -3,7 +3,7 @@
     hash  := MurmurHash64A(entry, seed 0) of up to 1,024 bytes
     hash  := MurmurHash64A(BLAKE2b-128(entry), seed 0) of more
 
-It is stored, so it never changes. Different entries may share a hash: whoever looks one up compares
+It is stored, so it never changes. Different entries may share a hash: a look-up compares
 the entry itself. One at a time in plain Python, many at once by column; both give the same numbers.
 Long entries are shortened first, so that no column takes more than 128 steps.
 """

@@ -265,7 +265,7 @@ def decode_frames(buffer: Bytes, section: Section) -> FrameEntries:
 
 
 def decode_gaps(buffer: Bytes, section: Section) -> list[Gap]:
-    """The named holes of the segment."""
+    """The named gaps of the segment."""
     _check(buffer, section, _GAP.size)
     return [Gap(start, stop, reason_of(reason)) for start, stop, reason, _ in _GAP.iter_unpack(buffer)]
 

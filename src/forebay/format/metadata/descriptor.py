@@ -123,14 +123,14 @@ class SegmentDescriptor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
     @property
     def gap(self) -> Gap | None:
-        """The hole that this descriptor names, if it names one."""
+        """The gap that this descriptor names, if it names one."""
         return Gap(self.start, self.end, reason_of(self.reason)) if self.kind is DescriptorKind.GAP else None
 
 
 class Cur(msgspec.Struct, frozen=True, kw_only=True):
     """The end of catalogued history: the newest descriptor starts at `start`, the next will at `next`.
 
-    `generation` counts the changes to what lies before: whoever remembers descriptors looks again when it moves.
+    `generation` counts the changes to what lies before: a reader that remembers descriptors looks again when it moves.
     """
 
     start: int

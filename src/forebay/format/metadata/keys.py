@@ -123,17 +123,17 @@ def tables_key(namespace: str, topic: str, *, prefix: str = PREFIX) -> str:
 
 
 def compactor_key(namespace: str, topic: str, partition: int, *, prefix: str = PREFIX) -> str:
-    """The lease of whoever compacts the history of a shard."""
+    """The lease of the process that compacts the history of a shard."""
     return f"{prefix}/compactors/{namespace}/{topic}/{partition}"
 
 
 def registrar_key(namespace: str, topic: str, *, prefix: str = PREFIX) -> str:
-    """The lease of whoever registers the history of a topic as a table."""
+    """The lease of the process that registers the history of a topic as a table."""
     return f"{prefix}/registrars/{namespace}/{topic}"
 
 
 def lake_key(namespace: str, topic: str, *, prefix: str = PREFIX) -> str:
-    """The lease of whoever brings a topic into a table."""
+    """The lease of the process that brings a topic into a table."""
     return f"{prefix}/lakes/{namespace}/{topic}"
 
 

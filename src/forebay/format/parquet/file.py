@@ -69,7 +69,7 @@ _BLOOMS: Final = ("offset", "timestamp", "key", "tag")
 class ParquetFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a Parquet segment `[start, end)` says of itself beside its rows.
 
-    `gaps` are holes with a reason other than a delete. Where the newest of what it was made from was `born` in the
+    `gaps` are gaps with a reason other than a delete. Where the newest of what it was made from was `born` in the
     log, `window` is the appends that were recognised as repeats at its end.
     """
 
@@ -83,7 +83,7 @@ class ParquetFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     window: tuple[WindowEntry, ...] = ()
 
     def named_gaps(self) -> list[Gap]:
-        """The holes that say why."""
+        """The gaps that say why."""
         return [Gap(start, stop, reason_of(reason)) for start, stop, reason in self.gaps]
 
 

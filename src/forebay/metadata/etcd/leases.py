@@ -90,7 +90,7 @@ class Leases:
         session = EtcdSession(self, lease, sent_at=sent_at, ttl_s=granted_s)
         put = {"key": self._keyspace.session_key(session.id), "value": b"", "lease": str(lease)}
         try:
-            # May be repeated: nobody else knows the key yet, and a second put changes nothing.
+            # May be repeated: no other process knows the key yet, and a second put changes nothing.
             self._gateway.call("/v3/kv/txn", {"success": [{"request_put": put}]}, TransactionReply, repeatable=True)
         except Refused as error:
             self._revoke_quietly(lease)
@@ -160,7 +160,7 @@ class Leases:
             try:
                 wait_s = self.renew_due()
             except Exception:
-                # Nothing is promised without renewal: the sessions end by their deadlines, and the next begins anew.
+                # Nothing is promised without renewal: the sessions end by their deadlines, and the next begins again.
                 _log.exception("sessions are renewed no more")
                 raise
             if not self._gateway.ended:
@@ -188,7 +188,7 @@ class Leases:
         for _ in range(_NAMES_MAX):
             lease = lease_from(self._clock.random_bytes(8))
             try:
-                # A grant whose answer was lost leaves a lease that nobody uses and that ends by itself.
+                # A grant whose answer was lost leaves a lease without a use that ends by itself.
                 request = {"ID": str(lease), "TTL": str(ttl_s)}
                 granted = self._gateway.call("/v3/lease/grant", request, LeaseReply, repeatable=True)
             except Refused as error:
@@ -206,6 +206,6 @@ class Leases:
                 raise error.as_error() from error
 
     def _revoke_quietly(self, lease: int) -> None:
-        # A lease that nobody uses ends by itself; what went wrong before matters more.
+        # A lease without a use ends by itself; what went wrong before matters more.
         with contextlib.suppress(ForebayError):
             self._revoke(lease)

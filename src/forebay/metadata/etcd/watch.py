@@ -1,7 +1,7 @@
 """Watches: a stream of changes that begins again where it stood whenever its member is lost.
 
 A thread of each watch reads the stream; `poll` takes what has come in. A stream that is silent for long is
-opened anew after a read that asks the majority, so a member that hangs or is cut off delays a watch, and
+opened again after a read that asks the majority, so a member that hangs or is cut off delays a watch, and
 never ends it. Every stream begins one revision early: etcd before 3.5.16 forgets deletions *at* the revision it
 compacts to and yet lets a watch begin there.
 """

@@ -73,7 +73,7 @@ def revision_of(connection: sqlite3.Connection) -> int:
 
 
 def sessions_of(connection: sqlite3.Connection) -> set[str]:
-    """The sessions nobody has found dead."""
+    """The sessions that no process has found dead."""
     return {row[0] for row in connection.execute("SELECT id FROM sessions")}
 
 

@@ -28,7 +28,7 @@ _TABLES = (
 
 
 def is_ours(connection: sqlite3.Connection, path: str) -> bool:
-    """Whether the file holds our tables; `False` for an empty one. Raises for a file of somebody else or of later.
+    """Whether the file holds our tables; `False` for an empty one. Raises for any other file, and for a later version.
 
     To be asked within a transaction.
     """

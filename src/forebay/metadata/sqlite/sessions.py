@@ -1,4 +1,4 @@
-"""Sessions as locks of the operating system: whoever dies lets go, without anybody's help.
+"""Sessions as locks of the operating system: a process that dies loses them, without any help.
 
 A session is a locked file `sessions/<id>.lock` beside the database, and a row in it. The lock is taken
 before the row is written, so a row whose lock is free belongs to the dead. Good for one machine only.
@@ -30,7 +30,7 @@ class SessionLocks:
         self._directory = directory
 
     def hold(self, session: str) -> Lock | None:
-        """The session's lock, or `None` if somebody holds it."""
+        """The session's lock, or `None` if a process holds it."""
         try:
             self._disk.make_directory(self._directory)
             return self._disk.lock(self._path(session))
@@ -38,9 +38,9 @@ class SessionLocks:
             raise Unavailable(f"cannot lock {self._path(session)}: {error.strerror or error}; try again") from error
 
     def remove(self, session: str, lock: Lock) -> None:
-        """Let go of the lock of a session that has ended for good, and remove its file."""
+        """Release the lock of a session that has ended for good, and remove its file."""
         try:
-            # The name goes first: whoever locks this file in between sees that it has lost its name.
+            # The name goes first: a process that locks this file in between sees that it has lost its name.
             self._disk.unlink(self._path(session))
         except OSError as error:
             _log.warning("session %s: cannot remove %s: %s", session, self._path(session), error)
@@ -48,7 +48,7 @@ class SessionLocks:
             lock.release()
 
     def is_free(self, session: str) -> bool:
-        """Whether nobody holds the session's lock; changes nothing that lasts."""
+        """Whether no process holds the session's lock; changes nothing that lasts."""
         if not self._exists(session):
             return True
         lock = self.hold(session)

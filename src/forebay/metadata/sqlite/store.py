@@ -3,7 +3,7 @@
 Every transaction is one `BEGIN IMMEDIATE … COMMIT` in WAL mode with synchronous=FULL: durable when it
 returns, and never beside another. Files and locks go through the disk, apart from SQLite's own.
 A dead session is found by its free lock: within the transaction that asks for it or touches its keys,
-before a read returns one of its keys, and now and then by whoever watches.
+before a read returns one of its keys, and now and then by a process that watches.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class SqliteMetadata:
         lock: Lock | None = None
         try:
             with self._turn() as turn:
-                # Within the turn, so that nobody who sweeps strays is just trying this lock.
+                # Within the turn, so that no process that sweeps strays is just trying this lock.
                 lock = self._locks.hold(name)
                 if lock is None:
                     raise Unavailable(f"session {name} is held by another process: try again")
@@ -166,7 +166,7 @@ class SqliteMetadata:
             with self._turn() as turn:
                 turn.ledger.end_session(session)
         except BaseException:
-            # Its lock is free from now on, so whoever meets it next ends it.
+            # Its lock is free from now on, so the process that meets it next ends it.
             lock.release()
             raise
         self._locks.remove(session, lock)

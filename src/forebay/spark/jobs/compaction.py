@@ -1,7 +1,7 @@
 """Compaction: many small segments of history become few large ones in Parquet, without what ended in them.
 
 Executors read segments and write new ones straight to the store, under names of their own; the driver puts them into
-the catalog, one swap for each. Beside the owner, whoever that is. Of a topic with cleanup "compact" the newest record
+the catalog, one swap for each. Beside the owner. Of a topic with cleanup "compact" the newest record
 of each key stays, as far as history reaches. Whatever is cut short is done again by the next run, which finds nothing
 to do where all was done.
 """
@@ -97,7 +97,7 @@ def run(
 def compact(
     work: Work, location: Location, topics: Sequence[str], *, rules: Rules, wait_s: float = 0.0, dry_run: bool = False
 ) -> JobReport:
-    """Compact by whoever does the work. Shards that another compacts are left to it after `wait_s`, and named.
+    """Compact; `work` says who does it. Shards that another compacts are left to it after `wait_s`, and named.
 
     Raises only where there is nothing to look at: `UnknownTopic`, `Unsupported`, `Unavailable`, `Denied`.
     """
@@ -182,7 +182,7 @@ class _Shard:
         if not before.rewrites:
             return _figures(before, before, 0, self._swept_only())
         with self._leased(wait_s) as lease:
-            # Before anything is replaced anew: that would begin the grace of all once more.
+            # Before anything is replaced again: that would begin the grace of all once more.
             swept = self._swept(lease)
             window = (settings.producers_max, settings.producer_appends_max)
             passes = Passes(self._compaction, self._target, self._work.write, self._look, window)
@@ -202,7 +202,7 @@ class _Shard:
         )
 
     def _swept(self, lease: Lease) -> int:
-        """Remove what was replaced long ago, where nobody owns the shard; how many objects. Else a finding."""
+        """Remove what was replaced long ago, where the shard has no owner; how many objects. Else a finding."""
         try:
             return sweep_unowned(self._found, self._ref, lease)
         except (ForebayError, OSError) as error:

@@ -14,7 +14,7 @@ PAUSE_SECONDS: Final = 0.2
 
 
 class Lease:
-    """A key that is held. Whoever changes something asks it at the last moment whether it still is."""
+    """A key that is held. A job that changes something asks it at the last moment whether it still is."""
 
     def __init__(self, key: str, what: str, session: Session, revision: int) -> None:
         self._key = key
@@ -35,7 +35,7 @@ def leased(
 ) -> Iterator[Lease]:
     """Hold the key for the block; `Unavailable` if another still has it after `wait_s`.
 
-    Whoever was killed lets go by itself: at once on one machine, else within the time to live of its session.
+    A job that was killed loses it by itself: at once on one machine, else within the time to live of its session.
     """
     session = metadata.session(ttl_s)
     try:

@@ -1,7 +1,7 @@
 """Migrate: the history of topics from one store to another. Objects are copied and verified by executors, then one
 transaction for each partition makes the catalog name the copies: one manifest in the new store stands for all of them.
 
-Nobody may own the topic meanwhile: it is sealed, or its owner is gone. May be ended anywhere and run again. The old
+No process may own the topic meanwhile: it is sealed, or its owner is gone. May be ended anywhere and run again. The old
 objects stay until a run is told to remove them.
 """
 
@@ -67,7 +67,7 @@ def run(
     """Bring the history of these topics, or of all, into the store of the settings of `to`.
 
     With `remove_old` objects of the old store are removed where the catalog names their copies, verified once more.
-    Raises `Unavailable` by name for a topic that somebody owns, `Unsupported` for what cannot be migrated, `Invalid`
+    Raises `Unavailable` by name for a topic that a process owns, `Unsupported` for what cannot be migrated, `Invalid`
     if it is the old store that `to` leads to.
     """
     clock = SystemClock()
@@ -247,7 +247,7 @@ class Migration:
         return self._same_name and not any(map(is_private, shard.opened))
 
     def _uncompacted(self, shard: _Shard) -> AbstractContextManager[Lease]:
-        """Nobody compacts the partition meanwhile, and names what lies in the old store alone; else `Unavailable`."""
+        """No process compacts the partition meanwhile and names what lies in the old store; else `Unavailable`."""
         settings = self._found.settings.metadata
         return leased(
             self._found.metadata,
@@ -276,7 +276,7 @@ class Migration:
     def _check_unowned(self, shard: _Shard) -> None:
         now = self._found.catalog(shard.ref).state()
         if (now.revision if now is not None else 0) != shard.revision:
-            raise Conflict("somebody opened or changed the partition meanwhile")
+            raise Conflict("another process opened or changed the partition meanwhile")
 
     def _renewed(self, shard: _Shard, descriptor: SegmentDescriptor, created_at: int) -> SegmentDescriptor:
         copied = shard.copied.get(descriptor.object_key) if descriptor.gap is None else None

@@ -38,7 +38,7 @@ class Notes:
 
 
 class Results(Generic[R]):
-    """Results by the name of what they are of, in a file, for whoever works the same out again."""
+    """Results by the name of what they are of, in a file, for a run that works the same out again."""
 
     def __init__(self, path: str | None, kind: type[R], *, read_only: bool = False) -> None:
         self._path = Path(path) if path is not None and not read_only else None

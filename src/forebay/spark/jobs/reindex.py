@@ -1,6 +1,6 @@
 """Reindex: every segment of history has an index that is sound and has look-ups by key and tag.
 
-An index that is damaged or missing is made anew from its segment. One that was written before there were look-ups is
+An index that is damaged or missing is made again from its segment. One that was written before there were look-ups is
 not overwritten: a new one lies beside it under a key of its own, and one transaction makes the descriptor name that
 one. Readers in flight keep the old, which is swept later. May run beside the owner, and be ended and run again.
 """
@@ -94,7 +94,7 @@ def run(
     count = totals.get("to_be_rebuilt" if dry_run else "rebuilt", 0)
     return JobReport(
         job="reindex",
-        summary=f"{count} of {totals.get('segments', 0)} indexes {'to be ' if dry_run else ''}made anew",
+        summary=f"{count} of {totals.get('segments', 0)} indexes {'to be ' if dry_run else ''}made again",
         dry_run=dry_run,
         figures=totals,
         parts=parts,
@@ -149,7 +149,7 @@ def _judge(
     for unit, judged, error in outcomes:
         shard = by_place[unit.topic, unit.partition]
         if judged is None:
-            shard.tell(f"the index of {unit.descriptor.object_key} was not made anew: {error}", AGAIN, unit.descriptor)
+            shard.tell(f"the index of {unit.descriptor.object_key} was not made again: {error}", AGAIN, unit.descriptor)
         elif not judged.flaw:
             shard.count("sound")
         elif dry_run:
@@ -179,7 +179,7 @@ def judge(location: Location, unit: Indexed, *, rebuild: bool) -> Judged:
             # The very bytes that were catalogued: what stands under the key now was never meant to.
             store.upload(unit.descriptor.index_object, [copy.whole_index])
             return Judged(flaw)
-        # Never the name of an earlier attempt: whoever sweeps may be about to remove that one.
+        # Never the name of an earlier attempt: a sweep may be about to remove that one.
         token = found.clock.random_bytes(TOKEN_BYTES).hex()
         key = f"{index_name(unit.descriptor.object_key).removesuffix(INDEX_SUFFIX)}-{token}{INDEX_SUFFIX}"
         store.upload(key, [copy.whole_index])

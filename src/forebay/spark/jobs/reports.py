@@ -23,13 +23,13 @@ class JobProgress(Protocol):
 
 
 class Unseen:
-    """Progress that nobody looks at."""
+    """Progress that is not shown."""
 
     def total(self, amount: int) -> None:
-        """Said to nobody."""
+        """Not shown."""
 
     def advance(self, amount: int) -> None:
-        """Said to nobody."""
+        """Not shown."""
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

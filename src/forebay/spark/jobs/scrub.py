@@ -1,8 +1,8 @@
 """Scrub: is all of history as it was written? Every object is read whole, by executors side by side.
 
-Checked are the catalog by its rules (no hole, no overlap, the recorded end), and of every object its size, etag and
+Checked are the catalog by its rules (no gap, no overlap, the recorded end), and of every object its size, etag and
 hash, every frame and checksum, that its frames fill exactly its offsets, and that its index fits. Reads only, beside
-whoever owns the topics; with `repair`, what is damaged is then mended from its other copy where there is one.
+the owner of the topics; with `repair`, what is damaged is then mended from its other copy where there is one.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def run(
     """Examine all history of these topics, or of all. Raises only where there is nothing to look at.
 
     With `quick` objects are looked for and not read. `notes` is a file for what was found sound: a run that names it
-    again passes over that. With `repair` a data directory that nobody has open is mended; with `dry_run` too, it is
+    again passes over that. With `repair` a data directory that no process has open is mended; with `dry_run` too, it is
     only said how.
     """
     clock = SystemClock()
@@ -237,7 +237,7 @@ def examine(location: Location, bundle: Bundle, *, quick: bool) -> ExaminedPiece
 
 
 def _repaired(location: Location, damaged: Sequence[_Shard], *, apply: bool) -> list[Step]:
-    """Mend these shards, which nobody may have open; `Unavailable` if somebody has."""
+    """Mend these shards, which no process may have open; `Unavailable` if one has."""
     assert location.path is not None
     clock = SystemClock()
     with contextlib.closing(SystemDisk()) as disk:

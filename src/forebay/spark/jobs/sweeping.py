@@ -16,9 +16,9 @@ def is_owned(found: Opened, ref: ShardRef) -> bool:
 
 
 def sweep_unowned(found: Opened, ref: ShardRef, lease: Lease) -> int:
-    """Remove objects of a shard that nobody needs, by the rules that its owner has; how many. None if it has one.
+    """Remove objects of a shard that are needed no more, by the rules that its owner has; how many. None if it has one.
 
-    `lease` is that of the compaction of the shard: nobody else may be about to name what lies there.
+    `lease` is that of the compaction of the shard: no other job may be about to name what lies there.
     """
     if is_owned(found, ref):
         return 0

@@ -69,7 +69,7 @@ class DirectoryTarget:
         for folder in (self._root, f"{self._root}/{STAGED}"):
             clear_uploads(f"{FILE}{folder}", self._grace_s)
         self._remove_aged(STAGED, self._names(STAGED, ".parquet"))
-        # Behind the files: whoever would commit for a second time what one of these brought finds its own gone.
+        # Behind the files: a job that would commit for a second time what one of these brought finds its own gone.
         self._remove_aged(COMMITS, self._names(COMMITS, ".json")[:-1])
 
     def _names(self, folder: str, suffix: str) -> list[str]:
@@ -98,13 +98,13 @@ class DirectoryTarget:
         marks = Marks(topic_id=batch.topic_id, good=batch.ends(before.good), bad=batch.ends(before.bad))
         commit = TableCommit(number=number, batch=batch, marks=marks, committed_at=self._clock.now_ms())
         if self._last is not None and self._last.number != self._placed:
-            # By one that had lost its lease, and may have been killed then: behind this commit nobody looks for it.
+            # By one that had lost its lease, and may have been killed then: behind this commit no job looks for it.
             self.place_files(self._last)
         lease.check()
         gone = [written.path for written in batch.files if not self._disk.exists(written.path.removeprefix(FILE))]
         if gone:
             raise Conflict(f"{gone[0]} was removed before it was committed, {self._grace_s} s on: run it again")
-        # Commit point: whoever creates this object has brought these offsets; nobody else can any more.
+        # Commit point: the job that creates this object has brought these offsets; no other can any more.
         if not self.create_once(f"{COMMITS}/{number:020d}.json", msgspec.json.encode(commit)):
             raise Conflict(f"{self.name}: commit {number} was made by another job meanwhile: run it again")
         self._last = commit

@@ -113,7 +113,7 @@ class TableTarget:
             try:
                 _append(table, batch, known, [written.path for written in files_of(batch, bad=is_bad)])
             except CommitFailedException:
-                continue  # somebody changed the table: if not its marks, this one may follow
+                continue  # another job changed the table: if not its marks, this one may follow
             self._tables[is_bad] = self._catalog.load_table(table.name())
             return
         raise Unavailable(f"{self.name} was changed {ATTEMPTS} times by others while it was committed to; run it again")

@@ -51,7 +51,7 @@ class Word(str):
         return word
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        # Where it is sent to, nobody asks for its place.
+        # Where it is sent to, its place is not asked for.
         return (str, (str(self),))
 
     @classmethod
@@ -235,7 +235,7 @@ class Fields:
         return None if node is None else Fields(node, self._file, self.flaws, what=what, known=known)
 
     def options(self, name: str) -> dict[Word, Word]:
-        """A mapping of texts whose keys are for somebody else to know."""
+        """A mapping of texts whose keys this module does not know."""
         node = self._nodes.get(name)
         if node is None:
             return {}

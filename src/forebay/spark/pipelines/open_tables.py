@@ -64,7 +64,7 @@ class OpenTable:
         self.commit(table, [row.path for row in told], batch, overwrite=overwrite)
         try:
             expire(table, self.location.settings().table, self._clock.now_ms(), at_least=EXPIRED_AT_LEAST)
-        except Exception as error:  # noqa: BLE001 - the rows are in: who hears of a failure adds them once more
+        except Exception as error:  # noqa: BLE001 - the rows are in: a caller that gets a failure adds them once more
             logger.warning("%s: old snapshots are left to the next run: %s", self.name, error)
 
     def tidy(self) -> None:

@@ -1,7 +1,7 @@
 """A table of Parquet files that a batch writes as a whole: readers see all of it or none of it.
 
 Spark writes beside the table, into a directory that readers pass over; then one rename makes that the table. Where a
-table is overwritten, the old one is renamed away first: between the two there is none, and whoever is interrupted just
+table is overwritten, the old one is renamed away first: between the two there is none, and a run interrupted just
 there finds the old one put back by the next run.
 """
 
@@ -40,7 +40,7 @@ class StagedTable:
         if self._disk.exists(self.path):
             if not overwrite:
                 remove_tree(self._disk, self.stage)
-                raise Conflict(f"{self.path} was made by somebody else meanwhile: nothing was written to it")
+                raise Conflict(f"{self.path} was made by another program meanwhile: nothing was written to it")
             self._disk.rename(self.path, self._old)
         # Commit point: from here on the table is the new one.
         self._disk.rename(self.stage, self.path)

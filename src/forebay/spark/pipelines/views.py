@@ -69,7 +69,7 @@ def _set_up(session: SparkSession, settings: Mapping[Word, Word]) -> None:
 
 
 def _fit_shuffles(session: SparkSession) -> None:
-    """As many shuffle partitions as there are cores, unless somebody chose: a stream keeps state in each of them."""
+    """As many shuffle partitions as there are cores, unless the user chose: a stream keeps state in each of them."""
     context = context_of(session)
     if context is not None and not context.getConf().contains(SHUFFLES):
         session.conf.set(SHUFFLES, str(context.defaultParallelism))

@@ -1,4 +1,4 @@
-"""Work of Spark's done by a thread of its own, so that whoever waits can look how far it is, and end it in order."""
+"""Work of Spark's done by a thread of its own, so that its caller can look how far it is, and end it in order."""
 
 from __future__ import annotations
 

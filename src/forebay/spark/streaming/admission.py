@@ -15,7 +15,7 @@ from forebay.spark.streaming.offsets import Place
 
 
 class WeighedRange(NamedTuple):
-    """Offsets `[start, stop)` that weigh so many records or bytes; a hole weighs nothing."""
+    """Offsets `[start, stop)` that weigh so many records or bytes; a gap weighs nothing."""
 
     start: int
     stop: int
@@ -78,7 +78,7 @@ def admitted(backlogs: Mapping[Place, Backlog], weight_max: int | None) -> dict[
 
 
 def _cut(backlog: Backlog, share: int) -> tuple[int, int]:
-    """How far a share goes, and how much of it that takes. Holes on the way cost nothing."""
+    """How far a share goes, and how much of it that takes. Gaps on the way cost nothing."""
     end, spent = backlog.start, 0
     for stretch in backlog.stretches:
         if spent + stretch.weight > share:

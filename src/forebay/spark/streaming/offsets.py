@@ -103,12 +103,12 @@ class StreamOffsets:
         return None if topic is None else topic.points.get(place.partition)
 
     def check_lives(self, topic_ids: Mapping[str, str]) -> None:
-        """`Conflict` if a topic was deleted and created anew: its offsets then mean other records."""
+        """`Conflict` if a topic was deleted and created again: its offsets then mean other records."""
         for name, topic in sorted(self.topics.items()):
             now = topic_ids.get(name, topic.topic_id)
             if now != topic.topic_id:
                 raise Conflict(
-                    f"{name} was deleted and created anew: this query read topic id {topic.topic_id}, and now it is "
+                    f"{name} was deleted and created again: this query read topic id {topic.topic_id}, and now it is "
                     f"{now}; offsets of the old one mean nothing in it: {_NEW_CHECKPOINT}"
                 )
 

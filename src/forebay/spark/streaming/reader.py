@@ -70,7 +70,7 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return iter(()) if partition.value is None else read_split(partition.value)
 
     def commit(self, end: Json) -> None:
-        """Nothing: topics keep their records for as long as they are told to, whoever has read them."""
+        """Nothing: topics keep their records for as long as their limits say, read or not."""
 
     def stop(self) -> None:
         """The run has ended."""

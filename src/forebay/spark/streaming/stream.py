@@ -1,7 +1,7 @@
 """A stream over topics: where it begins, how far it can go now, and the tasks that read from one point to the next.
 
 Spark asks some ninety times a second how far it can go: it is answered from the last look, until that is old.
-What a query has read is never shown otherwise without a word: a topic created anew, a directory that is an older
+What a query has read is never shown otherwise without a word: a topic created again, a directory that is an older
 copy, records that were evicted before they were read are named failures. Knows nothing of Spark.
 """
 

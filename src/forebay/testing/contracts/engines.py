@@ -45,7 +45,7 @@ class EngineHome(Protocol):
 def steps_of(
     engine: NamedEngine, ref: ShardRef, start: int = 0, *, records_max: int = 1_000, bytes_max: int = 1 << 20
 ) -> list[Record | Gap]:
-    """All records and holes from `start` on, in order, page by page; fails if a page does not lead on."""
+    """All records and gaps from `start` on, in order, page by page; fails if a page does not lead on."""
     steps: list[Record | Gap] = []
     offset = start
     for _ in range(PAGES_MAX):
@@ -71,7 +71,7 @@ def _span(piece: Record | Gap) -> tuple[int, int]:
 
 
 def records_of(engine: NamedEngine, ref: ShardRef, start: int = 0, **limits: int) -> list[Record]:
-    """As `steps_of` where no hole is expected."""
+    """As `steps_of` where no gap is expected."""
     steps = steps_of(engine, ref, start, **limits)
     assert [step for step in steps if isinstance(step, Gap)] == []
     return [step for step in steps if isinstance(step, Record)]

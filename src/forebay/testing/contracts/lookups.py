@@ -42,7 +42,7 @@ class LookupHome(Protocol):
 
 
 def paged(look_up: Callable[[int], Page], start: int = 0) -> tuple[list[Record], list[Gap]]:
-    """All that a look-up gives, page by page, and the holes it told of; fails if a page does not lead on."""
+    """All that a look-up gives, page by page, and the gaps it told of; fails if a page does not lead on."""
     records: list[Record] = []
     gaps: list[Gap] = []
     at = start
@@ -63,14 +63,14 @@ def paged(look_up: Callable[[int], Page], start: int = 0) -> tuple[list[Record],
 
 
 def keyed(engine: NamedEngine, ref: ShardRef, key: bytes, start: int = 0, **limits: int) -> list[Record]:
-    """Every record of a key, where no hole is expected."""
+    """Every record of a key, where no gap is expected."""
     records, gaps = paged(partial(engine.read_by_key, ref, key, history=True, **limits), start)
     assert gaps == []
     return records
 
 
 def tagged(engine: NamedEngine, ref: ShardRef, tag: str, start: int = 0, **limits: int) -> list[Record]:
-    """Every record of a tag, where no hole is expected."""
+    """Every record of a tag, where no gap is expected."""
     records, gaps = paged(partial(engine.read_by_tag, ref, tag, **limits), start)
     assert gaps == []
     return records
