@@ -254,3 +254,22 @@ def test_what_is_not_offered_says_what_is(path: str) -> None:
         with pytest.raises(Invalid, match="needs engine"):
             log.create_topic("t", engine="memory", durability="fsync")
         assert log.topics() == []
+
+
+def test_topics_are_listed_page_by_page(path: str) -> None:
+    with forebay.open(path, QUICK) as log:
+        names = ["a/x", "shop-old/orders", "shop/carts", "shop/orders", "shop/orders-2"]
+        for name in names:
+            log.create_topic(name)
+        pages: list[list[str]] = []
+        after: str | None = None
+        while page := [str(spec.name) for spec in log.topics(after=after, limit=2)]:
+            pages.append(page)
+            after = page[-1]
+
+        assert pages == [names[:2], names[2:4], names[4:]]
+        assert [str(spec.name) for spec in log.topics("shop/")] == names[2:]
+        assert [str(spec.name) for spec in log.topics("shop/or", after="shop/orders")] == names[4:]
+        assert log.topics("none/") == []
+        with pytest.raises(Invalid, match="limit is 0"):
+            log.topics(limit=0)

@@ -89,9 +89,11 @@ class AsyncLog:
         topic = await self._workers.run(_with_shards, partial(self._log.topic, name))
         return AsyncTopic(topic, self._log.settings, self._workers)
 
-    async def topics(self) -> list[TopicSpec]:
+    async def topics(
+        self, prefix: str = "", *, after: str | TopicName | None = None, limit: int | None = None
+    ) -> list[TopicSpec]:
         """See `Storage.topics`."""
-        return await self._workers.run(self._log.topics)
+        return await self._workers.run(lambda: self._log.topics(prefix, after=after, limit=limit))
 
     async def alter_topic(
         self, name: str | TopicName, *, allow_loss: bool = False, **changes: Unpack[TopicChanges]

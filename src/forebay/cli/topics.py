@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,6 +23,13 @@ from forebay.cli.limits import (
 from forebay.cli.showing import spec_item
 from forebay.cli.terminal import meter, readable_time, say, say_json, say_table
 from forebay.errors import Conflict
+
+if TYPE_CHECKING:
+    from forebay.storage import Storage
+    from forebay.topics import TopicSpec
+
+PAGE_TOPICS = 1000
+"""Topics that are read at once."""
 
 app = typer.Typer(
     cls=Commands,
@@ -79,7 +87,7 @@ def create(
         **limits,
     )
     with run.writer(create=True) as log:
-        if not exist_ok and any(spec.name == parsed for spec in log.topics()):
+        if not exist_ok and any(spec.name == parsed for spec in log.topics(str(parsed), limit=1)):
             raise Conflict(f"topic {parsed} exists already: add --exist-ok to leave it as it is", topic=parsed)
         topic = log.create_topic(
             name,
@@ -97,17 +105,23 @@ def create(
 def list_topics(run: Invocation, *, as_json: AsJson = False) -> None:
     """List all topics, also while another process has the directory open."""
     with run.reader() as log:
-        specs = log.topics()
-    if as_json:
-        for spec in specs:
-            say_json(spec_item(spec))
-        return
-    rows = [
-        (spec.name, spec.partitions, spec.durability, spec.engine, spec.compression, readable_time(spec.created_at))
-        for spec in specs
-    ]
+        rows = []
+        for spec in _pages(log):
+            if as_json:
+                say_json(spec_item(spec))
+            else:
+                created = readable_time(spec.created_at)
+                rows.append((spec.name, spec.partitions, spec.durability, spec.engine, spec.compression, created))
     if rows:
         say_table(("topic", "partitions", "durability", "engine", "compression", "created"), rows)
+
+
+def _pages(log: Storage) -> Iterator[TopicSpec]:
+    """All topics, read page by page."""
+    page = log.topics(limit=PAGE_TOPICS)
+    while page:
+        yield from page
+        page = log.topics(after=page[-1].name, limit=PAGE_TOPICS)
 
 
 @command(app, "delete", examples=["forebay topic delete shop/orders --yes"])

@@ -284,9 +284,12 @@ class Definitions:
         """Every definition as stored, by name."""
         return [Defined.of(entry) for entry in self._store.range(topics_prefix(prefix=self._prefix))]
 
-    def all(self) -> list[TopicSpec]:
-        """Every definition, by name."""
-        return [defined.spec for defined in self.all_defined()]
+    def all(self, prefix: str = "", *, after: TopicName | None = None, limit: int | None = None) -> list[TopicSpec]:
+        """The definitions, by name: of names that start with `prefix` and come after `after`, at most `limit`."""
+        below = topics_prefix(prefix=self._prefix)
+        behind = None if after is None else topic_key(after.namespace, after.topic, prefix=self._prefix)
+        found = self._store.range(f"{below}{prefix}", start_after=behind, limit=limit)
+        return [Defined.of(entry).spec for entry in found]
 
     def begin_deletion(self, name: TopicName) -> TopicSpec:
         """From here on the topic is unknown; what it leaves is noted, to be removed. Its definition is returned."""

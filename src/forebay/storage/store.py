@@ -168,10 +168,18 @@ class Storage:
         backend = self._writable()
         return backend.alterations.alter(name, changes, allow_loss=allow_loss, check=backend.check_creation)
 
-    def topics(self) -> list[TopicSpec]:
-        """The definitions of all topics, by name."""
+    def topics(
+        self, prefix: str = "", *, after: str | TopicName | None = None, limit: int | None = None
+    ) -> list[TopicSpec]:
+        """The definitions of all topics, by name; or a page of them.
+
+        Those whose whole name `namespace/topic` starts with `prefix` and comes after `after`, at most `limit`: the next
+        page comes after the last name of this one.
+        """
         self._lifetime.check()
-        return self._backend.definitions.all()
+        return self._backend.definitions.all(
+            prefix, after=None if after is None else TopicName.parse(after), limit=limit
+        )
 
     def delete_topic(self, name: str | TopicName) -> None:
         """Delete a topic with all its records: from its return on the topic is unknown.

@@ -298,8 +298,10 @@ class Log(Protocol):
     async def topic(self, name: str | TopicName) -> TopicHandle:
         """A topic that exists; else `UnknownTopic`."""
 
-    async def topics(self) -> list[TopicSpec]:
-        """The definitions of all topics, by name."""
+    async def topics(
+        self, prefix: str = "", *, after: str | TopicName | None = None, limit: int | None = None
+    ) -> list[TopicSpec]:
+        """The definitions of topics, by name: all, or a page of those that start with `prefix`, after `after`."""
 
     async def alter_topic(
         self, name: str | TopicName, *, allow_loss: bool = False, **changes: Unpack[TopicChanges]

@@ -296,8 +296,10 @@ class Log(Protocol):
     def topic(self, name: str | TopicName) -> TopicHandle:
         """A topic that exists; else `UnknownTopic`."""
 
-    def topics(self) -> list[TopicSpec]:
-        """The definitions of all topics, by name."""
+    def topics(
+        self, prefix: str = "", *, after: str | TopicName | None = None, limit: int | None = None
+    ) -> list[TopicSpec]:
+        """The definitions of topics, by name: all, or a page of those that start with `prefix`, after `after`."""
 
     def alter_topic(
         self, name: str | TopicName, *, allow_loss: bool = False, **changes: Unpack[TopicChanges]

@@ -63,6 +63,10 @@ class SurfaceContract:
         assert (made.name, made.partitions) == (found.name, found.partitions) == ("default/orders", 3)
         assert found.spec.cap_records == 100
         assert [str(spec.name) for spec in log.topics()] == ["a/first", "default/orders"]
+        assert [str(spec.name) for spec in log.topics(limit=1)] == ["a/first"]
+        assert [str(spec.name) for spec in log.topics(after="a/first")] == ["default/orders"]
+        assert [str(spec.name) for spec in log.topics("default/", limit=5)] == ["default/orders"]
+        assert log.topics("default/", after="orders") == []
 
     def test_a_topic_that_exists_is_a_conflict_unless_that_is_fine(self, log: Log) -> None:
         log.create_topic("shop/orders", partitions=2)
