@@ -14,6 +14,7 @@ from forebay.blobs.directory import DirectoryStore
 from forebay.cleanup.deleted_topics import Deletions
 from forebay.cleanup.objects import ObjectCleanup
 from forebay.engines import MemoryEngine, RocksEngine, SegmentEngine
+from forebay.engines.directory import Engines
 from forebay.loads.service import AloneWith, Loads
 from forebay.metadata import MemoryMetadata, MetadataStore
 from forebay.settings import Settings
@@ -23,7 +24,6 @@ from forebay.shard.ownership import OwnerSession
 from forebay.storage.definitions import Definitions
 from forebay.storage.directory import FORMAT, LogDirectory, Marker
 from forebay.storage.owner import ROCKSDB
-from forebay.storage.shards import Engines
 from forebay.testing.clock import ManualClock
 from forebay.testing.disk import SimulatedDisk
 from forebay.testing.metadata import FaultyMetadata

@@ -34,8 +34,12 @@ def test_all_shards_are_refused_by_a_recovery_of_all(tmp_path: Path) -> None:
     for shard in (data / "shards").glob("*_1"):
         shutil.rmtree(shard)
 
-    with forebay.open(str(data)) as log, pytest.raises(forebay.Conflict, match=r"shop/orders\[1\]"):
-        log.recover()
+    with forebay.open(str(data)) as log:
+        recovered = log.recover()
+
+        assert [(failed.ref.partition, type(failed.error)) for failed in recovered.failed] == [(1, forebay.Conflict)]
+        with pytest.raises(forebay.Conflict, match=r"shop/orders\[1\]"):
+            recovered.raise_failed()
 
 
 def test_the_topic_can_be_deleted_and_created_anew(tmp_path: Path) -> None:

@@ -355,7 +355,7 @@ def test_a_shard_that_cannot_be_opened_does_not_keep_those_of_other_engines_clos
 
     with forebay.open(tmp_path / "log", QUICK) as log:
         with pytest.raises(forebay.Conflict, match="has lost its directory"):
-            log.recover()
+            log.recover().raise_failed()
         assert [shard.ref.spec.topic for shard in inside(log).shards()] == ["rocksdb"]
 
 

@@ -20,7 +20,7 @@ from forebay.settings import Settings
 from forebay.shard.ownership import MayOwn
 from forebay.storage import Retained, Storage, Topic
 from forebay.storage.copying import Copied, OnRecords
-from forebay.storage.shards import Progress
+from forebay.storage.recovery import Progress, Recovered
 from forebay.storage.status import LogStatus
 from forebay.topics import TopicChanges, TopicLimits, TopicName, TopicSpec
 from forebay.workers import WorkerStatus
@@ -162,7 +162,7 @@ class AsyncLog:
         """See `Storage.workers`."""
         return self._log.workers()
 
-    async def recover(self, on_progress: Progress | None = None) -> None:
+    async def recover(self, on_progress: Progress | None = None) -> Recovered:
         """See `Storage.recover`; `on_progress` is called in the event loop."""
         loop = asyncio.get_running_loop()
 
@@ -170,7 +170,7 @@ class AsyncLog:
             if on_progress is not None:
                 loop.call_soon_threadsafe(on_progress, done)
 
-        await self._workers.run(self._log.recover, tell)
+        return await self._workers.run(self._log.recover, tell)
 
     async def close(self) -> None:
         """See `Storage.close`. Goes on in its thread if it is cancelled."""

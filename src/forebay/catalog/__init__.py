@@ -5,7 +5,15 @@ against the rules before it is sent. Knows the metadata store; knows nothing of 
 """
 
 from forebay.catalog.rules import never_backwards, no_gap, no_overlap
-from forebay.catalog.shard import Frontier, ShardCatalog, ShardKeys, StoredState, read_state
+from forebay.catalog.shard import (
+    Frontier,
+    ShardCatalog,
+    ShardKeys,
+    StoredState,
+    decode_state,
+    read_state,
+    state_entries,
+)
 
 __all__ = [
     "Frontier",
@@ -15,5 +23,7 @@ __all__ = [
     "never_backwards",
     "no_gap",
     "no_overlap",
+    "decode_state",
     "read_state",
+    "state_entries",
 ]

@@ -25,6 +25,7 @@ from forebay.format.metadata.descriptor import (
 )
 from forebay.format.metadata.keys import (
     PREFIX,
+    all_shards_prefix,
     compactor_key,
     cur_key,
     deletes_key,
@@ -44,6 +45,8 @@ SWEEP_KEYS = 90
 """Hidden descriptors removed per transaction."""
 PAGE_KEYS = 1000
 """Keys read at once where the descriptors of all topics are looked at."""
+STATES_PAGE = 100
+"""Keys read at once where the states of all shards are looked for: of a long history that many are read in vain."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -108,10 +111,31 @@ class StoredState(NamedTuple):
 def read_state(store: MetadataStore, key: str) -> StoredState | None:
     """The recorded state of a shard; `None` only if the store says that there is none."""
     entry = store.get(key)
-    if entry is None:
-        return None
+    return None if entry is None else decode_state(entry)
+
+
+def decode_state(entry: Entry) -> StoredState:
+    """The state of a shard as it is stored; `Corrupt` if it cannot be read."""
     state, unknown = _decoded(entry, ShardState)
     return StoredState(state, unknown, entry.mod_revision)
+
+
+def state_entries(store: MetadataStore, *, prefix: str) -> dict[str, Entry]:
+    """The recorded states of all shards of all topics, by their keys, read a page at a time and not one by one.
+
+    What else is stored of a shard sorts before its state. A page that ends there is followed by one that begins
+    behind it, so a long history costs at most one page.
+    """
+    below, found, after = all_shards_prefix(prefix=prefix), dict[str, Entry](), None
+    while True:
+        page = store.range(below, start_after=after, limit=STATES_PAGE)
+        found.update((entry.key, entry) for entry in page if entry.key.endswith("/state"))
+        if len(page) < STATES_PAGE:
+            return found
+        after = page[-1].key
+        if not after.endswith("/state"):
+            shard = "/".join(after.removeprefix(below).split("/")[:3])
+            after = max(after, f"{below}{shard}/segments/~")
 
 
 class Frontier(NamedTuple):

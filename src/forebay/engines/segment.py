@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from forebay.catalog import ShardCatalog, StoredState, read_state
+from forebay.catalog import ShardCatalog, StoredState, decode_state, read_state
 from forebay.cleanup.moved_shards import clear_away, drop_history, remove_files
 from forebay.clock import Clock
 from forebay.disk import Disk, make_directories
 from forebay.engines.registry import ShardedEngine
+from forebay.engines.seam import OwnedShard
 from forebay.errors import Conflict, Corrupt, Fenced, ForebayError, Moved, Unavailable, UnknownTopic
 from forebay.format.metadata.descriptor import Phase, ShardState
-from forebay.metadata import MetadataStore, Session
+from forebay.metadata import Entry, MetadataStore, Session
 from forebay.settings import Settings
 from forebay.shard import SegmentShard, ShardContext, ShardRef, acquire
 from forebay.shard.context import Places
@@ -38,6 +39,18 @@ from forebay.wal.recovery.survey import has_log, survey, tail_bytes
 logger = logging.getLogger(__name__)
 
 _Check: TypeAlias = Callable[[ShardRef, ShardState | None], None]
+
+
+class Acquisition(NamedTuple):
+    """What became of a shard that was to be acquired together with others."""
+
+    ref: ShardRef
+    opening: Callable[[Callable[[int], None]], OwnedShard] | None = None
+    """Opens the shard, which is this directory's; its argument gets the count of bytes walked."""
+    tail_bytes: int = 0
+    """About how many bytes that walks."""
+    error: ForebayError | OSError | None = None
+    """Why the shard, which is this directory's, cannot be opened. Neither: it is not, or it is open."""
 
 
 class SegmentEngine(ShardedEngine[SegmentShard]):
@@ -87,10 +100,6 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         """The history of the shard as recorded, whether or not it is open."""
         return self._around(self._owner_session.session).catalog(ref)
 
-    def tail_bytes(self, ref: ShardRef) -> int:
-        """About how many bytes opening the shard will walk."""
-        return 0 if self.find(ref) is not None else tail_bytes(self._disk, self.directory_of(ref))
-
     def was_here(self, ref: ShardRef) -> bool:
         """Whether the shard was last open in this directory, and was not given up since, nor half-way."""
         if not self._disk.exists(self.directory_of(ref)):
@@ -100,7 +109,9 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
 
     def may_own(self, ref: ShardRef) -> bool:
         """See `ShardedEngine`. Files without a recorded state are opened: that refuses them by name."""
-        stored = self._stored(ref)
+        return self._is_here(ref, self._stored(ref))
+
+    def _is_here(self, ref: ShardRef, stored: StoredState | None) -> bool:
         if stored is None:
             return self._disk.exists(self.directory_of(ref))
         return self._is_ours(stored.state)
@@ -109,56 +120,58 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         """See `ShardedEngine`; `Unavailable` if the shard has changed hands since `may_own` was asked."""
         return self.registry.open(ref, partial(self._open, check=self._refuse_others))
 
-    def open_many(self, refs: Sequence[ShardRef], on_bytes: Callable[[int], None]) -> None:
-        """Open shards of this directory, acquired in few transactions; `on_bytes` gets the count of bytes walked.
+    def acquire_many(self, refs: Sequence[ShardRef], states: Mapping[str, Entry]) -> Iterator[Acquisition]:
+        """Acquire closed shards of this directory, in few transactions; what became of each of `refs`, in order.
 
-        What another directory has, what is sealed and what was never used is left alone: only an append or another
-        write asks for it here. One that cannot be opened does not keep the others closed; the first error is raised
-        when all were tried. Holds the lock of one shard at a time, and none while shards are acquired together.
+        `states` are the recorded states by their keys, as just read. What another directory has, what is sealed and
+        what was never used is left alone: only an append or another write asks for it here. One that cannot be opened
+        does not keep the others closed. Holds the lock of one shard at a time, and none while shards are acquired.
         """
         self.registry.check_open()
-        failed: list[ForebayError | OSError] = []
         session = self._owner_session.session
-        ours = self._closed_here(refs, session, failed)
-        acquired = self._acquire_together(ours, session)
-        for ref in ours:
-            opening = partial(self._open_acquired, acquired=acquired.get(ref), session=session, on_bytes=on_bytes)
-            try:
-                self.registry.open(ref, opening)
-            except UnknownTopic:
-                logger.info("%s is not opened: its topic was deleted meanwhile", ref)
-            except (ForebayError, OSError) as error:
-                logger.error("%s cannot be opened: %s", ref, error)
-                failed.append(error)
-        if failed:
-            raise failed[0]
+        is_alive = cache(self._metadata.session_alive)
+        for first in range(0, len(refs), BATCH_SHARDS):
+            found: dict[ShardRef, StoredState | ForebayError | OSError | None] = {}
+            for ref in refs[first : first + BATCH_SHARDS]:
+                try:
+                    found[ref] = self._closed_here(ref, states, session, is_alive)
+                except (ForebayError, OSError) as error:
+                    found[ref] = error
+            ours = {ref: stored for ref, stored in found.items() if isinstance(stored, StoredState)}
+            acquired = self._acquire_together(ours, session)
+            for ref, stored in found.items():
+                if isinstance(stored, StoredState):
+                    opening = partial(self.open_acquired, ref, acquired=acquired.get(ref), session=session)
+                    yield Acquisition(ref, opening=opening, tail_bytes=self._tail_bytes(ref))
+                else:
+                    yield Acquisition(ref, error=stored)
+
+    def _tail_bytes(self, ref: ShardRef) -> int:
+        try:
+            return tail_bytes(self._disk, self.directory_of(ref))
+        except OSError:
+            # The opening meets it too, and names it.
+            return 0
 
     def _closed_here(
-        self, refs: Sequence[ShardRef], session: Session, failed: list[ForebayError | OSError]
-    ) -> list[ShardRef]:
-        """Those of this directory that can be opened and are not open; what keeps one from it goes to `failed`."""
-        owner, is_alive = Owner(session.id, self._owner_session.holder), cache(self._metadata.session_alive)
-        ours = []
-        for ref in refs:
-            if self.find(ref) is not None or not self.may_own(ref):
-                continue
-            try:
-                with self.registry.lock(ref.spec.topic_id, ref.partition):
-                    self._make_directory(ref)
-                stored = self._stored(ref)
-                self._refuse_contradiction(ref, stored.state if stored is not None else None)
-                if stored is None:
-                    continue
-                # In one transaction with the others it would keep them all closed.
-                refuse_if_owned(self._metadata, wanted(ref, self._settings), stored, owner, is_alive=is_alive)
-                ours.append(ref)
-            except (ForebayError, OSError) as error:
-                logger.error("%s cannot be opened: %s", ref, error)
-                failed.append(error)
-        return ours
+        self, ref: ShardRef, states: Mapping[str, Entry], session: Session, is_alive: Callable[[str], bool]
+    ) -> StoredState | None:
+        """The state of a shard of this directory that can be opened and is not open; `None` of any other."""
+        shard = wanted(ref, self._settings)
+        entry = states.get(shard.key)
+        stored = decode_state(entry) if entry is not None else None
+        if self.find(ref) is not None or not self._is_here(ref, stored):
+            return None
+        with self.registry.lock(ref.spec.topic_id, ref.partition):
+            self._make_directory(ref, stored)
+        self._refuse_contradiction(ref, stored.state if stored is not None else None)
+        # In one transaction with the others it would keep them all closed.
+        owner = Owner(session.id, self._owner_session.holder)
+        refuse_if_owned(self._metadata, shard, stored, owner, is_alive=is_alive)
+        return stored
 
-    def _acquire_together(self, refs: Sequence[ShardRef], session: Session) -> dict[ShardRef, Acquired]:
-        """Own shards in few transactions, without their locks; those that must be acquired one by one are left out.
+    def _acquire_together(self, shards: Mapping[ShardRef, StoredState], session: Session) -> dict[ShardRef, Acquired]:
+        """Own shards in one transaction, without their locks; empty if they must be acquired one by one.
 
         Refuses a shard that this session owns already: another thread here may be recovering it, and a second
         acquisition would fence it.
@@ -168,14 +181,19 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
             if state is None or state.owner == session.id or not self._is_ours(state):
                 raise Unavailable(f"{ref} changed hands while it was being acquired together with others")
 
-        found: dict[ShardRef, Acquired] = {}
-        for first in range(0, len(refs), BATCH_SHARDS):
-            together = refs[first : first + BATCH_SHARDS]
-            try:
-                found.update(zip(together, self._acquire(together, session, check), strict=True))
-            except ForebayError as error:
-                logger.info("%d shards are acquired one by one: %s", len(together), error)
-        return found
+        known = {wanted(ref, self._settings).key: stored for ref, stored in shards.items()}
+        try:
+            return dict(zip(shards, self._acquire(list(shards), session, check, known), strict=True))
+        except ForebayError as error:
+            logger.info("%d shards are acquired one by one: %s", len(shards), error)
+            return {}
+
+    def open_acquired(
+        self, ref: ShardRef, on_bytes: Callable[[int], None], *, acquired: Acquired | None, session: Session
+    ) -> SegmentShard:
+        """The shard, opened by what `acquire_many` acquired; `on_bytes` gets the count of bytes walked."""
+        opening = partial(self._open_acquired, acquired=acquired, session=session, on_bytes=on_bytes)
+        return self.registry.open(ref, opening)
 
     def _open_acquired(
         self, ref: ShardRef, *, acquired: Acquired | None, session: Session, on_bytes: Callable[[int], None]
@@ -283,7 +301,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         self, ref: ShardRef, check: _Check | None = None, on_bytes: Callable[[int], None] | None = None
     ) -> SegmentShard:
         self._refuse_given_up(ref)
-        self._make_directory(ref)
+        self._make_directory(ref, self._stored(ref))
         session = self._owner_session.session
         before, epoch = self._acquire([ref], session, check)[0]
         return self._recover(ref, before, epoch, session, on_bytes)
@@ -302,10 +320,17 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
             )
         self.take_back(ref)
 
-    def _acquire(self, refs: Sequence[ShardRef], session: Session, check: _Check | None = None) -> list[Acquired]:
+    def _acquire(
+        self,
+        refs: Sequence[ShardRef],
+        session: Session,
+        check: _Check | None = None,
+        known: Mapping[str, StoredState] | None = None,
+    ) -> list[Acquired]:
         """Own these shards. Where offsets are reserved in the log alone, not those that lie in another directory.
 
-        `check` refuses a shard by the state before; by default one that contradicts the local files.
+        `check` refuses a shard by the state before; by default one that contradicts the local files. `known` are the
+        states by their keys, if they were just read.
         """
         refuse = check or self._refuse_contradiction
         owner, is_shared = Owner(session.id, self._owner_session.holder), self._settings.is_shared
@@ -321,6 +346,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
             take_over=is_shared,
             check=lambda shard, state: refuse(shards[shard], state),
             without_log=frozenset(missing),
+            known=known,
         )
 
     def _refuse_contradiction(self, ref: ShardRef, state: ShardState | None) -> None:
@@ -344,12 +370,11 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
             raise Unavailable(f"{ref} changed hands while it was looked at; try again")
         self._refuse_contradiction(ref, state)
 
-    def _make_directory(self, ref: ShardRef) -> None:
+    def _make_directory(self, ref: ShardRef, stored: StoredState | None) -> None:
         """Give a shard that is new here its directory before we own it: from then on, one that is missing was lost.
 
         Going on without it would give offsets out twice, unless they are reserved in the metadata store.
         """
-        stored = self._stored(ref)
         directory = self.directory_of(ref)
         if stored is None or stored.state.holder != self._owner_session.holder:
             if stored is not None:

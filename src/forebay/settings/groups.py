@@ -407,6 +407,9 @@ class RuntimeSettings(SettingsGroup, frozen=True, forbid_unknown_fields=True, kw
             "File descriptors kept open for log files, at most half of `ulimit -n`; others reopen when used.",
         ),
     ] = 128
+    openers: Annotated[
+        int, within(1, 64, "Threads that open shards at the same time when a log is recovered as a whole.")
+    ] = 4
     maintenance_interval_ms: Annotated[
         int, within(1, 60_000, "How often the thread of background syncs looks for syncs and rotations that are due.")
     ] = 20

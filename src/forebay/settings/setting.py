@@ -26,7 +26,14 @@ SECRET = {"secret": True}
 """Marks a setting whose value is shown nowhere."""
 HIDDEN = "(hidden)"
 
-_UNITS = {"ms": "milliseconds", "s": "seconds", "seconds": "seconds", "bytes": "bytes", "percent": "percent"}
+_UNITS = {
+    "ms": "milliseconds",
+    "s": "seconds",
+    "seconds": "seconds",
+    "bytes": "bytes",
+    "percent": "percent",
+    "openers": "threads",
+}
 _COUNTS = ("records", "producers", "appends", "descriptors", "shards", "parts", "retries", "snapshots")
 
 

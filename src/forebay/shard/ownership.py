@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -111,6 +112,7 @@ def acquire(
     take_over: bool = True,
     check: Check = lambda shard, state: None,
     without_log: Collection[Wanted] = (),
+    known: Mapping[str, StoredState] | None = None,
 ) -> list[Acquired]:
     """Make `owner` the owner of all these shards, each in a new epoch; as few transactions as the limits allow.
 
@@ -120,7 +122,8 @@ def acquire(
     `Conflict` if another directory has one that was not sealed and either side does so. A seal that was not
     finished is thereby taken back. What `check` raises comes out, and none of the shards that were looked at with
     that one has changed. Of those in `without_log` the directory has no log: one of an earlier epoch that comes back
-    later (a backup) is not the one that goes on.
+    later (a backup) is not the one that goes on. `known` are the states by their keys, if the caller has just read
+    them: they are read again only if they have changed since.
     """
 
     def change(shard: Wanted, state: ShardState) -> ShardState:
@@ -129,7 +132,7 @@ def acquire(
     acquired: list[Acquired] = []
     for first in range(0, len(wanted), BATCH_SHARDS):
         batch = wanted[first : first + BATCH_SHARDS]
-        acquired += _acquire_batch(store, batch, owner, check, change, take_over=take_over)
+        acquired += _acquire_batch(store, batch, owner, check, change, take_over=take_over, known=known)
     return acquired
 
 
@@ -156,6 +159,7 @@ def _acquire_batch(
     change: Callable[[Wanted, ShardState], ShardState],
     *,
     take_over: bool,
+    known: Mapping[str, StoredState] | None,
 ) -> list[Acquired]:
     seen: list[StoredState | None] = []
 
@@ -165,7 +169,8 @@ def _acquire_batch(
             refuse_if_owned(store, shard, stored, owner)
             if stored is None and any(store.get(key) is not None for key in shard.gone):
                 raise UnknownTopic(f"{shard.name}: the topic was deleted", shard=shard.name)
-        seen[:] = [_found(store, shard, owner) for shard in wanted]
+        look = known.get if known is not None and not seen else partial(read_state, store)
+        seen[:] = [_checked(store, shard, look(shard.key), owner) for shard in wanted]
         return seen
 
     def taking(found: list[StoredState | None]) -> Write[list[Acquired]]:
@@ -191,8 +196,8 @@ def _acquire_batch(
     return transact(store, read, taking, what=f"{wanted[0].name} is not acquired")
 
 
-def _found(store: MetadataStore, shard: Wanted, owner: Owner) -> StoredState | None:
-    stored = read_state(store, shard.key)
+def _checked(store: MetadataStore, shard: Wanted, stored: StoredState | None, owner: Owner) -> StoredState | None:
+    """The state as found, if `owner` may acquire the shard by it."""
     if stored is not None and stored.state.incarnation != shard.incarnation:
         raise Conflict(f"{shard.name} belongs to another topic of that name: open the topic again", shard=shard.name)
     if stored is not None and stored.state.phase is Phase.DELETING:

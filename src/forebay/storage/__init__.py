@@ -3,6 +3,7 @@
 from forebay.storage.acks import Ack, BatchAck, OffsetRange
 from forebay.storage.copying import Copied
 from forebay.storage.cursors import Group, Reader
+from forebay.storage.recovery import FailedShard, Recovered
 from forebay.storage.store import Retained, Storage
 from forebay.storage.streams import Stream
 from forebay.storage.topic import Topic
@@ -11,9 +12,11 @@ __all__ = [
     "Ack",
     "BatchAck",
     "Copied",
+    "FailedShard",
     "Group",
     "OffsetRange",
     "Reader",
+    "Recovered",
     "Retained",
     "Storage",
     "Stream",

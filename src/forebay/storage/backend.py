@@ -22,7 +22,8 @@ from forebay.storage.create import Creations
 from forebay.storage.cursors import Cursors
 from forebay.storage.definitions import Definitions
 from forebay.storage.moves import Moves
-from forebay.storage.shards import Progress, Shards
+from forebay.storage.recovery import Progress, Recovered
+from forebay.storage.shards import Shards
 from forebay.topics import TopicSpec
 from forebay.workers import Background, ItemWorker
 
@@ -59,7 +60,7 @@ class Backend(Protocol):
     def writable(self) -> WritableBackend:
         """The same, for callers that change something; `Unsupported` where only reading is possible."""
 
-    def recover(self, on_progress: Progress) -> None:
+    def recover(self, on_progress: Progress) -> Recovered:
         """See `Storage.recover`."""
 
     def close(self) -> None:

@@ -24,7 +24,8 @@ from forebay.storage.cursors import Cursors
 from forebay.storage.definitions import Definitions
 from forebay.storage.lifetime import Lifetime
 from forebay.storage.moves import Moves, refusal_of_moves
-from forebay.storage.shards import Progress, TopicShards, current
+from forebay.storage.recovery import Progress, Recovered
+from forebay.storage.shards import TopicShards, current
 from forebay.storage.status import watch_shard
 from forebay.topics import Engine, TopicSpec
 from forebay.workers import Background, ItemWorker
@@ -160,8 +161,9 @@ class InMemoryBackend:
     def clear_moved(self) -> None:
         """Nothing: no shard moves from here."""
 
-    def recover(self, on_progress: Progress) -> None:
+    def recover(self, on_progress: Progress) -> Recovered:
         """Nothing: what is not open is gone."""
+        return Recovered(opened=0, failed=())
 
     def close(self) -> None:
         """See `Backend`."""

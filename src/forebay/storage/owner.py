@@ -14,6 +14,7 @@ from forebay.clock import Clock
 from forebay.disk import Disk, SystemDisk
 from forebay.disk.machine import host
 from forebay.engines import MemoryEngine, OwnedShard, RocksEngine, SegmentEngine, UnownedShards
+from forebay.engines.directory import Engines
 from forebay.engines.rocksdb.database import check_installed
 from forebay.loads.service import Loads
 from forebay.metadata import MetadataStore
@@ -36,7 +37,8 @@ from forebay.storage.definitions import DefinitionChanges, Definitions
 from forebay.storage.directory import LogDirectory, refuse_lost_metadata
 from forebay.storage.lifetime import Lifetime
 from forebay.storage.moves import Moves, refusal_of_moves
-from forebay.storage.shards import Engines, OwnerShards, Progress
+from forebay.storage.recovery import Progress, Recovered
+from forebay.storage.shards import OwnerShards
 from forebay.storage.status import watch_shard
 from forebay.storage.stores import open_places
 from forebay.topics import Engine, TopicSpec
@@ -144,6 +146,8 @@ class OwnerBackend:
             self._unowned,
             definitions,
             lifetime,
+            metadata,
+            prefix=prefix,
             may_own=opened.may_own,
             on_opened=self._adopt_definition,
         )
@@ -304,12 +308,13 @@ class OwnerBackend:
         """See `WritableBackend`."""
         self.cleanup.clear_moved()
 
-    def recover(self, on_progress: Progress) -> None:
+    def recover(self, on_progress: Progress) -> Recovered:
         """See `Backend`."""
         specs = [spec for spec in self.definitions.all() if spec.engine is not Engine.MEMORY]
         for spec in specs:
             self.alterations.follow(spec)
-        self.shards.recover([ref for spec in specs for ref in refs_of(spec)], on_progress)
+        refs = [ref for spec in specs for ref in refs_of(spec)]
+        return self.shards.recover(refs, self.opened.settings.runtime.openers, on_progress)
 
     def close(self) -> None:
         """See `Backend`."""

@@ -28,7 +28,8 @@ from forebay.storage.cursors import Cursors
 from forebay.storage.definitions import Definitions
 from forebay.storage.directory import LogDirectory, NoDirectory, is_owned
 from forebay.storage.lifetime import Lifetime
-from forebay.storage.shards import Progress, TopicShards, current, opened
+from forebay.storage.recovery import Progress, Recovered
+from forebay.storage.shards import TopicShards, current, opened
 from forebay.storage.stores import open_places
 from forebay.topics import Engine, TopicSpec
 from forebay.workers import Background, ItemWorker
@@ -175,8 +176,9 @@ class ReadOnlyBackend:
         """Refused."""
         raise Unsupported("this log is opened read-only: call this in the process that owns the directory")
 
-    def recover(self, on_progress: Progress) -> None:
+    def recover(self, on_progress: Progress) -> Recovered:
         """Nothing: the owner recovers its shards."""
+        return Recovered(opened=0, failed=())
 
     def close(self) -> None:
         """See `Backend`."""

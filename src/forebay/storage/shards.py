@@ -7,22 +7,23 @@ the topic unknown and then takes the lock of each of its shards, so none is open
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeVar
 
+from forebay.catalog import state_entries
 from forebay.disk.forks import FORKS, ForkGuard
-from forebay.engines import MemoryEngine, OwnedShard, ReadShard, RocksEngine, SegmentEngine, UnownedShards
+from forebay.engines import MemoryEngine, OwnedShard, ReadShard, UnownedShards
+from forebay.engines.directory import Engines
 from forebay.errors import Moved, Unavailable, UnknownTopic
+from forebay.metadata import MetadataStore
 from forebay.shard import ShardRef
 from forebay.shard.ownership import MayOwn
 from forebay.storage.definitions import Definitions
 from forebay.storage.lifetime import Lifetime
-from forebay.topics import Engine, TopicSpec
+from forebay.storage.recovery import Progress, Recovered, Recovery
+from forebay.topics import TopicSpec
 
 S = TypeVar("S")
 S_co = TypeVar("S_co", covariant=True)
-Progress = Callable[[float], None]
-OwnerEngine: TypeAlias = MemoryEngine | RocksEngine | SegmentEngine
 
 
 class Shards(Protocol):
@@ -105,25 +106,6 @@ class TopicShards:
         return self._owned.find(self._topic_id, partition)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Engines:
-    """The engines of a data directory that this process owns."""
-
-    segment: SegmentEngine
-    rocksdb: RocksEngine
-    memory: MemoryEngine
-
-    def of(self, spec: TopicSpec) -> OwnerEngine:
-        """Where the records of the topic are."""
-        if spec.engine is Engine.MEMORY:
-            return self.memory
-        return self.rocksdb if spec.engine is Engine.ROCKSDB else self.segment
-
-    def shards(self) -> list[OwnedShard]:
-        """Every open shard."""
-        return [*self.segment.shards(), *self.rocksdb.shards(), *self.memory.shards()]
-
-
 class OwnerShards:
     """The `Shards` of a data directory that this process owns."""
 
@@ -133,7 +115,9 @@ class OwnerShards:
         unowned: UnownedShards,
         definitions: Definitions,
         lifetime: Lifetime,
+        metadata: MetadataStore,
         *,
+        prefix: str,
         may_own: MayOwn,
         on_opened: Callable[[OwnedShard], None],
     ) -> None:
@@ -143,6 +127,8 @@ class OwnerShards:
         """
         self._may_own = may_own
         self._engines = engines
+        self._metadata = metadata
+        self._prefix = prefix
         self._unowned = unowned
         self._definitions = definitions
         self._lifetime = lifetime
@@ -204,29 +190,14 @@ class OwnerShards:
                 raise _refusal(ref)  # Without an owner nothing shows the records of such a shard.
             return self._unowned.open(ref)
 
-    def recover(self, refs: Sequence[ShardRef], on_progress: Progress) -> None:
-        """Open those of these shards that are here now; `on_progress` is called with 0.0 to 1.0, by bytes walked."""
-        segment, rocksdb = self._engines.segment, self._engines.rocksdb
+    def recover(self, refs: Sequence[ShardRef], openers: int, on_progress: Progress) -> Recovered:
+        """Open those of these shards that are here now, with so many threads; see `Storage.recover`."""
         refs = [ref for ref in refs if self._may_own(ref)]
-        logs = [ref for ref in refs if ref.spec.engine is Engine.SEGMENT]
-        done, total = 0, sum(segment.tail_bytes(ref) for ref in logs) or 1
-
-        def on_bytes(count: int) -> None:
-            nonlocal done
-            done += count
-            on_progress(min(0.999, done / total))
-
-        try:
-            try:
-                segment.open_many(logs, on_bytes)
-            finally:
-                rocksdb.open_many([ref for ref in refs if ref.spec.engine is Engine.ROCKSDB])
-        except OSError as error:
-            raise Unavailable(f"not every shard could be opened: {error}; once the disk works, try again") from error
-        finally:
-            for shard in self.all():
-                self._introduce(shard)
-        on_progress(1.0)
+        recovery = Recovery(self._engines, self._opened, on_progress)
+        recovered = recovery.run(refs, state_entries(self._metadata, prefix=self._prefix), openers)
+        # Closed meanwhile: that is no trouble of a shard.
+        self._lifetime.check()
+        return recovered
 
     def _check_may_own(self, ref: ShardRef) -> None:
         """`Moved` if this process may not own the shard. Asked before the lock: a gate of the user's may take long."""
@@ -238,6 +209,7 @@ class OwnerShards:
         return current(ref, self._definitions, self._lifetime)
 
     def _opened(self, opening: Callable[[ShardRef], OwnedShard], ref: ShardRef) -> OwnedShard:
+        """Open the shard. Called with its lock held, so that readers of what was recorded find it."""
         shard = opened(opening, ref)
         self._introduce(shard)
         return shard

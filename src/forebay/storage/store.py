@@ -29,7 +29,7 @@ from forebay.storage.in_memory import IN_MEMORY, InMemoryBackend
 from forebay.storage.lifetime import Lifetime
 from forebay.storage.owner import OwnerBackend
 from forebay.storage.read_only import ReadOnlyBackend
-from forebay.storage.shards import Progress
+from forebay.storage.recovery import Progress, Recovered
 from forebay.storage.status import LogStatus, gauges, partition_statuses
 from forebay.storage.topic import Topic
 from forebay.topics import TopicChanges, TopicLimits, TopicName, TopicSpec
@@ -297,14 +297,16 @@ class Storage:
         self._lifetime.check()
         return self._backend.cursors.names()
 
-    def recover(self, on_progress: Progress | None = None) -> None:
+    def recover(self, on_progress: Progress | None = None) -> Recovered:
         """Open every shard of this directory now rather than at its first use, and apply its limits from now on.
 
-        Shards that another directory holds, that were sealed or that were never used are left as they are.
-        `on_progress` is called with 0.0 to 1.0, by bytes walked.
+        Shards that another directory holds, that were sealed or that were never used are left as they are. A shard
+        that cannot be opened keeps no other closed: the result names it with its reason, and `raise_failed()` of the
+        result raises the first reason. `runtime.openers` threads open shards at the same time. `on_progress` is called
+        in the calling thread with 0.0 to 1.0: half by shards that are acquired, half by bytes of their logs.
         """
         self._lifetime.check()
-        self._backend.recover(on_progress or (lambda done: None))
+        return self._backend.recover(on_progress or (lambda done: None))
 
     def workers(self) -> tuple[WorkerStatus, ...]:
         """How each background worker of this log fares: its last step, and what failed last."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping
 from functools import partial
 
 from forebay.appends.budget import QueueBudget
-from forebay.catalog import read_state
+from forebay.catalog import decode_state, read_state
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.engines.registry import ShardedEngine
@@ -18,7 +18,7 @@ from forebay.engines.rocksdb.rows import Shelf, Stance, stored_window
 from forebay.engines.rocksdb.shard import RocksShard
 from forebay.engines.rocksdb.times import edges_at
 from forebay.errors import Conflict, ForebayError
-from forebay.metadata import MetadataStore
+from forebay.metadata import Entry, MetadataStore
 from forebay.records import Gap
 from forebay.settings import Settings
 from forebay.shard import RecoveryDecision, ShardRef, Situation, acquire, decide
@@ -95,23 +95,14 @@ class RocksEngine(ShardedEngine[RocksShard]):
             return True
         return self._database.is_made and self._bounds(Keys(ref.spec.topic_id, ref.partition)) is not None
 
-    def open_many(self, refs: Sequence[ShardRef]) -> None:
-        """Open shards of this directory; those that another one has, and those never used, are left alone.
-
-        One that cannot be opened does not keep the others closed; the first error is raised when all were tried.
-        """
-        failed: list[ForebayError | OSError] = []
-        for ref in refs:
-            stored = read_state(self._metadata, wanted(ref, self._settings).key)
-            is_other = stored is not None and stored.state.holder not in (None, self._owner_session.holder)
-            if not is_other and self.may_own(ref):
-                try:
-                    self.open_shard(ref)
-                except (ForebayError, OSError) as error:
-                    logger.error("%s cannot be opened: %s", ref, error)
-                    failed.append(error)
-        if failed:
-            raise failed[0]
+    def is_here(self, ref: ShardRef, states: Mapping[str, Entry]) -> bool:
+        """Whether the closed shard is this directory's, and was used; `states` are recorded ones, as just read."""
+        if self.find(ref) is not None:
+            return False
+        entry = states.get(wanted(ref, self._settings).key)
+        if entry is not None:
+            return decode_state(entry).state.holder in (None, self._owner_session.holder)
+        return self._database.is_made and self._bounds(Keys(ref.spec.topic_id, ref.partition)) is not None
 
     def remove_topic(self, topic_id: str, partitions: int) -> None:
         """On return nothing of a topic that another directory has deleted is left; what is open of it has ended."""

@@ -31,6 +31,11 @@ def late_key(topic_id: str, *, prefix: str = PREFIX) -> str:
     return f"{prefix}/late/{topic_id}"
 
 
+def all_shards_prefix(*, prefix: str = PREFIX) -> str:
+    """Everything stored about the shards of all topics."""
+    return f"{prefix}/storage/topics/"
+
+
 def shards_prefix(namespace: str, topic: str, *, prefix: str = PREFIX) -> str:
     """Everything stored about the shards of one topic."""
     return f"{prefix}/storage/topics/{namespace}/{topic}/"

@@ -14,6 +14,7 @@ from forebay.cleanup.objects import ObjectCleanup
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.engines import OwnedShard
+from forebay.engines.directory import Engines
 from forebay.errors import ForebayError
 from forebay.loads.service import AloneWith, Loads
 from forebay.settings import Settings
@@ -21,7 +22,6 @@ from forebay.shard import SegmentShard, ShardRef, refs_of
 from forebay.shard.context import is_private
 from forebay.storage.background.history import FIRST_SWEEP_SECONDS, LOOK_SECONDS
 from forebay.storage.definitions import Definitions
-from forebay.storage.shards import Engines
 from forebay.workers import AtWork, Worker
 
 logger = logging.getLogger(__name__)

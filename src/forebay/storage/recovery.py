@@ -1,0 +1,178 @@
+"""Recovery of all shards of a data directory at once: in few transactions and several threads, with a result.
+
+First the shards are acquired, many in one transaction. Then a few threads open them, each the next one that is left.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+from typing import NamedTuple, Protocol, TypeAlias
+
+from forebay.engines import OwnedShard
+from forebay.engines.directory import Engines
+from forebay.engines.segment import Acquisition
+from forebay.errors import ForebayError, Unavailable, UnknownTopic
+from forebay.metadata import Entry
+from forebay.shard import ShardRef
+from forebay.topics import Engine
+
+logger = logging.getLogger(__name__)
+
+Progress: TypeAlias = Callable[[float], None]
+OnBytes: TypeAlias = Callable[[int], None]
+
+
+class FailedShard(NamedTuple):
+    """A shard of this directory that could not be opened."""
+
+    ref: ShardRef
+    error: ForebayError
+    """Why, with the next step."""
+
+    def __str__(self) -> str:
+        return f"{self.ref}: {self.error}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """What became of the shards of a directory that were to be opened."""
+
+    opened: int
+    """How many were opened now."""
+    failed: tuple[FailedShard, ...]
+    """Those that could not be opened, each with its reason, by topic and partition. The others are in use."""
+
+    @property
+    def is_degraded(self) -> bool:
+        """Whether some shard could not be opened."""
+        return bool(self.failed)
+
+    def raise_failed(self) -> None:
+        """Raise the reason of the first shard that could not be opened, if there is one."""
+        if self.failed:
+            raise self.failed[0].error
+
+
+class OpensShards(Protocol):
+    """Opens a shard by a function, with its lock held, and makes it known to readers."""
+
+    def __call__(self, opening: Callable[[ShardRef], OwnedShard], ref: ShardRef) -> OwnedShard: ...
+
+
+class Recovery:
+    """One recovery of many shards. Used once, by one thread; progress is reported by that thread, without a lock.
+
+    Half of the progress is acquisition, by shards, and half is opening, by bytes.
+    """
+
+    def __init__(self, engines: Engines, opens: OpensShards, on_progress: Progress) -> None:
+        self._engines = engines
+        self._opens = opens
+        self._on_progress = on_progress
+        self._opened: list[ShardRef] = []
+        self._failed: list[FailedShard] = []
+
+    def run(self, refs: Sequence[ShardRef], states: Mapping[str, Entry], openers: int) -> Recovered:
+        """Open those of `refs` that are closed and this directory's. `states` are recorded ones, as just read."""
+        ready: list[Acquisition] = []
+        for count, found in enumerate(self._acquired(refs, states), 1):
+            if found.error is not None:
+                self._fail(found.ref, found.error)
+            elif found.opening is not None:
+                ready.append(found)
+            self._on_progress(count / len(refs) / 2)
+        # One more for each: a shard that ended in order has no bytes to walk.
+        done, total = 0, sum(found.tail_bytes + 1 for found in ready)
+        for count in Openers([partial(self._open, found) for found in ready], openers).run():
+            done += count
+            self._on_progress(0.5 + min(0.499, done / total / 2))
+        self._on_progress(1.0)
+        failed = sorted(self._failed, key=lambda one: (str(one.ref.spec.name), one.ref.partition))
+        return Recovered(opened=len(self._opened), failed=tuple(failed))
+
+    def _acquired(self, refs: Sequence[ShardRef], states: Mapping[str, Entry]) -> Iterable[Acquisition]:
+        yield from self._engines.segment.acquire_many(
+            [ref for ref in refs if ref.spec.engine is Engine.SEGMENT], states
+        )
+        rocksdb = self._engines.rocksdb
+        for ref in [ref for ref in refs if ref.spec.engine is not Engine.SEGMENT]:
+            try:
+                is_here = rocksdb.is_here(ref, states)
+            except (ForebayError, OSError) as error:
+                yield Acquisition(ref, error=error)
+            else:
+                # Each is acquired when it is opened: its records are here alone, and there are few of them.
+                yield Acquisition(ref, opening=partial(self._open_in_database, ref) if is_here else None)
+
+    def _open_in_database(self, ref: ShardRef, on_bytes: OnBytes) -> OwnedShard:
+        return self._engines.rocksdb.open_shard(ref)
+
+    def _open(self, found: Acquisition, on_bytes: OnBytes) -> None:
+        """Open one shard. Called by an opener; the trouble of a shard is noted and does not stop the others."""
+        ref, opening = found.ref, found.opening
+        assert opening is not None, "only these are ready"
+        try:
+            with self._engines.of(ref.spec).registry.lock(ref.spec.topic_id, ref.partition):
+                self._opens(lambda _: opening(on_bytes), ref)
+            self._opened.append(ref)
+        except UnknownTopic:
+            logger.info("%s is not opened: its topic was deleted meanwhile", ref)
+        except ForebayError as error:
+            self._fail(ref, error)
+        on_bytes(1)
+
+    def _fail(self, ref: ShardRef, error: ForebayError | OSError) -> None:
+        logger.error("%s cannot be opened: %s", ref, error)
+        if isinstance(error, OSError):
+            error = Unavailable(f"{ref} cannot be opened: {error}; once the disk works, try again", shard=ref)
+        self._failed.append(FailedShard(ref, error))
+
+
+class Openers:
+    """A few threads that open shards, each the next one that is left."""
+
+    def __init__(self, work: Sequence[Callable[[OnBytes], None]], threads: int) -> None:
+        """`work` opens one shard each, and calls its argument with what it has done."""
+        self._left = deque(work)
+        self._threads = min(threads, len(work))
+        self._events: SimpleQueue[int | BaseException | None] = SimpleQueue()
+        self._is_stopped = False
+
+    def run(self) -> Iterable[int]:
+        """Do all the work; what is done, as it is done, to the thread that asks. What no one foresaw is raised.
+
+        A caller that is interrupted leaves at once. Then each thread ends with the shard that it is at.
+        """
+        try:
+            for _ in range(self._threads):
+                threading.Thread(target=self._work, name="forebay-opener", daemon=True).start()
+            running = self._threads
+            while running:
+                event = self._events.get()
+                if isinstance(event, BaseException):
+                    raise event
+                if event is None:
+                    running -= 1
+                else:
+                    yield event
+        finally:
+            self._is_stopped = True
+
+    def _work(self) -> None:
+        try:
+            while self._left and not self._is_stopped:
+                try:
+                    work = self._left.popleft()
+                except IndexError:
+                    return
+                work(self._events.put)
+        except BaseException as error:  # noqa: BLE001 - the thread that waits raises it
+            self._events.put(error)
+        finally:
+            self._events.put(None)

@@ -1,0 +1,219 @@
+"""Recovery of a whole directory: states by range, shards in parallel, honest progress, and failures that are named."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import forebay
+from forebay import Conflict, Settings, Storage, Unavailable
+from forebay.catalog import state_entries
+from forebay.format.metadata.keys import PREFIX, cur_key, deletes_key, segment_key, state_key
+from forebay.metadata import MemoryMetadata, MetadataStore, Put
+from forebay.shard import SegmentShard
+from forebay.testing.inside import inside
+from tests.storage.rig import QUICK, WatchedDisk, quick, values
+from tests.support.waiting import PATIENCE
+
+SHARDS = 40
+
+
+def with_shards(path: Path, count: int = SHARDS) -> None:
+    """A log with a record in each of so many shards, closed in order."""
+    with forebay.open(path, QUICK) as log:
+        topic = log.create_topic("t", partitions=count)
+        for partition in range(count):
+            topic.append(b"v", partition=partition)
+
+
+def with_openers(count: int) -> Settings:
+    return Settings.load(overrides={**QUICK, "runtime": {**QUICK["runtime"], "openers": count}})
+
+
+def count_reads(store: MetadataStore, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often the state of each shard is read by itself, and how many ranges are."""
+    counts, get, ranges = Counter[str](), store.get, store.range
+
+    def counted_get(key: str) -> object:
+        counts.update(["state"] if key.endswith("/state") else [])
+        return get(key)
+
+    def counted_range(prefix: str, **named: object) -> object:
+        counts.update(["range"] if prefix.endswith("/storage/topics/") else [])
+        return ranges(prefix, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(store, "get", counted_get)
+    monkeypatch.setattr(store, "range", counted_range)
+    return counts
+
+
+def test_states_are_read_by_range_and_each_once_more_under_its_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each state was read five times, one by one."""
+    with_shards(tmp_path / "log")
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        counts = count_reads(inside(log).metadata, monkeypatch)
+
+        recovered = log.recover()
+
+        assert (recovered.opened, recovered.failed, recovered.is_degraded) == (SHARDS, (), False)
+        assert counts["state"] <= SHARDS and counts["range"] <= 2
+
+
+def test_a_long_history_is_stepped_over_where_states_are_read() -> None:
+    store, states = MemoryMetadata(), set[str]()
+    keys: list[str] = []
+    for topic in ("a", "b"):
+        for partition in range(3):
+            keys += [segment_key("shop", topic, partition, offset) for offset in range(700)]
+            keys += [deletes_key("shop", topic, partition, offset) for offset in range(150)]
+            keys.append(cur_key("shop", topic, partition))
+            states.add(state_key("shop", topic, partition))
+    keys += sorted(states)
+    for first in range(0, len(keys), 100):
+        store.transaction([], [Put(key, b"{}") for key in keys[first : first + 100]])
+    ranges = 0
+    inner = store.range
+
+    def counted(prefix: str, *, start_after: str | None = None, limit: int | None = None) -> object:
+        nonlocal ranges
+        ranges += 1
+        return inner(prefix, start_after=start_after, limit=limit)
+
+    store.range = counted  # type: ignore[assignment,method-assign]
+
+    assert set(state_entries(store, prefix=PREFIX)) == states
+    assert ranges <= 2 * len(states) + 1
+
+
+def test_shards_are_opened_in_parallel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_shards(tmp_path / "log", 4)
+    together, inner = threading.Barrier(4), SegmentShard.open
+
+    def recover(*arguments: object, **named: object) -> SegmentShard:
+        together.wait(PATIENCE)
+        return inner(*arguments, **named)  # type: ignore[arg-type]
+
+    with Storage.open(tmp_path / "log", with_openers(4)) as log:
+        monkeypatch.setattr(SegmentShard, "open", recover)
+        assert log.recover().opened == 4
+        assert not any(thread.name == "forebay-opener" and thread.is_alive() for thread in threading.enumerate())
+
+
+def test_progress_grows_from_the_first_moment_in_the_thread_that_recovers(tmp_path: Path) -> None:
+    """It was by bytes alone: nothing was heard while thousands of shards were acquired."""
+    with_shards(tmp_path / "log", 4)
+    heard: list[tuple[float, int]] = []
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        log.recover(lambda done: heard.append((done, len(inside(log).shards()))))
+        done = [one for one, _ in heard]
+
+        assert done == sorted(done) and done[-1] == 1.0 and done.count(1.0) == 1
+        assert [(one, opened) for one, opened in heard if one <= 0.5] == [(n / 8, 0) for n in range(1, 5)]
+        assert len({one for one in done if one > 0.5}) >= 4
+
+
+def test_a_shard_that_cannot_be_opened_is_named_and_the_others_are_in_use(tmp_path: Path) -> None:
+    with_shards(tmp_path / "log", 3)
+    disk = WatchedDisk()
+    with Storage.open(tmp_path / "log", quick(), disk=disk) as log:
+        topic_id = log.topic("t").spec.topic_id
+
+        def refuse(kind: str, path: str) -> None:
+            if f"{topic_id}_1" in path and kind == "open":
+                raise OSError(errno.EIO, "broken", path)
+
+        disk.meet = refuse
+        recovered = log.recover()
+
+        assert recovered.is_degraded and recovered.opened == 2
+        (failed,) = recovered.failed
+        assert str(failed).startswith("default/t[1]: ") and "once the disk works, try again" in str(failed.error)
+        with pytest.raises(Unavailable, match=r"t\[1\] cannot be opened"):
+            recovered.raise_failed()
+        assert [log.topic("t").append(b"w", partition=partition) for partition in (0, 2)] == [1, 1]
+        disk.meet = lambda kind, path: None
+        again = log.recover()
+        assert (again.opened, again.failed) == (1, ())
+        again.raise_failed()
+
+
+def test_a_damaged_state_is_the_trouble_of_its_shard_alone(tmp_path: Path) -> None:
+    with_shards(tmp_path / "log", 3)
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        inside(log).metadata.transaction([], [Put(state_key("default", "t", 1), b"no state")])
+
+        recovered = log.recover()
+
+        assert [failed.ref.partition for failed in recovered.failed] == [1] and recovered.opened == 2
+
+
+@pytest.mark.parametrize("after", [0.25, 0.75])
+def test_a_recovery_that_is_interrupted_ends_and_the_next_one_finishes(tmp_path: Path, after: float) -> None:
+    with_shards(tmp_path / "log", 8)
+
+    def interrupt(done: float) -> None:
+        if done >= after:
+            raise KeyboardInterrupt
+
+    with Storage.open(tmp_path / "log", with_openers(1)) as log:
+        with pytest.raises(KeyboardInterrupt):
+            log.recover(interrupt)
+
+        recovered = log.recover()
+        assert recovered.failed == () and len(inside(log).shards()) == 8
+        assert values(log.topic("t").read()) == [b"v"] * 8
+
+
+def test_what_was_not_foreseen_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_shards(tmp_path / "log", 2)
+
+    def broken(*arguments: object, **named: object) -> SegmentShard:
+        raise ZeroDivisionError
+
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+            patch.setattr(SegmentShard, "open", broken)
+            log.recover()
+        assert log.recover().failed == ()
+
+
+def test_a_log_that_is_closed_meanwhile_says_so(tmp_path: Path) -> None:
+    with_shards(tmp_path / "log", 2)
+    log = forebay.open(tmp_path / "log", QUICK)
+
+    def close(done: float) -> None:
+        if done == 0.5:
+            log.close()
+
+    with pytest.raises(forebay.Closed):
+        log.recover(close)
+
+
+def test_recovering_twice_or_with_shards_in_use_opens_nothing_again(tmp_path: Path) -> None:
+    with_shards(tmp_path / "log", 3)
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        log.topic("t").append(b"w", partition=1)
+        epochs = log.topic("t").epoch(1)
+
+        assert (log.recover().opened, log.recover().opened) == (2, 0)
+        assert log.topic("t").epoch(1) == epochs
+
+
+def test_a_log_without_files_has_nothing_to_recover() -> None:
+    with forebay.open(":memory:") as log:
+        assert (log.recover().opened, log.recover().is_degraded) == (0, False)
+
+
+def test_a_lost_directory_names_its_way_out_in_the_result(tmp_path: Path) -> None:
+    with_shards(tmp_path / "log", 2)
+    (lost,) = (tmp_path / "log" / "shards").glob("*_1")
+    lost.rename(tmp_path / "lost")
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        (failed,) = log.recover().failed
+        assert isinstance(failed.error, Conflict) and "has lost its directory" in str(failed.error)
