@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.errors import Invalid
+from forebay.format.frame.batch import key_strip
 from forebay.partitioning import Partitions, partitions_of_keys
 from forebay.storage.arguments import HEADERS_MAX, TAG_BYTES_MAX
 
@@ -108,23 +108,13 @@ def _named(rows: pa.RecordBatch, partitions: int) -> np.ma.MaskedArray[tuple[int
 
 def _by_key(rows: pa.RecordBatch, partitions: int, turn: int) -> int | Partitions:
     keyless = turn % partitions
-    if partitions == 1 or "key" not in rows.schema.names:
+    keys = key_strip(rows) if partitions > 1 else None
+    if keys is None:
         return keyless
-    keys = rows.column("key").cast(pa.binary())
-    if keys.null_count == len(keys):
-        return keyless
-    _, offsets, filling = keys.buffers()
-    bounds = np.frombuffer(offsets, "<i4", count=len(keys) + 1, offset=keys.offset * 4)
-    first, last = int(bounds[0]), int(bounds[-1])
-    inside = memoryview(filling).cast("B")[first:last] if filling is not None and last > first else b""
-    chosen = partitions_of_keys(inside, bounds - first, partitions)
-    if keys.null_count:
-        chosen[_nulls(keys)] = keyless
+    chosen = partitions_of_keys(keys.filling, keys.offsets, partitions)
+    if keys.present is not None:
+        chosen[~keys.present] = keyless
     return chosen
-
-
-def _nulls(column: pa.Array) -> npt.NDArray[np.bool_]:
-    return np.asarray(column.is_null().to_numpy(zero_copy_only=False), dtype=bool)
 
 
 def _check_tags(rows: pa.RecordBatch) -> None:
