@@ -211,8 +211,8 @@ class Printer:
             )
         if self._output is OutputFormat.JSON:
             reason = gap.reason.name.lower()
-            hole = {"partition": partition, "start": gap.start, "stop": gap.stop, "reason": reason}
-            say(as_json({"topic": self._topic.name, "gap": hole}))
+            shown = {"partition": partition, "start": gap.start, "stop": gap.stop, "reason": reason}
+            say(as_json({"topic": self._topic.name, "gap": shown}))
         else:
             sys.stdout.flush()
             complain(f"gap {place} {gap}")

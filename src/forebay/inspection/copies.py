@@ -29,11 +29,11 @@ Progress = Callable[[int], None]
 
 @dataclass(slots=True)
 class LocalFiles:
-    """What the local files of a shard turned out to be. `holes` are offsets between them that no file holds."""
+    """What the local files of a shard turned out to be. `missing` are offsets between them that no file holds."""
 
     names: list[str] = field(default_factory=list)
     files: list[Examined] = field(default_factory=list)
-    holes: list[tuple[int, int]] = field(default_factory=list)
+    missing: list[tuple[int, int]] = field(default_factory=list)
     earliest: int = 0
     """What is recorded of the floor."""
 

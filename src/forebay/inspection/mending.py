@@ -92,7 +92,7 @@ class HistoryMending:
             offsets = (descriptor.start, descriptor.end)
             yield _Work(self._step(Action.CANNOT, key, f"{why}, and there is no other copy", offsets=offsets))
         known = {descriptor.start for descriptor, _ in exam.history.lost}
-        for start, stop in exam.local.holes:
+        for start, stop in exam.local.missing:
             if start not in known and not exam.history.is_held((start, stop)):
                 why = "no file has these offsets, and no sound object has all of them"
                 yield _Work(self._step(Action.CANNOT, self._place.directory, why, offsets=(start, stop)))
@@ -126,7 +126,7 @@ class HistoryMending:
         if file is not None and file.content_hash == copy.descriptor.content_hash:
             return
         is_there = copy.name in local.names
-        if not is_there and not any(start <= copy.descriptor.start < stop for start, stop in local.holes):
+        if not is_there and not any(start <= copy.descriptor.start < stop for start, stop in local.missing):
             return
         path = f"{self._place.directory}/{copy.name}"
         witness = self._witness(path, local)

@@ -45,7 +45,7 @@ def verify_shard(
 ) -> Report:
     """Everything about one shard, with `history` what the catalog names too. Changes nothing.
 
-    With `quick` objects are not read. The state is asked for anew where there is a history to ask.
+    With `quick` objects are not read. The state is asked for again where there is a history to ask.
     """
     report = Report()
     for look in range(LOOKS if owned else 1):
@@ -244,7 +244,7 @@ class ShardExam:
             lowest = floor if before is None else expected
             if previous > lowest and not (before is None and self._is_history(lowest, previous)):
                 what = "the file with these offsets is missing"
-                self.local.holes.append((expected, previous))
+                self.local.missing.append((expected, previous))
                 self._add(Severity.ERROR, what, RESTORE, file=path, offsets=(expected, previous))
             elif before is not None and previous < expected and (before.sealed or before.start > previous):
                 what = "overlaps the file before it"
@@ -286,7 +286,7 @@ class ShardExam:
             return live
         # Never synced, so a power loss may leave anything in it; a living owner rewrites it at each commit.
         severity = Severity.ERROR if self._owned or live is Verdict.NEWER else Severity.NOTE
-        step = UPGRADE if live is Verdict.NEWER else "nothing to do: the next commit writes it anew"
+        step = UPGRADE if live is Verdict.NEWER else "nothing to do: the next commit writes it again"
         self._add(severity, f"is {live.value}", step, file=f"{self._place.directory}/{LIVE_NAME}")
         return None
 

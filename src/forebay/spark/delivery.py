@@ -3,7 +3,7 @@
 A load is offered by one write of metadata. The owner of the partitions attaches it at its next look; where no process
 does, it is done here, as an owner for a moment. Every wait has an end, and then the load has one too: it is given up,
 unless it was committed just then. A crash at any point leaves a load that is over, that its owners finish, or that
-nobody knows. Knows nothing of Spark.
+no process knows. Knows nothing of Spark.
 """
 
 from __future__ import annotations

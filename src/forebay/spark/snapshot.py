@@ -302,8 +302,8 @@ def _fallen(view: ShardView) -> Iterator[ScanPiece]:
     evicted = min(view.floor.evict_floor, view.earliest)
     for gap in (Gap(0, evicted, view.floor.reason or Reason.CAP), Gap(evicted, view.earliest, Reason.DELETED)):
         if gap.start < gap.stop:
-            hole = gap_descriptor(gap, topic_id=view.topic_id, epoch=view.epoch, created_at=0)
-            yield ScanPiece(gap.start, gap.stop, 0, hole)
+            ended = gap_descriptor(gap, topic_id=view.topic_id, epoch=view.epoch, created_at=0)
+            yield ScanPiece(gap.start, gap.stop, 0, ended)
 
 
 def _refuse_private(spec: TopicSpec) -> None:

@@ -38,7 +38,7 @@ class SessionContract:
         session = store.session(TTL_S)
         assert session.alive()
         assert store.session_alive(session.id)
-        assert not store.session_alive("nobody")
+        assert not store.session_alive("unknown")
 
         session.close()
         session.close()

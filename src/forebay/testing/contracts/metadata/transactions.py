@@ -80,7 +80,7 @@ class TransactionContract:
             (ValueIs("yes", b"v\0"), False),
             (ValueIs("no", b"v"), False),
             (ValueIs("no", b""), False),
-            (SessionEnded("nobody"), True),
+            (SessionEnded("unknown"), True),
         ],
     )
     def test_each_comparison(self, store: MetadataStore, compare: Compare, *, holds: bool) -> None:
