@@ -16,7 +16,7 @@ from forebay.shard import ShardRef
 from forebay.storage import Storage
 from forebay.testing.inside import inside
 from tests.storage.rig import quick, values, wal_of
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 
 def _shared(tmp_path: Path) -> Settings:
@@ -124,3 +124,28 @@ def test_an_added_partition_that_cannot_be_opened_is_tried_again(
 
 def _refused(ref: ShardRef) -> bool:
     raise Unavailable(f"{ref}: no disk")
+
+
+def test_what_class_memory_has_acknowledged_is_published_at_once_if_a_reader_follows(tmp_path: Path) -> None:
+    """It waited for `wal.flush_interval_ms` and the next round of the sync worker."""
+    settings = Settings.load(
+        overrides={"wal": {"flush_interval_ms": 60_000}, "runtime": {"maintenance_interval_ms": 60_000}}
+    )
+    with forebay.open(tmp_path, settings) as log:
+        topic = log.create_topic("t", durability="memory")
+        topic.append(b"the first reserves offsets, and is written for that")
+        topic.append(b"1")
+        assert wal_of(topic).head == 1
+
+        woken = threading.Event()
+        leave = topic.on_published(woken.set)
+        assert topic.page(0, 2).caught_up  # a follower looks once it has entered its waker
+        woken.clear()
+        topic.append(b"2")
+        assert woken.wait(PATIENCE)
+        until(lambda: wal_of(topic).head == 3)
+
+        woken.clear()
+        topic.append(b"3")
+        assert woken.wait(PATIENCE)
+        leave()

@@ -30,7 +30,12 @@ class WalSettings(SettingsGroup, frozen=True, forbid_unknown_fields=True, kw_onl
         ),
     ] = None
     flush_interval_ms: Annotated[
-        int, within(1, 60_000, "How long a record of class `memory` may wait in the queue before it is written.")
+        int,
+        within(
+            1,
+            60_000,
+            "How long a record of class `memory` may wait in the queue before it is written, if no reader follows.",
+        ),
     ] = 20
     sync_interval_ms: Annotated[
         int,

@@ -136,7 +136,7 @@ class OwnerBackend:
             on_lost=self._giving_up.ask,
             relieve=self.background.relieve,
         )
-        self.engines = opened.engines(self.segments.watch, self.segments.sync.wake)
+        self.engines = opened.engines(self.segments.watch, self.segments.wake)
         context = ShardContext(metadata, settings, opened.places, opened.directory.id, lambda: False)
         self._unowned = UnownedShards(
             context, disk=opened.disk, clock=clock, is_known=lambda ref: definitions.is_current(ref.spec)

@@ -121,6 +121,11 @@ class Tail:
                 self.waiting -= 1
         return self.head > offset
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether some reader wants to be woken when records are published."""
+        return bool(self.wakers) or self.waiting > 0
+
     def wake(self) -> None:
         """Wake the threads in `wait`."""
         # A waiting thread counts itself before it looks at `head`, which has moved by now: none is missed.

@@ -63,8 +63,12 @@ class Upkeep:
 
     @property
     def is_commit_due(self) -> bool:
-        """Whether appends have been queued for so long that the background writes them. That may wait for metadata."""
-        return self._is_due(self._wal.queued_since, self._wal.settings.flush_interval_ms)
+        """Whether the background writes what is queued: after a time, or at once if a reader waits for it.
+
+        Only class `memory` leaves acknowledged appends in the queue. Writing them may wait for metadata.
+        """
+        interval_ms = 0 if self._wal.tail.is_watched else self._wal.settings.flush_interval_ms
+        return self._is_due(self._wal.queued_since, interval_ms)
 
     @property
     def is_sync_due(self) -> bool:

@@ -58,6 +58,14 @@ class SegmentWorkers:
         self.sync.watch(shard)
         self.history.watch(shard)
 
+    def wake(self, shard_id: str) -> None:
+        """A shard may have work. Called by its log, under that log's locks: it asks workers and never waits."""
+        self.sync.wake(shard_id)
+        shard = self.sync.find(shard_id)
+        if shard is not None and shard.upkeep.is_commit_due:
+            # Not at the next round of the sync worker: a reader that follows class `memory` waits for this.
+            self._commit_soon(shard)
+
     def hand_on(self, shard: SegmentShard) -> None:
         """Ask other workers for what a shard needs that was looked after. Called by the sync worker; never waits."""
         if shard.wal.fenced is not None:

@@ -164,6 +164,10 @@ class SyncWorker:
             # Last: a shard that is in here is looked after, also if an interrupt (Ctrl-C) comes now.
             self._busy[shard_id] = shard
 
+    def find(self, shard_id: str) -> SegmentShard | None:
+        """The shard, if it is watched. Takes no lock."""
+        return self._watched.get(shard_id)
+
     def _enlist(self, shard: SegmentShard) -> None:
         """The next round looks at the shard, unless it was given up meanwhile."""
         with self.worker.changed:
