@@ -39,7 +39,7 @@ LOOKS_REST: Final = 50
 """The pause between such rounds is so many times what the last one took: thousands of idle shards stay cheap."""
 POLL_REST: Final = 4
 """Where a shard calls no waker, the pause between looks is so many times what the last one took."""
-WOKEN_MAX: Final = 64
+WOKEN_MAX: Final = 128
 """So many watchers are woken in one turn of the loop."""
 WAKE_PAUSE_SECONDS: Final = 0.001
 
@@ -122,6 +122,8 @@ class ShardFeed:
         self._shard = shard
         self._waiting: dict[int, dict[Watcher[Any], None]] = {}
         """Watchers that have nothing to read, by the offset that they wait for."""
+        self._quiet_at: int | None = None
+        """Where the shard ended at the last look, if no waker was called since and it calls its wakers."""
         self._reads: dict[int, asyncio.Future[tuple[ReadShard, object, Page]]] = {}
         """By offset, what threads read at present."""
         self._bell = Bell(feeds.loop, self)
@@ -129,16 +131,23 @@ class ShardFeed:
         # Before any watcher looks: a record that is published after a look calls the bell.
         self._bell.listen(shard)
 
-    def page(self, offset: int) -> SharedPage | None:
+    def page(self, offset: int, *, is_waiting: bool) -> SharedPage | None:
         """What there is from `offset` on; `None` if there is nothing yet, or a thread has to read it first.
 
-        A watcher that then waits for this offset is woken when there is more.
+        A watcher that then waits for this offset is woken when there is more. One that waits in any case
+        (`is_waiting`) needs no look of its own where the last one found nothing and no waker was called since.
         """
+        if is_waiting and offset == self._quiet_at:
+            return None
         page = self._cached(offset)
         if page is None:
             self._fetch(offset)
             return None
-        return page if page.page.next > offset else None
+        if page.page.next > offset:
+            return page
+        if self._shard.poll_seconds is None:
+            self._quiet_at = offset
+        return None
 
     def is_current(self, page: SharedPage) -> bool:
         """Whether no record of the shard has ended since the page was read."""
@@ -162,6 +171,7 @@ class ShardFeed:
 
     def look(self) -> None:
         """Wake every watcher that waits for something that is there by now."""
+        self._quiet_at = None
         for offset in list(self._waiting):
             try:
                 page = self._cached(offset)

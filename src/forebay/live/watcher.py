@@ -142,7 +142,7 @@ class Watcher(Generic[T]):
         offset, page = self._handed.pop(cursor.partition, (-1, None))
         if page is not None and offset == cursor.next and feed.is_current(page):
             return page
-        return feed.page(cursor.next)
+        return feed.page(cursor.next, is_waiting=self._timeout is None)
 
     async def _wait_until(self, deadline: float | None) -> None:
         """Wait until there may be more, the time is up, or the watcher is closed.
