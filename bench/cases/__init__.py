@@ -20,6 +20,7 @@ from bench.cases import (
     recovery,
     scale,
     spark,
+    watch,
 )
 from bench.plan import Plan
 from bench.results import Result
@@ -40,4 +41,5 @@ CASES: dict[str, Callable[[Plan], Iterator[Result]]] = {
     "engines": engines.run,
     "lookup": lookup.run,
     "spark": spark.run,
+    "watch": watch.run,
 }
