@@ -145,15 +145,15 @@ class SealedSegment:
             known = self._index = found, sections
         return known
 
-    def read(self, offset: int, bytes_max: int) -> Page:
-        """Frames from the one that covers `offset`, at least one, up to about `bytes_max`."""
-        return self._read(offset, bytes_max, self._opened)
-
     def read_one(self, offset: int) -> Page:
         """The frame or gap that covers `offset`, from there on; no other byte is read for it."""
-        return self._read(offset, 1, self._open_spot or self._opened)
+        return self.read(offset, 1, opened=self._open_spot)
 
-    def _read(self, offset: int, bytes_max: int, opened: Callable[[], ByteSource]) -> Page:
+    def read(self, offset: int, bytes_max: int, *, opened: Callable[[], ByteSource] | None = None) -> Page:
+        """Frames from the one that covers `offset`, at least one, up to about `bytes_max`.
+
+        `opened` gives the bytes, if not the source that reads ahead.
+        """
         _, entries, gaps = self.index()
         first = index_format.find_offset(entries, offset)
         gathered = Gathered(offset, bytes_max, self._shift)
@@ -162,7 +162,7 @@ class SealedSegment:
             return gathered.page()
         stop = _frames_within(entries, first, bytes_max)
         try:
-            source = opened()
+            source = (opened or self._opened)()
             salt_crc = self._salted(source)
             while first < stop:
                 wanted = entries[first : min(stop, _frames_within(entries, first, READ_BYTES))]

@@ -26,7 +26,7 @@ APPEND_CALLS_MAX: Final = 45
 APPEND_FILES_MAX: Final = 23
 APPEND_FRAMES_MAX: Final = 6
 """Between `Topic.append` and the file's `write_at`."""
-READ_FRAMES_MAX: Final = 9
+READ_FRAMES_MAX: Final = 8
 """From the stream to the bytes of the object, both counted."""
 ROUNDS: Final = 5
 """Some rounds do what is due now and then, as the look for free space: the shortest is what every append pays."""
