@@ -320,8 +320,7 @@ def _cached_commits_compared_among_themselves(patch: pytest.MonkeyPatch) -> None
 
 
 def _durable_commits_blind_to_cached_ones(patch: pytest.MonkeyPatch) -> None:
-    flush = Cursors._flush
-    patch.setattr(Cursors, "_flush", lambda cursors, chosen: flush(cursors, None) if chosen is None else None)
+    patch.setattr(Cursors, "_commit", lambda cursors, place, progress: cursors._advance({place: progress}))
 
 
 def _repeats_forgotten(patch: pytest.MonkeyPatch) -> None:
