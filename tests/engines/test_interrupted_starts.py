@@ -75,18 +75,18 @@ def test_who_asks_after_an_interrupted_start_is_served(monkeypatch: pytest.Monke
     assert worker.worker.stop()
 
 
-class StruckClaims(dict[None, Ticket]):
+class StruckClaims(dict[None, object]):
     """The claim of a group commit; the first thread that takes one is struck at that step of its way."""
 
     def __init__(self, step: str) -> None:
         self._step: str | None = step
 
-    def setdefault(self, key: None, ticket: Ticket) -> Ticket:
-        found = super().setdefault(key, ticket)
+    def setdefault(self, key: None, append: object) -> object:  # type: ignore[override]
+        found = super().setdefault(key, append)
         self._strike("claim")
         return found
 
-    def pop(self, key: None, *default: None) -> Ticket | None:  # type: ignore[override]
+    def pop(self, key: None, *default: None) -> object:  # type: ignore[override]
         self._strike("begin")
         return super().pop(key, *default)
 
@@ -103,7 +103,7 @@ class Appends:
         self.group = GroupCommit(
             "tested", AppendQueue(0, ProducerWindow(1, 1), WalSettings(), QueueBudget(1 << 30)), self._commit
         )
-        self.group._claims = StruckClaims(step)
+        self.group.claims = StruckClaims(step)
         self.waiting: list[Ticket] = []
 
     def append(self) -> int:

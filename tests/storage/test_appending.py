@@ -15,7 +15,7 @@ from forebay import Ack, Closed, Conflict, Indeterminate, Invalid, Storage, Unav
 from forebay.appends.queue import Producing, QueuedRecord, QueueFull
 from forebay.appends.ticket import Ticket
 from forebay.engines import OwnedShard
-from forebay.format.columns.rows import ColumnBytes
+from forebay.format.columns.rows import ColumnBytes, Row
 from forebay.partitioning import Partitioner, partition_of_key, partition_of_producer
 from forebay.settings import WalSettings
 from forebay.storage.append import Appender
@@ -441,6 +441,9 @@ class _Refusing:
         self.helped = 0
         self.taken = 0
 
+    def append(self, row: Row, size: int, producing: Producing | None) -> int:
+        return self._stage(Ticket()).result()
+
     def stage_one(self, entry: QueuedRecord, size: int) -> Ticket:
         return self._stage(entry.ticket)
 
@@ -476,7 +479,7 @@ def _appender(*shards: _Refusing, timeout_ms: int = 1000) -> tuple[Appender, Man
 def _appended(appender: Appender, many: str) -> int:
     if many == "many":
         return appender.batch(appender.prepare_many([b"v"]))[0]
-    return appender.one(0, QueuedRecord(b"v", None, None, (), 1, None, Ticket()))
+    return appender.one(0, (b"v", None, None, (), 1), None)
 
 
 FULL, GONE = QueueFull("3 records wait: the queue is full"), Closed("the shard is closed")

@@ -32,6 +32,10 @@ def bomb(**fields: Any) -> bytes:
     return frame
 
 
+def _row_bomb(salt_crc: int, base: int, epoch: int, durable: int, appended_at: int, *_: Any) -> bytes:
+    return bomb(salt_crc=salt_crc, base=base, epoch=epoch, durable=durable, appended_at=appended_at, runs=())
+
+
 def _columns() -> Any:
     return encode_columns(Columns(values=[bytes(UNPACKED_BYTES)], timestamps=[0]))
 
@@ -41,6 +45,7 @@ def mined(durability: Durability, patch: pytest.MonkeyPatch) -> Simulated:
     rig = Rig(simulated(), durability).open()
     rig.append()
     with patch.context() as inside:
+        inside.setattr(forebay.wal.writer, "encode_row_frame", _row_bomb)
         inside.setattr(forebay.wal.writer, "encode_data_frame", bomb)
         rig.append()
     rig.append()

@@ -8,11 +8,11 @@ from typing import Final, Generic, Self, TypeVar
 from zlib import crc32
 
 from forebay.appends.producer_window import ProducerWindow
-from forebay.appends.queue import Producing, QueuedRecord
+from forebay.appends.queue import Producing, QueuedRecord, record_bytes
 from forebay.appends.ticket import Ticket
 from forebay.disk import Disk
 from forebay.errors import ForebayError, Indeterminate
-from forebay.format.columns.rows import Columns, encode_columns
+from forebay.format.columns.rows import Columns, Row, encode_columns
 from forebay.format.metadata.descriptor import ShardState
 from forebay.pages import Page
 from forebay.settings import WalSettings
@@ -118,9 +118,31 @@ class Rig(Generic[D]):
             self.disk.note(NOTE, event)
 
     def append(self, count: int = 1, *, producing: tuple[int, int] | None = None, size: int = 0) -> AppendOutcome:
-        """Append and wait."""
+        """Append and wait, as a topic does."""
+        if count == 1 and producing is None:
+            return self.append_one(size)
         attempt, ticket = self.stage(count, producing=producing, size=size)
         return self.hear(attempt, ticket)
+
+    def append_one(self, size: int = 0) -> AppendOutcome:
+        """Append one record, which need not wait in the queue."""
+        attempt = next(self._attempts)
+        value = value_of(attempt, 0, None, size)
+        self.note(Begun(attempt, (value,), producing=None))
+        row = (value, None, None, (), self.clock.now_ms())
+        told = AppendAnswered(attempt, AppendOutcome.REFUSED)
+        try:
+            told = AppendAnswered(attempt, AppendOutcome.ACKED, self.append_row(row))
+        except Indeterminate:
+            told = AppendAnswered(attempt, AppendOutcome.INDETERMINATE)
+        except ForebayError:
+            pass
+        self.note(told)
+        return told.outcome
+
+    def append_row(self, row: Row) -> int:
+        """Through the shard."""
+        return self.shard.append(row, record_bytes(*row[:4]), None)
 
     def group(self, *counts: int) -> list[AppendOutcome]:
         """Several appends, one commit."""
@@ -186,6 +208,13 @@ class BareRig(Rig[D]):
 
     lease = True
     """What the log hears when it asks whether it still has an owner."""
+
+    def append_row(self, row: Row) -> int:
+        """There is no shard around the log."""
+        size = record_bytes(*row[:4])
+        if self.wal.policy.acks_in_queue:
+            return self.wal.acknowledge(self.wal.stage_one(QueuedRecord(*row, None, Ticket()), size))
+        return self.wal.append(row, size)
 
     def surveyed(self) -> Survey:
         return survey(self.disk, self.directory, self.settings)

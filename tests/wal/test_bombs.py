@@ -29,7 +29,7 @@ def test_frames_are_unpacked_in_one_place_only() -> None:
 
     unpacking = [path for path in package.rglob("*.py") if "decompress" in path.read_text("utf-8")]
 
-    assert [str(path.relative_to(package)) for path in unpacking] == ["format/batch.py"]
+    assert [str(path.relative_to(package)) for path in unpacking] == ["format/frame/batch.py"]
 
 
 @pytest.mark.parametrize("reader", READERS)

@@ -153,6 +153,51 @@ def test_an_exception_at_any_line_of_a_commit_loses_no_callback_and_calls_none_t
     pytest.fail("a commit has more lines than expected")
 
 
+@pytest.mark.parametrize(
+    ("durability", "error"), [(Durability.FSYNC, KeyboardInterrupt), (Durability.DISK, MemoryError)]
+)
+def test_an_exception_at_any_line_of_a_lone_append_loses_no_ack_and_the_log_goes_on(
+    error: type[BaseException], durability: Durability, ledger: Ledger
+) -> None:
+    broken: list[str] = []
+    for line in range(1, LINES_MAX):
+        rig = Rig(simulated(), durability).open()
+        rig.append()
+        rig.append()
+        interruption = Interruption(line, error)
+        _traced(rig.append_one, interruption)
+        attempt, ticket = rig.stage()
+        rig.hear(attempt, ticket)
+        rig.note(Troubled())
+        violations = check_log(rig.history(), rig.see())
+        rig.clock.advance(2)
+        rig.shard.upkeep.maintain()
+        healthy = [rig.append(), rig.append(), rig.append(3)] == [AppendOutcome.ACKED] * 3
+        violations += healthy_or_read_only(rig.wal.failure, appends_work=healthy)
+        violations += [*check_log(rig.history(), rig.see()), *_after_crashes(rig, durability)]
+        broken += [f"line {line}: {violation}" for violation in violations]
+        if not interruption.struck:
+            break
+        ledger.count("interrupted lines", commit="alone", error=error.__name__)
+    else:
+        pytest.fail("an append has more lines than expected")
+    assert broken[:10] == []
+
+
+def test_a_lone_append_does_not_pass_through_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(simulated(), Durability.DISK).open()
+    rig.append()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(rig.wal.queue), "stage_one", None)
+        assert rig.append() is AppendOutcome.ACKED
+
+    _, ticket = rig.stage()
+    assert rig.append() is AppendOutcome.ACKED, "behind one that waits it is queued"
+    assert isinstance(ticket, Ticket) and ticket.done, "and written together with that one"
+    assert rig.wal.counters.commits == 3
+
+
 def test_ctrl_c_in_a_commit_reaches_the_caller_and_the_log_recovers_by_itself() -> None:
     rig = Rig(simulated(), Durability.FSYNC).open()
     rig.append()

@@ -34,14 +34,15 @@ class GroupCommit:
         self.is_inside = is_inside(self.lock)
         self._name = name
         self._commit = commit
-        self._claims: dict[None, Ticket] = {}
+        self.claims: dict[None, object] = {}
+        """The append whose thread waits for the lock in order to write, under one key: `setdefault` takes the claim."""
 
     def wait(self, ticket: Ticket) -> int:
         """Wait until an append is committed, or commit it; its first offset, or the error it failed with.
 
         Runs in the caller's thread, which holds no lock.
         """
-        claims = self._claims
+        claims = self.claims
         try:
             while not ticket.done:
                 if self.is_inside():

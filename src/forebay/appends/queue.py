@@ -118,7 +118,7 @@ class AppendQueue:
         """`budget` bounds this queue and all others of the process together."""
         self.lock = RankedRLock(Rank.QUEUE, "appends.queue")
         """Its owner is known, so that a signal handler that comes in between is refused. Never entered twice."""
-        self._is_inside = is_inside(self.lock)
+        self.is_inside = is_inside(self.lock)
         self.due: deque[Answered] = deque()
         """Answered appends whose callbacks run once no lock is held."""
         self.window = window
@@ -129,6 +129,8 @@ class AppendQueue:
         self._share = budget.share()
         self._allowed = 0
         """How much of the share is for what waits; the rest is for `taken`."""
+        self._passing: int | None = None
+        """The offset of the record that is being written without having waited here."""
         self._queued: dict[int, dict[int, Ticket]] = {}
         self._failing: list[tuple[list[PendingFrame], ForebayError]] = []
         self.refusal: ForebayError | None = None
@@ -146,7 +148,7 @@ class AppendQueue:
     def first(self) -> int:
         """The first offset whose append is not answered; the next one to assign if there is none."""
         with self.lock:
-            return (self.taken or self._frames)[0].base
+            return (self.taken or self._frames)[0].base if self._passing is None else self._passing
 
     @property
     def is_empty(self) -> bool:
@@ -163,7 +165,7 @@ class AppendQueue:
         is answered on return. Raises `QueueFull`, the refusal of the shard, or `Conflict` for a sequence
         out of step.
         """
-        if self._is_inside():
+        if self.is_inside():
             raise Unavailable(INSIDE)
         with self.lock:
             if self._bytes or self.refusal is not None or self._held is not None or size > STEP_BYTES:
@@ -176,7 +178,7 @@ class AppendQueue:
 
     def stage_many(self, columns: ColumnBytes, producing: Producing | None, ticket: Ticket) -> Ticket:
         """Queue many records as one frame of their own, all or none; else as `stage_one`."""
-        if self._is_inside():
+        if self.is_inside():
             raise Unavailable(INSIDE)
         with self.lock:
             self._admit(columns.count, columns.size)
@@ -185,6 +187,25 @@ class AppendQueue:
             if not self._repeats(producing, ticket, columns.count):
                 return self._enter_producing(producing, ticket, columns, columns.size)
         return _answered(ticket)
+
+    def pass_by(self, offset: int) -> bool:
+        """Give `offset` to a record that is written at once; false if it must wait here like others, or be refused.
+
+        For the committer. It calls `passed` once the record is published, or `fail`.
+        """
+        with self.lock:
+            frame = self._frames[0]
+            if frame.base != offset or frame.entries or len(self._frames) > 1 or self.taken or self._failing:
+                return False
+            if self.refusal is not None or self._held is not None:
+                return False
+            self._passing = offset
+            frame.base = offset + 1
+            return True
+
+    def passed(self) -> None:
+        """The record that did not wait here is published."""
+        self._passing = None
 
     def take(self) -> None:
         """Move everything that waits to `taken`, for the committer, which empties it with `acknowledge`."""
@@ -219,13 +240,14 @@ class AppendQueue:
         """Fail what was taken with one error and what still waits with another; go on at `next_offset`."""
         with self.lock:
             # One statement: an exception (Ctrl-C) finds every append either waiting or failing, never in between.
-            self._failing, self.taken, self._frames, self._queued, self._bytes, self._allowed = (
+            self._failing, self.taken, self._frames, self._queued, self._bytes, self._allowed, self._passing = (
                 [*self._failing, (self.taken, written), (self._frames, queued)],
                 [],
                 [PendingFrame(next_offset)],
                 {},
                 0,
                 0,
+                None,
             )
             self._share.budget.shrink(self._share, 0)
         self._finish_failed()

@@ -21,7 +21,7 @@ from forebay.engines.memory_records import HeldRecords
 from forebay.engines.registry import ShardedEngine
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
 from forebay.errors import Closed, Conflict, Fenced, Full, Invalid, Moved, Unavailable, UnknownTopic
-from forebay.format.columns.rows import ColumnBytes, encode_row
+from forebay.format.columns.rows import ColumnBytes, Row, encode_row
 from forebay.format.control.frames import WindowEntry
 from forebay.format.frame.batch import Batch, batch_of
 from forebay.format.metadata.descriptor import ShardState
@@ -86,6 +86,10 @@ class MemoryShard:
     def epoch(self) -> int:
         """Which owner in turn this is."""
         return self._owned.epoch
+
+    def append(self, row: Row, size: int, producing: Producing | None) -> int:
+        """See `OwnedShard`."""
+        return self.acknowledge(self.stage_one(QueuedRecord(*row, producing, Ticket()), size))
 
     def stage_one(self, entry: QueuedRecord, size: int) -> Ticket:
         """See `OwnedShard`."""

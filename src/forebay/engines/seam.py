@@ -12,7 +12,7 @@ from typing import Protocol
 
 from forebay.appends.queue import Producing, QueuedRecord
 from forebay.appends.ticket import Ticket
-from forebay.format.columns.rows import ColumnBytes
+from forebay.format.columns.rows import ColumnBytes, Row
 from forebay.meter import ShardCounts
 from forebay.pages import Page, Reach
 from forebay.records import Offsets
@@ -114,6 +114,12 @@ class OwnedShard(ReadShard, Protocol):
 
     counts: ShardCounts
     """What it has done since it was opened."""
+
+    def append(self, row: Row, size: int, producing: Producing | None) -> int:
+        """Append one record of about `size` bytes; its offset once its durability class holds, else raises its error.
+
+        `QueueFull` and `Closed` say that nothing was done.
+        """
 
     def stage_one(self, entry: QueuedRecord, size: int) -> Ticket:
         """Queue one record: it has its offset on return, nothing more holds yet."""

@@ -17,7 +17,7 @@ from forebay.catalog import ShardCatalog
 from forebay.clock import Clock
 from forebay.disk import Disk
 from forebay.errors import Corrupt, DataLoss, Fenced, Unavailable, Unsupported
-from forebay.format.columns.rows import ColumnBytes
+from forebay.format.columns.rows import ColumnBytes, Row
 from forebay.format.control.offsets import OffsetSet
 from forebay.format.metadata.descriptor import ShardState, gap_descriptor
 from forebay.pages import Page, Reach
@@ -113,6 +113,13 @@ class SegmentShard:
         return self._history
 
     # Appending
+
+    def append(self, row: Row, size: int, producing: Producing | None) -> int:
+        """See `OwnedShard`."""
+        wal = self.wal
+        if self._eviction.limits.rejects or producing is not None or wal.policy.acks_in_queue:
+            return self.acknowledge(self.stage_one(QueuedRecord(*row, producing, Ticket()), size))
+        return wal.append(row, size)
 
     def stage_one(self, entry: QueuedRecord, size: int) -> Ticket:
         """See `OwnedShard`; `Full` where the topic refuses appends at its caps."""

@@ -18,7 +18,7 @@ from forebay.appends.ticket import Ticket
 from forebay.clock import Clock
 from forebay.engines import OwnedShard
 from forebay.errors import Closed, ForebayError, Invalid, Unavailable
-from forebay.format.columns.rows import ColumnBytes, Columns, encode_columns
+from forebay.format.columns.rows import ColumnBytes, Columns, Row, encode_columns
 from forebay.format.frame.batch import encode_arrow, key_strip
 from forebay.partitioning import Partitioner, Partitions
 from forebay.records import HeadersLike
@@ -150,28 +150,21 @@ class Appender:
 
     # Records that can be queued
 
-    def entry(
+    def row(
         self,
         value: bytes | None,
         key: bytes | None,
         tag: str | None,
         headers: HeadersLike | None,
         timestamp: int | None,
-        producing: Producing | None,
-        ticket: Ticket,
-    ) -> QueuedRecord:
+    ) -> Row:
         """One record, checked."""
-        return _NEW(
-            QueuedRecord,
-            (
-                value if type(value) is bytes else checked_bytes("value", value),
-                key if key is None or type(key) is bytes else checked_bytes("key", key),
-                None if tag is None else checked_tag(tag),
-                () if headers is None else checked_headers(headers),
-                self._clock.now_ms() if timestamp is None else checked_timestamp(timestamp),
-                producing,
-                ticket,
-            ),
+        return (
+            value if type(value) is bytes else checked_bytes("value", value),
+            key if key is None or type(key) is bytes else checked_bytes("key", key),
+            None if tag is None else checked_tag(tag),
+            () if headers is None else checked_headers(headers),
+            self._clock.now_ms() if timestamp is None else checked_timestamp(timestamp),
         )
 
     def prepare(
@@ -195,8 +188,9 @@ class Appender:
         hashed = key if key is None else checked_bytes("key", key)
         chosen = self._partitioner.choose(hashed, partition=partition, producer=producer or 0)
         ack = Ack(chosen)
-        entry = self.entry(value, key, tag, headers, timestamp, producing, ack)
-        size = record_bytes(*entry[:4])
+        row = self.row(value, key, tag, headers, timestamp)
+        entry = _NEW(QueuedRecord, (*row, producing, ack))
+        size = record_bytes(*row[:4])
         if size > self._bytes_max:
             self._check_size(size)
         return ack, _NEW(Single, (chosen, entry, size))
@@ -259,17 +253,18 @@ class Appender:
 
     # One record
 
-    def one(self, partition: int, entry: QueuedRecord) -> int:
+    def one(self, partition: int, row: Row, producing: Producing | None) -> int:
         """Append a record; its offset once its durability class holds."""
         shard = self._own(partition)
-        size = record_bytes(*entry[:4])
+        size = record_bytes(*row[:4])
         if size > self._bytes_max:
             self._check_size(size)
         try:
-            shard.stage_one(entry, size)
+            return shard.append(row, size, producing)
         except (QueueFull, Closed) as refused:
+            entry = QueuedRecord(*row, producing, Ticket())
             shard = self._patiently(Single(partition, entry, size), shard, refused)
-        return shard.acknowledge(entry.ticket)
+            return shard.acknowledge(entry.ticket)
 
     # Many records
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from forebay.appends.ticket import Ticket
 from forebay.clock import Clock
 from forebay.engines import OwnedShard, ReadShard
 from forebay.engines.readonly import FollowedShard
@@ -136,11 +135,11 @@ class Topic:
         producing = None
         if producer is not None or sequence is not None or previous is not None:
             producing = checked_producing(producer, sequence, previous)
-        entry = self.appender.entry(value, key, tag, headers, timestamp, producing, Ticket())
+        row = self.appender.row(value, key, tag, headers, timestamp)
         if partition is not None:
             checked_partition(partition)
-        chosen = self._partitioner.choose(entry.key, partition=partition, producer=producer or 0)
-        return self.appender.one(chosen, entry)
+        chosen = self._partitioner.choose(row[1], partition=partition, producer=producer or 0)
+        return self.appender.one(chosen, row, producing)
 
     def append_nowait(
         self,

@@ -15,6 +15,7 @@ from typing import Any, Generic, Self, TypeVar, overload
 from forebay.aio import AsyncLog, AsyncTopic
 from forebay.appends.group_commit import GroupCommit
 from forebay.appends.producer_window import ProducerWindow
+from forebay.appends.queue import QueuedRecord
 from forebay.appends.ticket import Ticket
 from forebay.appends.waiting import is_held, is_inside
 from forebay.blobs.blocks import ReadAhead
@@ -148,7 +149,7 @@ class InsideTopic:
 
     def queue(self, value: bytes, ticket: Ticket, partition: int = 0) -> None:
         """Queue a record as an append that waits does, without waiting; its outcome is the ticket's."""
-        entry = self.topic.appender.entry(value, None, None, None, None, None, ticket)
+        entry = QueuedRecord(*self.topic.appender.row(value, None, None, None, None), None, ticket)
         self.topic.appender._queued(Single(partition, entry, len(value)))
 
     def group(self, partition: int = 0) -> GroupCommit:

@@ -10,6 +10,7 @@ by `head`, which moves only after the bytes below it may be shown.
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from forebay.appends.group_commit import GroupCommit
 from forebay.appends.queue import AppendQueue, Producing, QueuedRecord
 from forebay.appends.ticket import Ticket
 from forebay.errors import Closed, Fenced, ForebayError, Indeterminate, Unavailable
-from forebay.format.columns.rows import ColumnBytes
+from forebay.format.columns.rows import ColumnBytes, Row
 from forebay.pages import Page
 from forebay.records import Gap, Offsets
 from forebay.topics import Durability
@@ -146,6 +147,78 @@ class Wal:
             raise fenced(self.writer.place, str(self.state.reason)).later
 
     # Appending
+
+    def append(self, row: Row, size: int) -> int:
+        """Append one record; its offset once it is published as its class asks, or the error it failed with.
+
+        Where nothing else waits the record is written at once (`_append_alone`). Else it is queued, and this thread
+        writes for all that wait or waits for the one that does. Runs in the caller's thread, which holds no lock.
+        """
+        group, queue = self.group, self.queue
+        claims = group.claims
+        try:
+            # What waits already may fill the queue: then this append is refused, and waits for no lock. A signal
+            # handler that has interrupted this thread under one of the locks gets its answer in the queue as well.
+            is_first = not (queue.bytes or queue.is_inside() or group.is_inside())
+            if not is_first or claims.setdefault(None, row) is not row:
+                ticket = queue.stage_one(QueuedRecord(*row, None, Ticket()), size)
+            else:
+                with group.lock:
+                    claims.pop(None, None)
+                    offset = self._append_alone(row)
+                    if offset is not None:
+                        return offset
+                    # Others wait for this thread, whether or not there is room for its own record.
+                    try:
+                        ticket = queue.stage_one(QueuedRecord(*row, None, Ticket()), size)
+                    finally:
+                        self._commit()
+        except BaseException:
+            if claims.get(None) is row:
+                claims.pop(None, None)
+            raise
+        finally:
+            if queue.due:
+                group.call_back()
+        return group.wait(ticket)
+
+    def _append_alone(self, row: Row) -> int | None:
+        """`_commit` of one record that is not queued: its offset, or `None` if anything else must be done first.
+
+        Then nothing was done. The caller holds the commit lock.
+        """
+        writer, queue, tail, counters = self.writer, self.queue, self.tail, self.counters
+        now, base = writer.clock.monotonic(), writer.end
+        if now >= self._space.due:
+            return None
+        try:
+            made = writer.write_one(row, queue)
+            if made is None:
+                return None
+            if self.policy.syncs_before_ack:
+                writer.sync()
+            # As in `_commit`.
+            if self.still_owner is not None and not self.still_owner():
+                raise Fenced(f"{writer.place}: the lease ended before the append was acknowledged", shard=writer.place)
+            tail.publish((made,), writer)
+            queue.passed()
+            counters.commits += 1
+            counters.records += 1
+            counters.bytes_written += len(made.data)
+            self.idle_since = now
+            if self.dirty_since is None:
+                self.note_dirty()
+            if counters.commits % TIMED_COMMITS == 1:
+                counters.append_seconds.observe(writer.clock.monotonic() - now)
+            if tail.waiting or tail.wakers:
+                self.wake()
+        except BaseException as error:
+            failure = self._fail(error)
+            if not isinstance(error, OSError | ForebayError):
+                raise
+            if tail.head <= base:
+                raise copy.copy(failure) from error
+        return base
 
     def stage_one(self, entry: QueuedRecord, size: int) -> Ticket:
         """Queue one record; see `AppendQueue.stage_one`."""
@@ -333,27 +406,29 @@ class Wal:
                 self._fence(reason)
         self.group.call_back()
 
-    def _fence(self, reason: str) -> None:
+    def _fence(self, reason: str) -> ForebayError:
         answers = fenced(self.writer.place, reason)
-        self._stop(LogPhase.FENCED, reason, answers if self.writer.in_doubt else answers.unwritten(), self.head)
+        return self._stop(LogPhase.FENCED, reason, answers if self.writer.in_doubt else answers.unwritten(), self.head)
 
     # Failing and healing
 
-    def _fail(self, error: BaseException) -> None:
-        """A commit ended in an exception: answer every waiter. Unless nothing was written, distrust the file."""
+    def _fail(self, error: BaseException) -> ForebayError:
+        """A commit ended in an exception: answer every waiter. Unless nothing was written, distrust the file.
+
+        Gives the answer to an append that was being written and is not published.
+        """
         name, writer = self.writer.place, self.writer
         if self.queue.taken and self.queue.taken[-1].end <= self.head:
             # Published already: whatever failed then did not fail these appends.
             self.queue.acknowledge()
         if isinstance(error, Fenced):
-            self._fence(str(error))
-            return
+            return self._fence(str(error))
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         refusal = error if isinstance(error, ForebayError) else Unavailable(f"{name}: not written ({reason})")
         if not writer.in_doubt:
             self.queue.fail(refusal, refusal, max(writer.next, self._skip_lost(writer.end)))
-            return
-        self._stop(LogPhase.FAILED, reason, refusals(name, reason), self._skip_lost(self.head))
+            return refusal
+        return self._stop(LogPhase.FAILED, reason, refusals(name, reason), self._skip_lost(self.head))
 
     def _end_interrupted(self) -> None:
         """Finish what a thread left undone that was interrupted (Ctrl-C) while it handled a failure.
@@ -369,8 +444,8 @@ class Wal:
             raise (Fenced if phase is LogPhase.FENCED else Unavailable)(reason)
         self.writer.account()
 
-    def _stop(self, phase: LogPhase, reason: str, answers: Refusals, next_offset: int) -> None:
-        """Take no appends any more, and answer all that wait."""
+    def _stop(self, phase: LogPhase, reason: str, answers: Refusals, next_offset: int) -> ForebayError:
+        """Take no appends any more, and answer all that wait; the answer to those that were being written."""
         self._become(phase, reason, answers.later)
         if phase is LogPhase.FENCED:
             # The directory may be another owner's.
@@ -380,6 +455,7 @@ class Wal:
         self.queue.fail(answers.written, answers.queued, next_offset)
         logger.error("%s: log failed at offset %d: %s", self.writer.place, self.head, reason)
         self._on_dirty()
+        return answers.written
 
     def _skip_lost(self, end: int) -> int:
         """Where to go on: at `end`, but class `memory` acknowledges what only waits, and gives out no offset twice."""

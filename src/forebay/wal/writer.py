@@ -13,14 +13,15 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from forebay.appends.producer_window import ProducerWindow
-from forebay.appends.queue import PendingFrame
+from forebay.appends.queue import AppendQueue, PendingFrame
 from forebay.clock import Clock
 from forebay.disk import Disk, replace_file, write_all
 from forebay.errors import Unavailable
 from forebay.format.checksum import salted
+from forebay.format.columns.rows import Row
 from forebay.format.control.frames import State, encode_gap, encode_mark, encode_state
 from forebay.format.files.segment import SegmentHeader, encode_header, segment_name
-from forebay.format.frame.batch import encode_data_frame
+from forebay.format.frame.batch import encode_data_frame, encode_row_frame
 from forebay.locks import Rank, RankedCondition, RankedLock
 from forebay.meter import ShardCounts
 from forebay.records import Gap, Reason
@@ -239,6 +240,33 @@ class Writer:
         active.frames += len(frames)
         active.marked = self.durable
         self.end = end
+        return made
+
+    def write_one(self, row: Row, queue: AppendQueue) -> CachedFrame | None:
+        """As `write`, for one record that `queue` lets pass; `None` if anything else must be done first.
+
+        Then nothing was done: a new file, a control frame or a reservation is due, or other appends wait.
+        """
+        active, base = self.active, self.end
+        end, position = base + 1, -1 if active is None else active.position
+        if active is None or self.in_doubt or position >= self.settings.rotate_bytes_max or not self._state_written:
+            return None
+        if end > self.reserved_end or self._gap is not None or self._stray is not None or self._reopened_clean:
+            return None
+        if (end >= self._look_again and self._is_early(end)) or not queue.pass_by(base):
+            return None
+        durable = self.durable
+        data = encode_row_frame(
+            active.salt_crc, base, self.place.epoch, durable, self.clock.now_ms(), row, self._zstd_level
+        )
+        self.in_doubt = self.touched = True
+        write_all(active.file, data, position)
+        active.position = position + len(data)
+        active.written = [(base, position, row[4])]
+        active.frames += 1
+        active.marked = durable
+        self.end = end
+        made: CachedFrame = _NEW(CachedFrame, (base, end, data))
         return made
 
     @property
@@ -490,9 +518,11 @@ class Writer:
             self._reopened_clean = False
 
     def _is_early(self, end: int) -> bool:
-        """Whether it is time to reserve more, although there is some left."""
+        """Whether it is time to reserve more, although there is some left. If not, the next look is due later."""
+        if self._reserving is None and self._reserve is None and end > self.reserved_end - self._step() // 2:
+            return True
         self._look_again = end + self.settings.reserve_records_min // RESERVE_LOOKS
-        return self._reserving is None and self._reserve is None and end > self.reserved_end - self._step() // 2
+        return False
 
     def _put_gap(self, active: ActiveFile) -> None:
         gap = self._gap

@@ -27,7 +27,7 @@ from forebay.engines.rocksdb.removal import Making, Removal
 from forebay.engines.rocksdb.rows import Shelf, Stance, put_runs
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
 from forebay.errors import Closed, Corrupt, ForebayError, Full, Indeterminate, Unavailable
-from forebay.format.columns.rows import ColumnBytes
+from forebay.format.columns.rows import ColumnBytes, Row
 from forebay.format.frame.batch import batch_of
 from forebay.locks import Rank, RankedCondition, RankedRLock
 from forebay.meter import ShardCounts
@@ -99,6 +99,10 @@ class RocksShard:
         self._group = GroupCommit(str(ref), self._queue, self._commit_taken)
 
     # Appending
+
+    def append(self, row: Row, size: int, producing: Producing | None) -> int:
+        """See `OwnedShard`."""
+        return self.acknowledge(self.stage_one(Queued(*row, producing, Ticket()), size))
 
     def stage_one(self, entry: Queued, size: int) -> Ticket:
         """See `OwnedShard`."""

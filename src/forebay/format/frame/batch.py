@@ -20,7 +20,7 @@ from forebay.errors import Corrupt
 from forebay.format.columns import layout
 from forebay.format.columns.layout import Layout, Strip, find
 from forebay.format.columns.merging import merge_layouts
-from forebay.format.columns.rows import PADDING, ColumnBytes, Columns
+from forebay.format.columns.rows import PADDING, ColumnBytes, Columns, Row, encode_row
 from forebay.format.columns.sizes import record_sizes
 from forebay.format.columns.times import Appended, times_at
 from forebay.format.frame.encoding import close_frame, encode_frame
@@ -35,6 +35,8 @@ RAW_BYTES_MAX: Final = 64 * 1024 * 1024
 
 _SIZES: Final = struct.Struct("<II")
 _PACK_HEAD: Final = BODY_HEAD.pack
+_PACK_ROW_HEAD: Final = struct.Struct("<BBBBIIIQqqii").pack
+"""The head of a body, and what stands before the value of its only record."""
 _JOIN_MAX: Final = 16_384
 _NONE: Final = int(Codec.NONE)
 _ZSTD: Final = int(Codec.ZSTD)
@@ -224,6 +226,30 @@ def encode_data_frame(
         appended_at=appended_at,
         runs=runs,
         payload=payload,
+    )
+
+
+def encode_row_frame(
+    salt_crc: int, base: int, epoch: int, durable: int, appended_at: int, row: Row, zstd_level: int | None
+) -> bytes:
+    """The data frame of one record: the same bytes as `encode_data_frame` of `encode_row`, quicker for a plain one."""
+    value, key, tag, headers, timestamp = row
+    if value is not None and key is None and tag is None and not headers and zstd_level is None:
+        size = len(value)
+        if size < _JOIN_MAX:
+            head = _PACK_ROW_HEAD(
+                FORMAT_VERSION, _DATA, _NONE, 0, 1, epoch, 0, durable, appended_at, timestamp, 0, size
+            )
+            return close_frame(salt_crc, base, head + value + PADDING[size & 7])
+    return encode_data_frame(
+        salt_crc=salt_crc,
+        base=base,
+        epoch=epoch,
+        durable=durable,
+        appended_at=appended_at,
+        runs=(),
+        columns=encode_row(row),
+        zstd_level=zstd_level,
     )
 
 
