@@ -12,11 +12,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from forebay.clock import Clock
 from forebay.errors import ForebayError
-from forebay.locks import Rank, RankedCondition
+from forebay.locks import Rank, RankedCondition, RankedRLock, condition_of
 
 logger = logging.getLogger(__name__)
 
@@ -300,13 +300,189 @@ class ItemWorker(Generic[T]):
             self.worker.note_failure(error)
 
 
+class ItemPool(Generic[T]):
+    """A few threads that do one thing for each item they are asked for; an item asked for twice is served once.
+
+    Any free thread serves the item that has waited longest, and no item is served by two threads at a time: an item
+    that hangs keeps one thread, and the others go on. Where all of them hang, more are begun. A thread begins when it
+    is first needed. The lock is a leaf, held for single steps.
+
+    With `patience_s` one thread does all the work while it gets on with it, which is quicker where the work is mostly
+    the interpreter's: another one joins in when the first has been at one item for so long.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        serve: Callable[[T], None],
+        *,
+        clock: Clock,
+        threads: int,
+        patience_s: float = 0.0,
+        stuck_s: float = STUCK_SECONDS,
+    ) -> None:
+        """A thread that is at one item for `stuck_s` counts as stuck, and another may be begun in its place."""
+        self.name = name
+        self._patience_s = patience_s
+        self._stuck_s = stuck_s
+        self._serve = serve
+        self._clock = clock
+        self._threads_max = threads
+        self._lock = RankedRLock(Rank.LEAF, "workers.pool")
+        self._changed = condition_of(self._lock)
+        self._patient = condition_of(self._lock)
+        """What the one thread waits for that has an item to serve and sees another at work."""
+        self._is_patient = False
+        self._asked: dict[T, None] = {}
+        self._serving: dict[T, float] = {}
+        """Since when each of them is served."""
+        self._threads: set[threading.Thread] = set()
+        self._idle = 0
+        """Threads that wait, and that no `ask` has woken yet."""
+        self._is_stopped = False
+        self._steps = self._failures = 0
+        self._stepped_at: int | None = None
+        self._seconds = 0.0
+        self._error: str | None = None
+
+    def ask(self, item: T) -> None:
+        """Serve the item soon; if it is being served, once more after that. Waits for nothing."""
+        if item in self._asked:
+            self.relieve()
+            return
+        with self._changed:
+            if item not in self._serving and not (self._is_patient and self._serving):
+                self._rouse()
+            # Last: an item that is in here is served, also if an interrupt (Ctrl-C) comes now.
+            self._asked[item] = None
+
+    def relieve(self) -> None:
+        """Begin another thread if all hang while items wait. Called by other threads, waits never."""
+        if self._asked and not self._idle and self._stuck():
+            with self._changed:
+                self._rouse()
+
+    def status(self) -> WorkerStatus:
+        """How they fare now."""
+        with self._changed:
+            now = self._clock.monotonic()
+            return WorkerStatus(
+                name=self.name,
+                steps=self._steps,
+                stepped_at=self._stepped_at,
+                seconds=self._seconds,
+                running_s=max((now - since for since in self._serving.values()), default=None),
+                stuck=self._stuck(),
+                failures=self._failures,
+                error=self._error,
+            )
+
+    def halt(self) -> None:
+        """Serve no more items, for ever. Does not wait for those that are being served."""
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify_all()
+            self._patient.notify_all()
+
+    def stop(self, seconds_max: float = STOP_SECONDS) -> bool:
+        """Halt, and wait so long for what is being served; whether that has ended. A thread of the pool does not wait
+        for itself."""
+        self.halt()
+        with self._changed:
+            threads = [thread for thread in self._threads if thread is not threading.current_thread()]
+        deadline = self._clock.monotonic() + seconds_max
+        for thread in threads:
+            thread.join(max(0.0, deadline - self._clock.monotonic()))
+        if any(thread.is_alive() for thread in threads):
+            logger.warning("%s is left in the middle of a step, which has not ended for %d s", self.name, seconds_max)
+            return False
+        return True
+
+    def is_inside(self) -> bool:
+        """Whether the calling thread holds the lock: a signal handler may have interrupted it there."""
+        return bool(self._changed._is_owned())  # type: ignore[attr-defined]
+
+    def _rouse(self) -> None:
+        """Have one more thread look for items. The caller holds the lock.
+
+        An exception in between (Ctrl-C) may leave a thread behind that is not listed yet: it lists itself.
+        """
+        if self._idle:
+            self._idle -= 1
+            self._changed.notify()
+        elif len(self._threads) < self._threads_max + min(self._stuck(), STUCK_MAX) and not self._is_stopped:
+            thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+            thread.start()
+            self._threads.add(thread)
+
+    def _stuck(self) -> int:
+        """How many threads have been at one item for too long."""
+        before = self._clock.monotonic() - self._stuck_s
+        return sum(since <= before for since in tuple(self._serving.values()))
+
+    def _run(self) -> None:
+        with self._changed:
+            self._threads.add(threading.current_thread())
+        served: list[T] = []
+        while self._take(served):
+            self._serve_guarded(served[0])
+
+    def _take(self, served: list[T]) -> bool:
+        """Leave the item that was served, and wait for another in its place that no other thread serves.
+
+        False if the calling thread is to end.
+        """
+        with self._lock:
+            while served:
+                self._seconds = self._clock.monotonic() - self._serving.pop(served.pop())
+                self._steps += 1
+                self._stepped_at = self._clock.now_ms()
+            while not self._is_stopped and len(self._threads) - self._stuck() <= self._threads_max:
+                item = next((item for item in self._asked if item not in self._serving), None)
+                if item is None or (self._is_patient and self._patience_left() > 0):
+                    self._idle += 1
+                    self._changed.wait()
+                elif (left := self._patience_left()) > 0:
+                    self._is_patient = True
+                    self._patient.wait(left)
+                    self._is_patient = False
+                else:
+                    # Before it is served: an `ask` from here on asks for another time.
+                    del self._asked[item]
+                    self._serving[item] = self._clock.monotonic()
+                    if self._patience_s and not self._is_patient and self._asked:
+                        self._rouse()
+                    served.append(item)
+                    return True
+            self._threads.discard(threading.current_thread())
+            return False
+
+    def _patience_left(self) -> float:
+        """For how long the thread that began its item last is given to get on with the next one."""
+        newest = max(self._serving.values(), default=None) if self._patience_s else None
+        return 0.0 if newest is None else newest + self._patience_s - self._clock.monotonic()
+
+    def _serve_guarded(self, item: T) -> None:
+        try:
+            self._serve(item)
+        except BaseException as error:
+            # Also what is no `Exception`, as a callback may raise it: the thread serves others, and goes on.
+            if isinstance(error, ForebayError):
+                logger.warning("%s: %s", self.name, error)
+            else:
+                logger.exception("%s failed", self.name)
+            with self._changed:
+                self._failures += 1
+                self._error = f"{type(error).__name__}: {error}"
+
+
 class Background:
     """The workers of one open log."""
 
     def __init__(self) -> None:
-        self._workers: list[Worker] = []
+        self._workers: list[Worker | ItemPool[Any]] = []
 
-    def add(self, *workers: Worker) -> None:
+    def add(self, *workers: Worker | ItemPool[Any]) -> None:
         """Hold these too."""
         self._workers += workers
 

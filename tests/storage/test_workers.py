@@ -334,7 +334,7 @@ def test_a_callback_that_ends_its_thread_does_not_end_the_thread_that_commits(
         topic, other = log.create_topic("a"), log.create_topic("b")
         with wal_of(topic).committing:
             topic.append_nowait(b"v").add_callback(leave)
-        until(lambda: "forebay-committer failed" in caplog.text)
+        until(lambda: "committer failed" in caplog.text)
 
         assert other.append_nowait(b"v").result(PATIENCE) == 0
         assert topic.append_nowait(b"v").result(PATIENCE) == 1

@@ -194,6 +194,11 @@ class MemoryShard:
     def commit(self) -> None:
         """Nothing ever waits."""
 
+    @property
+    def commits_slowly(self) -> bool:
+        """See `OwnedShard`."""
+        return False
+
     def commit_within(self, seconds: float) -> None:
         """Nothing ever waits."""
 

@@ -136,6 +136,13 @@ class OwnedShard(ReadShard, Protocol):
     def commit(self) -> None:
         """Write and publish everything that is queued."""
 
+    @property
+    def commits_slowly(self) -> bool:
+        """Whether `commit` must first wait for something else than writing and syncing what is queued.
+
+        A look without a lock, for threads that commit for many shards and leave such a commit to another thread.
+        """
+
     def commit_within(self, seconds: float) -> None:
         """As `commit`, unless another thread is still at it when the time is up."""
 

@@ -404,6 +404,15 @@ class RuntimeSettings(SettingsGroup, frozen=True, forbid_unknown_fields=True, kw
 
     group: ClassVar[str] = "runtime"
 
+    committers: Annotated[
+        int,
+        within(
+            1,
+            64,
+            "Threads that commit appends which no thread waits for; as many more for commits that wait for a new file "
+            "or for metadata.",
+        ),
+    ] = 4
     descriptors_max: Annotated[
         int,
         within(

@@ -140,6 +140,14 @@ class SegmentShard:
             return self.wal.acknowledge(ticket)
         return self.wal.group.wait(ticket)
 
+    @property
+    def commits_slowly(self) -> bool:
+        """See `OwnedShard`."""
+        writer = self.wal.writer
+        if self.wal.policy.syncs_before_ack and writer.syncing:
+            return True
+        return writer.waits_before(self.wal.queue.next)
+
     def commit(self) -> None:
         """See `OwnedShard`."""
         self.wal.commit()

@@ -16,6 +16,7 @@ from forebay.metadata import MetadataStore
 from forebay.meter import LogMeter
 from forebay.shard import ShardRef
 from forebay.storage.alter import Alterations
+from forebay.storage.background.commit import Committers
 from forebay.storage.background.definitions import DefinitionsWorker
 from forebay.storage.background.limits import LimitsWorker
 from forebay.storage.create import Creations
@@ -25,7 +26,7 @@ from forebay.storage.moves import Moves
 from forebay.storage.recovery import Progress, Recovered
 from forebay.storage.shards import Shards
 from forebay.topics import TopicSpec
-from forebay.workers import Background, ItemWorker
+from forebay.workers import Background
 
 
 class Backend(Protocol):
@@ -37,7 +38,7 @@ class Backend(Protocol):
     cursors: Cursors
     following: DefinitionsWorker
     """Goes by what other processes change in definitions."""
-    committer: ItemWorker[OwnedShard]
+    committers: Committers
     """Commits what callers queued that do not wait."""
     background: Background
     """All workers, whatever they serve."""

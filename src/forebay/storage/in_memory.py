@@ -17,6 +17,7 @@ from forebay.settings import Settings
 from forebay.shard import ShardRef
 from forebay.shard.ownership import OwnerSession
 from forebay.storage.alter import Alterations
+from forebay.storage.background.commit import Committers
 from forebay.storage.background.definitions import DefinitionsWorker
 from forebay.storage.background.limits import LimitsWorker
 from forebay.storage.create import Creations
@@ -28,7 +29,7 @@ from forebay.storage.recovery import Progress, Recovered
 from forebay.storage.shards import TopicShards, current
 from forebay.storage.status import watch_shard
 from forebay.topics import Engine, TopicSpec
-from forebay.workers import Background, ItemWorker
+from forebay.workers import Background
 
 IN_MEMORY = ":memory:"
 
@@ -99,9 +100,7 @@ class InMemoryBackend:
         self._engine = engine
         self.definitions = Definitions(metadata, settings.metadata.prefix, clock, is_alone=True)
         self.cursors = Cursors(ProgressStore(metadata, settings.metadata.prefix, clock), settings.progress, clock)
-        self.committer: ItemWorker[OwnedShard] = ItemWorker(
-            "forebay-committer", lambda shard: shard.commit(), clock=clock
-        )
+        self.committers = Committers(clock, settings.runtime.committers)
         self.shards = MemoryShards(engine, self.definitions, lifetime, self._adopt_definition)
         self.alterations = Alterations(self.definitions, self.shards, clock, self._apply_limits)
         self.following = DefinitionsWorker(
@@ -122,7 +121,7 @@ class InMemoryBackend:
         )
         self.creations = Creations(metadata, self.definitions, self.deletions, settings, clock, prepare=engine.prepare)
         self.background = Background()
-        self.background.add(self.committer.worker, self.limits.worker, self.cursors.worker)
+        self.background.add(*self.committers.workers, self.limits.worker, self.cursors.worker)
 
     @classmethod
     def open(cls, settings: Settings, *, clock: Clock, lifetime: Lifetime) -> InMemoryBackend:

@@ -28,6 +28,7 @@ from forebay.shard.directories import DirectoryPlace, record_directory
 from forebay.shard.ownership import MayOwn, OwnerSession, anywhere
 from forebay.storage.alter import Alterations
 from forebay.storage.background.cleanup import CleanupWorker
+from forebay.storage.background.commit import Committers
 from forebay.storage.background.definitions import DefinitionsWorker
 from forebay.storage.background.limits import LimitsWorker
 from forebay.storage.background.segments import SegmentWorkers
@@ -124,7 +125,7 @@ class OwnerBackend:
         self.cursors = Cursors(ProgressStore(metadata, prefix, clock), settings.progress, clock)
         self.objects = ObjectCleanup(metadata, settings, opened.places, clock)
         self.background = Background()
-        self.committer: ItemWorker[OwnedShard] = ItemWorker("forebay-committer", _commit, clock=clock)
+        self.committers = Committers(clock, settings.runtime.committers)
         self._giving_up = ItemWorker("forebay-giving-up", self._give_up, clock=clock, delay_s=GIVE_UP_SECONDS)
         self.segments = SegmentWorkers(
             opened.disk,
@@ -132,7 +133,7 @@ class OwnerBackend:
             opened.directory.shards,
             settings,
             collect=self.objects.collect_owned,
-            commit_soon=self.committer.ask,
+            commit_soon=self.committers.ask,
             on_lost=self._giving_up.ask,
             relieve=self.background.relieve,
         )
@@ -262,7 +263,7 @@ class OwnerBackend:
         self.background.add(
             *self.segments.workers,
             self.engines.segment.bounds.caches.worker,
-            self.committer.worker,
+            *self.committers.workers,
             self._giving_up.worker,
             self.limits.worker,
             self.following.worker,
@@ -402,10 +403,6 @@ class OwnerBackend:
         self.limits.leave(spec.name, spec.topic_id)
         for ref in refs_of(spec):
             self._unowned.forget(ref)
-
-
-def _commit(shard: OwnedShard) -> None:
-    shard.commit()
 
 
 def _open_metadata(directory: LogDirectory, settings: Settings, disk: Disk, clock: Clock) -> MetadataStore:

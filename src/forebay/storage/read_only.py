@@ -22,6 +22,7 @@ from forebay.shard import ShardContext, ShardRef
 from forebay.shard.context import Places
 from forebay.storage.alter import Alterations
 from forebay.storage.backend import WritableBackend
+from forebay.storage.background.commit import Committers
 from forebay.storage.background.definitions import DefinitionsWorker
 from forebay.storage.consumer_metadata import ConsumerMetadata
 from forebay.storage.cursors import Cursors
@@ -32,7 +33,7 @@ from forebay.storage.recovery import Progress, Recovered
 from forebay.storage.shards import TopicShards, current, opened
 from forebay.storage.stores import open_places
 from forebay.topics import Engine, TopicSpec
-from forebay.workers import Background, ItemWorker
+from forebay.workers import Background
 
 
 class FollowedShards:
@@ -111,9 +112,7 @@ class ReadOnlyBackend:
         self._own_disk = own_disk
         self.definitions = Definitions(metadata, settings.metadata.prefix, clock)
         self.cursors = Cursors(ProgressStore(metadata, settings.metadata.prefix, clock), settings.progress, clock)
-        self.committer: ItemWorker[OwnedShard] = ItemWorker(
-            "forebay-committer", lambda shard: shard.commit(), clock=clock
-        )
+        self.committers = Committers(clock, settings.runtime.committers)
         self._engine = FollowingEngine(
             directory.shards,
             settings,
@@ -129,7 +128,7 @@ class ReadOnlyBackend:
             self.definitions, self.alterations, clock=clock, on_changes=lambda changes: None
         )
         self.background = Background()
-        self.background.add(self.committer.worker, self.following.worker, self.cursors.worker)
+        self.background.add(*self.committers.workers, self.following.worker, self.cursors.worker)
 
     @classmethod
     def open(

@@ -23,6 +23,7 @@ from forebay.shard import SegmentShard, refs_of
 from forebay.shard.ownership import MayOwn, anywhere
 from forebay.shard.seal import OnFile
 from forebay.storage.backend import Backend, WritableBackend
+from forebay.storage.background.commit import Committers
 from forebay.storage.copying import Copied, OnRecords, copy_records
 from forebay.storage.cursors import Group
 from forebay.storage.in_memory import IN_MEMORY, InMemoryBackend
@@ -33,7 +34,7 @@ from forebay.storage.recovery import Progress, Recovered
 from forebay.storage.status import LogStatus, gauges, partition_statuses
 from forebay.storage.topic import Topic
 from forebay.topics import TopicChanges, TopicLimits, TopicName, TopicSpec
-from forebay.workers import ItemWorker, WorkerStatus
+from forebay.workers import WorkerStatus
 
 
 class Retained(NamedTuple):
@@ -338,7 +339,7 @@ class Storage:
         """
         if self._lifetime.guard.is_forked:
             return
-        self._closing.run(self._close, self._backend.shards.all(), self._backend.committer)
+        self._closing.run(self._close, self._backend.shards.all(), self._backend.committers)
 
     def _close(self) -> None:
         # Set first and not looked at here: a closing that was interrupted is finished by the next call.
@@ -370,7 +371,7 @@ class Storage:
             self.settings.wal,
             clock=self._clock,
             shards=backend.shards.of_topic(spec),
-            commit_soon=backend.committer.ask,
+            commit_soon=backend.committers.ask,
             cursors=backend.cursors,
             turns=backend.alterations.turns(spec.topic_id),
         )
@@ -394,7 +395,7 @@ class _Closing:
     def __init__(self) -> None:
         self._lock = RankedRLock(Rank.LOG, "storage.closing")
 
-    def run(self, close: Callable[[], None], shards: Iterable[OwnedShard], committer: ItemWorker[OwnedShard]) -> None:
+    def run(self, close: Callable[[], None], shards: Iterable[OwnedShard], committers: Committers) -> None:
         """Close, after any other thread that closes.
 
         In a callback only if no other thread closes: it may be waiting for the callback to return. `Unavailable`
@@ -402,7 +403,7 @@ class _Closing:
         """
         logs = [shard.wal for shard in shards if isinstance(shard, SegmentShard)]
         in_append = any(is_inside(lock)() for log in logs for lock in (log.committing, log.queue.lock))
-        if in_append or committer.worker.is_inside():
+        if in_append or committers.is_inside():
             raise Unavailable(INSIDE)
         closes_here = is_inside(self._lock)()
         if in_callback():

@@ -269,6 +269,16 @@ class Writer:
         made: CachedFrame = _NEW(CachedFrame, (base, end, data))
         return made
 
+    def waits_before(self, end: int) -> bool:
+        """Whether records up to `end` must wait: for a reservation or a new file.
+
+        A look without a lock.
+        """
+        active = self.active
+        if active is None or active.position >= self.settings.rotate_bytes_max or self._stray is not None:
+            return True
+        return end > self.reserved_end
+
     @property
     def syncing(self) -> bool:
         """Whether a sync of the active file runs beside other work: its failure must find that file still active."""

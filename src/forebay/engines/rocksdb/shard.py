@@ -146,6 +146,11 @@ class RocksShard:
         """See `OwnedShard`."""
         return ticket.done
 
+    @property
+    def commits_slowly(self) -> bool:
+        """See `OwnedShard`."""
+        return False
+
     def commit(self) -> None:
         """See `OwnedShard`."""
         self._group.commit()
