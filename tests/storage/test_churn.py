@@ -67,6 +67,8 @@ def test_entries_of_a_topic_end_with_it(tmp_path: Path, engine: str) -> None:
         before = containers(log)
         churn(log, engine, 3, TOPICS)
         gc.collect()
+        # Adds up what shards that are gone have counted, as opening the next shard does.
+        log.status()
         after = containers(log)
 
     assert {name: after[name] for name in after if after[name] >= before.get(name, 0) + TOPICS} == {}
