@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -158,14 +158,8 @@ class Worker:
         """Halt, and wait so long for the present step; whether it has ended. A step that calls this does not wait."""
         self.halt()
         with self.changed:
-            threads = [thread for thread in self._threads if thread is not threading.current_thread()]
-        deadline = self._clock.monotonic() + seconds_max
-        for thread in threads:
-            thread.join(max(0.0, deadline - self._clock.monotonic()))
-        if any(thread.is_alive() for thread in threads):
-            logger.warning("%s is left in the middle of a step, which has not ended for %d s", self.name, seconds_max)
-            return False
-        return True
+            threads = list(self._threads)
+        return _have_ended(threads, self.name, self._clock, seconds_max)
 
     def is_inside(self) -> bool:
         """Whether the calling thread holds the lock of this worker: a signal handler may have interrupted it there."""
@@ -389,14 +383,8 @@ class ItemPool(Generic[T]):
         for itself."""
         self.halt()
         with self._changed:
-            threads = [thread for thread in self._threads if thread is not threading.current_thread()]
-        deadline = self._clock.monotonic() + seconds_max
-        for thread in threads:
-            thread.join(max(0.0, deadline - self._clock.monotonic()))
-        if any(thread.is_alive() for thread in threads):
-            logger.warning("%s is left in the middle of a step, which has not ended for %d s", self.name, seconds_max)
-            return False
-        return True
+            threads = list(self._threads)
+        return _have_ended(threads, self.name, self._clock, seconds_max)
 
     def is_inside(self) -> bool:
         """Whether the calling thread holds the lock: a signal handler may have interrupted it there."""
@@ -566,3 +554,15 @@ class AtWork:
         # Looks again now and then: an interrupt may come between the leaving of a thread and its notice.
         while not self._changed.wait_for(lambda: self.is_idle(key), NOTICE_SECONDS):
             pass
+
+
+def _have_ended(threads: Iterable[threading.Thread], name: str, clock: Clock, seconds_max: float) -> bool:
+    """Wait so long for threads that take no more work; whether they have ended. The calling thread is left out."""
+    deadline = clock.monotonic() + seconds_max
+    others = [thread for thread in threads if thread is not threading.current_thread()]
+    for thread in others:
+        thread.join(max(0.0, deadline - clock.monotonic()))
+    if any(thread.is_alive() for thread in others):
+        logger.warning("%s is left in the middle of a step, which has not ended for %d s", name, seconds_max)
+        return False
+    return True
