@@ -327,7 +327,13 @@ class ProgressStore:
         except Indeterminate:
             self._move(left, advanced, defined=True)
             return
-        if outcome.succeeded:
+        except Invalid as error:
+            # Together they are more than the store takes at once: large notes.
+            if len(left) == 1:
+                advanced.failed.update(dict.fromkeys(left, error))
+                return
+            outcome = None
+        if outcome is not None and outcome.succeeded:
             for place, written in attempt.written.items():
                 self._known.put(place, written._replace(revision=outcome.revision))
                 advanced.standing[place] = written.progress.offset

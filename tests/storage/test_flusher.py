@@ -11,7 +11,7 @@ from forebay.errors import Corrupt, Unavailable
 from forebay.format.metadata.keys import progress_key, topic_key
 from forebay.format.metadata.value import encode_value
 from forebay.metadata import Delete, MemoryMetadata, MetadataStore, Put
-from forebay.progress import MOVES_MAX, Progress, ProgressStore, ReaderName
+from forebay.progress import MOVES_MAX, NOTE_BYTES_MAX, Progress, ProgressStore, ReaderName
 from forebay.settings import ProgressSettings
 from forebay.storage.cursors import Cursors
 from forebay.testing.clock import ManualClock
@@ -181,6 +181,32 @@ def test_a_cursor_that_cannot_be_read_stops_no_other() -> None:
     desk.inner.transaction([], [Delete(key)])
     desk.cursors.flush()
     assert desk.stored("r3") == 4, "it is tried again"
+
+
+def test_notes_that_are_too_large_for_one_transaction_stop_no_reader() -> None:
+    """A note of 4,096 bytes may take 24 KiB where it is stored: fifty of them are more than a transaction takes."""
+    desk = Desk()
+    readers = [f"r{number}" for number in range(MOVES_MAX)]
+    for reader in readers:
+        noted = Progress(offset=4, incarnation=spec_of("orders").topic_id, note="\x01" * NOTE_BYTES_MAX)
+        desk.cursors.commit(name_of(reader), 0, noted, ack="cached")
+
+    desk.cursors.end()
+
+    assert {desk.stored(reader) for reader in readers} == {4}
+
+
+def test_where_a_group_stands_is_seen_while_the_cursor_of_another_cannot_be_read() -> None:
+    desk = Desk()
+    key = progress_key("shop", "orders", "damaged", 0, prefix="/forebay")
+    desk.cached("damaged", 4)
+    desk.cached("whole", 5)
+    desk.inner.transaction([], [Put(key, b"damaged")])
+
+    assert [found.progress.offset for found in desk.cursors.of("whole")] == [5]
+    assert desk.cursors.names() == ["damaged", "whole"]
+    with pytest.raises(Corrupt):
+        desk.cursors.of("damaged")
 
 
 def test_a_reader_of_a_deleted_topic_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:

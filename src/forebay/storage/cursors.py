@@ -8,6 +8,7 @@ its name there. A further kind of consumer is a class beside these two, over the
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from forebay.clock import Clock
 from forebay.disk.forks import ForkGuard
-from forebay.errors import Closed, ForebayError, Invalid, UnknownTopic
+from forebay.errors import Closed, Corrupt, ForebayError, Invalid, UnknownTopic
 from forebay.locks import Rank, RankedLock
 from forebay.partitioning import check_partition
 from forebay.progress import (
@@ -119,13 +120,18 @@ class Cursors:
 
     def of(self, reader: str) -> list[FoundCursor]:
         """Every cursor of this reader, in any topic."""
-        self.flush()
+        self._guard.check("this log")
+        self._flush(set(self._noted_where(lambda place: place[0].reader == reader)))
         return sorted(self._store.of(reader), key=lambda found: found[:3])
 
     def names(self) -> list[str]:
-        """The names of all readers and groups that have a cursor anywhere."""
-        self.flush()
-        return self._store.names()
+        """The names of all readers and groups that have a cursor anywhere, stored or on its way."""
+        with contextlib.suppress(Corrupt, Invalid):
+            # One that cannot be written keeps no other from being named.
+            self.flush()
+        # In this order: what is not on its way any more is stored by the next look.
+        noted = {name.reader for name, _, _ in self._noted.copy()}
+        return sorted(noted.union(self._store.names()))
 
     def flush(self) -> None:
         """On return every commit before is in the store, or logged as belonging to a topic that was deleted."""
