@@ -10,8 +10,9 @@ import pytest
 
 import forebay
 from forebay import Storage, UnknownTopic
-from forebay.errors import Indeterminate, Unavailable
-from forebay.metadata import Entry, MemoryMetadata, Watch
+from forebay.errors import Corrupt, Indeterminate, Unavailable
+from forebay.format.metadata.keys import topic_key
+from forebay.metadata import Entry, MemoryMetadata, Put, Watch
 from forebay.settings import Settings
 from forebay.storage.definitions import FOLLOW_SECONDS, STALE_SECONDS, Definitions
 from forebay.testing.clock import ManualClock
@@ -287,6 +288,28 @@ def test_two_processes_on_one_database_go_by_each_others_changes(tmp_path: Path)
         here.delete_topic("shop/orders")
         second = here.create_topic("shop/orders")
         until(lambda: there.topic("shop/orders").spec == second.spec != first.spec)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_definition_that_cannot_be_read_keeps_no_other_topic_from_being_followed(
+    tmp_path: Path,
+    is_first: bool,  # noqa: FBT001
+) -> None:
+    settings = Settings.load(overrides=QUICK)
+    with Storage.open(tmp_path / "log", settings, clock=ManualClock()) as log:
+        orders = log.create_topic("shop/orders")
+        metadata = inside(log).metadata
+        if not is_first:
+            inside(log).follow_changes()
+        metadata.transaction([], [Put(topic_key("shop", "damaged", prefix="/forebay"), b"{}")])
+        elsewhere = Definitions(metadata, "/forebay", ManualClock(seed=1))
+        inside(log).follow_changes()
+        altered = elsewhere.alter(ORDERS, lambda spec: spec.altered(partitions=2)).spec
+        inside(log).follow_changes()
+
+        assert orders.spec == altered
+        with pytest.raises(Corrupt):
+            log.topic("shop/damaged")
 
 
 def test_a_topic_whose_creation_was_lost_and_that_was_deleted_at_once_is_not_revived(

@@ -6,6 +6,7 @@ reads nothing. What it remembers is at most `STALE_SECONDS` old as far as the me
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Final, NamedTuple, Unpack
 
@@ -13,7 +14,7 @@ import msgspec
 
 from forebay.catalog.transact import Done, Write, transact
 from forebay.clock import Clock
-from forebay.errors import Conflict, Indeterminate, Invalid, UnknownTopic
+from forebay.errors import Conflict, Corrupt, Indeterminate, Invalid, UnknownTopic, UnsupportedFormat
 from forebay.format.metadata.keys import deleted_key, topic_key, topics_prefix
 from forebay.format.metadata.value import Unknown, decode_value, encode_value
 from forebay.locks import Rank, RankedLock
@@ -28,6 +29,8 @@ from forebay.metadata import (
     Watch,
 )
 from forebay.topics import TopicLimits, TopicName, TopicSpec
+
+logger = logging.getLogger(__name__)
 
 FOLLOW_SECONDS: Final = 0.25
 """How often a process asks the watch for changes that others have made."""
@@ -251,8 +254,11 @@ class Definitions:
         began = self._clock.monotonic()
         changes = DefinitionChanges({}, {})
         for change in watch.poll(0):
-            defined = Defined.of(change.entry) if change.entry is not None else None
+            defined = _readable(change.entry) if change.entry is not None else None
             name = TopicName.parse(change.key.removeprefix(topics_prefix(prefix=self._prefix)))
+            if change.entry is not None and defined is None:
+                self._remembered.forget(name)
+                continue
             gone = self._remembered.change(name, change.revision, defined)
             if defined is not None:
                 changes.defined[name] = defined
@@ -281,8 +287,9 @@ class Definitions:
         return self.current(spec) is not None
 
     def all_defined(self) -> list[Defined]:
-        """Every definition as stored, by name."""
-        return [Defined.of(entry) for entry in self._store.range(topics_prefix(prefix=self._prefix))]
+        """Every definition as stored, by name, but for those that cannot be read, which are logged."""
+        entries = self._store.range(topics_prefix(prefix=self._prefix))
+        return [defined for entry in entries if (defined := _readable(entry)) is not None]
 
     def all(self, prefix: str = "", *, after: TopicName | None = None, limit: int | None = None) -> list[TopicSpec]:
         """The definitions, by name: of names that start with `prefix` and come after `after`, at most `limit`."""
@@ -337,3 +344,12 @@ class Definitions:
             transact(self._store, read, gone, what=f"topic {spec.name} is not taken back", clock=self._clock)
         finally:
             self._remembered.forget(spec.name)
+
+
+def _readable(entry: Entry) -> Defined | None:
+    """The definition; `None` if it cannot be read, which is logged: it keeps no other topic from being followed."""
+    try:
+        return Defined.of(entry)
+    except (Corrupt, UnsupportedFormat) as error:
+        logger.warning("changes to the topic at %s are not followed: %s", entry.key, error)
+        return None
