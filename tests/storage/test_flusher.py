@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from forebay.errors import Corrupt, Unavailable
+from forebay.errors import Corrupt, ForebayError, Unavailable, UnsupportedFormat
 from forebay.format.metadata.keys import progress_key, topic_key
 from forebay.format.metadata.value import encode_value
 from forebay.metadata import Delete, MemoryMetadata, MetadataStore, Put
@@ -167,16 +167,22 @@ def test_a_lost_or_late_transaction_moves_no_cursor_back_and_loses_none(
     assert {desk.stored(reader) for reader in readers} == {3}, "closing writes what is left"
 
 
-def test_a_cursor_that_cannot_be_read_stops_no_other() -> None:
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [(b"damaged", Corrupt), (encode_value(at(4), version=99, min_reader=99), UnsupportedFormat)],
+    ids=["damaged", "of a newer version"],
+)
+def test_a_cursor_that_cannot_be_read_stops_no_other(value: bytes, error: type[ForebayError]) -> None:
     desk = Desk()
     key = progress_key("shop", "orders", "r3", 0, prefix="/forebay")
     for reader in ("r1", "r2", "r3", "r4", "r5"):
         desk.cached(reader, 4)
-    desk.inner.transaction([], [Put(key, b"damaged")])
+    desk.inner.transaction([], [Put(key, value)])
 
-    with pytest.raises(Corrupt):
+    with pytest.raises(error):
         desk.cursors.flush()
 
+    assert desk.cursors.names() == ["r1", "r2", "r3", "r4", "r5"]
     assert [desk.stored(reader) for reader in ("r1", "r2", "r4", "r5")] == [4, 4, 4, 4]
     desk.inner.transaction([], [Delete(key)])
     desk.cursors.flush()
