@@ -443,6 +443,9 @@ class ItemPool(Generic[T]):
                     served.append(item)
                     return True
             self._threads.discard(threading.current_thread())
+            if self._asked:
+                # Those that took over from this thread while it was stuck may all wait: no `ask` wakes one for these.
+                self._rouse()
             return False
 
     def _patience_left(self) -> float:

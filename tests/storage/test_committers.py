@@ -151,13 +151,13 @@ def test_where_all_committers_hang_others_take_their_place(tmp_path: Path, monke
 class Served:
     """Items that a pool has served; those in `slow` wait at the gate."""
 
-    def __init__(self, threads: int, patience_s: float = 0.0) -> None:
+    def __init__(self, threads: int, patience_s: float = 0.0, stuck_s: float = PATIENCE) -> None:
         self.slow: set[int] = set()
         self.gate = Gate()
         self.items: list[int] = []
         self.threads: set[str] = set()
         self.pool: ItemPool[int] = ItemPool(
-            "tested", self._serve, clock=SystemClock(), threads=threads, patience_s=patience_s
+            "tested", self._serve, clock=SystemClock(), threads=threads, patience_s=patience_s, stuck_s=stuck_s
         )
 
     def _serve(self, item: int) -> None:
@@ -179,6 +179,21 @@ def test_a_pool_serves_each_item_once_for_all_that_ask_and_again_if_asked_meanwh
     until(lambda: served.items == [2, 1, 1])
 
     assert served.pool.status().steps >= 2
+    assert served.pool.stop()
+
+
+def test_what_a_thread_that_was_stuck_is_asked_for_again_is_served_by_those_in_its_place() -> None:
+    served = Served(threads=1, stuck_s=0.01)
+    served.slow.add(1)
+    served.pool.ask(1)
+    with served.gate.reached_here():
+        until(lambda: served.pool.status().stuck == 1)
+        served.pool.ask(2)
+        until(lambda: served.items == [2] and served.pool.status().steps == 1)
+        served.pool.ask(1)
+    # The thread that was stuck ends, for another has its place: that one waits, and is to be woken for the item.
+    until(lambda: served.items == [2, 1, 1], 20)
+
     assert served.pool.stop()
 
 
