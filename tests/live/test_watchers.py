@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from random import Random  # noqa: TID251 - seeded: the same run again
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -20,11 +20,15 @@ import forebay
 import forebay.aio
 from forebay import EARLIEST, LATEST, Closed, DataLoss, Gap, Reason, Record, Topic, UnknownTopic
 from forebay.aio import AsyncStream
+from forebay.engines import ReadShard
+from forebay.engines.readonly import FollowedShard
 from forebay.format.frame.batch import Batch
 from forebay.live import Feeds, Watcher
 from forebay.live.feeds import PAGES_MAX, WOKEN_MAX, ShardFeed
+from forebay.pages import Page
 from forebay.records import Position
 from forebay.storage import Storage
+from forebay.storage.streams import Following
 from forebay.testing.inside import inside
 from tests.storage.rig import quick, values, wal_of
 from tests.support.waiting import until
@@ -39,11 +43,20 @@ class Room:
     def __init__(self, threads: ThreadPoolExecutor) -> None:
         self._threads = threads
         self.reads = 0
+        self.started: set[asyncio.Future[Any]] = set()
         self.feeds = Feeds(self.start)
 
     def start(self, call: Callable[[], T], /) -> asyncio.Future[T]:
         self.reads += 1
-        return asyncio.get_running_loop().run_in_executor(self._threads, call)
+        started = asyncio.get_running_loop().run_in_executor(self._threads, call)
+        self.started.add(started)
+        started.add_done_callback(self.started.discard)
+        return started
+
+    async def idle(self) -> None:
+        """Return when no call runs in a thread."""
+        while self.started:
+            await asyncio.wait(set(self.started))
 
     def watch(
         self, topic: Topic, start: Position | int = EARLIEST, timeout: float | None = None
@@ -265,6 +278,52 @@ def test_partitions_that_are_added_are_watched_too(tmp_path: Path, monkeypatch: 
         run(log, use)
 
 
+def test_a_watcher_that_is_cancelled_while_it_begins_in_added_partitions_watches_them_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forebay.live.feeds.LOOK_SECONDS", 0.01)
+    whole, inside_grow, go_on = Following.grow, threading.Event(), threading.Event()
+
+    def slowly(following: Following[Record]) -> None:
+        inside_grow.set()
+        assert go_on.wait(60)
+        whole(following)
+
+    async def use(log: Storage, here: Room) -> None:
+        topic = log.create_topic("t")
+        stream = here.watch(topic, LATEST)
+        await begun([stream])
+        monkeypatch.setattr(Following, "grow", slowly)
+        waiting = asyncio.create_task(anext(stream))
+        await asyncio.to_thread(log.alter_topic, "t", partitions=2)
+        assert await asyncio.to_thread(inside_grow.wait, 60)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        go_on.set()
+        await here.idle()
+
+        await asyncio.to_thread(topic.append, b"1", partition=1)
+        async with asyncio.timeout(20):
+            assert (await anext(stream)).value == b"1"
+        # Again, for a call that was left under way must not stand for the next one.
+        go_on.clear()
+        inside_grow.clear()
+        waiting = asyncio.create_task(anext(stream))
+        await asyncio.to_thread(log.alter_topic, "t", partitions=3)
+        assert await asyncio.to_thread(inside_grow.wait, 60)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        go_on.set()
+        await here.idle()
+        await asyncio.to_thread(log.alter_topic, "t", partitions=4)
+        await asyncio.to_thread(topic.append, b"3", partition=3)
+        async with asyncio.timeout(20):
+            assert (await anext(stream)).value == b"3"
+
+    with forebay.open(tmp_path, quick()) as log:
+        run(log, use)
+
+
 def test_a_topic_that_is_deleted_and_created_again_ends_its_watchers(tmp_path: Path) -> None:
     async def use(log: Storage, here: Room) -> None:
         topic = log.create_topic("t")
@@ -429,6 +488,74 @@ def test_a_log_opened_read_only_is_polled_once_for_all_its_watchers(tmp_path: Pa
         assert values(await asyncio.gather(*waiting)) == [b"1"] * 20
 
     with forebay.open(tmp_path, quick()) as owner, forebay.open(tmp_path, quick(), read_only=True) as log:
+        run(log, use)
+
+
+def test_however_often_a_polled_shard_is_looked_at_unasked_one_look_is_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look that finds nothing asked for the next one: looks unasked, and waits at other offsets, multiplied."""
+    monkeypatch.setattr("forebay.live.feeds.LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("forebay.live.feeds.LOOKS_REST", 0)
+    far = 3600.0
+    monkeypatch.setattr(FollowedShard, "poll_seconds", far)
+
+    async def use(log: Storage, here: Room) -> None:
+        owner.create_topic("t").append(b"0")
+        loop, polls = asyncio.get_running_loop(), []
+        call_later = loop.call_later
+
+        def counted(delay: float, *call: Any, **context: Any) -> asyncio.TimerHandle:
+            if delay >= far:
+                polls.append(call)
+            return call_later(delay, *call, **context)
+
+        monkeypatch.setattr(loop, "call_later", counted)
+        stream = here.watch(log.topic("t"), LATEST)
+        waiting = asyncio.create_task(anext(stream))
+        await asyncio.to_thread(until, lambda: here.reads >= 10)
+        assert len(polls) == 1
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+    with forebay.open(tmp_path, quick()) as owner, forebay.open(tmp_path, quick(), read_only=True) as log:
+        run(log, use)
+
+
+def test_a_feed_that_ends_while_a_thread_reads_for_it_leaves_no_waker_in_a_shard_opened_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, reading, go_on = Topic.shard_page, threading.Event(), threading.Event()
+
+    def slowly(topic: Topic, *args: int) -> tuple[ReadShard, object, Page]:
+        found = whole(topic, *args)
+        reading.set()
+        assert go_on.wait(60)
+        return found
+
+    async def use(log: Storage, here: Room) -> None:
+        topic = log.create_topic("t")
+        topic.append(b"0")
+        stream = here.watch(topic, LATEST)
+        await begun([stream])
+        monkeypatch.setattr(Topic, "shard_page", slowly)
+        waiting = asyncio.create_task(anext(stream))
+        before = inside(topic).shard()
+        await asyncio.to_thread(log.seal_topic, "t")
+        await asyncio.to_thread(log.unseal_topic, "t")
+        await asyncio.to_thread(topic.append, b"1")
+        assert await asyncio.to_thread(reading.wait, 60)
+        await stream.aclose()
+        with pytest.raises(StopAsyncIteration):
+            await waiting
+        go_on.set()
+        await here.idle()
+
+        assert inside(topic).shard() is not before
+        assert len(here.feeds) == 0
+        assert not inside(topic).shard().wakers
+
+    with forebay.open(tmp_path, quick()) as log:
         run(log, use)
 
 

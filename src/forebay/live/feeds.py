@@ -126,6 +126,8 @@ class ShardFeed:
         """Where the shard ended at the last look, if no waker was called since and it calls its wakers."""
         self._reads: dict[int, asyncio.Future[tuple[ReadShard, object, Page]]] = {}
         """By offset, what threads read at present."""
+        self._poll: asyncio.TimerHandle | None = None
+        """The next look, where the shard calls no waker."""
         self._bell = Bell(feeds.loop, self)
         self._end = weakref.finalize(self, self._bell.leave)
         # Before any watcher looks: a record that is published after a look calls the bell.
@@ -225,7 +227,8 @@ class ShardFeed:
 
     def _fetched(self, offset: int, begun: float, reading: asyncio.Future[tuple[ReadShard, object, Page]]) -> None:
         del self._reads[offset]
-        if reading.cancelled():
+        if reading.cancelled() or not self._end.alive:
+            # Of no use, or too late: a feed that has ended must not enter its waker into the shard again.
             return
         error = reading.exception()
         if error is not None:
@@ -246,9 +249,13 @@ class ShardFeed:
             self._hand(offset, shared)
         elif is_new:
             self.look()
-        elif shard.poll_seconds is not None and self._waiting:
+        elif shard.poll_seconds is not None and self._waiting and self._poll is None:
             took = self._feeds.loop.time() - begun
-            self._feeds.loop.call_later(max(shard.poll_seconds, POLL_REST * took), self.look)
+            self._poll = self._feeds.loop.call_later(max(shard.poll_seconds, POLL_REST * took), self._look_again)
+
+    def _look_again(self) -> None:
+        self._poll = None
+        self.look()
 
     def _hand(self, offset: int, page: SharedPage) -> None:
         """Wake the watchers that wait for this page, and give it to them: by then it may be kept no more."""

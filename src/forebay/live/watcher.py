@@ -71,9 +71,10 @@ class Watcher(Generic[T]):
         while not self._closed:
             self._guard.check("this stream")
             assert self._following is not None, "begin comes first"
-            if self._following.has_grown:
+            while self._following.has_grown:
+                # More than once where the first answer is that of a call which a cancelled task has left under way.
                 await self._grown.answer(self._following.grow)
-                self._join()
+            self._join()
             rows = self._look()
             if rows or is_last:
                 return rows
