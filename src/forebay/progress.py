@@ -6,6 +6,7 @@ back by itself. Knows the metadata store alone.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
@@ -14,7 +15,16 @@ import msgspec
 
 from forebay.catalog.transact import Done, Write, transact
 from forebay.clock import Clock
-from forebay.errors import Conflict, Corrupt, ForebayError, Indeterminate, Invalid, UnknownTopic
+from forebay.errors import (
+    Conflict,
+    Corrupt,
+    ForebayError,
+    Indeterminate,
+    Invalid,
+    Unavailable,
+    UnknownTopic,
+    UnsupportedFormat,
+)
 from forebay.format.metadata.keys import progress_key, topic_key
 from forebay.format.metadata.value import Unknown, decode_value, encode_value
 from forebay.locks import Rank, RankedLock
@@ -29,8 +39,12 @@ MOVES_MAX = OPERATIONS_MAX // 2
 """Cursors moved in one transaction: each may compare its topic too."""
 KNOWN_MAX = 100_000
 """Cursors whose place and revision a process remembers."""
+FORGET_ATTEMPTS = 5
+"""So often the cursors of a deleted topic are looked at again, if others still move them."""
 PAGE_KEYS = 500
 """Cursors read at once where all are looked at."""
+
+logger = logging.getLogger(__name__)
 
 _READER = re.compile(r"[A-Za-z0-9._-]+")
 
@@ -296,13 +310,21 @@ class ProgressStore:
         self._known.drop_topic(namespace, topic)
 
     def forget_topic(self, namespace: str, topic: str, incarnation: str) -> None:
-        """Remove every cursor of a topic that was deleted; those of a new one of its name stay."""
-        entries = self._store.range(f"{self._all}{namespace}/{topic}/")
-        stale = [e for e in entries if decode_value(e.value, Progress)[0].incarnation == incarnation]
-        for first in range(0, len(stale), OPERATIONS_MAX // 2):
-            part = stale[first : first + OPERATIONS_MAX // 2]
-            compares = [RevisionIs(entry.key, entry.mod_revision) for entry in part]
-            self._store.transaction(compares, [Delete(entry.key) for entry in part])
+        """Remove every cursor of a topic that was deleted; those of a new one of its name stay.
+
+        So does one that cannot be read, which is logged. `Unavailable` if another process keeps moving one of them.
+        """
+        for _ in range(FORGET_ATTEMPTS):
+            entries = self._store.range(f"{self._all}{namespace}/{topic}/")
+            stale = [entry for entry in entries if _is_of(entry, incarnation)]
+            is_done = True
+            for first in range(0, len(stale), OPERATIONS_MAX // 2):
+                part = stale[first : first + OPERATIONS_MAX // 2]
+                compares = [RevisionIs(entry.key, entry.mod_revision) for entry in part]
+                is_done &= self._store.transaction(compares, [Delete(entry.key) for entry in part]).succeeded
+            if is_done:
+                return
+        raise Unavailable(f"{namespace}/{topic}: another process moves cursors of the deleted topic; try again")
 
     def _remove(self, name: ReaderName, keys: Sequence[str]) -> None:
         def read() -> list[Entry]:
@@ -454,6 +476,15 @@ class ProgressStore:
 
     def _key(self, name: ReaderName, partition: int) -> str:
         return progress_key(name.namespace, name.topic, name.reader, partition, prefix=self._prefix)
+
+
+def _is_of(entry: Entry, incarnation: str) -> bool:
+    """Whether the cursor is of this topic, and not of another of its name."""
+    try:
+        return decode_value(entry.value, Progress)[0].incarnation == incarnation
+    except (Corrupt, UnsupportedFormat) as error:
+        logger.warning("the cursor at %s stays, though its topic is deleted: %s", entry.key, error)
+        return False
 
 
 def _put(key: str, stored: _Stored | None, progress: Progress) -> Put:

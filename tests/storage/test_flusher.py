@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from forebay.errors import Corrupt, ForebayError, Unavailable, UnsupportedFormat
 from forebay.format.metadata.keys import progress_key, topic_key
 from forebay.format.metadata.value import encode_value
-from forebay.metadata import Delete, MemoryMetadata, MetadataStore, Put
+from forebay.metadata import Compare, Delete, MemoryMetadata, MetadataStore, Operation, Outcome, Put
 from forebay.progress import MOVES_MAX, NOTE_BYTES_MAX, Progress, ProgressStore, ReaderName
 from forebay.settings import ProgressSettings
 from forebay.storage.cursors import Cursors
@@ -231,6 +231,40 @@ def test_a_reader_of_a_deleted_topic_stops_no_other(caplog: pytest.LogCaptureFix
     desk.asked()
     desk.cursors.flush()
     assert desk.asked() == {}, "nothing is left to be written"
+
+
+def test_a_commit_while_the_cursors_of_a_deleted_topic_are_removed_leaves_none_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another process may not know yet that the topic is gone: its cursor would be listed for ever."""
+    desk = Desk()
+    elsewhere = Desk(desk.inner)
+    for reader in ("r1", "r2", "r3"):
+        elsewhere.durable(reader, 4)
+    desk.inner.transaction([], [Delete(topic_key("shop", "orders", prefix="/forebay"))])
+    transaction, moved = FaultyMetadata.transaction, list[int]()
+
+    def overtaken(metadata: FaultyMetadata, compares: Sequence[Compare], operations: Sequence[Operation]) -> Outcome:
+        if metadata is desk.metadata and not moved:
+            moved.append(elsewhere.durable("r2", 5))
+        return transaction(metadata, compares, operations)
+
+    monkeypatch.setattr(FaultyMetadata, "transaction", overtaken)
+    desk.store.forget_topic("shop", "orders", spec_of("orders").topic_id)
+
+    assert moved == [5]
+    assert desk.store.names() == []
+
+
+def test_a_cursor_that_cannot_be_read_does_not_hold_up_the_deletion_of_its_topic() -> None:
+    desk = Desk()
+    for reader in ("r1", "r2", "r3"):
+        desk.durable(reader, 4)
+    desk.inner.transaction([], [Put(progress_key("shop", "orders", "r2", 0, prefix="/forebay"), b"damaged")])
+
+    desk.store.forget_topic("shop", "orders", spec_of("orders").topic_id)
+
+    assert desk.store.names() == ["r2"]
 
 
 def test_commits_in_a_topic_and_in_an_earlier_one_of_its_name_are_written_one_after_the_other() -> None:
