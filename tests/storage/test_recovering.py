@@ -12,7 +12,9 @@ import pytest
 import forebay
 from forebay import Conflict, Settings, Storage, Unavailable
 from forebay.catalog import state_entries
+from forebay.format.metadata.descriptor import ShardState
 from forebay.format.metadata.keys import PREFIX, cur_key, deletes_key, segment_key, state_key
+from forebay.format.metadata.value import encode_value
 from forebay.metadata import MemoryMetadata, MetadataStore, Put
 from forebay.shard import SegmentShard
 from forebay.testing.inside import inside
@@ -193,6 +195,27 @@ def test_a_log_that_is_closed_meanwhile_says_so(tmp_path: Path) -> None:
 
     with pytest.raises(forebay.Closed):
         log.recover(close)
+
+
+def test_a_topic_that_is_deleted_and_created_again_meanwhile_is_not_opened_by_what_was_acquired(tmp_path: Path) -> None:
+    """The shard of the later topic, in another directory, may have just the epoch that the one before was given."""
+    with_shards(tmp_path / "log", 1)
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        old = log.topic("t").spec
+
+        def recreate(done: float) -> None:
+            if done == 0.5 and log.topic("t").spec == old:
+                log.delete_topic("t")
+                spec = log.create_topic("t").spec
+                state = ShardState(incarnation=spec.topic_id, epoch=2, holder="0" * 32)
+                inside(log).metadata.transaction(
+                    [], [Put(state_key("default", "t", 0, prefix=PREFIX), encode_value(state))]
+                )
+
+        assert log.recover(recreate).opened == 0
+
+        assert log.status().open == ()
+        assert not (tmp_path / "log" / "shards" / f"{old.topic_id}_0").exists()
 
 
 def test_recovering_twice_or_with_shards_in_use_opens_nothing_again(tmp_path: Path) -> None:

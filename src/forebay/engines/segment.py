@@ -203,7 +203,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         Called with the shard's lock held: no other thread here acquires it from the look at its state on.
         """
         stored = self._stored(ref)
-        if stored is None:
+        if stored is None or stored.state.incarnation != ref.spec.topic_id:
             raise UnknownTopic(f"{ref}: the topic was deleted while its shard was being opened", shard=ref)
         if acquired is None or stored.state.epoch != acquired.epoch:
             return self._open(ref, self._refuse_others, on_bytes)
