@@ -11,10 +11,10 @@ import pytest
 
 from forebay.appends.budget import RECOUNT_REFUSALS, STEP_BYTES, QueueBudget
 from forebay.appends.producer_window import ProducerWindow
-from forebay.appends.queue import AppendQueue, QueuedRecord, QueueFull
+from forebay.appends.queue import AppendQueue, Producing, QueuedRecord, QueueFull
 from forebay.appends.ticket import Ticket
 from forebay.clock import SystemClock
-from forebay.errors import Closed, Unavailable
+from forebay.errors import Closed, Conflict, Unavailable
 from forebay.format.columns.rows import Columns, encode_columns
 from forebay.format.frame.batch import encode_data_frame
 from forebay.meter import ShardCounts
@@ -289,6 +289,40 @@ def test_a_queue_that_ended_leaves_nothing_in_the_budget() -> None:
     del queue
 
     assert budget.bytes == 0
+
+
+def test_repeats_and_conflicts_take_nothing_of_the_budget() -> None:
+    """They were charged before they were recognised, each time anew, and no commit gave it back."""
+    budget = QueueBudget(20 * STEP_BYTES)
+    queue = _queue(budget)
+    columns = encode_columns(Columns(values=[b"x" * 3 * STEP_BYTES], timestamps=[0]))
+    queue.stage_many(columns, Producing(1, 0), Ticket())
+    queue.take()
+    queue.acknowledge()
+
+    for _ in range(10):
+        repeated = queue.stage_many(columns, Producing(1, 0), Ticket())
+        assert (repeated.done, repeated.offset) == (True, 0)
+        record = QueuedRecord(b"x" * 2 * STEP_BYTES, None, None, (), 0, Producing(1, 9), Ticket())
+        with pytest.raises(Conflict):
+            queue.stage_one(record, 2 * STEP_BYTES)
+        queue.take()
+
+    assert (budget.bytes, budget.used) == (0, 0)
+
+
+def test_a_repeat_needs_no_room_in_the_queue() -> None:
+    queue = _queue(QueueBudget(STEP_BYTES))
+    original = queue.stage_one(QueuedRecord(b"v", None, None, (), 0, Producing(1, 0), Ticket()), 10)
+    _stage(queue, STEP_BYTES - 10)
+    with pytest.raises(QueueFull):
+        _stage(queue, 10)
+
+    repeated = queue.stage_one(QueuedRecord(b"v", None, None, (), 0, Producing(1, 0), Ticket()), 10)
+    queue.take()
+    queue.acknowledge()
+
+    assert (original.offset, repeated.offset, repeated.done) == (0, 0, True)
 
 
 @contextmanager

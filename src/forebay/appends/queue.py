@@ -168,11 +168,13 @@ class AppendQueue:
         if self.is_inside():
             raise Unavailable(INSIDE)
         with self.lock:
-            if self._bytes or self.refusal is not None or self._held is not None or size > STEP_BYTES:
-                self._admit(1, size)
             if entry.producing is None:
+                if self._bytes or self.refusal is not None or self._held is not None or size > STEP_BYTES:
+                    self._admit(1, size)
                 return self._enter(entry, size)
+            self._refuse()
             if not self._repeats(entry.producing, entry.ticket, 1):
+                self._admit(1, size)
                 return self._enter_producing(entry.producing, entry.ticket, entry, size)
         return _answered(entry.ticket)
 
@@ -181,10 +183,12 @@ class AppendQueue:
         if self.is_inside():
             raise Unavailable(INSIDE)
         with self.lock:
-            self._admit(columns.count, columns.size)
             if producing is None:
+                self._admit(columns.count, columns.size)
                 return self._enter_columns(columns, None, ticket)
+            self._refuse()
             if not self._repeats(producing, ticket, columns.count):
+                self._admit(columns.count, columns.size)
                 return self._enter_producing(producing, ticket, columns, columns.size)
         return _answered(ticket)
 
@@ -293,10 +297,16 @@ class AppendQueue:
                 self.window.clear()
                 self.window.extend(window.entries())
 
-    def _admit(self, count: int, size: int) -> None:
+    def _refuse(self) -> None:
+        """Raise why the shard takes no appends, if so."""
         refusal = self.refusal or self._held
         if refusal is not None:
             raise copy.copy(refusal)
+
+    def _admit(self, count: int, size: int) -> None:
+        """See that there is room, and charge the budget, for an append that enters now: not for one that repeats."""
+        if self.refusal is not None or self._held is not None:
+            self._refuse()
         waiting = self._frames[-1].end - self._frames[0].base
         if waiting and (
             waiting + count > self._settings.queue_records_max or self._bytes + size > self._settings.queue_bytes_max
