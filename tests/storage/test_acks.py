@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
+from typing import Any
 
 import pytest
 
@@ -134,6 +135,76 @@ def test_acks_of_one_round_wake_their_loop_once_when_the_round_is_over() -> None
     assert round_over == ["callback"]
 
 
+def test_a_round_that_is_not_over_holds_up_no_task_of_another() -> None:
+    """A closing shard answers its last appends and then syncs: tasks that waited for other topics waited for that."""
+
+    async def both() -> None:
+        slow, quick = Ack(0), Ack(0)
+        waiting = [asyncio.ensure_future(_awaited(ack)) for ack in (slow, quick)]
+        await asyncio.sleep(0)
+        slow_round: deque[Answered] = deque()
+        quick_round: deque[Answered] = deque()
+
+        slow.finish(None, slow_round)
+        quick.finish(None, quick_round)
+        call_back(quick_round)
+        await asyncio.wait_for(waiting[1], 5)
+
+        call_back(slow_round)
+        await asyncio.gather(*waiting)
+
+    asyncio.run(both())
+
+
+def test_an_interrupt_while_waiters_are_woken_leaves_none_asleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that answers is interrupted (Ctrl-C) and repeats it; later rounds of the loop wake their tasks too."""
+
+    class Interrupted(deque[Answered]):
+        def appendleft(self, _: Answered) -> None:
+            raise KeyboardInterrupt
+
+    async def all_of_them() -> None:
+        loop, due = asyncio.get_running_loop(), deque[Answered]()
+        first, second = Ack(0), Ack(0)
+        waiting = [asyncio.ensure_future(_awaited(ack)) for ack in (first, second)]
+        await asyncio.sleep(0)
+
+        with pytest.raises(KeyboardInterrupt):
+            first.finish(None, Interrupted())
+        first.finish(None, due)
+        with monkeypatch.context() as patched:
+            patched.setattr(loop, "call_soon_threadsafe", _interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                call_back(due)
+        call_back(due)
+        await asyncio.wait_for(waiting[0], 5)
+        second.finish(None, due)
+        call_back(due)
+        await asyncio.wait_for(waiting[1], 5)
+
+    asyncio.run(all_of_them())
+
+
+def test_a_thread_interrupted_while_it_waits_does_not_stop_the_one_that_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An interrupt (Ctrl-C) in a condition of Python's own may leave it locked for ever."""
+    ack = Ack(0)
+
+    def locked(condition: Any) -> bool:
+        condition.acquire()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises((KeyboardInterrupt, Indeterminate)):
+        patched.setattr("threading.Condition.__enter__", locked)
+        ack.result(0.001)
+    answering = threading.Thread(target=ack.finish, daemon=True)
+    answering.start()
+    answering.join(5)
+
+    assert not answering.is_alive()
+
+
 def test_an_append_answered_inside_a_callback_wakes_its_task_at_once() -> None:
     """The callback may wait for what that task does."""
 
@@ -216,6 +287,10 @@ def test_a_waiter_that_was_cancelled_is_no_harm_to_others() -> None:
         return await waiting
 
     assert asyncio.run(both()) == 5
+
+
+def _interrupted(*_: object) -> asyncio.Handle:
+    raise KeyboardInterrupt
 
 
 async def _awaited(ack: Ack) -> int:

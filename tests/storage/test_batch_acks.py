@@ -276,6 +276,33 @@ def test_a_partition_that_fails_in_its_write_is_in_doubt_and_the_others_stand(tm
         disk.meet = lambda op, path: None
 
 
+def test_where_one_partition_refuses_and_the_other_is_in_doubt_the_whole_is_in_doubt(tmp_path: Path) -> None:
+    """It said that nothing was done, by the error of the partition that came first."""
+    disk = WatchedDisk()
+    with Storage.open(str(tmp_path / "log"), quick(), disk=disk) as log:
+        topic = log.create_topic("t", partitions=2)
+        for partition in (0, 1):
+            topic.append(b"before", partition=partition)
+        directory = os.path.basename(wal_of(topic, 1).writer.place.directory)
+
+        def fail(op: str, path: str) -> None:
+            if op == "write" and path.endswith(".seg") and f"/{directory}/" in path:
+                raise OSError(5, "broken")
+
+        wal_of(topic, 0).hold(Unavailable("held"))
+        disk.meet = fail
+        ack = _both(topic)
+        with pytest.raises(Indeterminate):
+            ack.result(PATIENCE)
+        assert isinstance(ack.failures[0], Unavailable) and isinstance(ack.failures[1], Indeterminate)
+        disk.meet = lambda op, path: None
+        until(lambda: wal_of(topic, 1).failure is None)
+        disk.meet = fail
+        with pytest.raises(Indeterminate):
+            topic.append_many([b"zero", b"one"], keys=[KEY_OF[0], KEY_OF[1]])
+        disk.meet = lambda op, path: None
+
+
 def test_too_much_for_one_frame_is_refused_before_any_partition_gets_its_share(tmp_path: Path) -> None:
     with Storage.open(str(tmp_path / "log"), quick(frame_bytes_max=65_536)) as log:
         topic = log.create_topic("t", partitions=2)
@@ -339,11 +366,18 @@ def test_a_batch_queued_before_a_fork_is_answered_in_the_parent_alone(log: Stora
             waiting.result(PATIENCE)
         except Closed as error:
             os.write(writing, f"{done.result()} {error}".encode())
-        os._exit(0)
+        try:
+            asyncio.run(asyncio.wait_for(_awaited(waiting), 5))
+        except Closed as error:
+            os.write(writing, f"; awaited: {error}".encode())
+        finally:
+            os._exit(0)
     os.close(writing)
     os.waitpid(child, 0)
     with os.fdopen(reading) as answer:
-        assert "() this append was queued before a fork" in answer.read()
+        told = answer.read()
+    assert "() this append was queued before a fork" in told
+    assert "awaited: this append was queued before a fork" in told
 
     topic.flush()
     assert waiting.result(PATIENCE) == ((0, 0, 2), (1, 0, 1))

@@ -20,10 +20,19 @@ FOLLOW_SECONDS = 1.0
 """After this many seconds a follower assumes that the leader was interrupted (Ctrl-C), and commits itself."""
 
 
-def followed(ticket: Ticket) -> bool:
-    """Wait until the leader has answered this append; false if that takes suspiciously long."""
+def shut_gate() -> threading.Lock:
+    """What one thread waits at by `acquire`, until another opens it by `release`.
+
+    Not an event: an exception in `wait` of that may leave it locked, and the thread that sets it stuck.
+    """
     gate = threading.Lock()
     gate.acquire()
+    return gate
+
+
+def followed(ticket: Ticket) -> bool:
+    """Wait until the leader has answered this append; false if that takes suspiciously long."""
+    gate = shut_gate()
     # Settling turns `done` true and then looks for a callback; here it is the other way round.
     ticket.callback = lambda _: gate.release()
     return ticket.done or gate.acquire(timeout=FOLLOW_SECONDS)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections import deque
@@ -17,6 +18,7 @@ import numpy.typing as npt
 
 from forebay.appends.callbacks import Answered, in_callback
 from forebay.appends.ticket import Ticket
+from forebay.appends.waiting import shut_gate
 from forebay.disk.forks import FORKS
 from forebay.errors import Closed, ForebayError, Indeterminate
 from forebay.locks import Rank, RankedRLock
@@ -54,7 +56,7 @@ class Ack(Ticket):
         self.followers = None
         self.partition = partition
         self._generation = FORKS.generation
-        self._waiters: list[tuple[Wakeups, asyncio.Future[None]] | threading.Event] = []
+        self._waiters: list[tuple[Wakeups, asyncio.Future[None]] | threading.Lock] = []
         self._callbacks: list[Callable[[Ack], None]] | None = None
 
     def finish(self, error: ForebayError | None = None, due: deque[Answered] | None = None) -> None:
@@ -83,13 +85,12 @@ class Ack(Ticket):
         if timeout is not None:
             checked_seconds("timeout", timeout)
         if not self.done:
-            if self._generation != FORKS.generation:
-                raise Closed("this append was queued before a fork, and only the parent gets its offset")
+            self._refuse_in_child()
             if in_callback():
                 raise Indeterminate("asked in the callback of an append, which cannot wait for another: add a callback")
-            answered = threading.Event()
-            self._waiters.append(answered)
-            if not self.done and not answered.wait(timeout):
+            gate = shut_gate()
+            self._waiters.append(gate)
+            if not self.done and not gate.acquire(timeout=-1 if timeout is None else timeout):
                 raise Indeterminate(f"not acknowledged within {timeout} s: it may still be; ask again")
         return super().result()
 
@@ -114,6 +115,7 @@ class Ack(Ticket):
 
     def __await__(self) -> Generator[object, None, int]:
         if not self.done:
+            self._refuse_in_child()
             wakeups = _wakeups()
             answered = wakeups.loop.create_future()
             self._waiters.append((wakeups, answered))
@@ -121,18 +123,25 @@ class Ack(Ticket):
                 yield from answered
         return self.offset if self.error is None else super().result()
 
+    def _refuse_in_child(self) -> None:
+        if self._generation != FORKS.generation:
+            raise Closed("this append was queued before a fork, and only the parent gets its offset")
+
     def _wake(self, due: deque[Answered] | None) -> None:
         waiters = self._waiters
         while waiters:
             try:
-                waiter = waiters.pop()
-            except IndexError:
-                return
-            if isinstance(waiter, tuple):
-                wakeups, answered = waiter
-                wakeups.add(answered, due)
-            else:
-                waiter.set()
+                waiter = waiters[0]
+                if isinstance(waiter, tuple):
+                    wakeups, answered = waiter
+                    wakeups.add(answered, due)
+                else:
+                    with contextlib.suppress(RuntimeError):  # released already
+                        waiter.release()
+                # Last: a thread that repeats this after an interrupt (Ctrl-C) finds the waiter, and twice is no harm.
+                waiters.remove(waiter)
+            except (IndexError, ValueError):
+                continue  # another thread was quicker
 
 
 class OffsetRange(NamedTuple):
@@ -228,8 +237,8 @@ class BatchAck:
     def result(self, timeout: float | None = None) -> tuple[OffsetRange, ...]:
         """Wait until every partition has answered; the ranges, or the error if any has failed.
 
-        The error is the partition's own if all have failed, else an `Indeterminate` that names what stands. For the
-        time and for callbacks see `Ack.result`.
+        The error is a partition's own if all have failed, `Indeterminate` if one of them has that, else an
+        `Indeterminate` that names what stands. For the time and for callbacks see `Ack.result`.
         """
         self._ack.result(timeout)
         return self.ranges
@@ -252,10 +261,7 @@ class BatchAck:
 
     def _failure(self) -> ForebayError | None:
         failures = self.failures
-        if not failures:
-            return None
-        held = self.ranges
-        return mixed(self._name, held, failures) if held else next(iter(failures.values()))
+        return failure_of(self._name, self.ranges, failures) if failures else None
 
     def _held(self) -> list[tuple[Rows | None, OffsetRange]]:
         return [
@@ -274,6 +280,17 @@ def placed(count: int, held: Iterable[tuple[Rows | None, OffsetRange]]) -> Seque
         offsets[rows] = np.arange(first, first + records)
     found: list[int] = offsets.tolist()
     return found
+
+
+def failure_of(name: str, held: Sequence[OffsetRange], failures: Mapping[int, ForebayError]) -> ForebayError:
+    """The error of an append to the topic `name` that has failed in some partitions, or in all of them.
+
+    Where nothing stands it is a partition's own, one in doubt before any other: those say that nothing was done.
+    """
+    if held:
+        return mixed(name, held, failures)
+    errors = failures.values()
+    return next((error for error in errors if isinstance(error, Indeterminate)), next(iter(errors)))
 
 
 def mixed(name: str, held: Sequence[OffsetRange], failures: Mapping[int, ForebayError]) -> Indeterminate:
@@ -320,34 +337,52 @@ class Wakeups:
     """Futures of one event loop that are to be done: one call into the loop for all that come together.
 
     A call from another thread costs more than an append does, so there is at most one on its way. It is made when the
-    thread that answers has answered all of its round and holds no lock.
+    thread that answers has answered all of its round and holds no lock. Rounds of several shards go on at a time, and
+    none waits for another's end: each makes the call unless one is on its way.
     """
 
-    __slots__ = ("_asked", "_due", "loop")
+    __slots__ = ("_asked", "_due", "_entered", "loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._due: deque[asyncio.Future[None]] = deque()
         self._asked = False
+        """A call into the loop is on its way."""
+        self._entered: deque[Answered] | None = None
+        """The round that this was entered in last, unless it was called since."""
 
     def add(self, future: asyncio.Future[None], due: deque[Answered] | None = None) -> None:
         """Have the future done soon, in its loop. For any thread; `due` takes what is to run when the round is over."""
         self._due.append(future)
-        if not self._asked:
-            self._asked = True
-            if due is None or in_callback():
-                self.call_back()
-            else:
+        if self._asked:
+            return
+        if due is None or in_callback():
+            self.call_back()
+        elif self._entered is not due:
+            try:
+                # In this order: the call takes the mark away, so what finds the mark comes before the call.
+                self._entered = due
                 # Before the callbacks of users, which may take long.
                 due.appendleft(self)
+            except BaseException:
+                # It may not have been entered (Ctrl-C).
+                self._entered = None
+                raise
 
     def call_back(self) -> None:
-        """See `Answered`."""
+        """See `Answered`. Cut short (Ctrl-C), it stays in its round and is repeated."""
+        self._entered = None
+        if self._asked:
+            return
         try:
+            self._asked = True
             self.loop.call_soon_threadsafe(self._finish)
         except RuntimeError:
             # The appends are what they are; the loop was closed, and its tasks with it.
             logger.exception("the event loop that waited for appends is closed")
+        except BaseException:
+            self._asked = False
+            raise
 
     def _finish(self) -> None:
         # In this order: what is added from here on either is found below or asks again.

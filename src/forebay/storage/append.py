@@ -23,7 +23,7 @@ from forebay.format.frame.batch import encode_arrow, key_strip
 from forebay.partitioning import Partitioner, Partitions
 from forebay.records import HeadersLike
 from forebay.settings import WalSettings
-from forebay.storage.acks import Ack, BatchAck, OffsetRange, Rows, Share, mixed, placed
+from forebay.storage.acks import Ack, BatchAck, OffsetRange, Rows, Share, failure_of, mixed, placed
 from forebay.storage.arguments import (
     checked_arrow,
     checked_bytes,
@@ -336,10 +336,10 @@ class Appender:
                 held |= self._acknowledged([(share, taken)], failures)
         ranges = [held[part.partition] for part in records.parts if part.partition in held]
         if failures:
-            first = next(iter(failures.values()))
+            failure = failure_of(self._name, ranges, failures)
             if not ranges:
-                raise first
-            raise mixed(self._name, ranges, failures) from first
+                raise failure
+            raise failure from next(iter(failures.values()))
         return placed(records.count, zip((part.rows for part in records.parts), ranges, strict=True))
 
     def in_turn(self, records: Records) -> Sequence[int]:
