@@ -21,6 +21,7 @@ import forebay.aio
 from forebay import EARLIEST, LATEST, Closed, DataLoss, Gap, Reason, Record, Topic, UnknownTopic
 from forebay.aio import AsyncStream
 from forebay.engines import ReadShard
+from forebay.engines.memory_records import HeldRecords
 from forebay.engines.readonly import FollowedShard
 from forebay.format.frame.batch import Batch
 from forebay.live import Feeds, Watcher
@@ -411,6 +412,30 @@ def test_what_was_deleted_is_not_given_from_a_page_that_was_kept(tmp_path: Path,
 
     with forebay.open(tmp_path, quick()) as log:
         run(log, use)
+
+
+def test_a_page_that_is_asked_for_in_the_middle_of_an_append_is_not_current_after_a_delete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The records that were being appended were taken for ended ones, and stood for those that were deleted later."""
+    seen: list[object] = []
+    with forebay.open(tmp_path, quick()) as log:
+        topic = log.create_topic("t", durability="ephemeral")
+        topic.append(b"0")
+        shard = inside(topic).shard()
+
+        def look(held: HeldRecords, name: str, value: object) -> None:
+            if name == "live":
+                seen.append(shard.ended())
+            object.__setattr__(held, name, value)
+
+        monkeypatch.setattr(HeldRecords, "__setattr__", look)
+        topic.append(b"1")
+        monkeypatch.undo()
+        assert seen
+        topic.delete_by_offset(0, 1)
+
+        assert shard.ended() not in seen
 
 
 def test_watchers_of_a_shard_that_is_lost_and_opened_again_go_on(tmp_path: Path) -> None:

@@ -237,7 +237,7 @@ class MemoryShard:
     def ended(self) -> object:
         """See `ReadShard`."""
         held = self._held
-        return held.earliest, held.next - held.live
+        return held.earliest, held.endings
 
     def reach(self) -> Reach:
         """See `ReadShard`."""

@@ -65,6 +65,8 @@ class HeldRecords:
         self.earliest = start
         self.next = start
         self.live = 0
+        self.endings = 0
+        """How often records have ended: by this a reader that holds no lock sees whether what it has is current."""
         self.size = 0
         """What all of it takes in memory."""
         self.bytes = 0
@@ -176,6 +178,7 @@ class HeldRecords:
         for tag, gone in tags.items():
             _take_out(self._tags, tag, gone)
         self.live -= len(ordered)
+        self.endings += 1
         self._highs = None
         return len(ordered)
 
@@ -193,6 +196,7 @@ class HeldRecords:
         self.bytes -= sum(held.bytes for held in dropped)
         self._deleted = self._deleted.clipped(offset, self.next)
         self.earliest = offset
+        self.endings += 1
         self._highs = None
         return ended
 
