@@ -183,3 +183,21 @@ def test_the_gate_holds_in_an_event_loop_too(root: Path) -> None:
     asyncio.run(main())
 
     assert recorded(root) == before
+
+
+def test_a_shard_that_is_open_is_sealed_exported_and_retained_after_the_gate_refuses_it(tmp_path: Path) -> None:
+    """To give a shard up, a process first refuses it, so that nothing acquires it again, and then seals it."""
+    allowed = [True]
+    with forebay.open(tmp_path / "log", settings_of(tmp_path), may_own=lambda ref: allowed[0]) as log:
+        topic = log.create_topic("t")
+        topic.append(b"v")
+        allowed[0] = False
+
+        log.export_topic("t")
+        log.alter_topic("t", cap_records=10)
+        assert log.run_retention("t").evicted == 0
+        (state,) = log.seal_topic("t")
+
+        assert state.next_offset == 1
+        with pytest.raises(Moved):
+            topic.append(b"v")

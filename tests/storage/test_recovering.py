@@ -17,6 +17,7 @@ from forebay.format.metadata.keys import PREFIX, cur_key, deletes_key, segment_k
 from forebay.format.metadata.value import encode_value
 from forebay.metadata import MemoryMetadata, MetadataStore, Put
 from forebay.shard import SegmentShard
+from forebay.shard.ownership import BATCH_SHARDS
 from forebay.testing.inside import inside
 from tests.storage.rig import QUICK, WatchedDisk, quick, values
 from tests.support.waiting import PATIENCE
@@ -240,3 +241,45 @@ def test_a_lost_directory_names_its_way_out_in_the_result(tmp_path: Path) -> Non
     with forebay.open(tmp_path / "log", QUICK) as log:
         (failed,) = log.recover().failed
         assert isinstance(failed.error, Conflict) and "has lost its directory" in str(failed.error)
+
+
+@pytest.mark.parametrize("engine", ["segment", "rocksdb"])
+@pytest.mark.parametrize("is_made_again", [False, True])
+def test_a_topic_that_is_deleted_while_its_shards_are_recovered_stays_deleted(
+    tmp_path: Path, engine: str, *, is_made_again: bool
+) -> None:
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        log.create_topic("t", engine=engine).append(b"old")
+    with forebay.open(tmp_path / "log", QUICK) as log:
+
+        def delete(done: float) -> None:
+            if done == 0.5 and log.topics() and log.topic("t").spec.topic_id == old:
+                log.delete_topic("t")
+                if is_made_again:
+                    log.create_topic("t", engine=engine).append(b"new")
+
+        old = log.topic("t").spec.topic_id
+
+        recovered = log.recover(delete)
+
+        assert (recovered.opened, recovered.failed) == (0, ())
+        assert [shard.ref.spec.topic_id for shard in inside(log).shards()].count(old) == 0
+        topic = log.create_topic("t", engine=engine, exist_ok=True)
+        assert values(topic.read()) == ([b"new"] if is_made_again else [])
+        assert topic.append(b"v") == (1 if is_made_again else 0)
+
+
+def test_a_topic_that_is_deleted_while_others_are_acquired_is_not_named_as_failed(tmp_path: Path) -> None:
+    """Its directory is gone then, which looked like one that was lost."""
+    with_shards(tmp_path / "log", BATCH_SHARDS)
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        log.create_topic("u").append(b"v")
+    with forebay.open(tmp_path / "log", QUICK) as log:
+
+        def delete(done: float) -> None:
+            if log.topics("default/u"):
+                log.delete_topic("u")
+
+        recovered = log.recover(delete)
+
+        assert (recovered.opened, recovered.failed) == (BATCH_SHARDS, ())

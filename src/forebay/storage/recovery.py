@@ -128,7 +128,6 @@ class Recovery:
         on_bytes(1)
 
     def _fail(self, ref: ShardRef, error: ForebayError | OSError) -> None:
-        logger.error("%s cannot be opened: %s", ref, error)
         if isinstance(error, OSError):
             error = Unavailable(f"{ref} cannot be opened: {error}; once the disk works, try again", shard=ref)
         self._failed.append(FailedShard(ref, error))

@@ -6,6 +6,8 @@ the topic unknown and then takes the lock of each of its shards, so none is open
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
@@ -13,7 +15,7 @@ from forebay.catalog import state_entries
 from forebay.disk.forks import FORKS, ForkGuard
 from forebay.engines import MemoryEngine, OwnedShard, ReadShard, UnownedShards
 from forebay.engines.directory import Engines
-from forebay.errors import Moved, Unavailable, UnknownTopic
+from forebay.errors import ForebayError, Moved, Unavailable, UnknownTopic
 from forebay.metadata import MetadataStore
 from forebay.shard import ShardRef
 from forebay.shard.ownership import MayOwn
@@ -21,6 +23,8 @@ from forebay.storage.definitions import Definitions
 from forebay.storage.lifetime import Lifetime
 from forebay.storage.recovery import Progress, Recovered, Recovery
 from forebay.topics import TopicSpec
+
+logger = logging.getLogger(__name__)
 
 S = TypeVar("S")
 S_co = TypeVar("S_co", covariant=True)
@@ -153,15 +157,19 @@ class OwnerShards:
         return TopicShards(spec, self, owned=registry, readable=registry, guard=self._lifetime.guard)
 
     def own(self, ref: ShardRef) -> OwnedShard:
-        """See `Shards`; `Moved` if `may_own` refuses it."""
-        self._check_may_own(ref)
+        """See `Shards`; `Moved` if it is not open and `may_own` refuses it."""
+        found = self._found_or_allowed(ref)
+        if found is not None:
+            return found
         engine = self._engines.of(ref.spec)
         with engine.registry.lock(ref.spec.topic_id, ref.partition):
             return self._opened(engine.open_shard, self._current(ref))
 
     def ours(self, ref: ShardRef) -> OwnedShard:
-        """See `Shards`; `Moved` if `may_own` refuses it."""
-        self._check_may_own(ref)
+        """See `Shards`; `Moved` if it is not open and `may_own` refuses it."""
+        found = self._found_or_allowed(ref)
+        if found is not None:
+            return found
         engine = self._engines.of(ref.spec)
         with engine.registry.lock(ref.spec.topic_id, ref.partition):
             return self._opened(engine.open_here, self._current(ref))
@@ -193,17 +201,33 @@ class OwnerShards:
     def recover(self, refs: Sequence[ShardRef], openers: int, on_progress: Progress) -> Recovered:
         """Open those of these shards that are here now, with so many threads; see `Storage.recover`."""
         refs = [ref for ref in refs if self._may_own(ref)]
-        recovery = Recovery(self._engines, self._opened, on_progress)
+        recovery = Recovery(self._engines, self._opened_if_known, on_progress)
         recovered = recovery.run(refs, state_entries(self._metadata, prefix=self._prefix), openers)
         # Closed meanwhile: that is no trouble of a shard.
         self._lifetime.check()
-        return recovered
+        failed = tuple(one for one in recovered.failed if not self._is_gone(one.ref))
+        for one in failed:
+            logger.error("%s cannot be opened: %s", one.ref, one.error)
+        return dataclasses.replace(recovered, failed=failed)
 
-    def _check_may_own(self, ref: ShardRef) -> None:
-        """`Moved` if this process may not own the shard. Asked before the lock: a gate of the user's may take long."""
+    def _is_gone(self, ref: ShardRef) -> bool:
+        """Whether the topic of the shard was deleted, as far as is known: then nothing is missing."""
+        try:
+            return not self._definitions.is_current(ref.spec)
+        except ForebayError:
+            return False
+
+    def _found_or_allowed(self, ref: ShardRef) -> OwnedShard | None:
+        """The shard, if it is open; else `Moved` if this process may not own it.
+
+        One that is open was allowed, and may be sealed here once the gate refuses it. The gate is asked before the
+        lock: it is a function of the user's and may take long.
+        """
         self._lifetime.check()
-        if not self._may_own(ref):
+        found = self.find(ref)
+        if found is None and not self._may_own(ref):
             raise _refusal(ref)
+        return found
 
     def _current(self, ref: ShardRef) -> ShardRef:
         return current(ref, self._definitions, self._lifetime)
@@ -213,6 +237,10 @@ class OwnerShards:
         shard = opened(opening, ref)
         self._introduce(shard)
         return shard
+
+    def _opened_if_known(self, opening: Callable[[ShardRef], OwnedShard], ref: ShardRef) -> OwnedShard:
+        """As `_opened`, for a shard that was named earlier; `UnknownTopic` if its topic was deleted since."""
+        return self._opened(opening, self._current(ref))
 
     def _introduce(self, shard: OwnedShard) -> None:
         """Have the shard go by the newest definition, and readers of what is recorded of it ask for it again."""
