@@ -46,7 +46,7 @@ from forebay.wal.retention import drop_file
 from forebay.wal.scan import LogScan
 from forebay.wal.tail import LIVE_NAME
 from forebay.wal.walk import Unreadable
-from forebay.wal.writer import Writer
+from forebay.wal.writer import SyncTarget, Writer
 from tests.ledger import Ledger
 from tests.wal.bombs import READERS, mined, stays_packed
 from tests.wal.checks import TAKEN, lost_owners_acknowledge_nothing, recover_and_go_on
@@ -341,9 +341,9 @@ def _lease_asked_before_the_sync(patch: pytest.MonkeyPatch) -> None:
 
 
 def _background_sync_tried_again(patch: pytest.MonkeyPatch) -> None:
-    def try_later(wal: Wal, error: OSError) -> None:
+    def try_later(wal: Wal, target: SyncTarget, error: OSError) -> None:
         wal.dirty_since = wal.writer.clock.monotonic()
-        wal.writer.end_background_sync()
+        wal.writer.end_background_sync(target)
 
     patch.setattr(Wal, "fail_background_sync", try_later)
 

@@ -20,7 +20,7 @@ from forebay.testing.clock import ManualClock
 from forebay.testing.inside import InsideSync, inside
 from tests.engines.homes import SegmentHome
 from tests.storage.rig import WatchedDisk, quick, values
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.slow
 
@@ -264,6 +264,45 @@ def test_a_sync_that_fails_beside_nothing_to_sync_harms_no_shard(tmp_path: Path)
     InsideSync(maintenance).sync_together([shard])
 
     assert shard.failure is None
+    engine.close()
+
+
+def test_a_log_that_is_written_for_long_keeps_no_other_from_the_end_of_a_sync_of_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forebay.wal.log.NOTE_WAIT_SECONDS", 0.01)
+    disk, held, may_end = WatchedDisk(), threading.Event(), threading.Event()
+    home = SegmentHome(disk, str(tmp_path), "disk", settings=quick(sync_interval_ms=60_000))
+    maintenance = SyncWorker(
+        disk, SystemClock(), str(tmp_path), RuntimeSettings(), hand_on=lambda shard: None, relieve=lambda: None
+    )
+    engine = home.open().engine
+    stuck, other = (engine.open_shard(home.ref(partition)) for partition in range(2))
+    for shard in (stuck, other):
+        shard.acknowledge(shard.stage_one(_entry(), 17))
+
+    def write_long() -> None:
+        with stuck.wal.committing:
+            held.set()
+            assert may_end.wait(PATIENCE)
+
+    def begin_to_write(kind: str, path: str) -> None:
+        if kind == "sync_filesystem":
+            writing.start()
+            assert held.wait(PATIENCE)
+
+    writing = threading.Thread(target=write_long, daemon=True)
+    disk.meet = begin_to_write
+    syncing = threading.Thread(target=InsideSync(maintenance).sync_together, args=([stuck, other],), daemon=True)
+    syncing.start()
+    syncing.join(20)
+    is_held_up = syncing.is_alive()
+    may_end.set()
+    writing.join(PATIENCE)
+
+    assert not is_held_up
+    assert (other.offsets().durable, stuck.offsets().durable) == (1, 0)
+    assert stuck.upkeep.is_busy, "the next round syncs it"
     engine.close()
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import pytest
 
 from forebay.errors import ForebayError, Unavailable
 from forebay.testing.history import AppendOutcome
 from forebay.topics import Durability
+from forebay.wal.upkeep import Upkeep
 from forebay.wal.writer import BackgroundSync, SyncTarget
 from tests.wal.rig import Rig, Simulated, simulated
 
@@ -78,12 +83,12 @@ def syncing(durability: Durability) -> tuple[Simulated, SyncTarget]:
 def test_what_promises_durability_fails_with_a_sync_that_began_before(
     monkeypatch: pytest.MonkeyPatch, answer: str, waiters: int
 ) -> None:
-    rig, _ = syncing(DISK)
+    rig, target = syncing(DISK)
     waiting = Waiting(rig, monkeypatch)
     for _ in range(waiters):
         waiting.begin(getattr(rig.wal, answer))
 
-    rig.wal.fail_background_sync(LOST)
+    rig.wal.fail_background_sync(target, LOST)
 
     outcomes = waiting.end()
     assert [type(outcome) for outcome in outcomes] == [Unavailable] * waiters
@@ -115,11 +120,11 @@ def test_what_promises_durability_goes_on_behind_a_sync_that_succeeds(
 def test_an_append_of_class_fsync_is_not_acknowledged_if_a_sync_that_began_before_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rig, _ = syncing(FSYNC)
+    rig, target = syncing(FSYNC)
     waiting = Waiting(rig, monkeypatch)
     waiting.begin(rig.append)
 
-    rig.wal.fail_background_sync(LOST)
+    rig.wal.fail_background_sync(target, LOST)
 
     assert waiting.end() == [AppendOutcome.INDETERMINATE]
     assert (rig.wal.head, rig.wal.offsets().durable) == (2, 2)
@@ -150,7 +155,7 @@ def test_a_log_that_closes_waits_for_the_sync_and_is_clean_only_if_that_succeeds
     waiting.begin(rig.wal.close)
 
     if error is not None:
-        rig.wal.fail_background_sync(error)
+        rig.wal.fail_background_sync(target, error)
     else:
         target.active.file.sync()
         rig.wal.end_background_sync(target)
@@ -168,7 +173,7 @@ def test_the_failure_of_a_sync_says_nothing_of_the_copy_that_replaced_its_file()
     assert rig.wal.heal()
 
     rig.flush()  # the copy is another file: there is nothing to wait for
-    rig.wal.fail_background_sync(LOST)
+    rig.wal.fail_background_sync(target, LOST)
 
     assert rig.wal.failure is None
     assert rig.append() is AppendOutcome.ACKED
@@ -181,3 +186,86 @@ def test_a_sync_that_does_not_return_is_not_waited_for_without_limit(monkeypatch
     assert rig.append() is AppendOutcome.INDETERMINATE
 
     assert rig.wal.failure is not None and "has not returned" in rig.wal.failure
+
+
+@pytest.mark.parametrize("outcome", ["succeeds", "fails"])
+def test_a_sync_that_returns_late_says_nothing_of_one_that_began_on_another_file_since(
+    monkeypatch: pytest.MonkeyPatch, outcome: str
+) -> None:
+    """A record was acknowledged as durable by the late one, and the failure of its own sync was forgotten."""
+    rig, late = syncing(FSYNC)
+    rig.wal.fail_file(late.active, LOST)
+    assert rig.wal.heal()
+    with rig.wal.committing:
+        assert rig.wal.attempt(rig.wal.writer.mark) is None
+    target = rig.wal.begin_background_sync()
+    assert target is not None and target.active is not late.active
+    waiting = Waiting(rig, monkeypatch)
+    waiting.begin(rig.append)
+
+    if outcome == "succeeds":
+        monkeypatch.setattr("forebay.wal.log.NOTE_WAIT_SECONDS", 0.0)
+        rig.wal.end_background_sync(late)
+    else:
+        rig.wal.report_background_sync(late, LOST)
+    assert waiting.outcomes == [], "its own sync has not returned"
+    rig.wal.fail_background_sync(target, LOST)
+
+    assert waiting.end() == [AppendOutcome.INDETERMINATE]
+    assert rig.wal.failure is not None
+
+
+def test_a_log_that_is_written_for_long_does_not_hold_up_the_thread_that_synced_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("forebay.wal.log.NOTE_WAIT_SECONDS", 0.0)
+    rig, target = syncing(DISK)
+    held, may_end = threading.Event(), threading.Event()
+
+    def write_long() -> None:
+        with rig.wal.committing:
+            held.set()
+            may_end.wait(PATIENCE)
+
+    writing = threading.Thread(target=write_long)
+    writing.start()
+    assert held.wait(PATIENCE)
+
+    rig.wal.end_background_sync(target)
+
+    may_end.set()
+    writing.join(PATIENCE)
+    assert rig.wal.dirty_since is not None, "the next round syncs it again"
+    assert not rig.wal.writer.syncing
+    rig.shard.upkeep.sync()
+    assert rig.wal.offsets().durable == 2
+
+
+def test_a_sync_that_is_interrupted_at_any_line_is_not_under_way_for_ever() -> None:
+    """The log was never synced again, and began no new file."""
+    lines, is_struck = 0, True
+    while is_struck:
+        rig, left, is_struck = Rig(simulated(), DISK).open(), lines, False
+        rig.append(2)
+
+        def strike(frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
+            nonlocal left, is_struck
+            if frame.f_code is not Upkeep.sync.__code__:
+                return None
+            if event == "line" and left == 0 and not is_struck:
+                is_struck = True
+                raise KeyboardInterrupt
+            left -= event == "line"
+            return strike
+
+        previous = sys.gettrace()
+        sys.settrace(strike)
+        try:
+            with contextlib.suppress(KeyboardInterrupt):
+                rig.shard.upkeep.sync()
+        finally:
+            sys.settrace(previous)
+        if is_struck and left == 0 and rig.wal.writer.syncing:
+            raise AssertionError(f"struck at line {lines} of the sync, it is under way for ever")
+        lines += 1
+    assert lines > 4

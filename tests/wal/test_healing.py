@@ -89,7 +89,7 @@ def test_appends_that_only_waited_when_the_log_failed_were_not_written() -> None
     assert target is not None
     with pytest.raises(OSError) as failure:
         target.active.file.sync()
-    rig.wal.fail_background_sync(failure.value)
+    rig.wal.fail_background_sync(target, failure.value)
 
     with pytest.raises(Unavailable):
         rig.wal.acknowledge(ticket)  # type: ignore[arg-type]

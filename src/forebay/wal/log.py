@@ -41,6 +41,8 @@ TIMED_COMMITS = 8
 """One of so many commits is timed: a look at the clock for each would cost single appends more than they can spare."""
 PAGE_BYTES = 1024 * 1024
 ROTATE_WAIT_SECONDS = 60.0
+NOTE_WAIT_SECONDS = 0.5
+"""So long a background sync that has returned waits to be noted in its log."""
 
 
 class LogPhase(Enum):
@@ -510,25 +512,37 @@ class Wal:
             self.dirty_since = None
             return self.writer.begin_background_sync()
 
+    def report_background_sync(self, target: SyncTarget, error: OSError | None) -> None:
+        """Answer the threads that wait for this sync to return. Waits for nothing."""
+        self.writer.report_background_sync(target, error)
+
     def end_background_sync(self, target: SyncTarget) -> None:
-        """The sync begun before has succeeded."""
-        self.writer.report_background_sync(None)
+        """This sync has succeeded. A log that other threads write for long goes without: the next sync says the same.
+
+        Called by a background worker, which no interrupt (Ctrl-C) reaches, and which has other shards to sync.
+        """
+        self.report_background_sync(target, None)
+        is_free = False
         try:
-            with self.group.lock:
+            is_free = self.group.lock.acquire(timeout=NOTE_WAIT_SECONDS)
+            if is_free:
                 self.writer.note_synced(target)
                 if not self.closed:
                     self.show()
+            else:
+                self.note_dirty()
         finally:
-            self.writer.end_background_sync()
+            if is_free:
+                self.group.lock.release()
+            self.writer.end_background_sync(target)
 
-    def fail_background_sync(self, error: OSError) -> None:
-        """The sync begun before has failed: what it covered may never reach the disk."""
-        file = self.writer.report_background_sync(error)
+    def fail_background_sync(self, target: SyncTarget, error: OSError) -> None:
+        """This sync has failed: what it covered may never reach the disk."""
+        self.report_background_sync(target, error)
         try:
-            if file is not None:
-                self.fail_file(file, error)
+            self.fail_file(target.active, error)
         finally:
-            self.writer.end_background_sync()
+            self.writer.end_background_sync(target)
 
     def fail_file(self, file: ActiveFile, error: OSError) -> None:
         """A background sync of `file` has failed: it cannot be trusted, unless a copy has replaced it meanwhile."""

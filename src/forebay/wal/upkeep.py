@@ -24,6 +24,7 @@ from forebay.wal.log import Wal
 from forebay.wal.recovery.survey import CHECKPOINT_NAME
 from forebay.wal.sealing import Sealer, listed
 from forebay.wal.tail import CachedFrame
+from forebay.wal.writer import SyncTarget
 
 logger = logging.getLogger(__name__)
 
@@ -177,19 +178,20 @@ class Upkeep:
 
     def sync(self) -> None:
         """Make everything written durable, beside appends and readers."""
-        target = self._wal.begin_background_sync()
-        if target is None:
-            return
+        target: SyncTarget | None = None
         try:
+            target = self._wal.begin_background_sync()
+            if target is None:
+                return
             target.active.file.sync()
-        except OSError as error:
-            self._wal.fail_background_sync(error)
-        except BaseException as error:
-            # Whether the sync would have failed is now unknown.
-            self._wal.fail_background_sync(OSError(errno.EINTR, f"a sync was interrupted by {type(error).__name__}"))
-            raise
-        else:
             self._wal.end_background_sync(target)
+        except BaseException as error:
+            if target is not None:
+                # Where it was interrupted, whether it would have failed is unknown.
+                why = OSError(errno.EINTR, f"a sync was interrupted by {type(error).__name__}")
+                self._wal.fail_background_sync(target, error if isinstance(error, OSError) else why)
+            if not isinstance(error, OSError):
+                raise
 
     def call_back_left(self) -> None:
         """Run the callbacks that a thread has left because it was interrupted: those that were due a round ago."""

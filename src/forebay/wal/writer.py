@@ -315,20 +315,20 @@ class Writer:
         self._background = BackgroundSync(target)
         return target
 
-    def report_background_sync(self, error: OSError | None) -> ActiveFile | None:
-        """Answer the threads that wait for the outcome; the file that was synced. Needs no lock.
+    def report_background_sync(self, target: SyncTarget, error: OSError | None) -> None:
+        """Answer the threads that wait for the outcome of this sync, not of one that has begun since. Needs no lock.
 
         Called before the commit lock is taken: one of those threads may hold it.
         """
         background = self._background
-        if background is None:
-            return None
-        background.end(error)
-        return background.target.active
+        if background is not None and background.target is target:
+            background.end(error)
 
-    def end_background_sync(self) -> None:
-        """The outcome was acted on: another sync may begin. Needs no lock."""
-        self._background = None
+    def end_background_sync(self, target: SyncTarget) -> None:
+        """The outcome of this sync was acted on: another may begin, unless one has since. Needs no lock."""
+        background = self._background
+        if background is not None and background.target is target:
+            self._background = None
         with self._sync_over:
             self._sync_over.notify_all()
 

@@ -197,6 +197,9 @@ class SyncWorker:
             except OSError as error:
                 failure = error
             finally:
+                # All of them first: a log that another thread writes for long keeps no other from its answer.
+                for shard, target in targets:
+                    shard.wal.report_background_sync(target, failure)
                 for shard, target in targets:
                     self._end_sync(shard, target, failure)
 
@@ -205,7 +208,7 @@ class SyncWorker:
             if failure is None:
                 shard.wal.end_background_sync(target)
             else:
-                shard.wal.fail_background_sync(failure)
+                shard.wal.fail_background_sync(target, failure)
         except Exception as error:
             logger.exception("%s: upkeep failed and will be tried again", shard.ref)
             self.worker.note_failure(error)
