@@ -52,7 +52,7 @@ def test_an_owner_that_is_overtaken_while_it_changes_the_state_is_fenced() -> No
     late = Overtaken(store, lambda: acquire(store, wanted, other))
 
     with pytest.raises(Fenced):
-        change_state(late, KEYS.state, epoch, lambda state: msgspec.structs.replace(state, reserved_end=99))
+        change_state(late, wanted[0], epoch, lambda state: msgspec.structs.replace(state, reserved_end=99))
 
     stored = read_state(store, KEYS.state)
     assert stored is not None

@@ -28,6 +28,7 @@ from forebay.history import History
 from forebay.metadata import MetadataStore, SessionEnded
 from forebay.progress import Progress, ProgressStore, ReaderName
 from forebay.records import Gap
+from forebay.shard.ownership import Wanted
 from forebay.shard.recovery import KnownProducers
 from forebay.storage.cursors import Cursors
 from forebay.testing.blobs import SimulatedBlobs
@@ -217,9 +218,11 @@ def _epoch_not_compared(patch: pytest.MonkeyPatch) -> None:
 def _reservation_outlives_a_seal(patch: pytest.MonkeyPatch) -> None:
     change_state = forebay.shard.ownership.change_state
 
-    def keeping(store: MetadataStore, key: str, epoch: int, change: Callable[[ShardState], ShardState]) -> ShardState:
+    def keeping(
+        store: MetadataStore, shard: Wanted, epoch: int, change: Callable[[ShardState], ShardState]
+    ) -> ShardState:
         return change_state(
-            store, key, epoch, lambda state: msgspec.structs.replace(change(state), reserved_end=state.reserved_end)
+            store, shard, epoch, lambda state: msgspec.structs.replace(change(state), reserved_end=state.reserved_end)
         )
 
     patch.setattr(forebay.shard.seal, "change_state", keeping)
@@ -232,9 +235,11 @@ def _reserved_for_oneself(patch: pytest.MonkeyPatch) -> None:
 def _epoch_not_compared_in_the_state(patch: pytest.MonkeyPatch) -> None:
     change_state = forebay.shard.ownership.change_state
 
-    def anybody(store: MetadataStore, key: str, epoch: int, change: Callable[[ShardState], ShardState]) -> ShardState:
-        stored = read_state(store, key)
-        return change_state(store, key, epoch if stored is None else stored.state.epoch, change)
+    def anybody(
+        store: MetadataStore, shard: Wanted, epoch: int, change: Callable[[ShardState], ShardState]
+    ) -> ShardState:
+        stored = read_state(store, shard.key)
+        return change_state(store, shard, epoch if stored is None else stored.state.epoch, change)
 
     for module in (forebay.shard.ownership, forebay.shard.seal):
         patch.setattr(module, "change_state", anybody)
@@ -279,10 +284,12 @@ def _objects_taken_unread(patch: pytest.MonkeyPatch) -> None:
 def _epochs_of_one_directory_not_compared(patch: pytest.MonkeyPatch) -> None:
     change_state = forebay.shard.ownership.change_state
 
-    def changed(store: MetadataStore, key: str, epoch: int, change: Callable[[ShardState], ShardState]) -> ShardState:
-        stored = read_state(store, key)
+    def changed(
+        store: MetadataStore, shard: Wanted, epoch: int, change: Callable[[ShardState], ShardState]
+    ) -> ShardState:
+        stored = read_state(store, shard.key)
         is_ours = stored is not None and stored.state.holder_since <= epoch
-        return change_state(store, key, stored.state.epoch if stored is not None and is_ours else epoch, change)
+        return change_state(store, shard, stored.state.epoch if stored is not None and is_ours else epoch, change)
 
     owned = ShardCatalog.owned
 

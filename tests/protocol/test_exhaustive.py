@@ -126,7 +126,7 @@ def owner(name: str, session: str, *, exports: bool = True, seals: bool = True, 
             shard = _opened(store, name, session, tries, tell)
             if shard is None:
                 return
-            reserve = reserve_in_state(store, KEYS.state, shard.epoch)
+            reserve = reserve_in_state(store, Wanted(KEYS.state, TOPIC_ID), shard.epoch)
             reserve(shard.next + 3)
             shard.append(tell)
             if exports:

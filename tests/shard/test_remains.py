@@ -16,7 +16,7 @@ from forebay.format.metadata.descriptor import Phase, SegmentDescriptor, ShardSt
 from forebay.format.metadata.value import encode_value
 from forebay.metadata import MemoryMetadata, Put
 from forebay.shard import Owner, Wanted, acquire
-from forebay.shard.ownership import change_state
+from forebay.shard.ownership import change_state, reserve_in_state
 from forebay.testing.clock import ManualClock
 from forebay.wal.recovery.resume import ASIDE
 from tests.protocol.ground import TOPIC_ID
@@ -52,12 +52,27 @@ def test_an_owner_can_change_nothing_once_the_deletion_is_recorded() -> None:
 
     assert state is not None and (state.phase, state.owner) == (Phase.DELETING, None)
     with pytest.raises(Fenced):
-        change_state(store, KEYS.state, epoch, lambda state: msgspec.structs.replace(state, reserved_end=9))
+        change_state(
+            store, Wanted(KEYS.state, TOPIC_ID), epoch, lambda state: msgspec.structs.replace(state, reserved_end=9)
+        )
     with pytest.raises(Fenced):
         ShardCatalog(store, KEYS, TOPIC_ID, clock=ManualClock()).owned(epoch)
     with pytest.raises(UnknownTopic):
         acquire(store, [Wanted(KEYS.state, TOPIC_ID)], owner)
     assert mark_deleting(store, KEYS.state, TOPIC_ID, ManualClock()) == state, "may be repeated"
+
+
+def test_an_owner_of_a_deleted_topic_can_change_nothing_of_a_later_one_in_the_same_epoch() -> None:
+    """Each topic counts epochs from 1: an owner that has not seen the deletion is fenced by the id of its topic."""
+    store = _created_anew()
+    old, before = Wanted(KEYS.state, TOPIC_ID), store.range("")
+
+    with pytest.raises(Fenced, match="the topic was deleted"):
+        reserve_in_state(store, old, 1)(1_000_000)
+    with pytest.raises(Fenced):
+        change_state(store, old, 1, lambda state: msgspec.structs.replace(state, phase=Phase.SEALED))
+
+    assert store.range("") == before
 
 
 def _one_file(mode: str) -> tuple[World, Node, str]:

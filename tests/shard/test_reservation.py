@@ -25,12 +25,12 @@ def test_a_reservation_that_comes_after_the_seal_changes_nothing() -> None:
     """Else the next owner, should it stop before its first append, would leave a gap where nothing ever was."""
     store = MemoryMetadata()
     epoch = acquire(store, [SHARD], Owner(store.session(15).id, "here"))[0].epoch
-    reserve = reserve_in_state(store, SHARD.key, epoch)
+    reserve = reserve_in_state(store, SHARD, epoch)
     assert reserve(100) == 100
 
     change_state(
         store,
-        SHARD.key,
+        SHARD,
         epoch,
         lambda state: msgspec.structs.replace(
             state, phase=Phase.SEALED, owner=None, next_offset=22, reserved_end=22, sealed_by="here"
@@ -44,7 +44,7 @@ def test_a_reservation_that_comes_after_the_seal_changes_nothing() -> None:
 def test_an_older_owner_reserves_nothing_any_more() -> None:
     store = MemoryMetadata()
     first, second = store.session(15), store.session(15)
-    reserve = reserve_in_state(store, SHARD.key, acquire(store, [SHARD], Owner(first.id, "here"))[0].epoch)
+    reserve = reserve_in_state(store, SHARD, acquire(store, [SHARD], Owner(first.id, "here"))[0].epoch)
     first.close()
     acquire(store, [SHARD], Owner(second.id, "there"))
 
@@ -57,7 +57,7 @@ def test_a_reservation_that_asks_for_less_takes_nothing_back() -> None:
     """Two may be under way at once, one for an append and one ahead of need: offsets up to the higher are given out."""
     store = MemoryMetadata()
     epoch = acquire(store, [SHARD], Owner(store.session(15).id, "here"))[0].epoch
-    reserve = reserve_in_state(store, SHARD.key, epoch)
+    reserve = reserve_in_state(store, SHARD, epoch)
 
     assert [reserve(100), reserve(60), reserve(101)] == [100, 100, 101]
     assert _reserved(store) == 101
@@ -79,5 +79,5 @@ def test_what_only_a_log_knows_of_offsets_is_nobodys_to_take_over_before_it_is_t
         taken("there", take_over=True)
 
     _, epoch = taken("here", take_over=True)
-    record_reserved(store, SHARD.key, epoch, 30)
+    record_reserved(store, SHARD, epoch, 30)
     assert taken("there", take_over=True)[0] == 30

@@ -12,7 +12,7 @@ import forebay.shard.segment
 from forebay import Settings, Storage, Topic
 from forebay.clock import SystemClock
 from forebay.metadata import MetadataStore
-from forebay.shard.ownership import reserve_in_state
+from forebay.shard.ownership import Wanted, reserve_in_state
 from forebay.storage.background import commit
 from forebay.workers import ItemPool
 from tests.storage.rig import QUICK, WatchedDisk, wal_of
@@ -67,11 +67,11 @@ class House:
     def _wrap_reservations(self, monkeypatch: pytest.MonkeyPatch) -> None:
         real = reserve_in_state
 
-        def gated(store: MetadataStore, key: str, epoch: int) -> Callable[[int], int]:
-            reserve = real(store, key, epoch)
+        def gated(store: MetadataStore, shard: Wanted, epoch: int) -> Callable[[int], int]:
+            reserve = real(store, shard, epoch)
 
             def slowly(end: int) -> int:
-                if any(name in key for name in self.hanging):
+                if any(name in shard.key for name in self.hanging):
                     self._wait_in_background()
                 return reserve(end)
 

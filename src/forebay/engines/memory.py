@@ -426,7 +426,7 @@ class MemoryOwner:
         session, shard = self._owner_session.session, wanted(ref, self._settings)
         owner = Owner(session.id, self._owner_session.holder)
         before, epoch = acquire(self._metadata, [shard], owner, check=check(owner))[0]
-        return OwnedEpoch(epoch, reserve_in_state(self._metadata, shard.key, epoch), session.alive), before
+        return OwnedEpoch(epoch, reserve_in_state(self._metadata, shard, epoch), session.alive), before
 
 
 class MemoryEngine(ShardedEngine[MemoryShard]):

@@ -264,7 +264,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         """From now on producers that are not known count as new ones, though damage may have taken their appends."""
         ref = shard.ref
         if shard.wal.writer.window.is_partial:
-            record_unknown(self._metadata, wanted(ref, self._settings).key, shard.epoch, 0)
+            record_unknown(self._metadata, wanted(ref, self._settings), shard.epoch, 0)
             shard.wal.writer.window.is_partial = False
             logger.warning(
                 "%s: producers that are not known here are taken for new ones: a repeat is stored again", ref

@@ -48,29 +48,33 @@ class Owner(NamedTuple):
     holder: str
 
 
-def change_state(store: MetadataStore, key: str, epoch: int, change: Callable[[ShardState], ShardState]) -> ShardState:
+def change_state(
+    store: MetadataStore, shard: Wanted, epoch: int, change: Callable[[ShardState], ShardState]
+) -> ShardState:
     """Change the state of a shard as its owner in `epoch`; the state on return, which may have been so before.
 
-    Raises `Fenced` once a newer epoch owns the shard. An answer that got lost is looked up.
+    Raises `Fenced` once a newer epoch owns the shard, or its topic was deleted: a later one of its name counts epochs
+    from the start. An answer that got lost is looked up.
     """
+    key = shard.key
 
     def changed(stored: StoredState | None) -> Write[ShardState] | Done[ShardState]:
-        if stored is None or stored.state.epoch != epoch:
-            raise Fenced(
-                f"{shard_of_state(key)} has a newer owner than epoch {epoch}: this one stops", shard=shard_of_state(key)
-            )
+        if stored is None or stored.state.incarnation != shard.incarnation:
+            raise Fenced(f"{shard.name}: the topic was deleted: its owner of epoch {epoch} stops", shard=shard.name)
+        if stored.state.epoch != epoch:
+            raise Fenced(f"{shard.name} has a newer owner than epoch {epoch}: this one stops", shard=shard.name)
         state = change(stored.state)
         if state == stored.state:
             return Done(state)
         put = Put(key, encode_value(state, unknown=stored.unknown))
         return Write([RevisionIs(key, stored.revision)], [put], state)
 
-    what = f"{shard_of_state(key)}: its state is not written"
+    what = f"{shard.name}: its state is not written"
     return transact(store, lambda: read_state(store, key), changed, what=what)
 
 
 class Wanted(NamedTuple):
-    """A shard to acquire: the key of its state, and the topic id it must belong to.
+    """A shard to acquire or to change: the key of its state, and the topic id it must belong to.
 
     `gone` are the keys that say that this topic was deleted: no shard of it is acquired again.
     """
@@ -86,7 +90,7 @@ class Wanted(NamedTuple):
 
 
 def wanted(ref: ShardRef, settings: Settings) -> Wanted:
-    """What is to be acquired for this shard."""
+    """What is to be acquired or changed for this shard."""
     spec = ref.spec
     key = state_key(spec.namespace, spec.topic, ref.partition, prefix=settings.metadata.prefix)
     notes = (kind(spec.topic_id, prefix=settings.metadata.prefix) for kind in (deleted_key, late_key))
@@ -368,7 +372,7 @@ class OwnerSession:
         return Owner(self.session.id, self.holder)
 
 
-def reserve_in_state(store: MetadataStore, key: str, epoch: int) -> Callable[[int], int]:
+def reserve_in_state(store: MetadataStore, shard: Wanted, epoch: int) -> Callable[[int], int]:
     """A function that makes a reservation up to an offset durable and returns the offset that is reserved then.
 
     It raises `Fenced` once a newer epoch owns the shard, and whatever the store raises when it is out of reach.
@@ -381,24 +385,24 @@ def reserve_in_state(store: MetadataStore, key: str, epoch: int) -> Callable[[in
                 return state
             return msgspec.structs.replace(state, reserved_end=max(end, state.reserved_end))
 
-        return change_state(store, key, epoch, raised).reserved_end
+        return change_state(store, shard, epoch, raised).reserved_end
 
     return reserve
 
 
-def record_reserved(store: MetadataStore, key: str, epoch: int, end: int) -> None:
+def record_reserved(store: MetadataStore, shard: Wanted, epoch: int, end: int) -> None:
     """The log was the only one to know how far its offsets went; on return the state says so, for all below `end`."""
 
     def recorded(state: ShardState) -> ShardState:
         return msgspec.structs.replace(state, reserved_end=max(end, state.reserved_end), reserved_in_log=False)
 
-    change_state(store, key, epoch, recorded)
+    change_state(store, shard, epoch, recorded)
 
 
-def record_unknown(store: MetadataStore, key: str, epoch: int, below: int) -> None:
+def record_unknown(store: MetadataStore, shard: Wanted, epoch: int, below: int) -> None:
     """Appends of producers below this offset may be unknown; 0 if none are. On return the state says so."""
 
     def recorded(state: ShardState) -> ShardState:
         return msgspec.structs.replace(state, unknown_below=below or msgspec.UNSET)
 
-    change_state(store, key, epoch, recorded)
+    change_state(store, shard, epoch, recorded)

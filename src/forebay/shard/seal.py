@@ -28,7 +28,7 @@ from forebay.history import READABLE
 from forebay.metadata import MetadataStore, Put, RevisionIs
 from forebay.shard.context import ShardContext, is_private
 from forebay.shard.directories import directory_name
-from forebay.shard.ownership import BATCH_SHARDS, change_state
+from forebay.shard.ownership import BATCH_SHARDS, change_state, wanted
 from forebay.shard.segment import SegmentShard
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ def begin_seal(shard: SegmentShard, around: ShardContext, target: str | None) ->
     def sealing(state: ShardState) -> ShardState:
         return msgspec.structs.replace(state, phase=Phase.SEALING, target=target)
 
-    change_state(around.metadata, around.keys(shard.ref).state, shard.epoch, sealing)
+    change_state(around.metadata, wanted(shard.ref, around.settings), shard.epoch, sealing)
     shard.wal.hold(
         Moved(f"{shard.ref} is being sealed{destination}: try again there, or here if it is not", shard=shard.ref)
     )
@@ -80,7 +80,7 @@ def finish_seal(
         )
 
     # Commit point: the shard has no owner, and all of it is history.
-    return change_state(around.metadata, around.keys(shard.ref).state, shard.epoch, sealed)
+    return change_state(around.metadata, wanted(shard.ref, around.settings), shard.epoch, sealed)
 
 
 def withdraw_target(metadata: MetadataStore, key: str) -> None:

@@ -29,7 +29,7 @@ from forebay.shard.eviction import Eviction
 from forebay.shard.history import OwnedHistory, ShardHistory
 from forebay.shard.limits import Evicted, Holding, Limits
 from forebay.shard.lookups import PAGE_RECORDS, Lookups, Sought
-from forebay.shard.ownership import record_reserved, record_unknown, reserve_in_state
+from forebay.shard.ownership import record_reserved, record_unknown, reserve_in_state, wanted
 from forebay.shard.recovery import (
     NextSource,
     RecoveryDecision,
@@ -400,19 +400,19 @@ def _of_surroundings(
     """What the log needs of its surroundings. A log that is new here inherits what it must recognise as repeats."""
     if around is None:
         return {}
-    catalog = around.catalog(ref)
+    catalog, shard = around.catalog(ref), wanted(ref, around.settings)
     shared = around.settings.is_shared
     if shared and before is not None and before.reserved_in_log:
-        record_reserved(around.metadata, catalog.keys.state, epoch, decision.next_offset)
+        record_reserved(around.metadata, shard, epoch, decision.next_offset)
     unknown_below = before.producers_unknown_below if before is not None else 0
     if facts.is_empty or decision.set_aside:
         known = known_in_history(catalog, around.places, around.settings.wal, unknown_below)
     else:
         known = known_in_log(facts, unknown_below)
     if known.unknown_below != unknown_below:
-        record_unknown(around.metadata, catalog.keys.state, epoch, known.unknown_below)
+        record_unknown(around.metadata, shard, epoch, known.unknown_below)
     return {
-        "reserve": reserve_in_state(around.metadata, catalog.keys.state, epoch) if shared else None,
+        "reserve": reserve_in_state(around.metadata, shard, epoch) if shared else None,
         "window": known.window,
         "still_owner": around.still_owner,
         "bounds": around.bounds,
