@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from forebay import workers
+from forebay.clock import SystemClock
 from forebay.errors import Unavailable
 from forebay.testing.clock import ManualClock
-from forebay.workers import AtWork, Background, ItemWorker, Worker
+from forebay.workers import AtWork, Background, ItemPool, ItemWorker, Worker
 from tests.support.waiting import PATIENCE, until
 
 
@@ -285,4 +286,27 @@ def test_an_interrupt_at_any_line_leaves_no_shard_taken() -> None:
         assert at_work.is_free("a"), line
         if not struck.is_over:
             assert line > 15, "every line was met"
+            return
+
+
+def test_an_interrupt_at_any_line_of_an_ask_leaves_a_pool_that_serves() -> None:
+    """The only thread of a pool counted as woken before it was: no later call woke it."""
+    for line in range(1, 100):
+        served: list[int] = []
+        pool: ItemPool[int] = ItemPool("tested", served.append, clock=SystemClock(), threads=1)
+        pool.ask(0)
+        until(lambda pool=pool: pool.status().steps == 1)  # type: ignore[misc]
+        struck = Struck(line)
+        sys.settrace(struck)
+        try:
+            pool.ask(1)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        pool.ask(2)
+        until(lambda served=served: 2 in served, 20)  # type: ignore[misc]
+        assert pool.stop()
+        if not struck.is_over:
+            assert line > 4, "every line was met"
             return

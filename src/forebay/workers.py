@@ -396,8 +396,9 @@ class ItemPool(Generic[T]):
         An exception in between (Ctrl-C) may leave a thread behind that is not listed yet: it lists itself.
         """
         if self._idle:
-            self._idle -= 1
+            # In this order: a thread that waits and does not count as idle would never be woken again.
             self._changed.notify()
+            self._idle -= 1
         elif len(self._threads) < self._threads_max + min(self._stuck(), STUCK_MAX) and not self._is_stopped:
             thread = threading.Thread(target=self._run, name=self.name, daemon=True)
             thread.start()
