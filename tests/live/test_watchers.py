@@ -469,6 +469,40 @@ def test_watchers_of_a_shard_that_is_lost_and_opened_again_go_on(tmp_path: Path)
         run(log, use)
 
 
+def test_what_is_published_before_the_waker_is_in_a_shard_opened_again_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read of one watcher came back empty and late, after the waker had gone to the new shard with another's read."""
+    monkeypatch.setattr("forebay.live.feeds.LOOK_SECONDS", 1000)
+    whole, read, go_on = Topic.shard_page, threading.Event(), threading.Event()
+
+    def late_at_the_end(topic: Topic, partition: int, offset: int, bytes_max: int) -> tuple[ReadShard, object, Page]:
+        found = whole(topic, partition, offset, bytes_max)
+        if offset == 1 and not read.is_set():
+            read.set()
+            assert go_on.wait(60)
+        return found
+
+    async def use(log: Storage, here: Room) -> None:
+        topic = log.create_topic("t")
+        topic.append(b"0")
+        newest = here.watch(topic, LATEST)
+        await begun([newest])
+        waiting = asyncio.create_task(anext(newest))
+        await asyncio.sleep(0)
+        monkeypatch.setattr(Topic, "shard_page", late_at_the_end)
+        await asyncio.to_thread(inside(log).engine.retire, inside(topic).segment().ref)
+        assert await asyncio.to_thread(read.wait, 60)
+        await asyncio.to_thread(topic.append, b"1")
+        assert values(await taken(here.watch(topic), 2)) == [b"0", b"1"]
+        go_on.set()
+        async with asyncio.timeout(20):
+            assert (await waiting).value == b"1"
+
+    with forebay.open(tmp_path, quick()) as log:
+        run(log, use)
+
+
 def test_a_log_that_is_closed_ends_its_watchers(tmp_path: Path) -> None:
     async def use(log: Storage, here: Room) -> None:
         topic = log.create_topic("t")

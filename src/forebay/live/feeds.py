@@ -132,6 +132,7 @@ class ShardFeed:
         self._end = weakref.finalize(self, self._bell.leave)
         # Before any watcher looks: a record that is published after a look calls the bell.
         self._bell.listen(shard)
+        self._listening_since = feeds.loop.time()
 
     def page(self, offset: int, *, is_waiting: bool) -> SharedPage | None:
         """What there is from `offset` on; `None` if there is nothing yet, or a thread has to read it first.
@@ -240,6 +241,7 @@ class ShardFeed:
             # Closed and opened again, moved here or moved away: the waker goes with the watchers.
             self._shard = shard
             self._bell.listen(shard)
+            self._listening_since = self._feeds.loop.time()
         try:
             shared = self._shared(offset, page, ended)
         except Corrupt as corrupt:
@@ -247,7 +249,8 @@ class ShardFeed:
             return
         if page.next > offset:
             self._hand(offset, shared)
-        elif is_new:
+        elif is_new or begun < self._listening_since:
+            # What was published since the read, and before the waker was in this shard, has called none.
             self.look()
         elif shard.poll_seconds is not None and self._waiting and self._poll is None:
             took = self._feeds.loop.time() - begun
