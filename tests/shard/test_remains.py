@@ -16,7 +16,7 @@ from forebay.format.metadata.descriptor import Phase, SegmentDescriptor, ShardSt
 from forebay.format.metadata.value import encode_value
 from forebay.metadata import MemoryMetadata, Put
 from forebay.shard import Owner, Wanted, acquire
-from forebay.shard.ownership import change_state, reserve_in_state
+from forebay.shard.ownership import change_state, give_back, reserve_in_state
 from forebay.testing.clock import ManualClock
 from forebay.wal.recovery.resume import ASIDE
 from tests.protocol.ground import TOPIC_ID
@@ -71,6 +71,15 @@ def test_an_owner_of_a_deleted_topic_can_change_nothing_of_a_later_one_in_the_sa
         reserve_in_state(store, old, 1)(1_000_000)
     with pytest.raises(Fenced):
         change_state(store, old, 1, lambda state: msgspec.structs.replace(state, phase=Phase.SEALED))
+
+    assert store.range("") == before
+
+
+def test_an_acquisition_of_a_deleted_topic_is_not_given_back_over_a_later_one_in_the_same_epoch() -> None:
+    store = _created_anew()
+    before = store.range("")
+
+    give_back(store, KEYS.state, ShardState(incarnation=TOPIC_ID, epoch=0), 1)
 
     assert store.range("") == before
 

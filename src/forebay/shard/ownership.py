@@ -150,6 +150,8 @@ def give_back(store: MetadataStore, key: str, before: ShardState | None, epoch: 
         stored = read_state(store, key)
         if before is None or stored is None or stored.state.epoch != epoch:
             return
+        if stored.state.incarnation != before.incarnation:
+            return
         state = msgspec.structs.replace(before, epoch=epoch, owner=None)
         put = Put(key, encode_value(state, unknown=stored.unknown))
         store.transaction([RevisionIs(key, stored.revision)], [put])
