@@ -14,7 +14,6 @@ import pytest
 import forebay
 from forebay import Indeterminate, Invalid, Topic, Unavailable, Unsupported
 from forebay.aio import AsyncLog, AsyncTopic
-from forebay.aio import topic as aio_topic
 from forebay.aio.workers import WORKERS
 from forebay.appends.queue import Paused, QueueFull
 from forebay.engines.registry import Registry
@@ -275,7 +274,7 @@ def test_a_batch_never_acquires_a_shard_in_the_event_loop(
 
 def test_many_records_are_encoded_by_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop would stand still for them."""
-    monkeypatch.setattr(aio_topic, "LOOP_RECORDS_MAX", 10)
+    count = 2_001
     threads: list[threading.Thread] = []
 
     def watched(prepare: Callable[..., object]) -> Callable[..., object]:
@@ -291,13 +290,13 @@ def test_many_records_are_encoded_by_a_worker(tmp_path: Path, monkeypatch: pytes
     async def use(log: AsyncLog) -> None:
         topic = await log.create_topic("t", partitions=2)
         for how in ("many", "arrow"):
-            offsets = await _append(topic, how, [b"v"] * 40, KEYS)
-            assert len(offsets) == 40
+            offsets = await _append(topic, how, [b"v"] * count, (KEYS * 51)[:count])
+            assert len(offsets) == count
         with pytest.raises(Invalid, match="values is None"):
             await topic.append_many(None)  # type: ignore[arg-type]
         with pytest.raises(Invalid, match="not a pyarrow.RecordBatch"):
             await topic.append_arrow([b"v"])
-        assert len(await collected(topic.read())) == 80
+        assert len(await collected(topic.read())) == 2 * count
         assert len(threads) == 2 and threading.main_thread() not in threads
 
     run(tmp_path / "log", use)
