@@ -160,3 +160,40 @@ def test_every_metric_has_a_name_of_its_kind_and_says_what_it_counts() -> None:
         assert metric.help, metric
         assert metric.value.endswith("_total") == (metric.kind is MetricKind.COUNTER), metric
         assert metric.value.endswith("_seconds") == (metric.kind is MetricKind.HISTOGRAM), metric
+
+
+def test_a_signal_in_the_middle_of_counting_may_look() -> None:
+    """It waited for the lock that its own thread held."""
+    meter, seen = LogMeter(SystemClock()), list[object]()
+
+    class Interrupting(Histogram):
+        def observe(self, seconds: float) -> None:
+            meter.add(Metric.EXPORT_OBJECTS)
+            seen.append(value(meter, Metric.EXPORT_OBJECTS))
+
+    meter._durations[Metric.HISTORY_QUERY_SECONDS] = Interrupting()
+    counting = threading.Thread(target=meter.observe, args=(Metric.HISTORY_QUERY_SECONDS, 0.1), daemon=True)
+    counting.start()
+    counting.join(5)
+
+    assert seen == [1]
+
+
+def test_a_look_in_the_middle_of_another_counts_a_shard_that_is_gone_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = LogMeter(SystemClock())
+    owner = Owner(meter)
+    owner.counts.records += 3
+    del owner
+    gc.collect()
+    whole, looked = ShardCounts.add, list[object]()
+
+    def interrupted(mine: ShardCounts, theirs: ShardCounts) -> None:
+        if not looked:
+            looked.append(None)
+            looked[0] = value(meter, Metric.RECORDS, labels())
+        whole(mine, theirs)
+
+    monkeypatch.setattr(ShardCounts, "add", interrupted)
+
+    assert value(meter, Metric.RECORDS, labels()) == 3
+    assert looked == [3]

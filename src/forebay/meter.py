@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 from typing import Final, NamedTuple, TypeAlias
 
 from forebay.clock import Clock
-from forebay.locks import Rank, RankedLock
+from forebay.locks import Rank, RankedRLock
 
 BOUNDS_SECONDS: Final = (
     0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01,
@@ -229,7 +229,9 @@ class LogMeter:
         """Topics whose name one of these patterns matches (`shop/*`) get numbers of their own, at most `TOPICS_MAX`."""
         self._clock = clock
         self._topics = tuple(topics)
-        self._lock = RankedLock(Rank.LEAF, "meter.sums")
+        self._lock = RankedRLock(Rank.LEAF, "meter.sums")
+        """Its holder may take it again: a signal handler that shows the status may have interrupted it there."""
+        self._is_folding = False
         self._named: set[str] = set()
         self._counting: dict[int, _Counting] = {}
         """By the identity of the counts."""
@@ -291,13 +293,19 @@ class LogMeter:
 
     def _fold(self) -> None:
         """Keep what shards that are no more have counted. The caller holds the lock."""
-        while self._gone:
-            ended = self._counting.get(self._gone[0])
-            if ended is not None:
-                # In this order: whatever interrupts it (Ctrl-C), no sum falls.
-                self._ended.setdefault(ended.labels, ShardCounts()).add(ended.counts)
-                del self._counting[self._gone[0]]
-            self._gone.popleft()
+        if self._is_folding:
+            return  # in a signal handler that has interrupted this
+        try:
+            self._is_folding = True
+            while self._gone:
+                ended = self._counting.get(self._gone[0])
+                if ended is not None:
+                    # In this order: whatever interrupts it (Ctrl-C), no sum falls.
+                    self._ended.setdefault(ended.labels, ShardCounts()).add(ended.counts)
+                    del self._counting[self._gone[0]]
+                self._gone.popleft()
+        finally:
+            self._is_folding = False
 
 
 _OF_THE_LOG: Final = (
