@@ -16,9 +16,13 @@ from forebay import Indeterminate, Invalid, Topic, Unavailable, Unsupported
 from forebay.aio import AsyncLog, AsyncTopic
 from forebay.aio.workers import WORKERS
 from forebay.appends.queue import Paused, QueueFull
+from forebay.engines import memory
 from forebay.engines.registry import Registry
+from forebay.metadata import MetadataStore
 from forebay.partitioning import partition_of_key
 from forebay.shard import SegmentShard, ShardRef
+from forebay.shard.eviction import ByteCount
+from forebay.shard.ownership import Wanted, reserve_in_state
 from forebay.storage.append import Appender
 from forebay.testing.inside import inside
 from tests.aio.test_aio import Held, collected, run
@@ -272,20 +276,94 @@ def test_a_batch_never_acquires_a_shard_in_the_event_loop(
     assert threading.main_thread() not in threads
 
 
+@pytest.mark.parametrize("how", ["one", "many"])
+def test_metadata_is_asked_for_offsets_by_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """A metadata store that does not answer stopped the loop, where a shard in memory ran out of reserved offsets."""
+    threads: list[threading.Thread] = []
+
+    def reserving(metadata: MetadataStore, shard: Wanted, epoch: int) -> Callable[[int], int]:
+        return _watched(reserve_in_state(metadata, shard, epoch), threads)  # type: ignore[return-value]
+
+    monkeypatch.setattr(memory, "reserve_in_state", reserving)
+
+    async def use(log: AsyncLog) -> None:
+        topic = await log.create_topic("t", durability="ephemeral")
+        for number in range(30):
+            assert await (topic.append(b"v") if how == "one" else topic.append_many([b"v"], partition=0)) in (
+                number,
+                range(number, number + 1),
+            )
+
+    run(tmp_path / "log", use, quick(reserve_records_min=10))
+
+    assert len(threads) >= 2 and threading.main_thread() not in threads
+
+
+def test_a_shard_in_memory_whose_lock_is_held_holds_up_no_other_topic(tmp_path: Path) -> None:
+    """A thread that appends to it may wait for metadata."""
+
+    async def use(log: AsyncLog) -> None:
+        held, other = await log.create_topic("held", durability="ephemeral"), await log.create_topic("other")
+        await held.append(b"first")
+        taken, go_on = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with inside(held).held_memory():
+                taken.set()
+                assert go_on.wait(60)
+
+        holding = threading.Thread(target=hold)
+        holding.start()
+        await asyncio.to_thread(taken.wait)
+        waiting = [asyncio.create_task(held.append(b"v")) for _ in range(3)]
+        releasing = threading.Timer(5, go_on.set)
+        releasing.start()
+        await asyncio.sleep(0)
+
+        assert await other.append(b"v") == 0
+        assert not go_on.is_set()
+        releasing.cancel()
+        go_on.set()
+        assert await asyncio.gather(*waiting) == [1, 2, 3]
+        holding.join()
+
+    run(tmp_path / "log", use)
+
+
+def test_what_a_capped_topic_holds_is_counted_by_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counting reads every file of the shard."""
+    threads: list[threading.Thread] = []
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        log.create_topic("t", cap_bytes=1_000_000, on_full="reject_new").append_many([b"v"] * 100)
+    monkeypatch.setattr(ByteCount, "count", _watched(ByteCount.count, threads))
+
+    async def use(log: AsyncLog) -> None:
+        topic = await log.topic("t")
+        assert [await topic.append(b"w") for _ in range(3)] == [100, 101, 102]
+        assert await topic.append_many([b"x"]) == range(103, 104)
+
+    run(tmp_path / "log", use)
+
+    assert threads and threading.main_thread() not in threads
+
+
+def _watched(call: Callable[..., object], threads: list[threading.Thread]) -> Callable[..., object]:
+    """The call, noting by which thread it is made."""
+
+    def watched(*given: object, **named: object) -> object:
+        threads.append(threading.current_thread())
+        return call(*given, **named)
+
+    return watched
+
+
 def test_many_records_are_encoded_by_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop would stand still for them."""
     count = 2_001
     threads: list[threading.Thread] = []
 
-    def watched(prepare: Callable[..., object]) -> Callable[..., object]:
-        def prepared(*given: object, **named: object) -> object:
-            threads.append(threading.current_thread())
-            return prepare(*given, **named)
-
-        return prepared
-
-    monkeypatch.setattr(Appender, "prepare_many", watched(Appender.prepare_many))
-    monkeypatch.setattr(Appender, "prepare_arrow", watched(Appender.prepare_arrow))
+    monkeypatch.setattr(Appender, "prepare_many", _watched(Appender.prepare_many, threads))
+    monkeypatch.setattr(Appender, "prepare_arrow", _watched(Appender.prepare_arrow, threads))
 
     async def use(log: AsyncLog) -> None:
         topic = await log.create_topic("t", partitions=2)

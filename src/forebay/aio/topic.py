@@ -99,7 +99,7 @@ class AsyncTopic:
         return await ack
 
     async def _queue_when_open(self, item: Queueable) -> None:
-        """Queue it once a worker has acquired and recovered its shard.
+        """Queue it once a worker has acquired and recovered its shard, or by a worker where that may take long.
 
         Appends that wait for a shard are queued in the order they came, and later ones behind them.
         """
@@ -116,7 +116,7 @@ class AsyncTopic:
                     acquired = opening.acquired = self._workers.start_opening(self._topic.acquire, partition)
                 await asyncio.shield(acquired)
                 if not self._appender.queue_if_open(item, ()):
-                    # Lost again at once: a worker opens it and queues, not the loop.
+                    # Lost again at once, or it asks metadata or counts files first: a worker does that, not the loop.
                     await self._workers.start_opening(self._appender.queue, item)
         finally:
             opening.appends -= 1

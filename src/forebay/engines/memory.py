@@ -14,7 +14,7 @@ from forebay.appends.callbacks import wake_all
 from forebay.appends.producer_window import ProducerWindow
 from forebay.appends.queue import Producing, QueuedRecord
 from forebay.appends.ticket import Ticket
-from forebay.appends.waiting import INSIDE, is_inside
+from forebay.appends.waiting import INSIDE, is_held, is_inside
 from forebay.catalog import read_state
 from forebay.clock import Clock
 from forebay.engines.memory_records import HeldRecords
@@ -114,6 +114,12 @@ class MemoryShard:
         ticket.finish()
         wake_all(self.wakers, self.ref)
         return ticket
+
+    def stages_slowly(self, count: int) -> bool:
+        """See `OwnedShard`: offsets must be reserved, the session has ended, or another thread is at the shard."""
+        if self._held.next + count > self._reserved_end or not self._owned.still_owner():
+            return True
+        return is_held(self._lock) and not self._is_inside()
 
     def _append(self, columns: ColumnBytes, producing: Producing | None) -> int:
         base, end = self._held.next, self._held.next + columns.count

@@ -127,6 +127,12 @@ class OwnedShard(ReadShard, Protocol):
     def stage_many(self, columns: ColumnBytes, producing: Producing | None, ticket: Ticket) -> Ticket:
         """Queue many records as one append: all or none of them, at consecutive offsets."""
 
+    def stages_slowly(self, count: int) -> bool:
+        """Whether to queue so many records may first wait for metadata, files or a thread that waits for those.
+
+        A look without such a wait, for event loops: they leave that append to another thread.
+        """
+
     def acknowledge(self, ticket: Ticket) -> int:
         """Return the first offset once the durability class of that append holds, else raise its error."""
 

@@ -278,6 +278,16 @@ class Eviction:
         stage = self._wal.stage_many
         return self._stage(columns.count, size, producing, lambda: stage(columns, producing, ticket))
 
+    def stages_slowly(self) -> bool:
+        """Whether an append may first read files to count what the shard holds, or write to recognise a repeat."""
+        if self._wal.policy.acks_in_queue:
+            return True
+        if self.limits.cap_bytes is None:
+            return False
+        self._count.check_outside()
+        with self._count.lock:
+            return self._count.known() is None
+
     def _stage(self, count: int, size: int, producing: Producing | None, stage: Callable[[], Ticket]) -> Ticket:
         # In a forked child the lock may have a holder that does not exist there.
         self._wal.check_open()

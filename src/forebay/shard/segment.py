@@ -133,6 +133,10 @@ class SegmentShard:
             return self._eviction.stage_many(columns, producing, ticket)
         return self.wal.stage_many(columns, producing, ticket)
 
+    def stages_slowly(self, count: int) -> bool:
+        """See `OwnedShard`: a shard that refuses appends at its caps may have to count what it holds."""
+        return self._eviction.limits.rejects and self._eviction.stages_slowly()
+
     def acknowledge(self, ticket: Ticket) -> int:
         """See `OwnedShard`."""
         # Only class memory acknowledges in the queue: for the others that question would cost each append a call.

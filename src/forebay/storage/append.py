@@ -80,6 +80,9 @@ class Queueable(Protocol):
     def ticket(self) -> Ticket:
         """What the shard answers."""
 
+    def is_slow(self, shard: OwnedShard) -> bool:
+        """Whether to queue it in this shard may wait for metadata or files; see `OwnedShard.stages_slowly`."""
+
     def stage(self, shard: OwnedShard) -> Ticket:
         """Queue it in this shard; `QueueFull` at once if there is no room."""
 
@@ -96,6 +99,10 @@ class Single(NamedTuple):
         """See `Queueable`."""
         return self.entry.ticket
 
+    def is_slow(self, shard: OwnedShard) -> bool:
+        """See `Queueable`."""
+        return shard.stages_slowly(1)
+
     def stage(self, shard: OwnedShard) -> Ticket:
         """See `Queueable`."""
         return shard.stage_one(self.entry, self.size)
@@ -108,6 +115,10 @@ class Batched(NamedTuple):
     columns: ColumnBytes
     producing: Producing | None
     ticket: Ticket
+
+    def is_slow(self, shard: OwnedShard) -> bool:
+        """See `Queueable`."""
+        return shard.stages_slowly(self.columns.count)
 
     def stage(self, shard: OwnedShard) -> Ticket:
         """See `Queueable`."""
@@ -374,14 +385,14 @@ class Appender:
         self._soon(self._queued(item), item.ticket)
 
     def queue_if_open(self, item: Queueable, waiting: Container[int]) -> bool:
-        """As `queue`, for event loops: false, with nothing queued, if the shard is not open.
+        """As `queue`, for event loops: false, with nothing queued, if the shard is not open or has to ask others first.
 
         `waiting` are partitions that earlier appends wait for: this one does not overtake them, even if the shard is
         open by now.
         """
         partition = item.partition
         shard = self._find(partition) if partition not in waiting else None
-        if shard is None:
+        if shard is None or item.is_slow(shard):
             return False
         try:
             item.stage(shard)

@@ -118,6 +118,10 @@ class RocksShard:
         size = int(batch_of(columns, base=0, epoch=0, appended_at=0).sizes().sum())
         return self._stage_capped(lambda: queue.stage_many(columns, producing, ticket), columns.count, size, producing)
 
+    def stages_slowly(self, count: int) -> bool:
+        """See `OwnedShard`: at its cap a shard writes what waits, to recognise a repeat."""
+        return self._limits.rejects
+
     def _stage_capped(self, stage: Callable[[], Ticket], count: int, size: int, producing: Producing | None) -> Ticket:
         """Queue an append to a topic that refuses new records at its caps; a repeat needs no room."""
         # To recognise a repeat it writes what waits: callbacks of that run when the lock is given back.
