@@ -233,12 +233,17 @@ class MemoryShard:
 
     def read_cached(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page | None:
         """See `ReadShard`; `None` while another thread is at the shard, for that one may wait for metadata."""
-        if self._closed is not None or not self._lock.acquire(blocking=False):
+        if self._closed is not None or self._is_inside():
             return None
+        lock = self._lock
+        # Taken inside: an exception (Ctrl-C) right after that must find the block that gives the lock back.
         try:
-            return self.read(offset, bytes_max) if self._closed is None else None
+            return self.read(offset, bytes_max) if lock.acquire(blocking=False) and self._closed is None else None
         finally:
-            self._lock.release()
+            try:  # noqa: SIM105 - a call before the release could be interrupted
+                lock.release()
+            except RuntimeError:
+                pass  # another thread has it
 
     def ended(self) -> object:
         """See `ReadShard`."""
