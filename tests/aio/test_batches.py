@@ -380,6 +380,26 @@ def test_many_records_are_encoded_by_a_worker(tmp_path: Path, monkeypatch: pytes
     run(tmp_path / "log", use)
 
 
+@pytest.mark.parametrize("how", ["many", "arrow"])
+def test_readers_that_hang_hold_up_no_large_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """It waited for a thread to encode it, behind as many calls as there were threads."""
+    gate = threading.Event()
+
+    async def use(log: AsyncLog) -> None:
+        topic, read = await log.create_topic("t"), Topic.offsets
+        monkeypatch.setattr(Topic, "offsets", lambda *given: gate.wait(60) and read(*given))
+        hanging = [asyncio.create_task(topic.offsets()) for _ in range(WORKERS)]
+        await asyncio.sleep(0)
+        try:
+            async with asyncio.timeout(5):
+                assert len(await _append(topic, how, [b"v"] * 2_001)) == 2_001
+        finally:
+            gate.set()
+        await asyncio.gather(*hanging)
+
+    run(tmp_path / "log", use)
+
+
 @pytest.mark.parametrize("keys", [None, KEYS])
 def test_an_append_that_may_be_split_is_in_order_and_whole(tmp_path: Path, keys: list[bytes] | None) -> None:
     async def use(log: AsyncLog) -> None:

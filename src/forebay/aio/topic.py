@@ -256,7 +256,7 @@ class AsyncTopic:
             previous=previous,
             atomic=atomic,
         )
-        return prepare() if len(values) <= LOOP_RECORDS_MAX else await self._run(prepare)
+        return prepare() if len(values) <= LOOP_RECORDS_MAX else await self._workers.start_encoding(prepare)
 
     async def _prepared_arrow(
         self,
@@ -274,7 +274,9 @@ class AsyncTopic:
             sequence=sequence,
             previous=previous,
         )
-        return prepare() if checked_arrow(batch).num_rows <= LOOP_RECORDS_MAX else await self._run(prepare)
+        if checked_arrow(batch).num_rows <= LOOP_RECORDS_MAX:
+            return prepare()
+        return await self._workers.start_encoding(prepare)
 
     async def _append_batch(self, records: Records) -> Sequence[int]:
         """Queue the records, patiently, and wait for all; their offsets in the order given."""

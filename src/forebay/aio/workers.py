@@ -18,16 +18,19 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 WORKERS = 4
+ENCODERS = 2
+"""Threads that only compute: more of them would wait for the interpreter."""
 LOOK_SECONDS = 0.5
 """A task that waits for room in a queue looks again after this time, although no publication woke it."""
 
 
 class Workers:
-    """A few threads for calls that may touch the disk; the opening of shards for appends has threads of its own."""
+    """A few threads for calls that may touch the disk; opening shards for appends and encoding have their own."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="forebay-aio")
         self._openers = ThreadPoolExecutor(WORKERS, thread_name_prefix="forebay-aio-open")
+        self._encoders = ThreadPoolExecutor(ENCODERS, thread_name_prefix="forebay-aio-encode")
         self._feeds: Feeds | None = None
         self._ended = False
 
@@ -49,10 +52,15 @@ class Workers:
         """As `start`, for a call that opens a shard: one that cannot be acquired keeps no other call waiting."""
         return self._start(self._openers, partial(call, *args, **kwargs))
 
+    def start_encoding(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        """As `start`, for a call that only computes: calls that wait for a disk or a store keep none of it waiting."""
+        return self._start(self._encoders, call)
+
     def end(self) -> None:
         self._ended = True
         self._pool.shutdown(wait=False)
         self._openers.shutdown(wait=False)
+        self._encoders.shutdown(wait=False)
 
     def _start(self, pool: ThreadPoolExecutor, call: Callable[[], T]) -> asyncio.Future[T]:
         if self._ended:
