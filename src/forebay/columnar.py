@@ -44,7 +44,8 @@ class ParquetSegment(SealedSegment):
 
     _layout: ParquetLayout | None = None
 
-    def _read(self, offset: int, bytes_max: int, opened: Callable[[], ByteSource]) -> Page:
+    def read(self, offset: int, bytes_max: int, *, opened: Callable[[], ByteSource] | None = None) -> Page:
+        """See `SealedSegment`."""
         _, entries, _ = self.index()
         gathered = _Gathered(offset, bytes_max, self._gaps_in)
         for number in range(find_offset(entries, offset), len(entries)):
@@ -53,7 +54,7 @@ class ParquetSegment(SealedSegment):
             if gathered.is_full or gathered.next >= self.end:
                 return gathered.page()
             try:
-                rows = self._group(number, opened)
+                rows = self._group(number, opened or self._opened)
             except Corrupt:
                 gathered.damage(min(stop, self.end))
             else:

@@ -158,7 +158,7 @@ class SealedSegment:
         first = index_format.find_offset(entries, offset)
         gathered = Gathered(offset, bytes_max, self._shift)
         if first >= len(entries) or int(entries["offset"][first]) > offset:
-            gathered.add_gap(self._hole_at(gaps, offset))
+            gathered.add_gap(self._gap_at(gaps, offset))
             return gathered.page()
         stop = _frames_within(entries, first, bytes_max)
         try:
@@ -184,7 +184,7 @@ class SealedSegment:
             *(row.tolist() for row in (wanted["offset"], wanted["count"], positions)), strict=True
         ):
             if base > gathered.next:
-                gathered.add_gap(self._hole_at(gaps, gathered.next))
+                gathered.add_gap(self._gap_at(gaps, gathered.next))
             gathered.known_frame(base, count, buffer, position, salt_crc)
 
     def offset_at_time(self, timestamp: int) -> int | None:
@@ -301,7 +301,7 @@ class SealedSegment:
             self._salt_crc = salt_crc_of(source, self.name)
         return self._salt_crc
 
-    def _hole_at(self, gaps: list[Gap], offset: int) -> Gap:
+    def _gap_at(self, gaps: list[Gap], offset: int) -> Gap:
         for gap in gaps:
             if gap.start <= offset < gap.stop:
                 return gap
