@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import linecache
 import re
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -29,6 +34,7 @@ from forebay import (
 )
 from forebay.aio import AsyncLog, AsyncStream, AsyncTopic
 from forebay.catalog import StoredState
+from forebay.engines import ReadShard, unowned
 from forebay.engines.segment import SegmentEngine
 from forebay.shard import ShardRef
 from forebay.storage.streams import Stream
@@ -292,6 +298,52 @@ def test_looking_at_an_unused_topic_leaves_it_to_the_first_that_appends(tmp_path
             with pytest.raises(Moved):
                 b.topic(name).append(b"1")
         assert list(streams[0]) == []
+
+
+class Struck:
+    """Raises `KeyboardInterrupt` at the n-th line of the module of unowned shards; `with` enters and leaves at once."""
+
+    def __init__(self, line: int) -> None:
+        self.is_over = False
+        self._left = line
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
+        if frame.f_code.co_filename != unowned.__file__:
+            return None
+        if event == "line" and not self.is_over:
+            source = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+            self._left -= not source.startswith("with ")
+            if self._left == 0:
+                self.is_over = True
+                raise KeyboardInterrupt
+        return self
+
+
+def test_an_interrupt_as_a_shard_is_acquired_keeps_no_reader_of_its_history_waiting(tmp_path: Path) -> None:
+    with forebay.open(tmp_path) as log:
+        for line in range(1, 100):
+            topic = log.create_topic(f"t{line}")
+            looked_at = inside(topic).read_shard()
+            struck = Struck(line)
+            sys.settrace(struck)
+            try:
+                topic.append(b"v")
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(None)
+
+            def read(shard: ReadShard = looked_at) -> None:
+                with suppress(Closed):
+                    shard.read(0)
+
+            reader = threading.Thread(target=read, daemon=True)
+            reader.start()
+            reader.join(20)
+            assert not reader.is_alive(), line
+            if not struck.is_over:
+                assert line > 8, "every line was met"
+                return
 
 
 def test_a_follower_of_an_unused_topic_is_woken_by_the_appends_that_follow(tmp_path: Path) -> None:

@@ -100,9 +100,9 @@ class UnownedShard(FollowedShard):
 
     def end_if_idle(self) -> bool:
         """Give descriptors back, unless a reader is inside; whether that is done. Called after `refuse`."""
-        if not self._lock.acquire(blocking=False):
+        # Not by taking the lock: an exception (Ctrl-C) before it is given back would leave it taken for ever.
+        if self._lock.locked():
             return False
-        self._lock.release()
         # A reader that comes now is refused at once.
         self.end(self._closed or "is closed")
         return True
