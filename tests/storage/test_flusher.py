@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from forebay.errors import Corrupt, ForebayError, Unavailable, UnsupportedFormat
+from forebay.errors import Closed, Corrupt, ForebayError, Unavailable, UnsupportedFormat
 from forebay.format.metadata.keys import progress_key, topic_key
 from forebay.format.metadata.value import encode_value
 from forebay.metadata import Compare, Delete, MemoryMetadata, MetadataStore, Operation, Outcome, Put
@@ -213,6 +213,31 @@ def test_where_a_group_stands_is_seen_while_the_cursor_of_another_cannot_be_read
     assert desk.cursors.names() == ["damaged", "whole"]
     with pytest.raises(Corrupt):
         desk.cursors.of("damaged")
+
+
+def test_a_cached_commit_after_the_end_is_refused_rather_than_lost() -> None:
+    """The cursor is known here, so nothing else would say that the log is closed."""
+    desk = Desk()
+    desk.durable("billing", 1)
+    desk.cursors.end()
+
+    with pytest.raises(Closed):
+        desk.cached("billing", 2)
+
+    desk.cursors.end()
+    assert desk.stored("billing") == 1
+
+
+def test_an_end_that_failed_is_harmless_when_repeated() -> None:
+    """The metadata store is closed right after it: nothing could be written later."""
+    desk = Desk()
+    desk.cached("billing", 1)
+    desk.inner.transaction([], [Put(progress_key("shop", "orders", "billing", 0, prefix="/forebay"), b"damaged")])
+    with pytest.raises(Corrupt):
+        desk.cursors.end()
+    desk.metadata.close()
+
+    desk.cursors.end()
 
 
 def test_a_reader_of_a_deleted_topic_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:

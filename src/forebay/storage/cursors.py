@@ -60,6 +60,8 @@ class Cursors:
         self._guard = ForkGuard()
         self._noted: dict[_Place, Progress] = {}
         """Commits that are not in the store yet, the furthest of each cursor."""
+        self._is_ended = False
+        """No commit is kept for later any more."""
         delay_s = settings.flush_interval_ms / 1000
         self.worker = Worker("forebay-commits", self._write_noted, clock=clock, delay_s=delay_s)
 
@@ -139,9 +141,14 @@ class Cursors:
         self._flush(None)
 
     def end(self) -> None:
-        """Write what is left, and stop."""
+        """Write what is left, and stop. What cannot be written now is lost: the metadata store is closed next."""
         self.worker.stop()
-        self.flush()
+        with self._changing:
+            self._is_ended = True
+        try:
+            self.flush()
+        finally:
+            self._noted.clear()
 
     def _commit(self, place: _Place, progress: Progress) -> int:
         """Write a commit now; where the cursor stands on return. What is cached of the same cursor goes with it."""
@@ -170,6 +177,8 @@ class Cursors:
             known = self._store.get(name, partition, progress.incarnation)
             ahead_of = _further(known, before)
         with self._changing:
+            if self._is_ended:
+                raise Closed("this log is closed")
             ahead_of = _further(ahead_of, self._noted.get(place))
             if ahead_of is not None and ahead_of.offset >= progress.offset:
                 return ahead_of.offset
