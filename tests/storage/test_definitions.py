@@ -290,6 +290,23 @@ def test_two_processes_on_one_database_go_by_each_others_changes(tmp_path: Path)
         until(lambda: there.topic("shop/orders").spec == second.spec != first.spec)
 
 
+def test_nothing_is_kept_of_a_topic_that_was_created_here_and_deleted_by_another_process(tmp_path: Path) -> None:
+    """It was never looked up by its name here, so the change alone did not say which topic it was."""
+    settings = Settings.load(overrides={**QUICK, "metadata": {"path": str(tmp_path / "shared.sqlite")}})
+    with (
+        Storage.open(tmp_path / "a", settings, clock=ManualClock()) as here,
+        Storage.open(tmp_path / "b", settings, clock=ManualClock(seed=1)) as there,
+    ):
+        inside(here).follow_changes()
+        here.create_topic("shop/orders")
+        assert inside(here).entries()["handles"] == 1
+
+        there.delete_topic("shop/orders")
+        inside(here).follow_changes()
+
+        assert inside(here).entries()["handles"] == 0
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_definition_that_cannot_be_read_keeps_no_other_topic_from_being_followed(
     tmp_path: Path,

@@ -211,10 +211,16 @@ class Definitions:
         Where it does not follow them, because no watch is open or the store does not answer it, the store is read.
         """
         found = self._remembered.get(name)
-        is_followed = self._clock.monotonic() - self._followed_at <= STALE_SECONDS
-        if found is not None and is_followed:
-            return found
-        generation = self._remembered.generation
+        return found if found is not None and self._is_followed else self._read(name)
+
+    @property
+    def _is_followed(self) -> bool:
+        """Whether what is remembered counts."""
+        return self._clock.monotonic() - self._followed_at <= STALE_SECONDS
+
+    def _read(self, name: TopicName) -> Defined:
+        """The definition as stored, which is remembered from now on if changes are followed; see `look`."""
+        is_followed, generation = self._is_followed, self._remembered.generation
         found = self.look(name)
         if is_followed:
             self._remembered.put(name, found, generation)
@@ -275,9 +281,12 @@ class Definitions:
             self._remembered.clear()
 
     def current(self, spec: TopicSpec) -> TopicSpec | None:
-        """The definition that this very topic, and not another of its name, has now; `None` if it is gone."""
+        """The definition that this very topic, and not another of its name, has now; `None` if it is gone.
+
+        Reads the store, and remembers what it finds: so a deletion by another process says which topic it was.
+        """
         try:
-            found = self.get(spec.name)
+            found = self._read(spec.name).spec
         except UnknownTopic:
             return None
         return found if found.topic_id == spec.topic_id else None
