@@ -13,10 +13,12 @@ import forebay
 from forebay import EARLIEST, Closed, Conflict, Settings, Storage, Unavailable, Unsupported
 from forebay.disk.descriptors import SystemFile
 from forebay.engines import SegmentEngine
+from forebay.lifecycle import close_with_process
 from forebay.metadata import Change, Compacted
 from forebay.shard import SegmentShard, ShardRef
 from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
+from forebay.workers import Worker
 from tests.storage.rig import QUICK, WatchedDisk, quick, values, wal_of
 from tests.support.waiting import until
 
@@ -365,7 +367,8 @@ def test_threads_are_not_made_per_topic_and_end_with_the_log(tmp_path: Path) -> 
         topics = [log.create_topic(f"t{n}") for n in range(20)]
         for topic in topics:
             topic.append_nowait(b"v").result()
-        assert threading.active_count() <= before + 5  # syncs, history, clean-up, definitions, commits
+        commits = 2 * log.settings.runtime.committers
+        assert threading.active_count() <= before + 4 + commits < len(topics)  # syncs, history, clean-up, definitions
 
     assert threading.active_count() == before
 
@@ -461,3 +464,37 @@ def test_offsets_written_long_ago_are_no_rate_to_reserve_by(tmp_path: Path) -> N
         topic.append(b"v")
         writer = wal_of(topic).writer
         assert writer.reserved_end - writer.end <= 2 * writer.settings.reserve_records_min
+
+
+@pytest.mark.parametrize("at", ["second worker", "storage", "process"])
+def test_an_opening_that_is_interrupted_leaves_no_thread_and_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """Workers went on over closed metadata, and the directory stayed taken for as long as the process lived."""
+    start, watch = Worker.start, close_with_process
+
+    def start_but_last(worker: Worker) -> None:
+        start(worker)
+        if worker.name == "forebay-definitions":
+            raise KeyboardInterrupt
+
+    def watch_too_late(storage: Storage) -> None:
+        watch(storage)
+        raise KeyboardInterrupt
+
+    def no_storage(*arguments: object, **named: object) -> None:
+        raise KeyboardInterrupt
+
+    before = set(threading.enumerate())
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        if at == "second worker":
+            patch.setattr(Worker, "start", start_but_last)
+        elif at == "storage":
+            patch.setattr(Storage, "__init__", no_storage)
+        else:
+            patch.setattr("forebay.storage.store.close_with_process", watch_too_late)
+        forebay.open(tmp_path / "log", QUICK)
+
+    assert set(threading.enumerate()) <= before
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        log.create_topic("t").append(b"v")

@@ -174,39 +174,41 @@ class OwnerBackend:
         clock: Clock,
         lifetime: Lifetime,
         may_own: MayOwn = anywhere,
+        undo: ExitStack,
     ) -> OwnerBackend:
         """Take the data directory `path` for this process alone; made if it does not exist.
 
-        On return what an earlier process has left over is finished, as far as it can be now.
+        On return what an earlier process has left over is finished, as far as it can be now. `undo` ends everything
+        again, if the caller is interrupted or fails.
         """
-        with ExitStack() as undo:
-            directory = LogDirectory.take(path, disk, clock, settings.wal.dir)
-            undo.callback(directory.release)
-            meter = LogMeter(clock, settings.metrics.topics)
-            metadata = MeteredMetadata(_open_metadata(directory, settings, disk, clock), meter)
-            undo.callback(metadata.close)
-            session = OwnerSession(metadata, settings.metadata.lease_ttl_s, directory.id)
-            places = open_places(directory, settings, disk, clock, meter, probed_for=metadata)
-            undo.callback(places.close)
-            opened = OpenDirectory(
-                directory=directory,
-                settings=settings,
-                metadata=metadata,
-                owner_session=session,
-                places=places,
-                disk=disk,
-                own_disk=own_disk,
-                clock=clock,
-                may_own=may_own,
-                meter=meter,
-            )
-            owner = cls(opened, lifetime)
-            opened.record()
-            owner.deletions.finish()
-            # Also if no shard is open: a bulk load that others offer may ask for one, and so may a limit.
-            owner.cleanup.worker.start()
-            owner.following.worker.start()
-            undo.pop_all()
+        directory = LogDirectory.take(path, disk, clock, settings.wal.dir)
+        undo.callback(directory.release)
+        meter = LogMeter(clock, settings.metrics.topics)
+        metadata = MeteredMetadata(_open_metadata(directory, settings, disk, clock), meter)
+        undo.callback(metadata.close)
+        session = OwnerSession(metadata, settings.metadata.lease_ttl_s, directory.id)
+        places = open_places(directory, settings, disk, clock, meter, probed_for=metadata)
+        undo.callback(places.close)
+        opened = OpenDirectory(
+            directory=directory,
+            settings=settings,
+            metadata=metadata,
+            owner_session=session,
+            places=places,
+            disk=disk,
+            own_disk=own_disk,
+            clock=clock,
+            may_own=may_own,
+            meter=meter,
+        )
+        owner = cls(opened, lifetime)
+        # Before anything runs: a thread that is left would go on without its metadata, in a directory of another owner.
+        undo.callback(owner.close)
+        opened.record()
+        owner.deletions.finish()
+        # Also if no shard is open: a bulk load that others offer may ask for one, and so may a limit.
+        owner.cleanup.worker.start()
+        owner.following.worker.start()
         return owner
 
     def _loads(self, context: ShardContext) -> Loads:

@@ -140,26 +140,27 @@ class ReadOnlyBackend:
         own_disk: SystemDisk | None,
         clock: Clock,
         lifetime: Lifetime,
+        undo: ExitStack,
     ) -> ReadOnlyBackend:
-        """Look at the data directory `path`; with `None` at what is shared. Changes nothing."""
+        """Look at the data directory `path`; with `None` at what is shared. Changes nothing.
+
+        `undo` ends everything again, if the caller is interrupted or fails.
+        """
         directory = NoDirectory() if path is None else LogDirectory.look(path, disk)
-        with ExitStack() as undo:
-            metadata = _consumer_metadata(directory, settings, disk, clock)
-            undo.callback(metadata.close)
-            places = open_places(directory, settings, disk, clock, LogMeter(clock, settings.metrics.topics))
-            undo.callback(places.close)
-            backend = cls(
-                directory,
-                settings,
-                metadata,
-                places,
-                disk=disk,
-                own_disk=own_disk,
-                clock=clock,
-                lifetime=lifetime,
-            )
-            undo.pop_all()
-        return backend
+        metadata = _consumer_metadata(directory, settings, disk, clock)
+        undo.callback(metadata.close)
+        places = open_places(directory, settings, disk, clock, LogMeter(clock, settings.metrics.topics))
+        undo.callback(places.close)
+        return cls(
+            directory,
+            settings,
+            metadata,
+            places,
+            disk=disk,
+            own_disk=own_disk,
+            clock=clock,
+            lifetime=lifetime,
+        )
 
     @property
     def path(self) -> str | None:

@@ -82,32 +82,26 @@ class Storage:
         clock = clock or SystemClock()
         _check_opening(path, settings, read_only=read_only)
         lifetime = Lifetime()
-        if path == IN_MEMORY:
-            backend: Backend = InMemoryBackend.open(settings, clock=clock, lifetime=lifetime)
-        else:
-            own = SystemDisk(settings.runtime.descriptors_max) if disk is None else None
-            used = own or disk
-            assert used is not None
-            with ExitStack() as undo:
-                if own is not None:
-                    undo.callback(own.close)
-                if path is None or read_only:
-                    backend = ReadOnlyBackend.open(
-                        path, settings, disk=used, own_disk=own, clock=clock, lifetime=lifetime
-                    )
-                else:
-                    backend = OwnerBackend.open(
-                        path,
-                        settings,
-                        disk=used,
-                        own_disk=own,
-                        clock=clock,
-                        lifetime=lifetime,
-                        may_own=may_own or anywhere,
-                    )
-                undo.pop_all()
-        storage = cls(settings, backend, clock=clock, lifetime=lifetime)
-        close_with_process(storage)
+        with ExitStack() as undo:
+            backend: Backend
+            if path == IN_MEMORY:
+                backend = InMemoryBackend.open(settings, clock=clock, lifetime=lifetime)
+            elif path is None or read_only:
+                used, own = _disk_of(settings, disk, undo)
+                backend = ReadOnlyBackend.open(
+                    path, settings, disk=used, own_disk=own, clock=clock, lifetime=lifetime, undo=undo
+                )
+            else:
+                used, own = _disk_of(settings, disk, undo)
+                gate = may_own or anywhere
+                backend = OwnerBackend.open(
+                    path, settings, disk=used, own_disk=own, clock=clock, lifetime=lifetime, may_own=gate, undo=undo
+                )
+            storage = cls(settings, backend, clock=clock, lifetime=lifetime)
+            undo.callback(closed, storage)
+            close_with_process(storage)
+            # Last: until here an interrupt (Ctrl-C) leaves nothing open that the caller does not know of.
+            undo.pop_all()
         return storage
 
     @property
@@ -417,6 +411,15 @@ class _Closing:
             raise Unavailable(INSIDE)
         with self._lock:
             close()
+
+
+def _disk_of(settings: Settings, disk: Disk | None, undo: ExitStack) -> tuple[Disk, SystemDisk | None]:
+    """The disk that is given, else one of the log's own, which is named twice: it ends with the log."""
+    if disk is not None:
+        return disk, None
+    own = SystemDisk(settings.runtime.descriptors_max)
+    undo.callback(own.close)
+    return own, own
 
 
 def _check_opening(path: str | PurePath | None, settings: Settings, *, read_only: bool) -> None:
