@@ -104,8 +104,6 @@ def _growth(counts: list[Counter[str]]) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"engine": "segment"}, {"engine": "rocksdb"}, {"engine": "memory"}], ids=str)
 def test_topics_that_come_and_go_leave_nothing_in_memory(tmp_path: Path, options: dict[str, str]) -> None:
-    if options["engine"] == "rocksdb":
-        pytest.importorskip("rocksdict")
     with Storage.open(str(tmp_path / "log"), _settings()) as log:
         grown = _grown(lambda number: _use(log, f"t{number}", **options))
         caches, queues = inside(log).bounds

@@ -343,8 +343,6 @@ def _backlog(log: Storage, engine: str) -> Iterator[Topic]:
 
 @pytest.mark.parametrize("engine", ["segment", "rocksdb"])
 def test_a_backlog_of_one_topic_does_not_stop_another(tmp_path: Path, engine: str) -> None:
-    if engine == "rocksdb":
-        pytest.importorskip("rocksdict")
     settings = _settings(queue_bytes_max=65_536)
     with Storage.open(str(tmp_path / "log"), settings) as log, _backlog(log, engine) as backlog:
         other = log.create_topic("other")
