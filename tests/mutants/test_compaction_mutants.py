@@ -20,6 +20,7 @@ import forebay.export
 from forebay.catalog.shard import Piece, ShardCatalog
 from forebay.catalog.transact import Write, transact
 from forebay.cleanup.collector import Collector, Judgement, Scope
+from forebay.clock import Clock
 from forebay.compacting.shard import ShardCompaction
 from forebay.errors import ForebayError
 from forebay.format.files.segment import index_name
@@ -104,7 +105,9 @@ def _compactors_asked_for_too_late(patch: pytest.MonkeyPatch) -> None:
 
 
 def _end_of_history_not_compared(patch: pytest.MonkeyPatch) -> None:
-    def careless(store: MetadataStore, read: Callable[[], Any], change: Callable[[Any], Any], *, what: str) -> Any:
+    def careless(
+        store: MetadataStore, read: Callable[[], Any], change: Callable[[Any], Any], *, what: str, clock: Clock
+    ) -> Any:
         def without(found: Any) -> Any:
             wanted = change(found)
             if not isinstance(wanted, Write):
@@ -112,7 +115,7 @@ def _end_of_history_not_compared(patch: pytest.MonkeyPatch) -> None:
             compares = [compare for compare in wanted.compares if getattr(compare, "key", None) != KEYS.cur]
             return Write(compares, wanted.operations, wanted.result)
 
-        return transact(store, read, without, what=what)
+        return transact(store, read, without, what=what, clock=clock)
 
     patch.setattr(forebay.catalog.shard, "transact", careless)
 
