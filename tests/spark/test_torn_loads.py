@@ -212,19 +212,18 @@ def test_a_load_that_is_given_up_while_its_gaps_are_made_is_never_shown(mixed: M
         shards = viewer.look(ReadOptions.parse(mixed.options).topics).shards
         seen.extend(view.next == 10 or view.pieces[-1].gap is not None for view in shards)
 
-    replace, end = ShardCatalog.replace, LoadBook.end
+    take_out, end = ShardCatalog.take_out, LoadBook.end
 
-    def replace_and_look(*args: Any, **more: Any) -> bool:
+    def take_out_and_look(*args: Any, **more: Any) -> None:
         look()
-        done = replace(*args, **more)
+        take_out(*args, **more)
         look()
-        return done
 
     def end_and_look(book: LoadBook, load_id: str) -> None:
         end(book, load_id)
         look()
 
-    with _offered(mixed) as load_id, mock.patch.multiple(ShardCatalog, replace=replace_and_look):
+    with _offered(mixed) as load_id, mock.patch.multiple(ShardCatalog, take_out=take_out_and_look):
         look()
         with mock.patch.object(LoadBook, "end", end_and_look):
             mixed.log.loads.abandon(load_id)
