@@ -33,6 +33,7 @@ _UNITS = {
     "bytes": "bytes",
     "percent": "percent",
     "openers": "threads",
+    "committers": "threads",
 }
 _COUNTS = ("records", "producers", "appends", "descriptors", "shards", "parts", "retries", "snapshots")
 
