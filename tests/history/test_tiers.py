@@ -119,7 +119,7 @@ def test_files_that_somebody_reads_are_kept_for_a_while(land: Land) -> None:
     with land.open("A") as log:
         topic = log.topic(TOPIC)
         topic.offsets()
-        assert shard_of(topic).history.retain() >= 2, "nobody reads them now"
+        assert shard_of(topic).history.retain() >= 2, "no reader has them open now"
         assert told(topic.read()) == numbers(0, 40)
 
 

@@ -292,7 +292,7 @@ def test_a_queue_that_ended_leaves_nothing_in_the_budget() -> None:
 
 
 def test_repeats_and_conflicts_take_nothing_of_the_budget() -> None:
-    """They were charged before they were recognised, each time anew, and no commit gave it back."""
+    """They were charged before they were recognised, each time again, and no commit gave it back."""
     budget = QueueBudget(20 * STEP_BYTES)
     queue = _queue(budget)
     columns = encode_columns(Columns(values=[b"x" * 3 * STEP_BYTES], timestamps=[0]))

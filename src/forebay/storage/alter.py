@@ -58,7 +58,7 @@ class Alterations:
             self._handles.setdefault(spec.topic_id, weakref.WeakSet())
         self._on_adopted(spec)
 
-    def settle(self, shard: OwnedShard) -> None:
+    def bring_up_to_date(self, shard: OwnedShard) -> None:
         """A shard was opened: it goes by the newest definition on return."""
         with self._lock:
             newest = self._newest.get(shard.ref.spec.topic_id)

@@ -175,7 +175,7 @@ class InMemoryBackend:
 
     def _adopt_definition(self, shard: OwnedShard) -> None:
         """Bring a shard that was just opened to the topic's present definition. Its lock is held."""
-        self.alterations.settle(shard)
+        self.alterations.bring_up_to_date(shard)
         watch_shard(self.meter, shard)
 
     def _apply_limits(self, spec: TopicSpec) -> None:

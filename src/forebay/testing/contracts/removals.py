@@ -44,7 +44,7 @@ def live(engine: NamedEngine, ref: ShardRef, start: int = 0, **limits: int) -> l
 
 
 def gaps_of(engine: NamedEngine, ref: ShardRef, start: int = 0) -> list[Gap]:
-    """The gaps that a reader is told of; what was deleted is none."""
+    """The gaps that a reader gets; what was deleted is none."""
     gaps: list[Gap] = []
     shard = engine.open_shard(ref)
     cursor = Cursor(shard, start, name="t", partition=0, on_gap=lambda _, gap: gaps.append(gap))
