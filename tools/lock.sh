@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Write the lock files anew: exact versions and hashes, and nothing about where they were fetched from.
+# Write the lock files: exact versions and hashes, and nothing about where they were fetched from.
 # Usage: tools/lock.sh (needs pip-compile, of pip-tools, on the PATH)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -15,7 +15,7 @@ compile() {
 
 # The build tools come first and apart: sdists in the other locks are built with them, without build isolation.
 compile requirements-build.lock tools/build.in
-compile requirements.lock --extra dev --extra etcd --extra object-store --extra rocksdb --extra spark \
+compile requirements.lock --extra broker --extra client --extra dev --extra etcd --extra object-store --extra rocksdb --extra spark \
     pyproject.toml tools/build.in
 compile requirements-bench.lock --extra bench --constraint requirements.lock pyproject.toml
 # Servers that tests start have an environment of their own: what they need need not agree with what we need.
