@@ -1,0 +1,214 @@
+"""Errors on the wire: one table of error class, code and HTTP status, and the body that carries an error.
+
+    {"error": {"code": "unknown_topic", "message": "…", "detail": {"topic": "shop/orders"}}}
+
+The client raises the class that the broker raised, with the same message and attributes. A class without a row of its
+own goes by the row of its nearest base.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from forebay.errors import (
+    Closed,
+    Conflict,
+    Corrupt,
+    DataLoss,
+    Fenced,
+    ForebayError,
+    Full,
+    Indeterminate,
+    Invalid,
+    Moved,
+    Unavailable,
+    UnknownTopic,
+    Unsupported,
+    UnsupportedFormat,
+)
+
+RETRY_SECONDS: Final = 1
+"""When to try again, where the error does not say."""
+
+
+class Unauthenticated(Invalid):
+    """The request names no principal, or one that the broker does not know."""
+
+
+class Forbidden(Invalid):
+    """The principal may not do this."""
+
+
+class TooLarge(Invalid):
+    """A body, a batch or a record is larger than the broker takes. `limit` is what it takes."""
+
+    def __init__(
+        self,
+        *args: object,
+        topic: object = None,
+        partition: int | None = None,
+        shard: object = None,
+        limit: int | None = None,
+    ) -> None:
+        super().__init__(*args, topic=topic, partition=partition, shard=shard)
+        self.limit = limit
+
+
+class Throttled(Unavailable):
+    """A quota is used up, or too much waits to be written. `retry_after_s` is when to try again."""
+
+    def __init__(
+        self,
+        *args: object,
+        topic: object = None,
+        partition: int | None = None,
+        shard: object = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(*args, topic=topic, partition=partition, shard=shard)
+        self.retry_after_s = retry_after_s
+
+
+class NotReady(Unavailable):
+    """The broker recovers its shards. `replay_progress` goes from 0 to 1."""
+
+    def __init__(
+        self,
+        *args: object,
+        topic: object = None,
+        partition: int | None = None,
+        shard: object = None,
+        replay_progress: float | None = None,
+        shards_done: int | None = None,
+        shards_total: int | None = None,
+    ) -> None:
+        super().__init__(*args, topic=topic, partition=partition, shard=shard)
+        self.replay_progress = replay_progress
+        self.shards_done = shards_done
+        self.shards_total = shards_total
+
+
+class ErrorRow(NamedTuple):
+    """How one class of errors is sent."""
+
+    kind: type[ForebayError]
+    code: str
+    status: int
+    retries: bool = False
+    """Whether the answer says when to try again (`Retry-After`)."""
+
+
+ERROR_TABLE: Final = (
+    ErrorRow(Invalid, "invalid", 400),
+    ErrorRow(Unauthenticated, "unauthenticated", 401),
+    ErrorRow(Forbidden, "forbidden", 403),
+    ErrorRow(UnknownTopic, "unknown_topic", 404),
+    ErrorRow(Conflict, "conflict", 409),
+    ErrorRow(TooLarge, "too_large", 413),
+    ErrorRow(Moved, "moved", 421),
+    ErrorRow(Unsupported, "unsupported", 422),
+    ErrorRow(UnsupportedFormat, "unsupported_format", 422),
+    ErrorRow(Throttled, "throttled", 429, retries=True),
+    ErrorRow(Corrupt, "corrupt", 500),
+    ErrorRow(DataLoss, "data_loss", 500),
+    ErrorRow(ForebayError, "internal", 500),
+    ErrorRow(Unavailable, "unavailable", 503, retries=True),
+    ErrorRow(NotReady, "not_ready", 503, retries=True),
+    ErrorRow(Closed, "closed", 503, retries=True),
+    ErrorRow(Fenced, "fenced", 503, retries=True),
+    ErrorRow(Indeterminate, "indeterminate", 504),
+    ErrorRow(Full, "full", 507),
+)
+_BY_KIND: Final = {row.kind: row for row in ERROR_TABLE}
+_BY_CODE: Final = {row.code: row for row in ERROR_TABLE}
+_BY_STATUS: Final = {row.status: row for row in reversed(ERROR_TABLE)}
+"""The first row of each status: what a status without a body of ours stands for."""
+
+_PATH: Final = re.compile(r"""(?<![\w.:/-])/(?:[^\s/:;,'"()\[\]]+/){2,}(?=[^\s/:;,'"()\[\]]+)""")
+"""What stands before the last part of a path of three parts or more; a topic's name has two."""
+_USER: Final = re.compile(r"://[^\s/@]+@")
+
+
+class SentError(NamedTuple):
+    """An error as an HTTP answer: `retry_after_s` is for the header `Retry-After`, where there is one."""
+
+    status: int
+    retry_after_s: int | None
+    body: bytes
+
+
+class _Error(msgspec.Struct):
+    code: str
+    message: str
+    detail: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _Error
+
+
+_DECODER: Final = msgspec.json.Decoder(_ErrorBody)
+
+
+def row_of(kind: type[BaseException]) -> ErrorRow:
+    """The row of a class, or of its nearest base that has one; that of `ForebayError` for a class of another kind."""
+    return next((_BY_KIND[base] for base in kind.__mro__ if base in _BY_KIND), _BY_KIND[ForebayError])
+
+
+def encode_error(error: BaseException, *, private: Iterable[str] = ()) -> SentError:
+    """The answer for an error. Of one that Forebay did not raise on purpose, nothing is told.
+
+    Of the paths of this machine that a message names, the last part alone is sent. Each text of `private`, such as the
+    data directory, is left out wherever it stands.
+    """
+    row = row_of(type(error))
+    if not isinstance(error, ForebayError):
+        return SentError(row.status, None, _body(row, "the broker failed: its log says why", {}))
+    detail = {name: _public(value, private) for name, value in error.detail.items() if _is_plain(value)}
+    after = getattr(error, "retry_after_s", None)
+    seconds = (RETRY_SECONDS if after is None else after) if row.retries else None
+    return SentError(row.status, seconds, _body(row, str(_public(str(error), private)), detail))
+
+
+def decode_error(status: int, body: bytes) -> ForebayError:
+    """The error that an answer carries. A body that is not ours, a proxy's say, is judged by the status alone."""
+    try:
+        found = _DECODER.decode(body).error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        shown = body[:200].decode("utf-8", "replace")
+        found = _Error("", f"HTTP status {status}, without an answer of Forebay's own: {shown!r}")
+    row = _BY_CODE.get(found.code) or _row_of_status(status)
+    error = row.kind(found.message)
+    known = vars(error)
+    for name, value in found.detail.items():
+        if name in known and _is_plain(value):
+            setattr(error, name, value)
+    return error
+
+
+def _row_of_status(status: int) -> ErrorRow:
+    """What a status stands for if the code is not known here. An outcome in doubt is not taken for a refusal."""
+    if status in _BY_STATUS:
+        return _BY_STATUS[status]
+    return _BY_KIND[Invalid if 400 <= status < 500 else Indeterminate]
+
+
+def _body(row: ErrorRow, message: str, detail: dict[str, Any]) -> bytes:
+    # Names of files may hold bytes that are no text: such a message must not fail to be sent.
+    return msgspec.json.encode(_ErrorBody(_Error(row.code, message.encode("utf-8", "replace").decode(), detail)))
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, str | int | float)
+
+
+def _public(value: object, private: Iterable[str]) -> object:
+    if not isinstance(value, str):
+        return value
+    for text in private:
+        value = re.sub(rf"(?<![\w.-]){re.escape(text)}(?![\w.-])", "…", value)
+    return _USER.sub("://", _PATH.sub("…/", value)).encode("utf-8", "replace").decode()
