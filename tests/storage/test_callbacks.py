@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 import forebay
-from forebay import Ack, Fenced, ForebayError, Full, Indeterminate, Storage, Topic, Unavailable
+from forebay import Ack, BatchAck, Fenced, ForebayError, Full, Indeterminate, Storage, Topic, Unavailable
 from forebay.appends.queue import QueuedRecord
 from forebay.appends.ticket import Ticket
 from forebay.catalog import read_state
@@ -20,6 +20,7 @@ from forebay.format.metadata.value import encode_value
 from forebay.metadata import Put
 from forebay.records import Reason
 from forebay.shard import SegmentShard
+from forebay.storage.acks import OffsetRange
 from forebay.testing.inside import inside
 from forebay.wal.removals import Removals
 from tests.storage.rig import QUICK, WatchedDisk, quick, values, wal_of
@@ -156,6 +157,22 @@ def test_a_signal_that_comes_inside_an_append_is_refused_the_log(tmp_path: Path,
 
         assert topic.append(b"after") == (2 if lock == "committing" else 1)
         assert b"not in" not in values(topic.read())
+
+
+@pytest.mark.parametrize("engine", ["segment", "rocksdb"])
+def test_a_signal_inside_a_write_is_not_kept_waiting_by_an_ack_of_the_same_shard(tmp_path: Path, engine: str) -> None:
+    """The write that it has interrupted would wait for the handler, and the ack for that write."""
+    with forebay.open(tmp_path / "log", QUICK) as log:
+        topic = log.create_topic("t", engine=engine)
+        topic.append(b"before")
+        with inside(topic).group().lock:
+            acks: list[Ack | BatchAck] = [topic.append_nowait(b"v"), topic.append_many_nowait([b"v", b"v"])]
+            for ack in acks:
+                with pytest.raises(Indeterminate, match="inside a write of the same shard"):
+                    ack.result()
+
+        assert acks[0].result(PATIENCE) == 1
+        assert acks[1].result(PATIENCE) == (OffsetRange(0, 2, 2),)
 
 
 def test_callbacks_left_by_an_interrupted_thread_are_called_by_the_upkeep(

@@ -77,6 +77,8 @@ class MemoryShard:
         self._evict_reason = Reason.CAP
         self._held = HeldRecords(start)
         self._window = ProducerWindow(settings.wal.producers_max, settings.wal.producer_appends_max)
+        self._appending: WindowEntry | None = None
+        """The append that the window is to know once its records are in."""
         self._lock = RankedRLock(Rank.COMMIT, "memory.shard")
         self._is_inside = is_inside(self._lock)
         self._published = condition_of(self._lock)
@@ -104,6 +106,7 @@ class MemoryShard:
             self._rejoin()
             with self._published:
                 self._check_open()
+                self._remember()
                 repeated = self._window.expect(*producing, None, columns.count) if producing is not None else None
                 ticket.offset = repeated if repeated is not None else self._append(columns, producing)
                 ticket.count = columns.count
@@ -130,13 +133,28 @@ class MemoryShard:
         # After everything that takes time, and before any waker runs.
         self._hold_on()
         if producing is not None:
-            self._window.add(WindowEntry(producing.producer, producing.sequence, 1, columns.count, base))
+            self._appending = WindowEntry(producing.producer, producing.sequence, 1, columns.count, base)
         self._held.append(batch, columns.size)
+        self._remember()
         self.counts.commits += 1
         self.counts.records += columns.count
         self.counts.bytes_written += columns.size
         self._fit()
         return base
+
+    def _remember(self) -> None:
+        """Have the window know the append that was made last, if its records are in. The caller holds the lock.
+
+        Asked for again before the window is used: an interrupt (Ctrl-C) may have come between the two.
+        """
+        made = self._appending
+        if made is None:
+            return
+        if made.offset < self._held.next:
+            last = self._window.last_sequence(made.producer)
+            if last is None or last < made.sequence:
+                self._window.add(made)
+        self._appending = None
 
     def check_owner(self) -> None:
         """Go on as the owner in a new session if the last has ended; end if another owner has the shard."""
@@ -208,9 +226,15 @@ class MemoryShard:
     def commit_within(self, seconds: float) -> None:
         """Nothing ever waits."""
 
+    def is_inside(self) -> bool:
+        """See `OwnedShard`."""
+        return self._is_inside()
+
     def last_sequence(self, producer: int) -> int | None:
         """See `OwnedShard`."""
-        return self._window.last_sequence(producer)
+        with self._published:
+            self._remember()
+            return self._window.last_sequence(producer)
 
     def read(self, offset: int, bytes_max: int = PAGE_BYTES) -> Page:
         """See `OwnedShard`."""

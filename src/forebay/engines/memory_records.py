@@ -82,23 +82,37 @@ class HeldRecords:
         """The newest time up to and with each of `_held`; `None` once some of them may be gone."""
 
     def append(self, batch: Batch, size: int) -> None:
-        """Take in the next records."""
+        """Take in the next records: all of it, or nothing if an exception (Ctrl-C) comes in between."""
         held = HeldAppend(batch.base, batch, size, batch.sizes())
-        for offset, key in enumerate(batch.keys() or (), batch.base):
-            if key is not None:
-                self._keys[key].append(offset)
-        for offset, tag in enumerate(batch.tags() or (), batch.base):
-            if tag is not None:
-                self._tags[tag].append(offset)
-        if self._highs is not None:
-            self._highs.append(max(self._highs[-1], held.top) if self._highs else held.top)
-        self._held.append(held)
-        self._bases.append(held.base)
-        self._times.append(batch.appended_at)
-        self.next = held.end
-        self.live += batch.count
-        self.size += size
-        self.bytes += held.bytes
+        try:
+            for offset, key in enumerate(batch.keys() or (), batch.base):
+                if key is not None:
+                    self._keys[key].append(offset)
+            for offset, tag in enumerate(batch.tags() or (), batch.base):
+                if tag is not None:
+                    self._tags[tag].append(offset)
+            if self._highs is not None:
+                self._highs.append(max(self._highs[-1], held.top) if self._highs else held.top)
+            self._bases.append(held.base)
+            self._times.append(batch.appended_at)
+            self._held.append(held)
+            live, size, total = self.live + batch.count, self.size + size, self.bytes + held.bytes
+            # One statement, in which no exception comes: the records are in.
+            self.next, self.live, self.size, self.bytes = held.end, live, size, total
+        except BaseException:
+            if self.next != held.end:
+                self._take_back(batch)
+            raise
+
+    def _take_back(self, batch: Batch) -> None:
+        """Undo what was done of an append that was cut short: nothing of it is behind `next`."""
+        count = bisect_left(self._bases, self.next)
+        del self._held[count:], self._bases[count:], self._times[count:]
+        self._highs = None
+        for key in {key for key in batch.keys() or () if key is not None}:
+            _cut_back(self._keys, key, self.next)
+        for tag in {tag for tag in batch.tags() or () if tag is not None}:
+            _cut_back(self._tags, tag, self.next)
 
     def pieces(self, offset: int) -> Iterator[tuple[Batch | Gap, int]]:
         """What lies from `offset` on, in order: live records with about their size, and deleted ranges with none."""
@@ -123,11 +137,17 @@ class HeldRecords:
 
     def of_key(self, key: bytes) -> Sequence[int]:
         """The live offsets of a key."""
-        return self._keys.get(key, ())
+        return self._from_earliest(self._keys.get(key, ()))
 
     def of_tag(self, tag: str) -> Sequence[int]:
         """The live offsets of a tag."""
-        return self._tags.get(tag, ())
+        return self._from_earliest(self._tags.get(tag, ()))
+
+    def _from_earliest(self, offsets: Sequence[int]) -> Sequence[int]:
+        """Those that are not dropped: an interrupt (Ctrl-C) may have kept `drop_below` from forgetting the others."""
+        if not offsets or offsets[0] >= self.earliest:
+            return offsets
+        return offsets[bisect_left(offsets, self.earliest) :]
 
     def within(self, start: int, stop: int) -> list[int]:
         """The live offsets of `[start, stop)`."""
@@ -188,16 +208,22 @@ class HeldRecords:
         if count and self._held[count - 1].end > offset:
             self._cut(count - 1, offset)
         dropped = self._held[:count]
-        del self._held[:count], self._bases[:count], self._times[:count]
-        self._forget_below(offset, dropped)
         ended = sum(held.end - held.base - held.deleted for held in dropped)
-        self.live -= ended
-        self.size -= sum(held.size for held in dropped)
-        self.bytes -= sum(held.bytes for held in dropped)
-        self._deleted = self._deleted.clipped(offset, self.next)
-        self.earliest = offset
-        self.endings += 1
-        self._highs = None
+        left = {
+            "_held": self._held[count:],
+            "_bases": self._bases[count:],
+            "_times": self._times[count:],
+            "_highs": None,
+            "_deleted": self._deleted.clipped(offset, self.next),
+            "live": self.live - ended,
+            "size": self.size - sum(held.size for held in dropped),
+            "bytes": self.bytes - sum(held.bytes for held in dropped),
+            "earliest": offset,
+            "endings": self.endings + 1,
+        }
+        # One step of the interpreter: an exception from outside (Ctrl-C) finds all of it done or nothing.
+        vars(self).update(left)
+        self._forget_below(offset, dropped)
         return ended
 
     def fit_into(self, size: int) -> int:
@@ -253,9 +279,15 @@ class HeldRecords:
             rest.size = columns.size
             rest.batch = batch_of(columns, base=offset, epoch=rest.batch.epoch, appended_at=rest.batch.appended_at)
         front.size = held.size - rest.size
-        self._held[place : place + 1] = [front, rest]
-        self._bases[place : place + 1] = [front.base, rest.base]
-        self._times[place : place + 1] = [self._times[place]] * 2
+        before, after, time = slice(place), slice(place + 1, None), self._times[place]
+        cut = {
+            "_held": [*self._held[before], front, rest, *self._held[after]],
+            "_bases": [*self._bases[before], front.base, rest.base, *self._bases[after]],
+            "_times": [*self._times[before], time, time, *self._times[after]],
+            "_highs": None,
+        }
+        # One step, as in `drop_below`.
+        vars(self).update(cut)
 
     def _part(self, held: HeldAppend, start: int, stop: int) -> HeldAppend:
         batch = held.batch.slice(start, stop) if held.batch is not None else None
@@ -295,5 +327,12 @@ def _take_out(index: defaultdict[K, list[int]], entry: K, gone: list[int]) -> No
 def _cut_front(index: defaultdict[K, list[int]], entry: K, offset: int) -> None:
     offsets = index.get(entry, [])
     del offsets[: bisect_left(offsets, offset)]
+    if not offsets:
+        index.pop(entry, None)
+
+
+def _cut_back(index: defaultdict[K, list[int]], entry: K, offset: int) -> None:
+    offsets = index.get(entry, [])
+    del offsets[bisect_left(offsets, offset) :]
     if not offsets:
         index.pop(entry, None)

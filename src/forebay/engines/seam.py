@@ -149,6 +149,12 @@ class OwnedShard(ReadShard, Protocol):
         A look without a lock, for threads that commit for many shards and leave such a commit to another thread.
         """
 
+    def is_inside(self) -> bool:
+        """Whether the calling thread is at writing the shard: a signal handler has interrupted it there.
+
+        Such a handler does not wait for what is queued: the write that it has interrupted waits for the handler.
+        """
+
     def commit_within(self, seconds: float) -> None:
         """As `commit`, unless another thread is still at it when the time is up."""
 

@@ -156,6 +156,10 @@ class SegmentShard:
         """See `OwnedShard`."""
         self.wal.commit()
 
+    def is_inside(self) -> bool:
+        """See `OwnedShard`."""
+        return self.wal.group.is_inside() or self.wal.queue.is_inside()
+
     def flush(self) -> None:
         """See `OwnedShard`."""
         self.wal.flush()

@@ -11,7 +11,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,6 @@ from forebay.appends.ticket import Ticket
 from forebay.appends.waiting import shut_gate
 from forebay.disk.forks import FORKS
 from forebay.errors import Closed, ForebayError, Indeterminate
-from forebay.locks import Rank, RankedRLock
 from forebay.storage.arguments import checked_seconds
 
 logger = logging.getLogger(__name__)
@@ -32,8 +31,12 @@ Rows: TypeAlias = Sequence[int] | npt.NDArray[np.int64]
 PLACES_MAX = 20
 """How many ranges of offsets a message names."""
 
-_FIRST = RankedRLock(Rank.LEAF, "storage.first_callback")
-"""Held while an ack gets its first callback."""
+
+class AckWriter(Protocol):
+    """What writes an append that is on its way."""
+
+    def is_inside(self) -> bool:
+        """Whether the calling thread itself is at writing: a signal handler that has interrupted it there."""
 
 
 class Ack(Ticket):
@@ -44,7 +47,7 @@ class Ack(Ticket):
     entries to one thread only.
     """
 
-    __slots__ = ("_callbacks", "_generation", "_waiters", "partition")
+    __slots__ = ("_generation", "_waiters", "_writers", "partition")
 
     def __init__(self, partition: int) -> None:
         # As `Ticket` has them, without a call: of many tasks each makes one for each of its records.
@@ -56,8 +59,8 @@ class Ack(Ticket):
         self.followers = None
         self.partition = partition
         self._generation = FORKS.generation
-        self._waiters: list[tuple[Wakeups, asyncio.Future[None]] | threading.Lock] = []
-        self._callbacks: list[Callable[[Ack], None]] | None = None
+        self._waiters: list[tuple[Wakeups, asyncio.Future[None]] | threading.Lock | AckCallback] = []
+        self._writers: tuple[AckWriter, ...] = ()
 
     def finish(self, error: ForebayError | None = None, due: deque[Answered] | None = None) -> None:
         """See `Ticket`."""
@@ -70,17 +73,13 @@ class Ack(Ticket):
             super().finish(error, due)
         if self._waiters:
             self._wake(due)
-        if self._callbacks:
-            if due is None:
-                self.call_back()
-            else:
-                due.append(self)
 
     def result(self, timeout: float | None = None) -> int:
         """Wait for the first offset of the append, or the error it failed with.
 
         `Indeterminate` if the time is up: the append is still on its way, and this may be asked again. In a
-        callback at once: the thread that runs it may be the one that is to write.
+        callback at once: the thread that runs it may be the one that is to write. So too in a signal handler that has
+        interrupted a write of the same shard, which goes on only when the handler has returned.
         """
         if timeout is not None:
             checked_seconds("timeout", timeout)
@@ -88,11 +87,23 @@ class Ack(Ticket):
             self._refuse_in_child()
             if in_callback():
                 raise Indeterminate("asked in the callback of an append, which cannot wait for another: add a callback")
+            if any(writer.is_inside() for writer in self._writers):
+                raise Indeterminate(
+                    "asked inside a write of the same shard, as by a signal handler, which that write waits for: "
+                    "the append is queued; ask again when the handler has returned"
+                )
             gate = shut_gate()
             self._waiters.append(gate)
             if not self.done and not gate.acquire(timeout=-1 if timeout is None else timeout):
                 raise Indeterminate(f"not acknowledged within {timeout} s: it may still be; ask again")
         return super().result()
+
+    def note_writer(self, writer: AckWriter) -> None:
+        """The append is queued there: `result` does not wait in a thread that is at writing it.
+
+        Called by the thread that queued, before it gives the ack away.
+        """
+        self._writers = (*self._writers, writer)
 
     def add_callback(self, callback: Callable[[Ack], None]) -> None:
         """Call `callback(ack)` when the outcome is known; at once if it is already.
@@ -101,17 +112,9 @@ class Ack(Ticket):
         and close the log. Until it returns that thread writes nothing for others, so it should be quick; and it
         cannot wait for another ack: `result()` raises `Indeterminate` there. An exception in it is logged.
         """
-        with _FIRST:
-            if self._callbacks is None:
-                self._callbacks = []
-        self._callbacks.append(callback)
+        self._waiters.append(AckCallback(callback, self))
         if self.done:
-            self.call_back()
-
-    def call_back(self) -> None:
-        """Call each callback that was not called yet."""
-        if self._callbacks:
-            _call(self._callbacks, self)
+            self._wake(None)
 
     def __await__(self) -> Generator[object, None, int]:
         if not self.done:
@@ -135,6 +138,11 @@ class Ack(Ticket):
                 if isinstance(waiter, tuple):
                     wakeups, answered = waiter
                     wakeups.add(answered, due)
+                elif isinstance(waiter, AckCallback):
+                    if due is None:
+                        waiter.call_back()
+                    else:
+                        due.append(waiter)
                 else:
                     with contextlib.suppress(RuntimeError):  # released already
                         waiter.release()
@@ -142,6 +150,28 @@ class Ack(Ticket):
                 waiters.remove(waiter)
             except (IndexError, ValueError):
                 continue  # another thread was quicker
+
+
+class AckCallback:
+    """A callback that a caller gave to an ack: called once, however many threads come to call it."""
+
+    __slots__ = ("_ack", "_left")
+
+    def __init__(self, callback: Callable[[Ack], None], ack: Ack) -> None:
+        self._ack = ack
+        self._left = [callback]
+
+    def call_back(self) -> None:
+        """See `Answered`."""
+        try:
+            callback = self._left.pop()
+        except IndexError:
+            return  # another thread was quicker
+        try:
+            callback(self._ack)
+        except Exception:
+            # The append is what it is; the callback's target may be gone (a closed event loop).
+            logger.exception("the callback of an append failed")
 
 
 class OffsetRange(NamedTuple):
@@ -243,6 +273,10 @@ class BatchAck:
         self._ack.result(timeout)
         return self.ranges
 
+    def note_writer(self, writer: AckWriter) -> None:
+        """Records of it are queued there; see `Ack.note_writer`."""
+        self._ack.note_writer(writer)
+
     def add_callback(self, callback: Callable[[BatchAck], None]) -> None:
         """Call `callback(ack)` when every partition has answered; see `Ack.add_callback`."""
         self._ack.add_callback(lambda _: callback(self))
@@ -318,19 +352,6 @@ def _places(held: Sequence[OffsetRange]) -> str:
     named = [f"partition {partition}: offsets {first} to {first + count - 1}" for partition, first, count in merged]
     more = f" and {len(named) - PLACES_MAX} more" if len(named) > PLACES_MAX else ""
     return ", ".join(named[:PLACES_MAX]) + more
-
-
-def _call(callbacks: list[Callable[[Ack], None]], ack: Ack) -> None:
-    while callbacks:
-        try:
-            callback = callbacks.pop(0)
-        except IndexError:
-            return
-        try:
-            callback(ack)
-        except Exception:
-            # The append is what it is; the callback's target may be gone (a closed event loop).
-            logger.exception("the callback of an append failed")
 
 
 class Wakeups:

@@ -380,9 +380,14 @@ class Appender:
 
     # Queueing
 
-    def queue(self, item: Queueable) -> None:
-        """Queue it and have it committed soon; `QueueFull` at once if there is no room. May open the shard."""
-        self._soon(self._queued(item), item.ticket)
+    def queue(self, item: Queueable) -> OwnedShard:
+        """Queue it and have it committed soon, in the shard that is returned. May open the shard.
+
+        `QueueFull` at once if there is no room.
+        """
+        shard = self._queued(item)
+        self._soon(shard, item.ticket)
+        return shard
 
     def queue_if_open(self, item: Queueable, waiting: Container[int]) -> bool:
         """As `queue`, for event loops: false, with nothing queued, if the shard is not open or has to ask others first.
@@ -413,6 +418,7 @@ class Appender:
         finally:
             # Also after an interrupt (Ctrl-C): what is queued is committed.
             for shard, share in queued:
+                batch.ack.note_writer(shard)
                 self._soon(shard, share.ticket)
         if not queued and batch.ack.refusal is not None:
             raise batch.ack.refusal

@@ -161,7 +161,7 @@ class Topic:
         ack, single = self.appender.prepare(
             value, key, tag, headers, timestamp, partition, producer, sequence, previous
         )
-        self.appender.queue(single)
+        ack.note_writer(self.appender.queue(single))
         return ack
 
     def append_many(

@@ -167,6 +167,10 @@ class RocksShard:
         """`Unavailable` for a signal handler that interrupted a write of this shard."""
         self._group.refuse_inside()
 
+    def is_inside(self) -> bool:
+        """See `OwnedShard`."""
+        return self._group.is_inside() or self._queue.is_inside()
+
     def commit_within(self, seconds: float) -> None:
         """See `OwnedShard`."""
         self._group.commit_within(seconds, self._clock)
