@@ -267,43 +267,86 @@ def test_a_sync_that_fails_beside_nothing_to_sync_harms_no_shard(tmp_path: Path)
     engine.close()
 
 
+class SyncOfMany:
+    """Two shards that are synced together, while another thread writes the first of them for long."""
+
+    def __init__(self, tmp_path: Path, failure: OSError | None = None) -> None:
+        self._disk, self._held, self._may_end = WatchedDisk(), threading.Event(), threading.Event()
+        self._failure = failure
+        home = SegmentHome(self._disk, str(tmp_path), "disk", settings=quick(sync_interval_ms=60_000))
+        self._maintenance = SyncWorker(
+            self._disk,
+            SystemClock(),
+            str(tmp_path),
+            RuntimeSettings(),
+            hand_on=lambda shard: None,
+            relieve=lambda: None,
+        )
+        self.engine = home.open().engine
+        self.stuck, self.other = (self.engine.open_shard(home.ref(partition)) for partition in range(2))
+        for shard in (self.stuck, self.other):
+            shard.acknowledge(shard.stage_one(_entry(), 17))
+        self._writing = threading.Thread(target=self._write_long, daemon=True)
+
+    def run(self) -> bool:
+        """Sync; whether the thread that writes has held it up until its end."""
+        self._disk.meet = self._begin_to_write
+        work = InsideSync(self._maintenance).sync_together
+        syncing = threading.Thread(target=work, args=([self.stuck, self.other],), daemon=True)
+        syncing.start()
+        syncing.join(20)
+        is_held_up = syncing.is_alive()
+        self._may_end.set()
+        self._writing.join(PATIENCE)
+        self._disk.meet = lambda kind, path: None
+        return is_held_up
+
+    def _write_long(self) -> None:
+        with self.stuck.wal.committing:
+            self._held.set()
+            assert self._may_end.wait(PATIENCE)
+
+    def _begin_to_write(self, kind: str, path: str) -> None:
+        if kind == "sync_filesystem":
+            self._writing.start()
+            assert self._held.wait(PATIENCE)
+            if self._failure is not None:
+                raise self._failure
+
+
 def test_a_log_that_is_written_for_long_keeps_no_other_from_the_end_of_a_sync_of_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("forebay.wal.log.NOTE_WAIT_SECONDS", 0.01)
-    disk, held, may_end = WatchedDisk(), threading.Event(), threading.Event()
-    home = SegmentHome(disk, str(tmp_path), "disk", settings=quick(sync_interval_ms=60_000))
-    maintenance = SyncWorker(
-        disk, SystemClock(), str(tmp_path), RuntimeSettings(), hand_on=lambda shard: None, relieve=lambda: None
-    )
-    engine = home.open().engine
-    stuck, other = (engine.open_shard(home.ref(partition)) for partition in range(2))
-    for shard in (stuck, other):
-        shard.acknowledge(shard.stage_one(_entry(), 17))
+    house = SyncOfMany(tmp_path)
+    stuck, other = house.stuck, house.other
 
-    def write_long() -> None:
-        with stuck.wal.committing:
-            held.set()
-            assert may_end.wait(PATIENCE)
+    assert not house.run()
 
-    def begin_to_write(kind: str, path: str) -> None:
-        if kind == "sync_filesystem":
-            writing.start()
-            assert held.wait(PATIENCE)
-
-    writing = threading.Thread(target=write_long, daemon=True)
-    disk.meet = begin_to_write
-    syncing = threading.Thread(target=InsideSync(maintenance).sync_together, args=([stuck, other],), daemon=True)
-    syncing.start()
-    syncing.join(20)
-    is_held_up = syncing.is_alive()
-    may_end.set()
-    writing.join(PATIENCE)
-
-    assert not is_held_up
     assert (other.offsets().durable, stuck.offsets().durable) == (1, 0)
     assert stuck.upkeep.is_busy, "the next round syncs it"
-    engine.close()
+    house.engine.close()
+
+
+def test_a_log_that_is_written_for_long_keeps_no_other_from_the_failure_of_a_sync_of_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forebay.wal.log.NOTE_WAIT_SECONDS", 0.01)
+    house = SyncOfMany(tmp_path, OSError(5, "input/output error"))
+    stuck, other = house.stuck, house.other
+
+    assert not house.run()
+
+    assert other.failure is not None and "input/output error" in other.failure
+    assert stuck.failure is None and stuck.upkeep.is_busy
+    assert stuck.wal.writer.syncing, "no sync and no new file until it is acted on"
+    stuck.upkeep.finish()
+    assert stuck.failure is not None and "input/output error" in stuck.failure
+    for shard in (stuck, other):
+        shard.upkeep.mend()
+        shard.wal.flush()
+        assert shard.offsets().durable == 1
+    house.engine.close()
 
 
 def test_low_space_refuses_appends_and_goes_on_by_itself(tmp_path: Path) -> None:

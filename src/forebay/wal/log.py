@@ -537,20 +537,37 @@ class Wal:
             self.writer.end_background_sync(target)
 
     def fail_background_sync(self, target: SyncTarget, error: OSError) -> None:
-        """This sync has failed: what it covered may never reach the disk."""
-        self.report_background_sync(target, error)
-        try:
-            self.fail_file(target.active, error)
-        finally:
-            self.writer.end_background_sync(target)
+        """This sync has failed: what it covered may never reach the disk.
 
-    def fail_file(self, file: ActiveFile, error: OSError) -> None:
-        """A background sync of `file` has failed: it cannot be trusted, unless a copy has replaced it meanwhile."""
-        with self.group.lock:
-            if self.state.phase is LogPhase.OPEN and file is self.writer.active:
+        Where other threads write the log for long, `Upkeep.finish` calls this again. Until then the sync counts as
+        under way: a thread that wants to sync the file fails with it, and no new file is begun.
+        """
+        self.report_background_sync(target, error)
+        is_noted = True
+        try:
+            is_noted = self.fail_file(target.active, error)
+        finally:
+            if is_noted:
+                self.writer.end_background_sync(target)
+            else:
+                self._on_dirty()
+
+    def fail_file(self, file: ActiveFile, error: OSError) -> bool:
+        """A background sync of `file` has failed: it cannot be trusted, unless a copy has replaced it meanwhile.
+
+        False, with nothing done, if other threads write the log for too long: the caller has other shards to sync.
+        """
+        is_free = False
+        try:
+            is_free = self.group.lock.acquire(timeout=NOTE_WAIT_SECONDS)
+            if is_free and self.state.phase is LogPhase.OPEN and file is self.writer.active:
                 self.writer.distrust()
                 self._fail(error)
+        finally:
+            if is_free:
+                self.group.lock.release()
         self.group.call_back()
+        return is_free
 
     def mark(self) -> None:
         """Write down how far the log is durable, if the file does not say so yet."""

@@ -89,6 +89,9 @@ class Upkeep:
     def finish(self) -> None:
         """The part after the background sync: marks, and rotation by age. Never copies a file."""
         wal = self._wal
+        failed = wal.writer.failed_sync
+        if failed is not None:
+            wal.fail_background_sync(*failed)
         if wal.failure is not None or wal.closed:
             return
         if self._is_due(wal.idle_since, wal.settings.mark_interval_ms):
@@ -132,7 +135,7 @@ class Upkeep:
         if wal.closed or wal.fenced is not None:
             return bool(wal.queue.due) and not wal.closed
         waiting = wal.failure is not None or wal.queued_since is not None or wal.dirty_since is not None
-        waiting = waiting or bool(wal.queue.due)
+        waiting = waiting or bool(wal.queue.due) or wal.writer.failed_sync is not None
         return waiting or (active is not None and active.marked < wal.writer.durable) or bool(self.rotated())
 
     @property

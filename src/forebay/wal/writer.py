@@ -117,13 +117,14 @@ class BackgroundSync:
         self.target = target
         self._changed = RankedCondition(Rank.LEAF, "wal.background_sync")
         self._is_over = False
-        self._error: OSError | None = None
+        self.error: OSError | None = None
+        """Why it has failed, if so."""
 
     def end(self, error: OSError | None = None) -> None:
         """The sync has returned, or failed with `error`. Only the first call counts."""
         with self._changed:
             if not self._is_over:
-                self._error, self._is_over = error, True
+                self.error, self._is_over = error, True
             self._changed.notify_all()
 
     def wait(self, seconds_max: float) -> None:
@@ -133,8 +134,8 @@ class BackgroundSync:
         path = self.target.active.path
         if not is_over:
             raise OSError(errno.ETIMEDOUT, f"a sync begun before has not returned for {seconds_max:.0f} s", path)
-        if self._error is not None:
-            raise OSError(self._error.errno, f"a sync begun before has failed: {self._error}", path)
+        if self.error is not None:
+            raise OSError(self.error.errno, f"a sync begun before has failed: {self.error}", path)
 
 
 class Writer:
@@ -323,6 +324,12 @@ class Writer:
         background = self._background
         if background is not None and background.target is target:
             background.end(error)
+
+    @property
+    def failed_sync(self) -> tuple[SyncTarget, OSError] | None:
+        """The background sync that has failed, and why, while that was not acted on."""
+        background = self._background
+        return None if background is None or background.error is None else (background.target, background.error)
 
     def end_background_sync(self, target: SyncTarget) -> None:
         """The outcome of this sync was acted on: another may begin, unless one has since. Needs no lock."""
