@@ -313,7 +313,7 @@ def _is_outdated(scope: Scope, key: str, last: SegmentDescriptor) -> bool:
         return False
     return (
         isinstance(header, SegmentHeader)
-        and f"{header.topic_id}_{header.partition}" == shard_id
+        and header.shard_id == shard_id
         and header.topic_id == last.topic_id
         and header.start < last.end
     )

@@ -229,9 +229,8 @@ class ObjectExam:
             copy.flaw = f"its header is {header.value}"
             self._add(copy, copy.flaw, UPGRADE if header is Verdict.NEWER else RESTORE_OBJECT, byte=0)
             return None
-        owner = f"{header.topic_id}_{header.partition}"
-        if copy.descriptor.header_start is None and owner != self._shard_id:
-            copy.flaw = f"belongs to shard {owner}"
+        if copy.descriptor.header_start is None and header.shard_id != self._shard_id:
+            copy.flaw = f"belongs to shard {header.shard_id}"
             self._add(copy, copy.flaw)
             return None
         return header

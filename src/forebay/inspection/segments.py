@@ -93,10 +93,8 @@ class SegmentExam:
                 f"says inside that it starts at {header.start} in epoch {header.epoch}", "give it its own name back"
             )
             return None
-        if f"{header.topic_id}_{header.partition}" != shard_id:
-            self._error(
-                f"belongs to shard {header.topic_id}_{header.partition}", "move it back to that shard's directory"
-            )
+        if header.shard_id != shard_id:
+            self._error(f"belongs to shard {header.shard_id}", "move it back to that shard's directory")
             return None
         return header
 

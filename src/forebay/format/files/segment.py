@@ -18,6 +18,7 @@ import msgspec
 from forebay.format.checksum import SALT_BYTES, crc32
 from forebay.format.frame.head import Verdict
 from forebay.records import Bytes
+from forebay.topics import shard_id
 
 HEADER_BYTES: Final = 64
 SEGMENT_SUFFIX: Final = ".seg"
@@ -43,6 +44,11 @@ class SegmentHeader(msgspec.Struct, frozen=True):
     start: int
     created: int
     salt: bytes
+
+    @property
+    def shard_id(self) -> str:
+        """The name of the shard that the segment is of."""
+        return shard_id(self.topic_id, self.partition)
 
 
 def encode_header(header: SegmentHeader) -> bytes:
