@@ -20,7 +20,7 @@ from forebay.errors import (
     ForebayError,
     Full,
     Moved,
-    Unavailable,
+    Throttled,
     UnknownTopic,
 )
 from forebay.reading import report_gap
@@ -103,7 +103,7 @@ def test_a_full_queue_says_how_much_waits(tmp_path: Path) -> None:
         topic = log.create_topic("orders")
         inside(topic).leave_queued()
         waiting = topic.append_nowait(b"waits")
-        with pytest.raises(Unavailable) as refused:
+        with pytest.raises(Throttled) as refused:
             _ = topic.append_nowait(b"refused")
 
     assert waiting.partition == 0

@@ -3,10 +3,15 @@
     ForebayError
     ├── Invalid               the call is wrong: change it; nothing was done
     │   ├── UnknownTopic      no such topic (a successful look-up said so)
+    │   ├── TooLarge          more bytes or records than one call may bring
+    │   ├── Unauthenticated   a server asks for a token, and none that is valid was given
+    │   ├── Forbidden         the token is valid, and does not allow this
     │   └── Unsupported       right in form, not offered here; the message names the way out
     │       └── UnsupportedFormat   bytes of a newer version: upgrade, nothing is corrupt
     ├── Conflict              it clashes with what is there (exists already, sequence out of step)
     ├── Unavailable           not now: try again; nothing was done, no offset was used
+    │   ├── Throttled         a limit on what goes on at the same time, or in a second, is reached
+    │   ├── NotReady          a server recovers its shards
     │   ├── Full              a cap of the topic leaves no room, and it refuses new records
     │   └── Moved             another owner has the shard; the message says who
     ├── Indeterminate         it may or may not have happened, at most once: read to find out
@@ -62,6 +67,42 @@ class UnknownTopic(Invalid):
     """There is no such topic."""
 
 
+class TooLarge(Invalid):
+    """The call brings more than it may. `size` is what it brings, as far as was counted, `limit` what is allowed."""
+
+    def __init__(
+        self,
+        *args: object,
+        topic: object = None,
+        partition: int | None = None,
+        shard: object = None,
+        size: int | None = None,
+        limit: int | None = None,
+    ) -> None:
+        super().__init__(*args, topic=topic, partition=partition, shard=shard)
+        self.size = size
+        self.limit = limit
+
+
+class Unauthenticated(Invalid):
+    """The caller has shown no valid token. Why a token is not valid is not said."""
+
+
+class Forbidden(Invalid):
+    """The caller's token does not allow the call. `scope` is the one that it would need."""
+
+    def __init__(
+        self,
+        *args: object,
+        topic: object = None,
+        partition: int | None = None,
+        shard: object = None,
+        scope: str | None = None,
+    ) -> None:
+        super().__init__(*args, topic=topic, partition=partition, shard=shard)
+        self.scope = scope
+
+
 class Unsupported(Invalid):
     """Not offered in this configuration."""
 
@@ -91,6 +132,42 @@ class Conflict(ForebayError):
 
 class Unavailable(ForebayError):
     """Not possible now; nothing was done."""
+
+
+class Throttled(Unavailable):
+    """A limit is reached. `limit` names the setting, `retry_after_s` says when to try again, if that is known."""
+
+    def __init__(
+        self,
+        *args: object,
+        topic: object = None,
+        partition: int | None = None,
+        shard: object = None,
+        limit: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(*args, topic=topic, partition=partition, shard=shard)
+        self.limit = limit
+        self.retry_after_s = retry_after_s
+
+
+class NotReady(Unavailable):
+    """A server recovers its shards. `replay_progress` goes from 0 to 1."""
+
+    def __init__(
+        self,
+        *args: object,
+        topic: object = None,
+        partition: int | None = None,
+        shard: object = None,
+        replay_progress: float | None = None,
+        shards_done: int | None = None,
+        shards_total: int | None = None,
+    ) -> None:
+        super().__init__(*args, topic=topic, partition=partition, shard=shard)
+        self.replay_progress = replay_progress
+        self.shards_done = shards_done
+        self.shards_total = shards_total
 
 
 class Full(Unavailable):

@@ -11,9 +11,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.errors import Invalid, Unsupported
+from forebay.errors import Invalid, TooLarge, Unsupported
 from forebay.wire.compression import ENCODINGS, compress_body, decompress_body
-from forebay.wire.errors import TooLarge
 
 LIMIT = 1024 * 1024
 BLOCK = 128 * 1024

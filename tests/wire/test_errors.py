@@ -11,13 +11,22 @@ import pytest
 import forebay
 from forebay import errors
 from forebay.appends.queue import QueueFull
-from forebay.errors import Conflict, Corrupt, DataLoss, ForebayError, Indeterminate, Invalid, Moved, UnknownTopic
-from forebay.wire.errors import (
-    ERROR_TABLE,
-    RETRY_SECONDS,
+from forebay.errors import (
+    Conflict,
+    Corrupt,
+    DataLoss,
+    ForebayError,
+    Indeterminate,
+    Invalid,
+    Moved,
     NotReady,
     Throttled,
     TooLarge,
+    UnknownTopic,
+)
+from forebay.wire.errors import (
+    ERROR_TABLE,
+    RETRY_SECONDS,
     decode_error,
     encode_error,
     row_of,
@@ -76,6 +85,13 @@ def test_the_client_raises_the_same_class_with_the_same_detail(error: ForebayErr
     )
 
 
+def test_a_part_of_a_second_to_wait_is_a_whole_one_in_the_header() -> None:
+    sent = encode_error(Throttled("too much", retry_after_s=0.2))
+
+    assert sent.retry_after_s == 1
+    assert decode_error(sent.status, sent.body).detail == {"retry_after_s": 0.2}
+
+
 def test_the_page_lists_the_table() -> None:
     page = (Path(__file__).parents[2] / "docs" / "wire.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| (\d+) \| (.*?) ?\|$", page, re.MULTILINE)
@@ -86,7 +102,7 @@ def test_the_page_lists_the_table() -> None:
 
 
 def test_a_class_without_a_row_goes_by_its_nearest_base() -> None:
-    assert row_of(QueueFull).code == "unavailable"
+    assert (row_of(QueueFull).code, row_of(QueueFull).status) == ("throttled", 429)
     assert row_of(type("Later", (UnknownTopic,), {})).code == "unknown_topic"
 
 

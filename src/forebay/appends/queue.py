@@ -16,7 +16,7 @@ from forebay.appends.callbacks import Answered
 from forebay.appends.producer_window import ProducerWindow, check_repeat
 from forebay.appends.ticket import Ticket
 from forebay.appends.waiting import INSIDE, is_inside
-from forebay.errors import ForebayError, Unavailable
+from forebay.errors import ForebayError, Throttled, Unavailable
 from forebay.format.columns.rows import ColumnBytes, Columns, encode_columns, encode_row
 from forebay.format.control.frames import WindowEntry
 from forebay.locks import Rank, RankedRLock
@@ -404,7 +404,7 @@ def _answered(ticket: Ticket) -> Ticket:
     return ticket
 
 
-class QueueFull(Unavailable):
+class QueueFull(Throttled):
     """No room now: the caller may help to write what waits, then try again. `records` and `size` (bytes) wait."""
 
     def __init__(self, *args: object, records: int | None = None, size: int | None = None) -> None:

@@ -10,8 +10,7 @@ from typing import Final
 
 import zstandard
 
-from forebay.errors import Invalid, Unsupported
-from forebay.wire.errors import TooLarge
+from forebay.errors import Invalid, TooLarge, Unsupported
 
 GZIP: Final = "gzip"
 ZSTD: Final = "zstd"

@@ -8,6 +8,7 @@ own goes by the row of its nearest base.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
@@ -20,11 +21,16 @@ from forebay.errors import (
     Corrupt,
     DataLoss,
     Fenced,
+    Forbidden,
     ForebayError,
     Full,
     Indeterminate,
     Invalid,
     Moved,
+    NotReady,
+    Throttled,
+    TooLarge,
+    Unauthenticated,
     Unavailable,
     UnknownTopic,
     Unsupported,
@@ -33,63 +39,6 @@ from forebay.errors import (
 
 RETRY_SECONDS: Final = 1
 """When to try again, where the error does not say."""
-
-
-class Unauthenticated(Invalid):
-    """The request names no principal, or one that the broker does not know."""
-
-
-class Forbidden(Invalid):
-    """The principal may not do this."""
-
-
-class TooLarge(Invalid):
-    """A body, a batch or a record is larger than the broker takes. `limit` is what it takes."""
-
-    def __init__(
-        self,
-        *args: object,
-        topic: object = None,
-        partition: int | None = None,
-        shard: object = None,
-        limit: int | None = None,
-    ) -> None:
-        super().__init__(*args, topic=topic, partition=partition, shard=shard)
-        self.limit = limit
-
-
-class Throttled(Unavailable):
-    """A quota is used up, or too much waits to be written. `retry_after_s` is when to try again."""
-
-    def __init__(
-        self,
-        *args: object,
-        topic: object = None,
-        partition: int | None = None,
-        shard: object = None,
-        retry_after_s: int | None = None,
-    ) -> None:
-        super().__init__(*args, topic=topic, partition=partition, shard=shard)
-        self.retry_after_s = retry_after_s
-
-
-class NotReady(Unavailable):
-    """The broker recovers its shards. `replay_progress` goes from 0 to 1."""
-
-    def __init__(
-        self,
-        *args: object,
-        topic: object = None,
-        partition: int | None = None,
-        shard: object = None,
-        replay_progress: float | None = None,
-        shards_done: int | None = None,
-        shards_total: int | None = None,
-    ) -> None:
-        super().__init__(*args, topic=topic, partition=partition, shard=shard)
-        self.replay_progress = replay_progress
-        self.shards_done = shards_done
-        self.shards_total = shards_total
 
 
 class ErrorRow(NamedTuple):
@@ -170,7 +119,7 @@ def encode_error(error: BaseException, *, private: Iterable[str] = ()) -> SentEr
         return SentError(row.status, None, _body(row, "the broker failed: its log says why", {}))
     detail = {name: _public(value, private) for name, value in error.detail.items() if _is_plain(value)}
     after = getattr(error, "retry_after_s", None)
-    seconds = (RETRY_SECONDS if after is None else after) if row.retries else None
+    seconds = math.ceil(RETRY_SECONDS if after is None else after) if row.retries else None
     return SentError(row.status, seconds, _body(row, str(_public(str(error), private)), detail))
 
 
