@@ -379,6 +379,42 @@ def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
     assert "hush" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_a_server_on_a_loopback_address_may_go_without_tokens(host: str) -> None:
+    assert Settings.load(overrides={"server": {"host": host}}).server.is_loopback
+
+
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "10.0.0.7", "example.org", "localhost.example.org", "127.0.0.1.example"]
+)
+def test_a_server_that_others_reach_asks_for_tokens_unless_it_is_to_be_open(host: str) -> None:
+    with pytest.raises(Invalid, match='set server.access to "tokens", or to "open" if that is meant'):
+        Settings.load(overrides={"server": {"host": host}})
+
+    for access in ("tokens", "open"):
+        server = Settings.load(overrides={"server": {"host": host, "access": access}}).server
+        assert not server.is_loopback
+
+
+@pytest.mark.parametrize(
+    ("server", "message"),
+    [
+        ({"tls_cert": "c.pem"}, "server.tls_cert and server.tls_key go together"),
+        ({"requests_max": 10}, "requests_per_principal_max is 1024, above server.requests_max 10: lower the first"),
+        ({"streams_max": 10}, "streams_per_principal_max is 1000, above server.streams_max 10"),
+        ({"topics_max": 10}, "topics_per_principal_max is 10000, above server.topics_max 10"),
+        ({"connections_max": 10}, "connections_per_address_max is 1000, above server.connections_max 10"),
+        ({"bytes_in_flight_max": MIB}, "bytes_in_flight_per_principal_max is .*, above server.bytes_in_flight_max"),
+        ({"body_bytes_max": 128 * MIB}, "body_bytes_max is .*, above server.bytes_in_flight_per_principal_max"),
+        ({"host": ""}, "server.host is ''"),
+        ({"access": "anyone"}, "server.access is 'anyone'; allowed: tokens or loopback or open"),
+    ],
+)
+def test_a_server_that_contradicts_itself_is_refused(server: dict[str, object], message: str) -> None:
+    with pytest.raises(Invalid, match=message):
+        Settings.load(overrides={"server": server})
+
+
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         Settings().wal.sync_interval_ms = 2  # type: ignore[misc]

@@ -25,6 +25,7 @@ from forebay.settings.groups import (
     ProgressSettings,
     RetentionSettings,
     RuntimeSettings,
+    ServerSettings,
     StorageSettings,
     StoreSettings,
     TableSettings,
@@ -48,6 +49,7 @@ __all__ = [
     "ProgressSettings",
     "RetentionSettings",
     "RuntimeSettings",
+    "ServerSettings",
     "Setting",
     "Settings",
     "StorageSettings",
@@ -73,6 +75,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     table: TableSettings = msgspec.field(default_factory=TableSettings)
     runtime: RuntimeSettings = msgspec.field(default_factory=RuntimeSettings)
     metrics: MetricsSettings = msgspec.field(default_factory=MetricsSettings)
+    server: ServerSettings = msgspec.field(default_factory=ServerSettings)
 
     def __post_init__(self) -> None:
         mode, store = self.storage.mode, self.store

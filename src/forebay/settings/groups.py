@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -463,6 +464,104 @@ class MetricsSettings(SettingsGroup, frozen=True, forbid_unknown_fields=True, kw
     ] = ()
 
 
+class ServerSettings(SettingsGroup, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where a server of this log is reached, by whom, and how much it takes on at the same time.
+
+    `principal` is the name of a token: its limits count all calls with tokens of that name. A call beyond a limit is
+    refused before memory is spent on it.
+    """
+
+    group: ClassVar[str] = "server"
+
+    host: Annotated[str, Meta(min_length=1, description="The address that the server binds.")] = "127.0.0.1"
+    port: Annotated[int, within(0, 65_535, "The port that the server binds; 0 takes any that is free.")] = 7878
+    access: Annotated[
+        Literal["tokens", "loopback", "open"],
+        Meta(
+            description="Which calls need a token: `tokens` all of them; `loopback` none, and only a loopback address "
+            "is bound; `open` none, on any address."
+        ),
+    ] = "loopback"
+    tls_cert: Annotated[str | None, Meta(description="The certificate (PEM) of the server. Left out: no TLS.")] = None
+    tls_key: Annotated[str | None, Meta(description="The private key (PEM) of `server.tls_cert`.")] = None
+    body_bytes_max: Annotated[
+        int, within(KIB, GIB, "The largest body of one request, also once it is decompressed.")
+    ] = 16 * MIB
+    batch_records_max: Annotated[int, within(1, 10_000_000, "Records that one request may append.")] = 100_000
+    url_bytes_max: Annotated[int, within(256, MIB, "The longest URL.")] = 8 * KIB
+    header_bytes_max: Annotated[int, within(KIB, MIB, "All headers of a request together.")] = 32 * KIB
+    headers_max: Annotated[int, within(8, 10_000, "Headers of one request.")] = 100
+    request_timeout_ms: Annotated[int, within(100, 3_600_000, "How long a request may take to arrive in full.")] = (
+        30_000
+    )
+    idle_timeout_ms: Annotated[int, within(100, 3_600_000, "How long a connection without a request is kept open.")] = (
+        75_000
+    )
+    stop_timeout_ms: Annotated[
+        int, within(0, 3_600_000, "How long a server that stops waits for the calls that are under way.")
+    ] = 5_000
+    wait_timeout_max_ms: Annotated[int, within(0, 3_600_000, "The longest that a read may wait for new records.")] = (
+        60_000
+    )
+    heartbeat_interval_ms: Annotated[
+        int, within(100, 600_000, "How often a stream without new records sends a sign of life.")
+    ] = 15_000
+    outbox_bytes_max: Annotated[
+        int, within(4 * KIB, GIB, "What may wait in memory for one stream whose reader is slow.")
+    ] = MIB
+    connections_max: Annotated[int, within(1, 1_000_000, "Connections of all clients.")] = 10_000
+    connections_per_address_max: Annotated[int, within(1, 1_000_000, "Connections from one address.")] = 1_000
+    requests_max: Annotated[int, within(1, 1_000_000, "Requests under way at the same time.")] = 4_096
+    requests_per_principal_max: Annotated[int, within(1, 1_000_000, "The same for one principal.")] = 1_024
+    bytes_in_flight_max: Annotated[int, within(MIB, TIB, "Bodies of all requests under way, which are in memory.")] = (
+        256 * MIB
+    )
+    bytes_in_flight_per_principal_max: Annotated[int, within(MIB, TIB, "The same for one principal.")] = 64 * MIB
+    streams_max: Annotated[int, within(1, 1_000_000, "Streams open at the same time.")] = 10_000
+    streams_per_principal_max: Annotated[int, within(1, 1_000_000, "The same for one principal.")] = 1_000
+    topics_max: Annotated[int, within(1, 10_000_000, "Topics that calls may create in all.")] = 100_000
+    topics_per_principal_max: Annotated[
+        int, within(1, 10_000_000, "Topics below the prefixes of one principal that its calls may create.")
+    ] = 10_000
+    requests_per_second_max: Annotated[
+        int, within(0, 10_000_000, "Requests of one principal in a second, on average over a few; 0 is no limit.")
+    ] = 0
+    bytes_per_second_max: Annotated[
+        int, within(0, TIB, "Bytes of bodies of one principal in a second, on average over a few; 0 is no limit.")
+    ] = 0
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only processes of this machine reach the server."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise Invalid("server.tls_cert and server.tls_key go together: give both or neither")
+        if self.access == "loopback" and not self.is_loopback:
+            raise Invalid(
+                f'server.host is {self.host!a:.80} and server.access "loopback": every machine that reaches it could '
+                'read and change everything; set server.access to "tokens", or to "open" if that is meant'
+            )
+        for less, more in (
+            ("body_bytes_max", "bytes_in_flight_per_principal_max"),
+            ("bytes_in_flight_per_principal_max", "bytes_in_flight_max"),
+            ("requests_per_principal_max", "requests_max"),
+            ("streams_per_principal_max", "streams_max"),
+            ("topics_per_principal_max", "topics_max"),
+            ("connections_per_address_max", "connections_max"),
+        ):
+            if getattr(self, less) > getattr(self, more):
+                raise Invalid(
+                    f"server.{less} is {getattr(self, less)}, above server.{more} {getattr(self, more)}: "
+                    "lower the first or raise the second"
+                )
+
+
 GROUPS: Mapping[str, type[SettingsGroup]] = MappingProxyType(
     {
         kind.group: kind
@@ -478,6 +577,7 @@ GROUPS: Mapping[str, type[SettingsGroup]] = MappingProxyType(
             TableSettings,
             RuntimeSettings,
             MetricsSettings,
+            ServerSettings,
         )
     }
 )

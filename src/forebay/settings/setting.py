@@ -34,8 +34,12 @@ _UNITS = {
     "percent": "percent",
     "openers": "threads",
     "committers": "threads",
+    "port": "port number",
 }
-_COUNTS = ("records", "producers", "appends", "descriptors", "shards", "parts", "retries", "snapshots")
+_COUNTS = (
+    "records", "producers", "appends", "descriptors", "shards", "parts", "retries", "snapshots",
+    "connections", "headers", "requests", "streams", "topics",
+)  # fmt: skip
 
 
 def within(low: int, high: int, meaning: str) -> Meta:
