@@ -134,6 +134,7 @@ def test_keys_are_those_of_the_metadata_layout() -> None:
     assert keys.deleted_key(TOPIC_ID) == f"/forebay/deleted/{TOPIC_ID}"
     assert keys.progress_key("shop", "orders", "billing", 3) == "/forebay/progress/shop/orders/billing/3"
     assert keys.load_key("l1") == "/forebay/loads/l1"
+    assert keys.token_key("t1") == "/forebay/tokens/t1"
     assert keys.sink_key("q1", "shop", "orders") == "/forebay/sinks/q1/shop/orders"
     assert keys.state_key(*shard, prefix="/other") == "/other/storage/topics/shop/orders/3/state"
 

@@ -145,3 +145,13 @@ def lake_key(namespace: str, topic: str, *, prefix: str = PREFIX) -> str:
 def backfill_key(backfill_id: str, topic_id: str, *, prefix: str = PREFIX) -> str:
     """What a backfill into a topic brings, so that its id is never used for something else."""
     return f"{prefix}/backfills/{topic_id}/{backfill_id}"
+
+
+def tokens_prefix(*, prefix: str = PREFIX) -> str:
+    """All tokens of callers of a server."""
+    return f"{prefix}/tokens/"
+
+
+def token_key(token_id: str, *, prefix: str = PREFIX) -> str:
+    """A token of a caller of a server."""
+    return f"{tokens_prefix(prefix=prefix)}{token_id}"
