@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from forebay.cli import consume, doctor, groups, inspecting, lookups, pipelines, produce, shards, topics, usage
+from forebay.cli import consume, doctor, groups, inspecting, lookups, pipelines, produce, shards, tokens, topics, usage
 from forebay.cli.commands import Commands
 from forebay.cli.invocation import (
     AssignmentsOption,
@@ -75,6 +75,7 @@ app.add_typer(topics.app, name="topic")
 app.add_typer(shards.app, name="shard")
 app.add_typer(lookups.app, name="records")
 app.add_typer(groups.app, name="group")
+app.add_typer(tokens.app, name="token")
 app.add_typer(pipelines.app, name="pipeline")
 produce.register(app)
 consume.register(app)
