@@ -16,6 +16,7 @@ from forebay import Indeterminate, Invalid, Topic, Unavailable, Unsupported
 from forebay.aio import AsyncLog, AsyncTopic
 from forebay.aio.workers import WORKERS
 from forebay.appends.queue import Paused, QueueFull
+from forebay.clock import Clock
 from forebay.engines import memory
 from forebay.engines.registry import Registry
 from forebay.metadata import MetadataStore
@@ -281,8 +282,8 @@ def test_metadata_is_asked_for_offsets_by_a_worker(tmp_path: Path, monkeypatch: 
     """A metadata store that does not answer stopped the loop, where a shard in memory ran out of reserved offsets."""
     threads: list[threading.Thread] = []
 
-    def reserving(metadata: MetadataStore, shard: Wanted, epoch: int) -> Callable[[int], int]:
-        return _watched(reserve_in_state(metadata, shard, epoch), threads)  # type: ignore[return-value]
+    def reserving(metadata: MetadataStore, shard: Wanted, epoch: int, *, clock: Clock) -> Callable[[int], int]:
+        return _watched(reserve_in_state(metadata, shard, epoch, clock=clock), threads)  # type: ignore[return-value]
 
     monkeypatch.setattr(memory, "reserve_in_state", reserving)
 

@@ -42,7 +42,7 @@ def _increment(
         revision = entry.mod_revision if entry is not None else 0
         return Write([RevisionIs("n", revision)], [Put("n", b"%d %s" % (int(number) + 1, token))], int(number) + 1)
 
-    return transact(store, lambda: store.get("n"), change, what="n is not counted", clock=clock)
+    return transact(store, lambda: store.get("n"), change, what="n is not counted", clock=clock or ManualClock())
 
 
 def _number(store: MetadataStore) -> int:

@@ -11,6 +11,7 @@ from forebay.cleanup.tables import LISTED_MAX, TableObjects
 from forebay.errors import Unavailable
 from forebay.metadata import MemoryMetadata, Put, RevisionIs
 from forebay.testing.blobs import SimulatedBlobs
+from forebay.testing.clock import ManualClock
 from forebay.testing.metadata import Fault, FaultyMetadata
 
 FEW = frozenset({"a/1.parquet", "b/2.parquet"})
@@ -34,7 +35,7 @@ def test_what_was_written_last_is_kept(
     first: frozenset[str], then: frozenset[str], store_type: type[SimulatedBlobs]
 ) -> None:
     store = store_type()
-    tabled = TableObjects(MemoryMetadata(), "/forebay", "shop", "orders", "ab" * 16)
+    tabled = TableObjects(MemoryMetadata(), "/forebay", "shop", "orders", "ab" * 16, clock=ManualClock())
 
     assert tabled.objects(store) == frozenset()
     tabled.put(first, store)
@@ -48,7 +49,7 @@ def test_what_was_written_last_is_kept(
 
 def test_a_list_that_was_uploaded_again_by_a_writer_that_died_is_read() -> None:
     store, metadata = PerUpload(), MemoryMetadata()
-    tabled = TableObjects(metadata, "/forebay", "shop", "orders", "ab" * 16)
+    tabled = TableObjects(metadata, "/forebay", "shop", "orders", "ab" * 16, clock=ManualClock())
     tabled.put(MANY, store)
     ((key, content),) = store.contents.items()
     store.upload(key, [content])
@@ -58,7 +59,7 @@ def test_a_list_that_was_uploaded_again_by_a_writer_that_died_is_read() -> None:
 
 def test_an_old_list_does_not_stay_where_the_answer_was_lost() -> None:
     store, metadata = SimulatedBlobs(), FaultyMetadata(MemoryMetadata())
-    tabled = TableObjects(metadata, "/forebay", "shop", "orders", "ab" * 16)
+    tabled = TableObjects(metadata, "/forebay", "shop", "orders", "ab" * 16, clock=ManualClock())
     tabled.put(MANY, store)
     metadata.inject(Fault.FAIL_AFTER)
 
@@ -70,8 +71,8 @@ def test_an_old_list_does_not_stay_where_the_answer_was_lost() -> None:
 
 def test_topic_created_anew_has_none() -> None:
     store, metadata = SimulatedBlobs(), MemoryMetadata()
-    TableObjects(metadata, "/forebay", "shop", "orders", "ab" * 16).put(FEW, store)
-    anew = TableObjects(metadata, "/forebay", "shop", "orders", "cd" * 16)
+    TableObjects(metadata, "/forebay", "shop", "orders", "ab" * 16, clock=ManualClock()).put(FEW, store)
+    anew = TableObjects(metadata, "/forebay", "shop", "orders", "cd" * 16, clock=ManualClock())
 
     assert anew.objects(store) == frozenset()
     anew.put(MANY, store)
@@ -80,7 +81,7 @@ def test_topic_created_anew_has_none() -> None:
 
 def test_whose_turn_is_over_changes_nothing() -> None:
     store, metadata = SimulatedBlobs(), MemoryMetadata()
-    tabled = TableObjects(metadata, "/forebay", "shop", "orders", "ab" * 16)
+    tabled = TableObjects(metadata, "/forebay", "shop", "orders", "ab" * 16, clock=ManualClock())
     mine = RevisionIs("/turn", metadata.transaction([], [Put("/turn", b"mine")]).revision)
     tabled.put(FEW, store, held=[mine])
     metadata.transaction([], [Put("/turn", b"another's")])

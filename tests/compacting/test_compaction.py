@@ -275,7 +275,8 @@ def test_sweep_takes_what_was_replaced_and_leaves_what_tables_name(tmp_path: Pat
 
 def _tabled(mixed: Mixed) -> TableObjects:
     spec = mixed.filled.topic.spec
-    return TableObjects(rig.metadata_of(mixed.log), "/forebay", spec.namespace, spec.topic, spec.topic_id)
+    metadata = rig.metadata_of(mixed.log)
+    return TableObjects(metadata, "/forebay", spec.namespace, spec.topic, spec.topic_id, clock=ManualClock())
 
 
 def _sweep(mixed: Mixed) -> list[str]:

@@ -150,7 +150,9 @@ def test_what_tables_name_is_asked_where_it_is_listed_whatever_store_is_swept(tm
         assert places.store is not None
         left = f"{spec.topic_id}_0/{COMPACTED}left.parquet"
         places.loads.open().put_if_absent(left, b"rows")
-        tabled = TableObjects(rig.metadata_of(log), "/forebay", spec.namespace, spec.topic, spec.topic_id)
+        tabled = TableObjects(
+            rig.metadata_of(log), "/forebay", spec.namespace, spec.topic, spec.topic_id, clock=ManualClock()
+        )
         tabled.put([f"{number}.parquet" for number in range(LISTED_MAX + 1)], places.store)
         while not (swept := inside(log).collect(topic)):
             assert places.loads.stat(left) is not None  # younger than a millisecond

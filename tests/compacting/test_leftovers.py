@@ -20,6 +20,7 @@ from forebay.shard import ShardRef
 from forebay.spark import opening
 from forebay.spark.jobs.leases import Lease
 from forebay.storage import Storage
+from forebay.testing.clock import ManualClock
 from forebay.testing.inside import inside
 from tests.compacting.directly import catalog_of, check_sound, compacted, kinds_of, shown
 from tests.moves import rig
@@ -130,7 +131,7 @@ def test_copies_that_somebody_may_need_stay(tmp_path: Path, why: str) -> None:
     with _reopened(land) as log:
         metadata, spec = rig.metadata_of(log), mixed.filled.topic.spec
         key = rig.keys_of(log, mixed.filled.topic).compactor
-        tabled = TableObjects(metadata, "/forebay", spec.namespace, spec.topic, spec.topic_id)
+        tabled = TableObjects(metadata, "/forebay", spec.namespace, spec.topic, spec.topic_id, clock=ManualClock())
         places = inside(log).places
         if why == "a table names it":
             tabled.put([stat.key for stat in places.loads.list() if stat.key.endswith(".parquet")], places.loads)

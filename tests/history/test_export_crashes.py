@@ -77,7 +77,7 @@ class Archive:
     def open(self) -> Archive:
         """Acquire the shard as a new process would, and recover it."""
         owner = Owner(f"session {self.rig.epoch + 1}", ROOT)
-        acquire(self.metadata, [Wanted(KEYS.state, TOPIC_ID)], owner)
+        acquire(self.metadata, [Wanted(KEYS.state, TOPIC_ID)], owner, clock=self.rig.clock)
         self.rig.open()
         return self
 

@@ -42,17 +42,54 @@ class Overtaken(RecordingMetadata):
         return super().transaction(compares, operations)
 
 
+class Contended(RecordingMetadata):
+    """Before each of the first transactions, another change of the same key is made."""
+
+    def __init__(self, inner: MetadataStore, act: Callable[[int], object], times: int) -> None:
+        super().__init__(inner)
+        self._act = act
+        self._left = times
+
+    def transaction(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Outcome:
+        if self._left:
+            self._left -= 1
+            self._act(self._left)
+        return super().transaction(compares, operations)
+
+
+def test_an_owner_whose_state_keeps_changing_waits_by_the_clock_that_it_was_given() -> None:
+    store, clock = MemoryMetadata(), ManualClock()
+    wanted = Wanted(KEYS.state, "ab" * 16)
+    [(_, epoch)] = acquire(store, [wanted], Owner(store.session(10).id, "a"), clock=ManualClock())
+
+    def reserve(metadata: MetadataStore, end: int, by: ManualClock) -> int:
+        return change_state(
+            metadata, wanted, epoch, lambda state: msgspec.structs.replace(state, reserved_end=end), clock=by
+        ).reserved_end
+
+    busy = Contended(store, lambda left: reserve(store, left + 1, ManualClock()), times=4)
+
+    assert reserve(busy, 99, clock) == 99
+    assert clock.monotonic() > 0
+
+
 def test_an_owner_that_is_overtaken_while_it_changes_the_state_is_fenced() -> None:
     store = MemoryMetadata()
     wanted = [Wanted(KEYS.state, "ab" * 16)]
     session = store.session(10)
-    [(_, epoch)] = acquire(store, wanted, Owner(session.id, "a"))
+    [(_, epoch)] = acquire(store, wanted, Owner(session.id, "a"), clock=ManualClock())
     session.close()
     other = Owner(store.session(10).id, "b")
-    late = Overtaken(store, lambda: acquire(store, wanted, other))
+    late = Overtaken(store, lambda: acquire(store, wanted, other, clock=ManualClock()))
 
     with pytest.raises(Fenced):
-        change_state(late, wanted[0], epoch, lambda state: msgspec.structs.replace(state, reserved_end=99))
+        change_state(
+            late,
+            wanted[0],
+            epoch,
+            lambda state: msgspec.structs.replace(state, reserved_end=99),
+            clock=ManualClock(),
+        )
 
     stored = read_state(store, KEYS.state)
     assert stored is not None
@@ -121,7 +158,9 @@ def test_an_owner_that_is_overtaken_while_it_drops_the_front_of_history_drops_no
     epoch, pieces = node.shard().epoch, land.catalog(0).descriptors()
     node.owner_session.session.close()
     other = Owner(land.inner.session(10).id, "b")
-    late = Overtaken(land.inner, lambda: acquire(land.inner, [Wanted(KEYS.state, TOPIC_ID)], other))
+    late = Overtaken(
+        land.inner, lambda: acquire(land.inner, [Wanted(KEYS.state, TOPIC_ID)], other, clock=ManualClock())
+    )
 
     with pytest.raises((Fenced, Unavailable)):
         RecordedRemovals(ShardCatalog(late, KEYS, TOPIC_ID, clock=ManualClock())).drop_below(epoch, 2)

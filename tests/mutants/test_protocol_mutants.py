@@ -21,6 +21,7 @@ import forebay.wal.recovery.resume
 from forebay.appends.producer_window import ProducerWindow
 from forebay.blobs import BlobStore, Stat
 from forebay.catalog import ShardCatalog, StoredState, read_state
+from forebay.clock import Clock
 from forebay.errors import ForebayError
 from forebay.export import Exporter
 from forebay.format.metadata.descriptor import LoadStatus, Phase, ShardState
@@ -219,27 +220,28 @@ def _reservation_outlives_a_seal(patch: pytest.MonkeyPatch) -> None:
     change_state = forebay.shard.ownership.change_state
 
     def keeping(
-        store: MetadataStore, shard: Wanted, epoch: int, change: Callable[[ShardState], ShardState]
+        store: MetadataStore, shard: Wanted, epoch: int, change: Callable[[ShardState], ShardState], *, clock: Clock
     ) -> ShardState:
-        return change_state(
-            store, shard, epoch, lambda state: msgspec.structs.replace(change(state), reserved_end=state.reserved_end)
-        )
+        def kept(state: ShardState) -> ShardState:
+            return msgspec.structs.replace(change(state), reserved_end=state.reserved_end)
+
+        return change_state(store, shard, epoch, kept, clock=clock)
 
     patch.setattr(forebay.shard.seal, "change_state", keeping)
 
 
 def _reserved_for_oneself(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(forebay.shard.segment, "reserve_in_state", lambda *_: lambda end: end)
+    patch.setattr(forebay.shard.segment, "reserve_in_state", lambda *_, **__: lambda end: end)
 
 
 def _epoch_not_compared_in_the_state(patch: pytest.MonkeyPatch) -> None:
     change_state = forebay.shard.ownership.change_state
 
     def anybody(
-        store: MetadataStore, shard: Wanted, epoch: int, change: Callable[[ShardState], ShardState]
+        store: MetadataStore, shard: Wanted, epoch: int, change: Callable[[ShardState], ShardState], *, clock: Clock
     ) -> ShardState:
         stored = read_state(store, shard.key)
-        return change_state(store, shard, epoch if stored is None else stored.state.epoch, change)
+        return change_state(store, shard, epoch if stored is None else stored.state.epoch, change, clock=clock)
 
     for module in (forebay.shard.ownership, forebay.shard.seal):
         patch.setattr(module, "change_state", anybody)
@@ -262,8 +264,8 @@ def _coverage_checked_too_late(patch: pytest.MonkeyPatch) -> None:
     check, change = forebay.shard.seal.check_coverage, forebay.shard.ownership.change_state
     waiting: list[Callable[[], None]] = []
 
-    def changed(*arguments: Any) -> ShardState:
-        state = change(*arguments)
+    def changed(*arguments: Any, clock: Clock) -> ShardState:
+        state = change(*arguments, clock=clock)
         while waiting:
             waiting.pop()()
         return state
@@ -285,11 +287,12 @@ def _epochs_of_one_directory_not_compared(patch: pytest.MonkeyPatch) -> None:
     change_state = forebay.shard.ownership.change_state
 
     def changed(
-        store: MetadataStore, shard: Wanted, epoch: int, change: Callable[[ShardState], ShardState]
+        store: MetadataStore, shard: Wanted, epoch: int, change: Callable[[ShardState], ShardState], *, clock: Clock
     ) -> ShardState:
         stored = read_state(store, shard.key)
         is_ours = stored is not None and stored.state.holder_since <= epoch
-        return change_state(store, shard, stored.state.epoch if stored is not None and is_ours else epoch, change)
+        used = stored.state.epoch if stored is not None and is_ours else epoch
+        return change_state(store, shard, used, change, clock=clock)
 
     owned = ShardCatalog.owned
 

@@ -126,7 +126,7 @@ def owner(name: str, session: str, *, exports: bool = True, seals: bool = True, 
             shard = _opened(store, name, session, tries, tell)
             if shard is None:
                 return
-            reserve = reserve_in_state(store, Wanted(KEYS.state, TOPIC_ID), shard.epoch)
+            reserve = reserve_in_state(store, Wanted(KEYS.state, TOPIC_ID), shard.epoch, clock=ManualClock())
             reserve(shard.next + 3)
             shard.append(tell)
             if exports:
@@ -143,7 +143,9 @@ def owner(name: str, session: str, *, exports: bool = True, seals: bool = True, 
 def _opened(store: MetadataStore, name: str, session: str, tries: int, tell: Tell) -> Shard | None:
     for _ in range(tries):
         try:
-            [(before, epoch)] = acquire(store, [Wanted(KEYS.state, TOPIC_ID)], Owner(session, name))
+            [(before, epoch)] = acquire(
+                store, [Wanted(KEYS.state, TOPIC_ID)], Owner(session, name), clock=ManualClock()
+            )
         except Moved:
             continue
         catalog = ShardCatalog(store, KEYS, TOPIC_ID, clock=ManualClock())

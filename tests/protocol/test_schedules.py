@@ -247,7 +247,7 @@ class Play:
     def _at_the_end(self) -> list[Violation]:
         self.blobs.heal()
         self.world.inner.end_all_sessions()
-        withdraw_target(self.world.metadata, KEYS.state)
+        withdraw_target(self.world.metadata, KEYS.state, clock=ManualClock())
         last = self.world.node(self._next_holder())
         if last.append() is not Heard.ACKED:
             return [Violation("I33", "nobody can go on with the shard")]

@@ -61,7 +61,7 @@ def test_an_overtaken_owner_stops_for_ever_once_it_hears_of_it(attempt: str, led
     zombie.rotate()
     zombie.die()
     # The next owner has its epoch and has not come to the history yet.
-    acquire(world.inner, [Wanted(KEYS.state, TOPIC_ID)], node.owner_session.owner)
+    acquire(world.inner, [Wanted(KEYS.state, TOPIC_ID)], node.owner_session.owner, clock=ManualClock())
     attempts: dict[str, Callable[[], object]] = {
         "export": shard.history.catch_up,
         "seal": zombie.seal,

@@ -228,7 +228,7 @@ class Node(Member):
 
     def take_back(self) -> None:
         """A shard that was sealed here may be opened here."""
-        withdraw_target(self.metadata, KEYS.state)
+        withdraw_target(self.metadata, KEYS.state, clock=ManualClock())
         self.engine.take_back(self.world.ref)
 
     def delete(self) -> None:

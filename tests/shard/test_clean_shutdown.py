@@ -9,6 +9,7 @@ from forebay.format.metadata.descriptor import ShardState
 from forebay.format.metadata.value import encode_value
 from forebay.metadata import Entry, MemoryMetadata, Put
 from forebay.shard.seal import ClosedShard, end_reservations
+from forebay.testing.clock import ManualClock
 from forebay.testing.moves import RecordingMetadata
 from forebay.testing.schedules import PausingMetadata
 from tests.protocol.world import KEYS, Node, World
@@ -66,7 +67,7 @@ def test_whoever_is_overtaken_while_it_looks_changes_nothing() -> None:
     epoch = node.shard.epoch
     node.die()
 
-    end_reservations(_Overtaken(world), [ClosedShard(KEYS.state, epoch, 3)])
+    end_reservations(_Overtaken(world), [ClosedShard(KEYS.state, epoch, 3)], clock=ManualClock())
 
     state = world.state
     assert state is not None and (state.epoch, state.holder) == (epoch + 1, "b")
@@ -76,7 +77,7 @@ def test_whoever_is_overtaken_while_it_looks_changes_nothing() -> None:
 def test_a_shard_that_nobody_knows_any_more_is_passed_over() -> None:
     store = MemoryMetadata()
 
-    end_reservations(store, [ClosedShard(KEYS.state, 1, 3)])
+    end_reservations(store, [ClosedShard(KEYS.state, 1, 3)], clock=ManualClock())
 
     assert read_state(store, KEYS.state) is None
 
@@ -117,7 +118,7 @@ def test_a_state_that_changes_meanwhile_keeps_no_shard_from_ending_its_reservati
     ended = _closed(store, 40)
     store.changes = {f"/state/{number}": 1 for number in changed}
 
-    end_reservations(store, ended)
+    end_reservations(store, ended, clock=ManualClock())
 
     assert _reserved(store, ended) == [3] * 40
 
@@ -127,7 +128,7 @@ def test_a_state_that_never_stands_still_keeps_its_reservation_and_no_other(capl
     ended = _closed(store, 33)
     store.changes = {"/state/5": 1_000}
 
-    end_reservations(store, ended)
+    end_reservations(store, ended, clock=ManualClock())
 
     assert _reserved(store, ended) == [65_536 if number == 5 else 3 for number in range(33)]
     assert "/state/5" in caplog.text

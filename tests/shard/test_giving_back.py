@@ -11,6 +11,7 @@ from forebay.format.metadata.value import encode_value
 from forebay.metadata import Entry, MemoryMetadata, Put
 from forebay.shard import Owner, Wanted, acquire
 from forebay.shard.ownership import give_back
+from forebay.testing.clock import ManualClock
 from forebay.testing.moves import RecordingMetadata
 
 KEY: Final = "/forebay/storage/topics/shop/orders/0/state"
@@ -45,7 +46,7 @@ def _let_go_of() -> tuple[MemoryMetadata, ShardState | None, int]:
     """A store in which an owner's session ended right after it had acquired; what it found, and its epoch."""
     store = _recorded()
     session = store.session(10)
-    [(before, epoch)] = acquire(store, WANTED, Owner(session.id, "a"))
+    [(before, epoch)] = acquire(store, WANTED, Owner(session.id, "a"), clock=ManualClock())
     session.close()
     return store, before, epoch
 
@@ -58,7 +59,7 @@ def _state(store: MemoryMetadata) -> ShardState:
 
 def test_the_shard_is_nobodys_again_and_its_epoch_is_used() -> None:
     store = _recorded()
-    [(before, epoch)] = acquire(store, WANTED, Owner(store.session(10).id, "a"))
+    [(before, epoch)] = acquire(store, WANTED, Owner(store.session(10).id, "a"), clock=ManualClock())
 
     give_back(store, KEY, before, epoch)
 
@@ -70,7 +71,7 @@ def test_whoever_has_it_since_the_look_keeps_it() -> None:
     store, before, epoch = _let_go_of()
     other = Owner(store.session(10).id, "b")
 
-    give_back(_Overtaken(store, lambda: acquire(store, WANTED, other)), KEY, before, epoch)
+    give_back(_Overtaken(store, lambda: acquire(store, WANTED, other, clock=ManualClock())), KEY, before, epoch)
 
     state = _state(store)
     assert (state.epoch, state.owner, state.holder) == (5, other.session, "b")
@@ -79,7 +80,7 @@ def test_whoever_has_it_since_the_look_keeps_it() -> None:
 def test_whoever_had_it_before_the_look_keeps_it() -> None:
     store, before, epoch = _let_go_of()
     other = Owner(store.session(10).id, "b")
-    acquire(store, WANTED, other)
+    acquire(store, WANTED, other, clock=ManualClock())
 
     give_back(store, KEY, before, epoch)
 

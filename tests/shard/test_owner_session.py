@@ -12,6 +12,7 @@ from forebay.errors import Moved, Unavailable
 from forebay.metadata import MemoryMetadata, Session
 from forebay.shard import Owner, Wanted, acquire
 from forebay.shard.ownership import OwnerSession
+from forebay.testing.clock import ManualClock
 from forebay.testing.moves import RecordingMetadata
 from tests.support.waiting import until
 
@@ -65,29 +66,29 @@ class Pausing(RecordingMetadata):
 def test_what_was_owned_in_a_session_that_came_back_too_late_can_be_acquired_again() -> None:
     store = Pausing()
     owner_session = OwnerSession(store, 15, "here")
-    acquire(store, [SHARD], owner_session.owner)
+    acquire(store, [SHARD], owner_session.owner, clock=ManualClock())
 
     store.sessions[0].is_late = True
     again = owner_session.owner
     store.sessions[0].is_late = False
 
     assert not store.sessions[0].alive()
-    assert acquire(store, [SHARD], again)[0].epoch == 2
+    assert acquire(store, [SHARD], again, clock=ManualClock())[0].epoch == 2
 
 
 def test_a_session_that_could_not_be_ended_for_everybody_is_ended_later() -> None:
     store = Pausing()
     owner_session = OwnerSession(store, 15, "here")
-    acquire(store, [SHARD], owner_session.owner)
+    acquire(store, [SHARD], owner_session.owner, clock=ManualClock())
     first = store.sessions[0]
     first.is_late = first.is_cut_off = True
 
     with pytest.raises(Unavailable):
-        acquire(store, [SHARD], owner_session.owner)
+        acquire(store, [SHARD], owner_session.owner, clock=ManualClock())
     assert store.session_alive(first.id)
     first.is_cut_off = False
 
-    assert acquire(store, [SHARD], owner_session.owner)[0].epoch == 2
+    assert acquire(store, [SHARD], owner_session.owner, clock=ManualClock())[0].epoch == 2
     assert not store.session_alive(first.id)
     assert len(store.sessions) == 2
 
@@ -109,14 +110,14 @@ def test_while_the_store_is_away_nobody_waits_for_the_end_of_the_last_session_be
 
 def test_who_comes_back_too_early_is_told_to_wait_and_not_to_go_elsewhere() -> None:
     store = MemoryMetadata()
-    acquire(store, [SHARD], Owner(store.session(15).id, "here"))
+    acquire(store, [SHARD], Owner(store.session(15).id, "here"), clock=ManualClock())
 
     with pytest.raises(Unavailable, match="of this very directory.*try again then") as refused:
-        acquire(store, [SHARD], Owner(store.session(15).id, "here"))
+        acquire(store, [SHARD], Owner(store.session(15).id, "here"), clock=ManualClock())
     assert not isinstance(refused.value, Moved)
 
     with pytest.raises(Moved, match="in directory here: use it there"):
-        acquire(store, [SHARD], Owner(store.session(15).id, "there"))
+        acquire(store, [SHARD], Owner(store.session(15).id, "there"), clock=ManualClock())
 
 
 @pytest.mark.parametrize("is_away", [False, True])

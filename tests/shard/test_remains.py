@@ -46,19 +46,23 @@ def test_the_deletion_of_a_topic_leaves_one_created_anew_alone() -> None:
 def test_an_owner_can_change_nothing_once_the_deletion_is_recorded() -> None:
     store = MemoryMetadata()
     owner = Owner(store.session(10).id, "a")
-    [(_, epoch)] = acquire(store, [Wanted(KEYS.state, TOPIC_ID)], owner)
+    [(_, epoch)] = acquire(store, [Wanted(KEYS.state, TOPIC_ID)], owner, clock=ManualClock())
 
     state = mark_deleting(store, KEYS.state, TOPIC_ID, ManualClock())
 
     assert state is not None and (state.phase, state.owner) == (Phase.DELETING, None)
     with pytest.raises(Fenced):
         change_state(
-            store, Wanted(KEYS.state, TOPIC_ID), epoch, lambda state: msgspec.structs.replace(state, reserved_end=9)
+            store,
+            Wanted(KEYS.state, TOPIC_ID),
+            epoch,
+            lambda state: msgspec.structs.replace(state, reserved_end=9),
+            clock=ManualClock(),
         )
     with pytest.raises(Fenced):
         ShardCatalog(store, KEYS, TOPIC_ID, clock=ManualClock()).owned(epoch)
     with pytest.raises(UnknownTopic):
-        acquire(store, [Wanted(KEYS.state, TOPIC_ID)], owner)
+        acquire(store, [Wanted(KEYS.state, TOPIC_ID)], owner, clock=ManualClock())
     assert mark_deleting(store, KEYS.state, TOPIC_ID, ManualClock()) == state, "may be repeated"
 
 
@@ -68,9 +72,11 @@ def test_an_owner_of_a_deleted_topic_can_change_nothing_of_a_later_one_in_the_sa
     old, before = Wanted(KEYS.state, TOPIC_ID), store.range("")
 
     with pytest.raises(Fenced, match="the topic was deleted"):
-        reserve_in_state(store, old, 1)(1_000_000)
+        reserve_in_state(store, old, 1, clock=ManualClock())(1_000_000)
     with pytest.raises(Fenced):
-        change_state(store, old, 1, lambda state: msgspec.structs.replace(state, phase=Phase.SEALED))
+        change_state(
+            store, old, 1, lambda state: msgspec.structs.replace(state, phase=Phase.SEALED), clock=ManualClock()
+        )
 
     assert store.range("") == before
 

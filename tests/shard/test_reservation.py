@@ -11,6 +11,7 @@ from forebay.format.metadata.descriptor import Phase
 from forebay.metadata import MemoryMetadata
 from forebay.shard import Owner, Wanted, acquire
 from forebay.shard.ownership import change_state, record_reserved, reserve_in_state
+from forebay.testing.clock import ManualClock
 
 SHARD = Wanted("/forebay/storage/topics/shop/orders/0/state", "ab" * 16)
 
@@ -24,8 +25,8 @@ def _reserved(store: MemoryMetadata) -> int:
 def test_a_reservation_that_comes_after_the_seal_changes_nothing() -> None:
     """Else the next owner, should it stop before its first append, would leave a gap where nothing ever was."""
     store = MemoryMetadata()
-    epoch = acquire(store, [SHARD], Owner(store.session(15).id, "here"))[0].epoch
-    reserve = reserve_in_state(store, SHARD, epoch)
+    epoch = acquire(store, [SHARD], Owner(store.session(15).id, "here"), clock=ManualClock())[0].epoch
+    reserve = reserve_in_state(store, SHARD, epoch, clock=ManualClock())
     assert reserve(100) == 100
 
     change_state(
@@ -35,6 +36,7 @@ def test_a_reservation_that_comes_after_the_seal_changes_nothing() -> None:
         lambda state: msgspec.structs.replace(
             state, phase=Phase.SEALED, owner=None, next_offset=22, reserved_end=22, sealed_by="here"
         ),
+        clock=ManualClock(),
     )
 
     assert reserve(200) == 22
@@ -44,9 +46,14 @@ def test_a_reservation_that_comes_after_the_seal_changes_nothing() -> None:
 def test_an_older_owner_reserves_nothing_any_more() -> None:
     store = MemoryMetadata()
     first, second = store.session(15), store.session(15)
-    reserve = reserve_in_state(store, SHARD, acquire(store, [SHARD], Owner(first.id, "here"))[0].epoch)
+    reserve = reserve_in_state(
+        store,
+        SHARD,
+        acquire(store, [SHARD], Owner(first.id, "here"), clock=ManualClock())[0].epoch,
+        clock=ManualClock(),
+    )
     first.close()
-    acquire(store, [SHARD], Owner(second.id, "there"))
+    acquire(store, [SHARD], Owner(second.id, "there"), clock=ManualClock())
 
     with pytest.raises(Fenced):
         reserve(100)
@@ -56,8 +63,8 @@ def test_an_older_owner_reserves_nothing_any_more() -> None:
 def test_a_reservation_that_asks_for_less_takes_nothing_back() -> None:
     """Two may be under way at once, one for an append and one ahead of need: offsets up to the higher are given out."""
     store = MemoryMetadata()
-    epoch = acquire(store, [SHARD], Owner(store.session(15).id, "here"))[0].epoch
-    reserve = reserve_in_state(store, SHARD, epoch)
+    epoch = acquire(store, [SHARD], Owner(store.session(15).id, "here"), clock=ManualClock())[0].epoch
+    reserve = reserve_in_state(store, SHARD, epoch, clock=ManualClock())
 
     assert [reserve(100), reserve(60), reserve(101)] == [100, 100, 101]
     assert _reserved(store) == 101
@@ -69,7 +76,7 @@ def test_what_only_a_log_knows_of_offsets_is_nobodys_to_take_over_before_it_is_t
 
     def taken(holder: str, *, take_over: bool) -> tuple[int, int]:
         session = store.session(15)
-        before, epoch = acquire(store, [SHARD], Owner(session.id, holder), take_over=take_over)[0]
+        before, epoch = acquire(store, [SHARD], Owner(session.id, holder), take_over=take_over, clock=ManualClock())[0]
         session.close()
         return before.reserved_end if before is not None else 0, epoch
 
@@ -79,5 +86,5 @@ def test_what_only_a_log_knows_of_offsets_is_nobodys_to_take_over_before_it_is_t
         taken("there", take_over=True)
 
     _, epoch = taken("here", take_over=True)
-    record_reserved(store, SHARD, epoch, 30)
+    record_reserved(store, SHARD, epoch, 30, clock=ManualClock())
     assert taken("there", take_over=True)[0] == 30

@@ -56,7 +56,8 @@ def objects_kept(land: Land) -> frozenset[str]:
     with opened(location_of(land)) as found:
         spec = found.definitions.get(NAME)
         places = found.places
-        tabled = TableObjects(found.metadata, found.settings.metadata.prefix, NAME.namespace, NAME.topic, spec.topic_id)
+        prefix = found.settings.metadata.prefix
+        tabled = TableObjects(found.metadata, prefix, NAME.namespace, NAME.topic, spec.topic_id, clock=found.clock)
         return tabled.objects(places.store if found.settings.is_shared and places.store is not None else places.loads)
 
 

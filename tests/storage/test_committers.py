@@ -10,7 +10,7 @@ import pytest
 
 import forebay.shard.segment
 from forebay import Settings, Storage, Topic
-from forebay.clock import SystemClock
+from forebay.clock import Clock, SystemClock
 from forebay.metadata import MetadataStore
 from forebay.shard.ownership import Wanted, reserve_in_state
 from forebay.storage.background import commit
@@ -67,8 +67,8 @@ class House:
     def _wrap_reservations(self, monkeypatch: pytest.MonkeyPatch) -> None:
         real = reserve_in_state
 
-        def gated(store: MetadataStore, shard: Wanted, epoch: int) -> Callable[[int], int]:
-            reserve = real(store, shard, epoch)
+        def gated(store: MetadataStore, shard: Wanted, epoch: int, *, clock: Clock) -> Callable[[int], int]:
+            reserve = real(store, shard, epoch, clock=clock)
 
             def slowly(end: int) -> int:
                 if any(name in shard.key for name in self.hanging):

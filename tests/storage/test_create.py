@@ -257,7 +257,7 @@ def test_a_topic_deleted_while_it_is_created_is_not_waited_for(house: House) -> 
 def test_shards_of_an_earlier_topic_of_that_name_are_waited_for(house: House) -> None:
     """Another process deletes it right now, and began after this one had looked."""
     owner = Owner(house.metadata.session(30).id, "elsewhere")
-    acquire(house.metadata, [Wanted(STATE, "f" * 32)], owner)
+    acquire(house.metadata, [Wanted(STATE, "f" * 32)], owner, clock=ManualClock())
     with pytest.raises(Unavailable, match=r"after 3 s.*orders\[0\] is still recorded as a shard of an earlier topic"):
         house.log.create_topic("shop/orders")
     assert house.keys == [STATE]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from forebay.clock import Clock, SystemClock
+from forebay.clock import Clock
 from forebay.errors import Indeterminate, Unavailable
 from forebay.metadata import Absent, Compare, Exists, MetadataStore, Operation, RevisionIs, SessionEnded, ValueIs
 
@@ -45,7 +45,7 @@ def transact(
     change: Callable[[Found], Write[Result] | Done[Result]],
     *,
     what: str,
-    clock: Clock | None = None,
+    clock: Clock,
 ) -> Result:
     """Make the change that `change` works out from what `read` finds; its result, once it holds.
 
@@ -55,7 +55,6 @@ def transact(
     `Indeterminate` if the store has not said what became of the last attempt, also where it cannot be asked any more.
     `what` names the change in both.
     """
-    clock = clock if clock is not None else SystemClock()
     refused: Sequence[Compare] | None = ()
     for attempt in range(ATTEMPTS + 1):
         # Before the look, never between look and write: what changes while this waits would refuse the write.

@@ -163,7 +163,9 @@ class ObjectCleanup:
 
     def _tabled(self, ref: ShardRef) -> Collection[str]:
         spec, shared = ref.spec, self._places.store if self._settings.is_shared else None
-        tabled = TableObjects(self._metadata, self._prefix, spec.namespace, spec.topic, spec.topic_id)
+        tabled = TableObjects(
+            self._metadata, self._prefix, spec.namespace, spec.topic, spec.topic_id, clock=self._clock
+        )
         return tabled.objects(shared or self._places.loads)
 
     def _over(self, ref: ShardRef, load_ids: Collection[str]) -> set[str]:

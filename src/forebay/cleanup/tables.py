@@ -15,6 +15,7 @@ import msgspec
 
 from forebay.blobs import BlobMissing, BlobStore
 from forebay.catalog.transact import Done, Write, transact
+from forebay.clock import Clock
 from forebay.errors import Unavailable
 from forebay.format.metadata.keys import tables_key
 from forebay.format.metadata.value import Unknown, decode_value, encode_value
@@ -42,10 +43,13 @@ class ListedObjects(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 class TableObjects:
     """The objects of one topic that tables name. Stateless: every call asks the metadata store."""
 
-    def __init__(self, metadata: MetadataStore, prefix: str, namespace: str, topic: str, topic_id: str) -> None:
+    def __init__(
+        self, metadata: MetadataStore, prefix: str, namespace: str, topic: str, topic_id: str, *, clock: Clock
+    ) -> None:
         self._metadata = metadata
         self._key = tables_key(namespace, topic, prefix=prefix)
         self._topic_id = topic_id
+        self._clock = clock
 
     def objects(self, store: BlobStore) -> frozenset[str]:
         """The keys of all of them; `store` is where the list lies if it is long."""
@@ -85,7 +89,7 @@ class TableObjects:
             put = Put(self._key, encode_value(value, unknown=unknown))
             return Write([RevisionIs(self._key, revision), *held], [put], None)
 
-        transact(self._metadata, self._stored, change, what=f"{self._key} is not written")
+        transact(self._metadata, self._stored, change, what=f"{self._key} is not written", clock=self._clock)
         for unneeded in lists_before - {value.objects_at}:
             if unneeded is not None:
                 store.delete(unneeded)

@@ -419,9 +419,15 @@ class MemoryOwner:
     """This process as an owner: acquires shards, and again in a new session where the last one has ended."""
 
     def __init__(
-        self, metadata: MetadataStore, settings: Settings, owner_session: OwnerSession, may_own: MayOwn
+        self,
+        metadata: MetadataStore,
+        settings: Settings,
+        owner_session: OwnerSession,
+        may_own: MayOwn,
+        clock: Clock,
     ) -> None:
         self._may_own = may_own
+        self._clock = clock
         self._metadata = metadata
         self._settings = settings
         self._owner_session = owner_session
@@ -460,8 +466,9 @@ class MemoryOwner:
     def _acquired(self, ref: ShardRef, check: Callable[[Owner], Check]) -> tuple[OwnedEpoch, ShardState | None]:
         session, shard = self._owner_session.session, wanted(ref, self._settings)
         owner = Owner(session.id, self._owner_session.holder)
-        before, epoch = acquire(self._metadata, [shard], owner, check=check(owner))[0]
-        return OwnedEpoch(epoch, reserve_in_state(self._metadata, shard, epoch), session.alive), before
+        before, epoch = acquire(self._metadata, [shard], owner, clock=self._clock, check=check(owner))[0]
+        reserve = reserve_in_state(self._metadata, shard, epoch, clock=self._clock)
+        return OwnedEpoch(epoch, reserve, session.alive), before
 
 
 class MemoryEngine(ShardedEngine[MemoryShard]):
@@ -482,7 +489,7 @@ class MemoryEngine(ShardedEngine[MemoryShard]):
         self._clock = clock
         self._metadata = metadata
         self._owner_session = owner_session
-        self._owner = MemoryOwner(metadata, settings, owner_session, may_own)
+        self._owner = MemoryOwner(metadata, settings, owner_session, may_own, clock)
 
     def may_own(self, ref: ShardRef) -> bool:
         """See `ShardedEngine`; `Moved` if another directory has the shard: its records are in memory there."""

@@ -221,7 +221,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
             if shard.wal.writer.touched and shard.wal.failure is None
         ]
         try:
-            end_reservations(self._metadata, ended)
+            end_reservations(self._metadata, ended, clock=self._clock)
         except ForebayError as error:
             logger.warning("what was reserved stays so, and is skipped if another directory goes on: %s", error)
 
@@ -264,7 +264,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
         """From now on producers that are not known count as new ones, though damage may have taken their appends."""
         ref = shard.ref
         if shard.wal.writer.window.is_partial:
-            record_unknown(self._metadata, wanted(ref, self._settings), shard.epoch, 0)
+            record_unknown(self._metadata, wanted(ref, self._settings), shard.epoch, 0, clock=self._clock)
             shard.wal.writer.window.is_partial = False
             logger.warning(
                 "%s: producers that are not known here are taken for new ones: a repeat is stored again", ref
@@ -343,6 +343,7 @@ class SegmentEngine(ShardedEngine[SegmentShard]):
             self._metadata,
             list(shards),
             owner,
+            clock=self._clock,
             take_over=is_shared,
             check=lambda shard, state: refuse(shards[shard], state),
             without_log=frozenset(missing),

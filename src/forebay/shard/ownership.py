@@ -18,6 +18,7 @@ import msgspec
 
 from forebay.catalog import StoredState, read_state
 from forebay.catalog.transact import Done, Write, transact
+from forebay.clock import Clock
 from forebay.errors import Conflict, Fenced, Indeterminate, Moved, Unavailable, UnknownTopic
 from forebay.format.metadata.descriptor import Phase, ShardState
 from forebay.format.metadata.keys import deleted_key, late_key, shard_of_state, state_key
@@ -49,7 +50,7 @@ class Owner(NamedTuple):
 
 
 def change_state(
-    store: MetadataStore, shard: Wanted, epoch: int, change: Callable[[ShardState], ShardState]
+    store: MetadataStore, shard: Wanted, epoch: int, change: Callable[[ShardState], ShardState], *, clock: Clock
 ) -> ShardState:
     """Change the state of a shard as its owner in `epoch`; the state on return, which may have been so before.
 
@@ -70,7 +71,7 @@ def change_state(
         return Write([RevisionIs(key, stored.revision)], [put], state)
 
     what = f"{shard.name}: its state is not written"
-    return transact(store, lambda: read_state(store, key), changed, what=what)
+    return transact(store, lambda: read_state(store, key), changed, what=what, clock=clock)
 
 
 class Wanted(NamedTuple):
@@ -113,6 +114,7 @@ def acquire(
     wanted: Sequence[Wanted],
     owner: Owner,
     *,
+    clock: Clock,
     take_over: bool = True,
     check: Check = lambda shard, state: None,
     without_log: Collection[Wanted] = (),
@@ -136,7 +138,7 @@ def acquire(
     acquired: list[Acquired] = []
     for first in range(0, len(wanted), BATCH_SHARDS):
         batch = wanted[first : first + BATCH_SHARDS]
-        acquired += _acquire_batch(store, batch, owner, check, change, take_over=take_over, known=known)
+        acquired += _acquire_batch(store, batch, owner, check, change, take_over=take_over, known=known, clock=clock)
     return acquired
 
 
@@ -166,6 +168,7 @@ def _acquire_batch(
     *,
     take_over: bool,
     known: Mapping[str, StoredState] | None,
+    clock: Clock,
 ) -> list[Acquired]:
     seen: list[StoredState | None] = []
 
@@ -199,7 +202,7 @@ def _acquire_batch(
         acquired = [Acquired(s.state, s.state.epoch + 1) if s is not None else Acquired(None, 1) for s in found]
         return Write(compares, puts, acquired)
 
-    return transact(store, read, taking, what=f"{wanted[0].name} is not acquired")
+    return transact(store, read, taking, what=f"{wanted[0].name} is not acquired", clock=clock)
 
 
 def _checked(store: MetadataStore, shard: Wanted, stored: StoredState | None, owner: Owner) -> StoredState | None:
@@ -374,7 +377,7 @@ class OwnerSession:
         return Owner(self.session.id, self.holder)
 
 
-def reserve_in_state(store: MetadataStore, shard: Wanted, epoch: int) -> Callable[[int], int]:
+def reserve_in_state(store: MetadataStore, shard: Wanted, epoch: int, *, clock: Clock) -> Callable[[int], int]:
     """A function that makes a reservation up to an offset durable and returns the offset that is reserved then.
 
     It raises `Fenced` once a newer epoch owns the shard, and whatever the store raises when it is out of reach.
@@ -387,24 +390,24 @@ def reserve_in_state(store: MetadataStore, shard: Wanted, epoch: int) -> Callabl
                 return state
             return msgspec.structs.replace(state, reserved_end=max(end, state.reserved_end))
 
-        return change_state(store, shard, epoch, raised).reserved_end
+        return change_state(store, shard, epoch, raised, clock=clock).reserved_end
 
     return reserve
 
 
-def record_reserved(store: MetadataStore, shard: Wanted, epoch: int, end: int) -> None:
+def record_reserved(store: MetadataStore, shard: Wanted, epoch: int, end: int, *, clock: Clock) -> None:
     """The log was the only one to know how far its offsets went; on return the state says so, for all below `end`."""
 
     def recorded(state: ShardState) -> ShardState:
         return msgspec.structs.replace(state, reserved_end=max(end, state.reserved_end), reserved_in_log=False)
 
-    change_state(store, shard, epoch, recorded)
+    change_state(store, shard, epoch, recorded, clock=clock)
 
 
-def record_unknown(store: MetadataStore, shard: Wanted, epoch: int, below: int) -> None:
+def record_unknown(store: MetadataStore, shard: Wanted, epoch: int, below: int, *, clock: Clock) -> None:
     """Appends of producers below this offset may be unknown; 0 if none are. On return the state says so."""
 
     def recorded(state: ShardState) -> ShardState:
         return msgspec.structs.replace(state, unknown_below=below or msgspec.UNSET)
 
-    change_state(store, shard, epoch, recorded)
+    change_state(store, shard, epoch, recorded, clock=clock)

@@ -46,7 +46,8 @@ def begin_seal(shard: SegmentShard, around: ShardContext, target: str | None) ->
     def sealing(state: ShardState) -> ShardState:
         return msgspec.structs.replace(state, phase=Phase.SEALING, target=target)
 
-    change_state(around.metadata, wanted(shard.ref, around.settings), shard.epoch, sealing)
+    sealed = wanted(shard.ref, around.settings)
+    change_state(around.metadata, sealed, shard.epoch, sealing, clock=around.places.clock)
     shard.wal.hold(
         Moved(f"{shard.ref} is being sealed{destination}: try again there, or here if it is not", shard=shard.ref)
     )
@@ -80,10 +81,10 @@ def finish_seal(
         )
 
     # Commit point: the shard has no owner, and all of it is history.
-    return change_state(around.metadata, wanted(shard.ref, around.settings), shard.epoch, sealed)
+    return change_state(around.metadata, wanted(shard.ref, around.settings), shard.epoch, sealed, clock=clock)
 
 
-def withdraw_target(metadata: MetadataStore, key: str) -> None:
+def withdraw_target(metadata: MetadataStore, key: str, *, clock: Clock) -> None:
     """Let any directory open a sealed shard that was promised to one and is not taken there yet."""
 
     def freed(stored: StoredState | None) -> Write[None] | Done[None]:
@@ -93,7 +94,7 @@ def withdraw_target(metadata: MetadataStore, key: str) -> None:
         return Write([RevisionIs(key, stored.revision)], [put], None)
 
     what = f"{shard_of_state(key)} is still promised to a directory"
-    transact(metadata, lambda: read_state(metadata, key), freed, what=what)
+    transact(metadata, lambda: read_state(metadata, key), freed, what=what, clock=clock)
 
 
 def bring_into_history(shard: SegmentShard, on_file: OnFile | None = None, *, accept_damage: bool = False) -> int:
@@ -227,7 +228,7 @@ class ClosedShard(NamedTuple):
     next_offset: int
 
 
-def end_reservations(store: MetadataStore, ended: Sequence[ClosedShard]) -> None:
+def end_reservations(store: MetadataStore, ended: Sequence[ClosedShard], *, clock: Clock) -> None:
     """Say that nothing was given out beyond the ends: then a gap is no larger than what was not exported."""
     for first in range(0, len(ended), BATCH_SHARDS):
         shards = ended[first : first + BATCH_SHARDS]
@@ -238,13 +239,19 @@ def end_reservations(store: MetadataStore, ended: Sequence[ClosedShard]) -> None
         if puts and not store.transaction(compares, puts).succeeded:
             # One state has changed meanwhile: that must not keep the others from theirs.
             for shard in shards:
-                _end_alone(store, shard)
+                _end_alone(store, shard, clock)
 
 
-def _end_alone(store: MetadataStore, shard: ClosedShard) -> None:
+def _end_alone(store: MetadataStore, shard: ClosedShard, clock: Clock) -> None:
     what = f"what {shard.key} has reserved beyond offset {shard.next_offset} stays so"
     try:
-        transact(store, lambda: read_state(store, shard.key), lambda stored: _released(shard, stored), what=what)
+        transact(
+            store,
+            lambda: read_state(store, shard.key),
+            lambda stored: _released(shard, stored),
+            what=what,
+            clock=clock,
+        )
     except (Unavailable, Indeterminate) as error:
         logger.warning("%s; it is skipped if another directory goes on", error)
 

@@ -409,18 +409,18 @@ def _of_surroundings(
     if around is None:
         return {}
     catalog, shard = around.catalog(ref), wanted(ref, around.settings)
-    shared = around.settings.is_shared
+    shared, clock = around.settings.is_shared, around.places.clock
     if shared and before is not None and before.reserved_in_log:
-        record_reserved(around.metadata, shard, epoch, decision.next_offset)
+        record_reserved(around.metadata, shard, epoch, decision.next_offset, clock=clock)
     unknown_below = before.producers_unknown_below if before is not None else 0
     if facts.is_empty or decision.set_aside:
         known = known_in_history(catalog, around.places, around.settings.wal, unknown_below)
     else:
         known = known_in_log(facts, unknown_below)
     if known.unknown_below != unknown_below:
-        record_unknown(around.metadata, shard, epoch, known.unknown_below)
+        record_unknown(around.metadata, shard, epoch, known.unknown_below, clock=clock)
     return {
-        "reserve": reserve_in_state(around.metadata, shard, epoch) if shared else None,
+        "reserve": reserve_in_state(around.metadata, shard, epoch, clock=clock) if shared else None,
         "window": known.window,
         "still_owner": around.still_owner,
         "bounds": around.bounds,

@@ -84,7 +84,8 @@ def _leased(found: Opened, spec: TopicSpec, catalog: Catalog) -> tuple[_Change, 
     ):
         warnings.simplefilter("ignore")
         table = find_table(catalog, identifier(spec.name)) or _made(catalog, spec)
-        tabled = TableObjects(found.metadata, found.settings.metadata.prefix, spec.namespace, spec.topic, spec.topic_id)
+        prefix = found.settings.metadata.prefix
+        tabled = TableObjects(found.metadata, prefix, spec.namespace, spec.topic, spec.topic_id, clock=found.clock)
         change = change_of(found, spec, table)
         if change.is_needed:
             _name(found, spec, table, tabled, change, lease)

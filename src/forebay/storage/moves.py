@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from forebay.catalog import read_state
+from forebay.clock import Clock
 from forebay.engines.segment import SegmentEngine
 from forebay.errors import Moved, Unavailable, Unsupported
 from forebay.format.metadata.descriptor import Phase, ShardState
@@ -30,6 +31,7 @@ class Moves:
         shards: Shards,
         settings: Settings,
         *,
+        clock: Clock,
         holder: str,
         forget: Callable[[ShardRef], None],
         on_moved: Callable[[], None],
@@ -42,6 +44,7 @@ class Moves:
         self._metadata = metadata
         self._shards = shards
         self._settings = settings
+        self._clock = clock
         self._holder = holder
         self._forget = forget
         self._on_moved = on_moved
@@ -75,7 +78,7 @@ class Moves:
     def take_back(self, spec: TopicSpec) -> None:
         """Every partition may be opened here again; see `Storage.unseal_topic`."""
         for ref in refs_of(spec):
-            withdraw_target(self._metadata, wanted(ref, self._settings).key)
+            withdraw_target(self._metadata, wanted(ref, self._settings).key, clock=self._clock)
             self._engine.take_back(ref)
 
     def export(self, topic: Topic, on_file: OnFile | None, *, accept_damage: bool = False) -> None:

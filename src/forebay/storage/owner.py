@@ -256,6 +256,7 @@ class OwnerBackend:
             self.metadata,
             self.shards,
             self.opened.settings,
+            clock=self.opened.clock,
             holder=self.opened.directory.id,
             forget=self.forget,
             on_moved=self.cleanup.look_for_moved,

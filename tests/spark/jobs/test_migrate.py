@@ -389,6 +389,7 @@ def test_what_cannot_be_migrated_is_refused_by_name(tmp_path: Path, here: None) 
     with opened(location, read_only=False) as found:
         (spec,) = found.topics([])
         store = found.stores.of(f"local:{found.holder}")
-        TableObjects(found.metadata, "/forebay", "shop", "orders", spec.topic_id).put(["a/b.parquet"], store)
+        tabled = TableObjects(found.metadata, "/forebay", "shop", "orders", spec.topic_id, clock=found.clock)
+        tabled.put(["a/b.parquet"], store)
     with pytest.raises(Unsupported, match="has an open table"):
         migrate.run(None, location, to)  # type: ignore[arg-type]

@@ -159,6 +159,7 @@ class RocksEngine(ShardedEngine[RocksShard]):
             self._metadata,
             [shard],
             owner,
+            clock=self._clock,
             take_over=False,
             check=lambda _, state: refuse_contradiction(facts, state, str(ref)),
         )[0]

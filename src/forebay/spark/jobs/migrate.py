@@ -316,7 +316,9 @@ class Migration:
 
     def _refuse_tabled(self, spec: TopicSpec) -> None:
         prefix = self._found.settings.metadata.prefix
-        tabled = TableObjects(self._found.metadata, prefix, spec.namespace, spec.topic, spec.topic_id)
+        tabled = TableObjects(
+            self._found.metadata, prefix, spec.namespace, spec.topic, spec.topic_id, clock=self._found.clock
+        )
         if tabled.is_some():
             raise Unsupported(
                 f"{spec.name} has an open table whose snapshots name objects of the old store: drop the table, migrate "
