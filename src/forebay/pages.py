@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Generic, NamedTuple, TypeVar
 
 from forebay.format.frame.batch import Batch
-from forebay.records import Gap, Reason
+from forebay.records import Gap, Reason, RecordPage
 
 T = TypeVar("T")
 
@@ -46,6 +46,19 @@ class Reach(NamedTuple):
     earliest: int
     evict_floor: int
     head: int
+
+
+def record_page(page: Page, reach: Reach, partition: int, records_max: int) -> RecordPage:
+    """The page as a caller gets it, no more than `records_max` of it."""
+    left = records_max
+    for batch in page.batches:
+        if batch.count >= left:
+            page = page.clipped(batch.base + left)
+            break
+        left -= batch.count
+    records = [record for batch in page.batches for record in batch.records(partition)]
+    gaps = [gap for gap in page.events if gap.reason is not Reason.DELETED]
+    return RecordPage(records, gaps, page.next, max(reach.head, page.next), reach.earliest, reach.evict_floor)
 
 
 def tombstone(offset: int, floor: int, reason: Reason) -> list[Gap]:

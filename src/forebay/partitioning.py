@@ -120,6 +120,16 @@ def partition_of_key(key: Key, partitions: int) -> int:
     return (murmur2(key) & _POSITIVE) % partitions
 
 
+def partitions_of_key(key: Key, partitions: int, earlier: Sequence[int]) -> list[int]:
+    """Where the records of a key are that went by its hash: today's partition first, then those of generations before.
+
+    `earlier` are the numbers of partitions that the topic had, oldest first. Every generation only added partitions,
+    so what a key has in an older place was appended earlier.
+    """
+    counts = (partitions, *reversed(earlier))
+    return list(dict.fromkeys(partition_of_key(key, count) for count in counts))
+
+
 def partitions_of_keys(values: Key, offsets: npt.NDArray[np.integer], partitions: int) -> Partitions:
     """`partition_of_key` of each `values[offsets[i]:offsets[i + 1]]`, a binary column in Arrow's layout."""
     return (murmur2_column(values, offsets) & _POSITIVE).astype(np.int64) % partitions

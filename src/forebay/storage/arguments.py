@@ -15,7 +15,7 @@ from forebay.appends.producer_window import NONE_BEFORE
 from forebay.appends.queue import Producing
 from forebay.errors import Invalid
 from forebay.format.columns.rows import ROWS_SMALL, Timestamps
-from forebay.records import OFFSET_MAX, Headers, HeadersLike, Position
+from forebay.records import OFFSET_MAX, Headers, HeadersLike, Position, check_offset
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -182,6 +182,29 @@ def checked_position(start: object) -> Position:
     elif not isinstance(start.value, int) or isinstance(start.value, bool) or not 0 <= start.value <= OFFSET_MAX:
         raise Invalid(f"offset is {start.value!r:.80}; allowed: 0 to {OFFSET_MAX}")
     return start
+
+
+def checked_lookup_key(key: object) -> bytes:
+    """A key that records are looked up by: every record with one has bytes."""
+    found = checked_bytes("key", key)
+    if found is None:
+        raise Invalid("key is None: records without a key cannot be looked up by it")
+    return found
+
+
+def checked_lookup_tag(tag: object) -> str:
+    """A tag that records are looked up by."""
+    found = checked_tag(tag)
+    if found is None:
+        raise Invalid("tag is None: records without a tag cannot be looked up by it")
+    return found
+
+
+def check_page(offset: int, records_max: int, bytes_max: int) -> None:
+    """Where a page begins and how large it may be."""
+    check_offset(offset)
+    if records_max < 1 or bytes_max < 1:
+        raise Invalid(f"records_max is {records_max} and bytes_max is {bytes_max}: both are at least 1")
 
 
 def checked_limit(limit: object) -> int | None:

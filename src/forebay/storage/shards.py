@@ -15,10 +15,12 @@ from forebay.catalog import state_entries
 from forebay.disk.forks import FORKS, ForkGuard
 from forebay.engines import MemoryEngine, OwnedShard, ReadShard, UnownedShards
 from forebay.engines.directory import Engines
-from forebay.errors import ForebayError, Moved, Unavailable, UnknownTopic
+from forebay.errors import Closed, ForebayError, Moved, Unavailable, UnknownTopic
 from forebay.metadata import MetadataStore
+from forebay.partitioning import check_partition
 from forebay.shard import ShardRef
 from forebay.shard.ownership import MayOwn
+from forebay.storage.arguments import checked_partition
 from forebay.storage.definitions import Definitions
 from forebay.storage.lifetime import Lifetime
 from forebay.storage.recovery import Progress, Recovered, Recovery
@@ -26,7 +28,8 @@ from forebay.topics import TopicSpec
 
 logger = logging.getLogger(__name__)
 
-S = TypeVar("S")
+S = TypeVar("S", bound=ReadShard)
+T = TypeVar("T")
 S_co = TypeVar("S_co", covariant=True)
 
 
@@ -108,6 +111,33 @@ class TopicShards:
         """The shard of a partition, if this process owns it and has it open. Takes no lock."""
         self._guard.check("this log")
         return self._owned.find(self._topic_id, partition)
+
+    def ask(self, partition: int, call: Callable[[ReadShard], T]) -> T:
+        """What the shard of a partition answers to a caller who only looks; `Invalid` if there is no such partition."""
+        return _answer(self.read, self.partition(partition), call)
+
+    def ask_owned(self, partition: int, call: Callable[[OwnedShard], T]) -> T:
+        """As `ask`, of the shard that this process owns, or acquires for it."""
+        return _answer(self.own, self.partition(partition), call)
+
+    def partition(self, number: int) -> int:
+        """The number, if the topic has that partition; else `Invalid`."""
+        check_partition(checked_partition(number), self.spec.partitions)
+        return number
+
+
+def _answer(find: Callable[[int], S], partition: int, call: Callable[[S], T]) -> T:
+    shard = find(partition)
+    try:
+        return call(shard)
+    except Closed:
+        # Moved, deleted, lost, or owned here since: asking for it again says why, or gives the one to use now.
+        found = find(partition)
+        if found is shard:
+            raise
+        return call(found)
+    except OSError as error:
+        raise Unavailable(f"{shard.ref} cannot be searched: {error}; try again") from error
 
 
 class OwnerShards:

@@ -361,7 +361,6 @@ class Storage:
     def _handle(self, spec: TopicSpec) -> Topic:
         backend = self._backend
         topic = Topic(
-            spec,
             self.settings.wal,
             clock=self._clock,
             shards=backend.shards.of_topic(spec),

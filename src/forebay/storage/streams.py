@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, repeat
 from types import TracebackType
-from typing import Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 from forebay.clock import Clock
 from forebay.disk.forks import ForkGuard
@@ -21,6 +21,9 @@ from forebay.format.frame.batch import Batch
 from forebay.pages import Page
 from forebay.reading import Cursor, in_order
 from forebay.records import Gap, Record
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 STOP_CHECK_SECONDS = 0.1
 REST = 4
@@ -31,6 +34,16 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 Shown: TypeAlias = Callable[[Batch, int], Sequence[T]]
 """What a caller gets for a batch of a partition: its records, or one Arrow batch."""
+
+
+def as_records(batch: Batch, partition: int) -> Sequence[Record]:
+    """A batch as its records."""
+    return batch.records(partition)
+
+
+def as_arrow(batch: Batch, partition: int) -> Sequence[pa.RecordBatch]:
+    """A batch as one Arrow batch."""
+    return (batch.to_arrow(partition),)
 
 
 class PageSource(Protocol[T_co]):

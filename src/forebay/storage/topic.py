@@ -5,17 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from forebay.clock import Clock
 from forebay.engines import OwnedShard, ReadShard
-from forebay.engines.readonly import FollowedShard
 from forebay.engines.seam import PAGE_BYTES, PAGE_RECORDS
 from forebay.engines.unowned import UnownedShard
-from forebay.errors import Closed, Indeterminate, Invalid, Unavailable
-from forebay.format.frame.batch import Batch
-from forebay.pages import Page, Reach
-from forebay.partitioning import Partitioner, partition_of_key
+from forebay.errors import Indeterminate, Invalid, Unavailable
+from forebay.pages import Page, record_page
+from forebay.partitioning import Partitioner, partitions_of_key
 from forebay.reading import Cursor, report_gap
 from forebay.records import (
     EARLIEST,
@@ -24,7 +22,6 @@ from forebay.records import (
     Offsets,
     OnGap,
     Position,
-    Reason,
     Record,
     RecordPage,
     Start,
@@ -36,37 +33,36 @@ from forebay.shard.deletes import DeleteBefore, DeleteKey, DeleteTag, Deletion, 
 from forebay.storage.acks import Ack, BatchAck
 from forebay.storage.append import Appender
 from forebay.storage.arguments import (
-    StoredOffset,
-    checked_bytes,
+    check_page,
     checked_limit,
+    checked_lookup_key,
+    checked_lookup_tag,
     checked_partition,
-    checked_position,
     checked_producing,
     checked_seconds,
     checked_stop,
-    checked_tag,
     checked_timestamp,
 )
 from forebay.storage.cursors import Cursors, Reader
+from forebay.storage.positions import Positions
 from forebay.storage.shards import TopicShards
 from forebay.storage.status import TopicStatus, partition_statuses
-from forebay.storage.streams import Added, Bounded, Following, LookupPages, LookupSpan, Stream, Waiting, wake
+from forebay.storage.streams import (
+    Added,
+    Bounded,
+    Following,
+    LookupPages,
+    LookupSpan,
+    Stream,
+    Waiting,
+    as_arrow,
+    as_records,
+    wake,
+)
 from forebay.topics import TopicSpec
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-S = TypeVar("S", bound=ReadShard)
-T = TypeVar("T")
-
-
-def partitions_of(spec: TopicSpec, key: bytes) -> list[int]:
-    """Where the records of a key are that went by its hash: today's partition first, then those of generations before.
-
-    Every generation only added partitions, so what a key has in an older place was appended earlier.
-    """
-    counts = (spec.partitions, *reversed(spec.earlier))
-    return list(dict.fromkeys(partition_of_key(key, count) for count in counts))
 
 
 class Topic:
@@ -74,7 +70,6 @@ class Topic:
 
     def __init__(
         self,
-        spec: TopicSpec,
         settings: WalSettings,
         *,
         clock: Clock,
@@ -84,15 +79,20 @@ class Topic:
         turns: Iterator[int],
     ) -> None:
         """`turns` is what all handles of the topic count records without a key by."""
-        self.spec = spec
         self._clock = clock
         self._shards = shards
+        self._positions = Positions(shards)
         self._cursors = cursors
-        self._partitioner = Partitioner(spec.partitions, turns)
+        self._partitioner = Partitioner(shards.spec.partitions, turns)
         self.appender = Appender(
             self.name, settings, clock, self._partitioner, own=shards.own, find=shards.find, commit_soon=commit_soon
         )
         """For callers who wait in their own way."""
+
+    @property
+    def spec(self) -> TopicSpec:
+        """The definition that this handle goes by."""
+        return self._shards.spec
 
     @property
     def name(self) -> str:
@@ -106,7 +106,7 @@ class Topic:
 
     def adopt(self, spec: TopicSpec) -> None:
         """Go by this definition of the same topic from now on."""
-        self.spec = self._shards.spec = spec
+        self._shards.spec = spec
         self._partitioner.partitions = spec.partitions
 
     def __repr__(self) -> str:
@@ -280,7 +280,7 @@ class Topic:
         A lost or damaged range raises `DataLoss` at its place, unless `on_gap(partition, gap)` takes it; the
         stream may be asked again and goes on behind it.
         """
-        return Stream(Bounded(self._parts(start, stop, partition, on_gap), _records))
+        return Stream(Bounded(self._parts(start, stop, partition, on_gap), as_records))
 
     def page(
         self, partition: int, offset: int, *, records_max: int = PAGE_RECORDS, bytes_max: int = PAGE_BYTES
@@ -290,14 +290,12 @@ class Topic:
         For callers who keep offsets themselves and ask again at `next`: it holds nothing open and never waits for
         appends. Gaps are in the answer and raise nothing. An offset behind the end is `Invalid`.
         """
-        place = self._place(partition)
-        _check_page(offset, records_max, bytes_max)
-        page, reach = self._tried(
-            self._shards.read, place, lambda shard: (shard.read(offset, bytes_max), shard.reach())
-        )
+        place = self._shards.partition(partition)
+        check_page(offset, records_max, bytes_max)
+        page, reach = self._shards.ask(place, lambda shard: (shard.read(offset, bytes_max), shard.reach()))
         if offset > reach.head:
-            self._check_start(offset, place)
-        return _record_page(page, reach, place, records_max)
+            self._positions.check_start(offset, place)
+        return record_page(page, reach, place, records_max)
 
     def read_cached(
         self, partition: int, offset: int, *, records_max: int = PAGE_RECORDS, bytes_max: int = PAGE_BYTES
@@ -306,13 +304,13 @@ class Topic:
 
         For event loops: it opens no shard, touches neither disk nor metadata, and waits for no thread that does.
         """
-        place = self._place(partition)
-        _check_page(offset, records_max, bytes_max)
+        place = self._shards.partition(partition)
+        check_page(offset, records_max, bytes_max)
         shard = self._shards.find(place)
         page = shard.read_cached(offset, bytes_max) if shard is not None else None
         if shard is None or page is None or offset > (reach := shard.reach()).head:
             return None
-        return _record_page(page, reach, place, records_max)
+        return record_page(page, reach, place, records_max)
 
     def read_arrow(
         self,
@@ -323,7 +321,7 @@ class Topic:
         on_gap: OnGap | None = None,
     ) -> Stream[pa.RecordBatch]:
         """As `read`, as record batches, without a Python object per record."""
-        return Stream(Bounded(self._parts(start, stop, partition, on_gap), _arrow))
+        return Stream(Bounded(self._parts(start, stop, partition, on_gap), as_arrow))
 
     def follow(
         self,
@@ -363,21 +361,19 @@ class Topic:
 
         `start_of_added` says where to begin in a partition that is added: at `EARLIEST`, if nothing else is said.
         """
-        cursors = [self._cursor(number, start, on_gap) for number in self._chosen(start, partition)]
+        cursors = [self._cursor(number, start, on_gap) for number in self._positions.chosen(start, partition)]
         if partition is not None or (isinstance(start, Mapping) and start_of_added is None):
-            return Following(cursors, _records)
+            return Following(cursors, as_records)
         first = start_of_added or (lambda number: EARLIEST)
 
         def begin(number: int) -> Cursor[ReadShard]:
             return self._cursor(number, {number: first(number)}, on_gap)
 
-        return Following(cursors, _records, Added(lambda: self.spec.partitions, begin))
+        return Following(cursors, as_records, Added(lambda: self.spec.partitions, begin))
 
     def shard_page(self, partition: int, offset: int, bytes_max: int) -> tuple[ReadShard, object, Page]:
         """A page for readers that share it: the shard that gave it, and what had ended there before (`ended`)."""
-        return self._tried(
-            self._shards.read, partition, lambda shard: (shard, shard.ended(), shard.read(offset, bytes_max))
-        )
+        return self._shards.ask(partition, lambda shard: (shard, shard.ended(), shard.read(offset, bytes_max)))
 
     def on_published(self, waker: Callable[[], None], *, open_only: bool = False) -> Callable[[], None]:
         """Call `waker`, which must be quick, after each publication in the topic, until the result is called.
@@ -395,7 +391,7 @@ class Topic:
         see "What you must know about losing a machine" in the README. `Moved` if another process owns one,
         `Unsupported` on a log that is opened read-only.
         """
-        for number in self._places(partition):
+        for number in self._positions.partitions(partition):
             self._shards.own(number)
 
     def offsets(self, partition: int = 0) -> Offsets:
@@ -404,24 +400,28 @@ class Topic:
         Where another directory holds the partition they are those of its history: `next` and `durable` are
         `exported`, for what lies above is known to the holder alone. Asking takes nothing over.
         """
-        return self._asked(partition, lambda shard: shard.offsets())
+        return self._shards.ask(partition, lambda shard: shard.offsets())
 
     def offset_at_time(self, timestamp: int, partition: int = 0) -> int | None:
         """The offset of the first record at or after the time (ms); `None` if there is none."""
         at = checked_timestamp(timestamp)
-        return self._asked(partition, lambda shard: shard.offset_at_time(at))
+        return self._shards.ask(partition, lambda shard: shard.offset_at_time(at))
 
     def last_sequence(self, producer: int, partition: int = 0) -> int | None:
         """The newest acknowledged sequence of an idempotent producer; `None` if it is not known here."""
-        return self._asked(partition, lambda shard: shard.last_sequence(producer))
+        return self._shards.ask(partition, lambda shard: shard.last_sequence(producer))
 
     def recovery(self, partition: int = 0) -> RecoveryDecision:
         """How the partition was recovered when it was opened; where it is not owned here, where its history ends."""
-        return self._asked(partition, lambda shard: shard.decision)
+        return self._shards.ask(partition, lambda shard: shard.decision)
 
     def epoch(self, partition: int = 0) -> int:
         """Counts the owners of the partition; 0 where this process does not own it."""
-        return self._asked(partition, lambda shard: shard.epoch)
+        return self._shards.ask(partition, lambda shard: shard.epoch)
+
+    def resolve(self, position: Position | int, partition: int = 0) -> int:
+        """The offset that a position means in this partition now."""
+        return self._positions.resolve(position, partition)
 
     def reader(self, name: str) -> Reader:
         """A reader of this name, whose place in the topic survives restarts and moves."""
@@ -429,14 +429,16 @@ class Topic:
 
     def failure(self, partition: int = 0) -> str | None:
         """Why the partition refuses appends, if it does."""
-        return self._asked(partition, lambda shard: shard.failure)
+        return self._shards.ask(partition, lambda shard: shard.failure)
 
     def export_failure(self, partition: int = 0) -> str | None:
         """Why no more of the partition becomes history, with the next step; `None` while nothing keeps it from that.
 
         Only the owner of a topic on engine `segment` has an answer.
         """
-        return self._asked(partition, lambda shard: shard.export_failure if isinstance(shard, SegmentShard) else None)
+        return self._shards.ask(
+            partition, lambda shard: shard.export_failure if isinstance(shard, SegmentShard) else None
+        )
 
     def status(self) -> TopicStatus:
         """How the partitions fare that this process owns and has open. Opens nothing and asks no other machine."""
@@ -454,13 +456,13 @@ class Topic:
             if isinstance(shard, UnownedShard):
                 shard.refuse_if_lost()
             else:
-                self._tried(self._shards.own, number, lambda shard: shard.flush())
+                self._shards.ask_owned(number, lambda shard: shard.flush())
 
     def rotate(self) -> None:
         """Begin a new log file in each partition that has records in its present one."""
         for number in range(self.spec.partitions):
             if not isinstance(self._shards.read(number), UnownedShard):
-                self._tried(self._shards.own, number, lambda shard: shard.rotate())
+                self._shards.ask_owned(number, lambda shard: shard.rotate())
 
     # Looking up and deleting
 
@@ -485,16 +487,18 @@ class Topic:
         A damaged range that may hold a record of the key, for the newest one above what is found, raises `DataLoss`
         at its place, unless `on_gap(partition, gap)` takes it; the next step goes on behind it.
         """
-        wanted = _checked_key(key)
-        chosen = self._chosen(start, partition)
+        wanted = checked_lookup_key(key)
+        chosen = self._positions.chosen(start, partition)
         places = (
-            [place for place in partitions_of(self.spec, wanted) if place in chosen] if partition is None else chosen
+            [place for place in partitions_of_key(wanted, self.spec.partitions, self.spec.earlier) if place in chosen]
+            if partition is None
+            else chosen
         )
         return Stream(
             LookupPages(
                 self._spans(reversed(places) if history else places, start),
-                lambda place, start: self._tried(
-                    self._shards.read, place, lambda shard: shard.read_by_key(wanted, start, history=history)
+                lambda place, start: self._shards.ask(
+                    place, lambda shard: shard.read_by_key(wanted, start, history=history)
                 ),
                 partial(report_gap, str(self.spec.name), on_gap),
                 limit=checked_limit(limit),
@@ -515,13 +519,11 @@ class Topic:
 
         For `start`, `limit`, damaged ranges and `on_gap` see `read_by_key`.
         """
-        wanted = _checked_tag(tag)
+        wanted = checked_lookup_tag(tag)
         return Stream(
             LookupPages(
-                self._spans(self._chosen(start, partition), start),
-                lambda place, start: self._tried(
-                    self._shards.read, place, lambda shard: shard.read_by_tag(wanted, start)
-                ),
+                self._spans(self._positions.chosen(start, partition), start),
+                lambda place, start: self._shards.ask(place, lambda shard: shard.read_by_tag(wanted, start)),
                 partial(report_gap, str(self.spec.name), on_gap),
                 limit=checked_limit(limit),
             )
@@ -532,7 +534,9 @@ class Topic:
         whole = not isinstance(start, Mapping) and start == EARLIEST
         return [
             LookupSpan(
-                place, 0 if whole else self._first(place, start), self._tried(self._shards.read, place, _published)
+                place,
+                0 if whole else self._positions.first(place, start),
+                self._shards.ask(place, lambda shard: shard.published()),
             )
             for place in places
         ]
@@ -543,11 +547,11 @@ class Topic:
         On return it holds by the durability class of the topic. If it fails, some may be deleted: repeat it. It is
         refused with `DataLoss` where a damaged range may hold such a record.
         """
-        return self._delete(self._places(partition), DeleteKey(_checked_key(key)))
+        return self._delete(self._positions.partitions(partition), DeleteKey(checked_lookup_key(key)))
 
     def delete_by_tag(self, tag: str, *, partition: int | None = None) -> int:
         """Delete every record with exactly this tag, as `delete_by_key`."""
-        return self._delete(self._places(partition), DeleteTag(_checked_tag(tag)))
+        return self._delete(self._positions.partitions(partition), DeleteTag(checked_lookup_tag(tag)))
 
     def delete_by_offset(self, start: int, stop: int, partition: int | None = None) -> int:
         """Delete the records of `[start, stop)` in a partition; how many there were."""
@@ -555,69 +559,25 @@ class Topic:
         check_offset(stop)
         if stop < start:
             raise Invalid(f"the range [{start}, {stop}) ends before it begins")
-        return self._delete([self._only(partition)], RangeDelete(start, stop))
+        return self._delete([self._positions.only(partition)], RangeDelete(start, stop))
 
     def delete_before(self, offset: int, partition: int | None = None) -> int:
         """Delete everything below `offset` in a partition, which then begins there; how many records there were."""
         check_offset(offset)
-        return self._delete([self._only(partition)], DeleteBefore(offset))
+        return self._delete([self._positions.only(partition)], DeleteBefore(offset))
 
     def _delete(self, places: Sequence[int], what: Deletion) -> int:
         # Asked of all before the first deletes: one that cannot must not leave the others half done.
         for place in places:
             self._shards.own(place)
         try:
-            return sum(self._tried(self._shards.own, place, lambda shard: shard.delete(what)) for place in places)
+            return sum(self._shards.ask_owned(place, lambda shard: shard.delete(what)) for place in places)
         except Unavailable as error:
             if isinstance(error.__cause__, OSError):
                 raise Indeterminate(f"{error}: what was deleted stays so; repeat it") from error
             raise
 
     # How
-
-    def _tried(self, find: Callable[[int], S], partition: int, call: Callable[[S], T]) -> T:
-        shard = find(partition)
-        try:
-            return call(shard)
-        except Closed:
-            # Moved, deleted, lost, or owned here since: asking for it again says why, or gives the one to use now.
-            found = find(partition)
-            if found is shard:
-                raise
-            return call(found)
-        except OSError as error:
-            raise Unavailable(f"{shard.ref} cannot be searched: {error}; try again") from error
-
-    def _place(self, partition: int) -> int:
-        return self._partitioner.choose(None, partition=checked_partition(partition))
-
-    def _places(self, partition: int | None) -> Sequence[int]:
-        return range(self.spec.partitions) if partition is None else [self._place(partition)]
-
-    def _only(self, partition: int | None) -> int:
-        if partition is None and self.spec.partitions > 1:
-            raise Invalid(
-                f"{self.spec.name} has {self.spec.partitions} partitions and an offset is a place in one of them: "
-                "name the partition"
-            )
-        return self._place(partition or 0)
-
-    def _asked(self, partition: int, call: Callable[[ReadShard], T]) -> T:
-        """What a shard answers to a caller who only looks."""
-        return self._tried(self._shards.read, self._place(partition), call)
-
-    def _chosen(self, start: Start, partition: int | None, stop: int | None = None) -> Sequence[int]:
-        if partition is not None:
-            number = self._partitioner.choose(None, partition=checked_partition(partition))
-            return range(number, number + 1)
-        if isinstance(start, Mapping):
-            return sorted(self._partitioner.choose(None, partition=checked_partition(number)) for number in start)
-        if self.spec.partitions > 1 and (checked_position(start).kind == "offset" or stop is not None):
-            raise Invalid(
-                f"{self.name} has {self.spec.partitions} partitions and an offset is a place in one of them: "
-                "name the partition, or give {partition: offset} for each"
-            )
-        return range(self.spec.partitions)
 
     def _parts(
         self, start: Start, stop: int | None, partition: int | None, on_gap: OnGap | None
@@ -626,7 +586,7 @@ class Topic:
         if stop is not None:
             check_offset(stop)
         parts = []
-        for number in self._chosen(start, partition, stop):
+        for number in self._positions.chosen(start, partition, stop):
             cursor = self._cursor(number, start, on_gap)
             end = self.offsets(number).next
             parts.append((cursor, end if stop is None else min(end, stop)))
@@ -634,84 +594,6 @@ class Topic:
 
     def _cursor(self, partition: int, start: Start, on_gap: OnGap | None) -> Cursor[ReadShard]:
         name = f"{self.name}[{partition}]"
-        first = self._first(partition, start)
+        first = self._positions.first(partition, start)
         find = self._shards.read
         return Cursor(find(partition), first, name=name, partition=partition, on_gap=on_gap, find=find)
-
-    def _first(self, partition: int, start: Start) -> int:
-        """The offset in the partition that a caller means by `start`; `Invalid` if it lies behind the end."""
-        place = start.get(partition, EARLIEST) if isinstance(start, Mapping) else start
-        first = self.resolve(place, partition)
-        if not isinstance(place, StoredOffset) and checked_position(place).kind == "offset":
-            self._check_start(first, partition)
-        return first
-
-    def _check_start(self, offset: int, partition: int) -> None:
-        """`Invalid` for an offset that a caller has named and that lies behind the end of the partition."""
-        end = self._asked(partition, _end_at_most)
-        if offset > end:
-            raise Invalid(
-                f"{self.name}[{partition}] ends at offset {end}, and start is {offset}: start at most there, "
-                "or at LATEST"
-            )
-
-    def resolve(self, position: Position | int, partition: int = 0) -> int:
-        """The offset that a position means in this partition now."""
-        position = checked_position(position)
-        if position == EARLIEST:
-            return self.offsets(partition).earliest
-        if position == LATEST:
-            return self._asked(partition, lambda shard: shard.published())
-        if position.kind == "time":
-            found = self.offset_at_time(position.value, partition)
-            return found if found is not None else self._asked(partition, lambda shard: shard.published())
-        return position.value
-
-
-def _end_at_most(shard: ReadShard) -> int:
-    return shard.end_at_most() if isinstance(shard, FollowedShard) else shard.offsets().next
-
-
-def _check_page(offset: int, records_max: int, bytes_max: int) -> None:
-    check_offset(offset)
-    if records_max < 1 or bytes_max < 1:
-        raise Invalid(f"records_max is {records_max} and bytes_max is {bytes_max}: both are at least 1")
-
-
-def _record_page(page: Page, reach: Reach, partition: int, records_max: int) -> RecordPage:
-    """The page for a caller, no more than `records_max` of it."""
-    left = records_max
-    for batch in page.batches:
-        if batch.count >= left:
-            page = page.clipped(batch.base + left)
-            break
-        left -= batch.count
-    records = [record for batch in page.batches for record in batch.records(partition)]
-    gaps = [gap for gap in page.events if gap.reason is not Reason.DELETED]
-    return RecordPage(records, gaps, page.next, max(reach.head, page.next), reach.earliest, reach.evict_floor)
-
-
-def _records(batch: Batch, partition: int) -> Sequence[Record]:
-    return batch.records(partition)
-
-
-def _arrow(batch: Batch, partition: int) -> Sequence[pa.RecordBatch]:
-    return (batch.to_arrow(partition),)
-
-
-def _published(shard: ReadShard) -> int:
-    return shard.published()
-
-
-def _checked_key(key: object) -> bytes:
-    found = checked_bytes("key", key)
-    if found is None:
-        raise Invalid("key is None: records without a key cannot be looked up by it")
-    return found
-
-
-def _checked_tag(tag: object) -> str:
-    found = checked_tag(tag)
-    if found is None:
-        raise Invalid("tag is None: records without a tag cannot be looked up by it")
-    return found
