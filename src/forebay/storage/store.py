@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import PurePath
 from types import TracebackType
 from typing import NamedTuple, Self, Unpack
 
-from forebay.appends.callbacks import in_callback
-from forebay.appends.waiting import INSIDE, is_inside
 from forebay.clock import Clock, SystemClock
 from forebay.disk import Disk, SystemDisk
 from forebay.engines import OwnedShard
-from forebay.errors import Closed, ForebayError, Invalid, Unavailable, UnknownTopic, Unsupported
+from forebay.errors import Closed, ForebayError, Invalid, UnknownTopic, Unsupported
 from forebay.format.metadata.descriptor import ShardState
 from forebay.lifecycle import close_with_process, closed
 from forebay.loads.service import Loads
-from forebay.locks import Rank, RankedRLock
 from forebay.settings import Settings
-from forebay.shard import SegmentShard, refs_of
+from forebay.shard import refs_of
 from forebay.shard.ownership import MayOwn, anywhere
 from forebay.shard.seal import OnFile
 from forebay.storage.backend import Backend, WritableBackend
-from forebay.storage.background.commit import Committers
 from forebay.storage.copying import Copied, OnRecords, copy_records
 from forebay.storage.cursors import Group
 from forebay.storage.in_memory import IN_MEMORY, InMemoryBackend
-from forebay.storage.lifetime import Lifetime
+from forebay.storage.lifetime import Closing, Lifetime
 from forebay.storage.owner import OwnerBackend
 from forebay.storage.read_only import ReadOnlyBackend
 from forebay.storage.recovery import Progress, Recovered
@@ -56,7 +51,7 @@ class Storage:
         self._backend = backend
         self._clock = clock
         self._lifetime = lifetime
-        self._closing = _Closing()
+        self._closing = Closing()
 
     @classmethod
     def open(
@@ -380,36 +375,6 @@ class Storage:
 def _retain(backend: WritableBackend, shard: OwnedShard) -> Retained:
     ended = backend.limits.apply(shard)
     return Retained(ended.evicted, ended.compacted, backend.retain(shard))
-
-
-class _Closing:
-    """One thread closes at a time, and never one that is in the middle of an append."""
-
-    def __init__(self) -> None:
-        self._lock = RankedRLock(Rank.LOG, "storage.closing")
-
-    def run(self, close: Callable[[], None], shards: Iterable[OwnedShard], committers: Committers) -> None:
-        """Close, after any other thread that closes.
-
-        In a callback only if no other thread closes: it may be waiting for the callback to return. `Unavailable`
-        inside an append or a closing of this thread, which a signal handler has interrupted.
-        """
-        logs = [shard.wal for shard in shards if isinstance(shard, SegmentShard)]
-        in_append = any(is_inside(lock)() for log in logs for lock in (log.committing, log.queue.lock))
-        if in_append or committers.is_inside():
-            raise Unavailable(INSIDE)
-        closes_here = is_inside(self._lock)()
-        if in_callback():
-            if not closes_here and self._lock.acquire(blocking=False):
-                try:
-                    close()
-                finally:
-                    self._lock.release()
-            return
-        if closes_here:
-            raise Unavailable(INSIDE)
-        with self._lock:
-            close()
 
 
 def _disk_of(settings: Settings, disk: Disk | None, undo: ExitStack) -> tuple[Disk, SystemDisk | None]:
