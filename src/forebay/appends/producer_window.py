@@ -86,7 +86,10 @@ def _continues(newest: WindowEntry, entry: WindowEntry) -> bool:
 class ProducerWindow:
     """(producer, sequence) → original offset for the most recent producers of a shard.
 
-    Two parts of `producers_max` producers each: ids below `CLIENT_IDS`, and those from there on.
+    Two parts of `producers_max` producers each: ids below `CLIENT_IDS`, and those from there on. Each producer has at
+    most `appends_max` runs. Appends that follow one another in sequence and offset share a run; one behind left-out
+    sequences, or behind records of others, begins a new one. So a producer costs about 2 KB at the least, and 160 bytes
+    for each of its remembered appends at the most.
     """
 
     def __init__(self, producers_max: int, appends_max: int) -> None:
