@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
 
 import forebay
+from forebay.cli import terminal
+from forebay.format.metadata.keys import topic_key
+from forebay.format.metadata.value import encode_value
+from forebay.metadata import MetadataStore, Put
+from forebay.storage import Storage
+from forebay.testing.inside import inside
+from forebay.topics import TopicSpec
 from tests.cli.rig import Shell, filled, one_line, snapshot
 
 
@@ -22,6 +34,44 @@ def test_a_topic_is_created_listed_shown_and_deleted(tmp_path: Path) -> None:
     ]
     assert [shard["partition"] for shard in shown["shards"]] == [0, 1, 2]
     assert shell.ok("topic", "list").out == ""
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_the_first_of_many_topics_are_shown_before_the_last_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    shell = Shell(tmp_path / "log")
+    with forebay.open(str(shell.directory)) as log:
+        spec = log.create_topic("shop/orders", durability="fsync").spec
+        _define(inside(log).metadata, [replace(spec, topic=f"t{number:04}") for number in range(3000)])
+    shown, at_look = 0, []
+    write, topics = terminal.write, Storage.topics
+
+    def counted(content: bytes) -> None:
+        nonlocal shown
+        shown += content.count(b"\n")
+        write(content)
+
+    def looked(log: Storage, *arguments: Any, **options: Any) -> list[TopicSpec]:
+        at_look.append(shown)
+        return topics(log, *arguments, **options)
+
+    monkeypatch.setattr(terminal, "write", counted)
+    monkeypatch.setattr(Storage, "topics", looked)
+
+    lines = shell.ok("topic", "list", *options).out.splitlines()
+
+    heads = 0 if options else 1
+    assert at_look == [0, 1000 + heads, 2000 + heads, 3000 + heads, 3001 + heads]
+    assert len(lines) == 3001 + heads
+    assert len({line.index("fsync") for line in lines[heads:] if not options}) <= 1
+
+
+def _define(metadata: MetadataStore, specs: Sequence[TopicSpec]) -> None:
+    """Put definitions as they are: quicker than to create the topics."""
+    puts = [Put(topic_key(spec.namespace, spec.topic), encode_value(spec)) for spec in specs]
+    for first in range(0, len(puts), 100):
+        metadata.transaction([], puts[first : first + 100])
 
 
 def test_show_gives_offsets_files_and_the_recovery_to_come(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Protocol
 
 from forebay.errors import Unavailable
 
@@ -50,12 +50,26 @@ def as_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
 
 
-def say_table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+class PagedTable:
+    """A table that is shown part by part, as its rows come. The first rows decide how wide the columns are."""
+
+    def __init__(self, *heads: str) -> None:
+        self._heads = heads
+        self._widths: list[int] = []
+
+    def say(self, rows: Sequence[Sequence[object]]) -> None:
+        """Show more rows, the first ones below the heads."""
+        lines = [list(map(str, row)) for row in rows]
+        if not self._widths:
+            lines = [list(self._heads), *lines]
+            self._widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        for line in lines:
+            say("  ".join(cell.ljust(width) for cell, width in zip(line, self._widths, strict=True)).rstrip())
+
+
+def say_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Rows in columns as wide as they need to be."""
-    cells = [list(map(str, row)) for row in rows]
-    widths = [max(len(line[column]) for line in [list(heads), *cells]) for column in range(len(heads))]
-    for line in [list(heads), *cells]:
-        say("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    PagedTable(*heads).say(rows)
 
 
 def readable_bytes(count: float) -> str:

@@ -21,7 +21,7 @@ from forebay.cli.limits import (
     parse_limits,
 )
 from forebay.cli.showing import spec_item
-from forebay.cli.terminal import meter, readable_time, say, say_json, say_table
+from forebay.cli.terminal import PagedTable, flush, meter, readable_time, say, say_json
 from forebay.errors import Conflict
 
 if TYPE_CHECKING:
@@ -104,24 +104,29 @@ def create(
 @command(app, "list", examples=["forebay topic list", "forebay topic list --json | jq -r .name"])
 def list_topics(run: Invocation, *, as_json: AsJson = False) -> None:
     """List all topics, also while another process has the directory open."""
+    table = PagedTable("topic", "partitions", "durability", "engine", "compression", "created")
     with run.reader() as log:
-        rows = []
-        for spec in _pages(log):
+        for page in _pages(log):
             if as_json:
-                say_json(spec_item(spec))
+                for spec in page:
+                    say_json(spec_item(spec))
             else:
-                created = readable_time(spec.created_at)
-                rows.append((spec.name, spec.partitions, spec.durability, spec.engine, spec.compression, created))
-    if rows:
-        say_table(("topic", "partitions", "durability", "engine", "compression", "created"), rows)
+                table.say([_cells(spec) for spec in page])
+            # Before the next page is read: with many topics that takes a while.
+            flush()
 
 
-def _pages(log: Storage) -> Iterator[TopicSpec]:
-    """All topics, read page by page."""
+def _pages(log: Storage) -> Iterator[list[TopicSpec]]:
+    """All topics by name, read page by page."""
     page = log.topics(limit=PAGE_TOPICS)
     while page:
-        yield from page
+        yield page
         page = log.topics(after=page[-1].name, limit=PAGE_TOPICS)
+
+
+def _cells(spec: TopicSpec) -> tuple[object, ...]:
+    created = readable_time(spec.created_at)
+    return spec.name, spec.partitions, spec.durability, spec.engine, spec.compression, created
 
 
 @command(app, "delete", examples=["forebay topic delete shop/orders --yes"])
